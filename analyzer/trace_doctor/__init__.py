@@ -1,0 +1,71 @@
+"""trace-doctor: what makes a PyTorch training job slow or memory-hungry, what it costs, and the patch.
+
+    import trace_doctor
+    result = trace_doctor.analyze("logs")      # a Result: findings, ledgers, what-if
+    run = trace_doctor.load("trace.json.gz")   # a Run: the trace as columns
+
+Everything is imported on first use, so that `import trace_doctor` stays cheap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "analyze": "trace_doctor.api",
+    "load": "trace_doctor.api",
+    "Result": "trace_doctor.model",
+    "Finding": "trace_doctor.model",
+    "Fix": "trace_doctor.model",
+    "Location": "trace_doctor.model",
+    "Saving": "trace_doctor.model",
+    "Span": "trace_doctor.model",
+    "Table": "trace_doctor.model",
+    "Column": "trace_doctor.model",
+    "Target": "trace_doctor.model",
+    "Run": "trace_doctor.run",
+    "Cat": "trace_doctor.run",
+    "Snapshot": "trace_doctor.snapshot",
+    "Rule": "trace_doctor.rule",
+    "Claim": "trace_doctor.rule",
+    "Context": "trace_doctor.rule",
+    "threshold": "trace_doctor.rule",
+    "NotCaptured": "trace_doctor.errors",
+    "Valid": "trace_doctor.testing",
+    "Invalid": "trace_doctor.testing",
+}
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trace_doctor' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+if TYPE_CHECKING:
+    from trace_doctor.api import analyze as analyze
+    from trace_doctor.api import load as load
+    from trace_doctor.errors import NotCaptured as NotCaptured
+    from trace_doctor.model import Column as Column
+    from trace_doctor.model import Finding as Finding
+    from trace_doctor.model import Fix as Fix
+    from trace_doctor.model import Location as Location
+    from trace_doctor.model import Result as Result
+    from trace_doctor.model import Saving as Saving
+    from trace_doctor.model import Span as Span
+    from trace_doctor.model import Table as Table
+    from trace_doctor.model import Target as Target
+    from trace_doctor.rule import Claim as Claim
+    from trace_doctor.rule import Context as Context
+    from trace_doctor.rule import Rule as Rule
+    from trace_doctor.rule import threshold as threshold
+    from trace_doctor.run import Cat as Cat
+    from trace_doctor.run import Run as Run
+    from trace_doctor.snapshot import Snapshot as Snapshot
+    from trace_doctor.testing import Invalid as Invalid
+    from trace_doctor.testing import Valid as Valid

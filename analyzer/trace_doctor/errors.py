@@ -1,0 +1,36 @@
+"""The errors trace-doctor raises on purpose. Each message is one line that a user can act on."""
+
+from __future__ import annotations
+
+
+class TraceDoctorError(Exception):
+    """Base of every deliberate error; the command line prints its message and exits with 2."""
+
+
+class UsageError(TraceDoctorError):
+    """The command line or the configuration asks for something that cannot be done."""
+
+
+class NoCaptures(TraceDoctorError):
+    """Nothing readable was found below the paths given."""
+
+
+class NotACapture(TraceDoctorError):
+    """The file is no PyTorch trace or snapshot. The message names what it is when that is known."""
+
+
+class DamagedCapture(TraceDoctorError):
+    """The file is one of ours, but nothing could be read from it."""
+
+
+class NotCaptured(Exception):
+    """Evidence that was not recorded. A rule that needs it ends `skipped`, never `passed`.
+
+    `reason` says what is missing ("no CUDA kernel in the window"), `capture` how to record it
+    ("activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]").
+    """
+
+    def __init__(self, reason: str, capture: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.capture = capture

@@ -1,0 +1,89 @@
+"""How evidence is made: on demand, once per capture, shared by all rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.run import Capture, Run
+from trace_doctor.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user may tell the analysis about a capture. Defaults are those of the command line."""
+
+    source: Path | None = None
+    """folder (or file) of the training script"""
+    steps: tuple[int, int] | None = None
+    """analyse only these steps: [first, last)"""
+    device: int | None = None
+    loader_frames: tuple[str, ...] = ()
+    """substrings of Python frames that load data though they are no DataLoader"""
+    loader_annotations: tuple[str, ...] = ()
+    device_bytes: int | None = None
+    """memory of the device, where no file says it"""
+    torch_version: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Evidence:
+    """Base of derived facts. A subclass is a frozen dataclass with a `build`."""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        """Derives this evidence. Raises NotCaptured when the capture cannot hold it."""
+        raise NotImplementedError
+
+
+E = TypeVar("E", bound=Evidence)
+
+
+class Facts:
+    """All evidence of one capture, built when first asked for. A refusal is remembered as well."""
+
+    def __init__(self, capture: Capture, options: Options | None = None) -> None:
+        self.capture = capture
+        self.options = options or Options()
+        self._made: dict[type[Evidence], Evidence | NotCaptured] = {}
+
+    @property
+    def run(self) -> Run:
+        """The trace. Raises NotCaptured without one."""
+        if self.capture.run is None:
+            raise NotCaptured("no profiler trace of this rank", "record a trace with torch.profiler")
+        return self.capture.run
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The allocator snapshot. Raises NotCaptured without one."""
+        if self.capture.snapshot is None:
+            raise NotCaptured(
+                "no memory snapshot of this rank",
+                'torch.cuda.memory._record_memory_history(stacks="all"), a few steps, '
+                'then torch.cuda.memory._dump_snapshot("snapshot.pickle")',
+            )
+        return self.capture.snapshot
+
+    def __getitem__(self, kind: type[E]) -> E:
+        made = self._made.get(kind)
+        if made is None:
+            try:
+                made = kind.build(self)
+            except NotCaptured as missing:
+                made = missing
+            self._made[kind] = made
+        if isinstance(made, NotCaptured):
+            raise NotCaptured(made.reason, made.capture)
+        assert isinstance(made, kind)
+        return made
+
+    def get(self, kind: type[E]) -> E | None:
+        """The evidence, or None where it was not captured."""
+        try:
+            return self[kind]
+        except NotCaptured:
+            return None

@@ -1,0 +1,136 @@
+"""What a rule is. Class variables are its identity, dataclass fields its thresholds, the docstring its page."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts, Options
+from trace_doctor.evidence.replay import Removal
+from trace_doctor.model import Confidence, Fix, Location, Saving, Severity, Span, Table
+
+HEADINGS = (
+    "What it does",
+    "Why is this bad",
+    "Evidence",
+    "How the saving is estimated",
+    "Fix",
+    "Fix safety",
+    "When to ignore",
+    "References",
+)
+
+E = TypeVar("E", bound=Evidence)
+
+
+def threshold(default: Any, description: str, *, unit: str = "", source: str = "") -> Any:
+    """A configurable number of a rule: a dataclass field that says what it means and where it comes from."""
+    return field(default=default, metadata={"description": description, "unit": unit, "source": source})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What a rule says of one fault. The engine makes a `Finding` of it: id, severity, fingerprint and order are
+    not the rule's to choose."""
+
+    message: str
+    """one sentence with the numbers"""
+    confidence: Confidence
+    saving: Saving | None = None
+    severity: Severity | None = None
+    """only for rules without a saving, or to cap: never raises what the saving gives"""
+    location: Location = Location()
+    evidence: Sequence[Table] = ()
+    spans: Sequence[Span] = ()
+    fixes: Sequence[Fix] = ()
+    removal: Removal | None = None
+    """what the fixes take out of the run, for the combined replay; None where no replay applies"""
+    owned: Sequence[tuple[int, int]] = ()
+    """(start, end) ns of the time this claim owns, to tell whether another rule speaks of the same moments"""
+    key: str = ""
+    """what tells this claim from others of the same rule, without times and line numbers (call site, op, frame)"""
+
+
+class Context:
+    """What a rule may see: the evidence it declared in `needs` and `wants`, nothing else."""
+
+    def __init__(self, facts: Facts, rule: Rule) -> None:
+        self._facts = facts
+        self._allowed = {*rule.needs, *rule.wants}
+        self._rule = rule
+
+    def __getitem__(self, kind: type[E]) -> E:
+        self._declared(kind)
+        return self._facts[kind]
+
+    def get(self, kind: type[E]) -> E | None:
+        """The evidence, or None where it was not captured."""
+        self._declared(kind)
+        return self._facts.get(kind)
+
+    def missing(self, kind: type[Evidence]) -> NotCaptured | None:
+        """Why this evidence is not there, or None when it is."""
+        self._declared(kind)
+        try:
+            self._facts[kind]
+        except NotCaptured as reason:
+            return reason
+        return None
+
+    def _declared(self, kind: type[Evidence]) -> None:
+        if kind not in self._allowed:
+            raise TypeError(f"{self._rule.code} reads {kind.__name__} without declaring it in needs or wants")
+
+    @property
+    def options(self) -> Options:
+        return self._facts.options
+
+    @property
+    def rank(self) -> int:
+        return self._facts.capture.rank
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Base of all rules. See docs/writing-rules.md for the one page a rule author needs."""
+
+    code: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    needs: ClassVar[tuple[type[Evidence], ...]] = ()
+    wants: ClassVar[tuple[type[Evidence], ...]] = ()
+    yields_to: ClassVar[tuple[str, ...]] = ()
+    preview: ClassVar[bool] = False
+    VALID: ClassVar[list[Any]] = []
+    INVALID: ClassVar[list[Any]] = []
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        """Yields one claim per fault. Raises NotCaptured to abstain; yields nothing when the run is sound."""
+        raise NotImplementedError
+
+    def thresholds(self) -> dict[str, Any]:
+        """The thresholds in force, by name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def threshold_fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+        return dataclasses.fields(cls)
+
+    @classmethod
+    def sections(cls) -> dict[str, str]:
+        """The docstring by heading. The text before the first heading is under ''."""
+        found: dict[str, list[str]] = {"": []}
+        current = ""
+        for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
+            heading = re.fullmatch(r"#{0,3}\s*(.+?)\s*:?", line)
+            if heading and heading.group(1).rstrip("?") in HEADINGS:
+                current = heading.group(1).rstrip("?")
+                found[current] = []
+            else:
+                found[current].append(line)
+        return {k: "\n".join(v).strip() for k, v in found.items()}

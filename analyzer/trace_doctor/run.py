@@ -1,0 +1,211 @@
+"""`Run`: one trace as columns. Timestamps and durations are int64 nanoseconds; names are small integers.
+
+Every event with a duration is one row, ordered by (start, longer first, place in the file). Host events have
+`device == -1`; `stream` is -1 where there is none. Rare arguments are not kept: `Run.args` decodes them again from
+the event's byte offset.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trace_doctor.model import Recorded, TorchVersion
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from trace_doctor.snapshot import Snapshot
+
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+I16 = npt.NDArray[np.int16]
+U8 = npt.NDArray[np.uint8]
+Bool = npt.NDArray[np.bool_]
+
+
+class Cat(enum.IntEnum):
+    """Kinds of event, after the aliases of all profiler versions and vendors are folded together."""
+
+    OTHER = 0
+    CPU_OP = 1
+    USER_ANNOTATION = 2
+    PYTHON = 3
+    RUNTIME = 4  # cuda_runtime, hip, mtia_runtime, xpu_runtime ...
+    DRIVER = 5
+    OVERHEAD = 6  # the profiler's own cost
+    KERNEL = 7
+    MEMCPY = 8
+    MEMSET = 9
+    GPU_ANNOTATION = 10
+    SYNC = 11  # cuda_sync rows: a device-side view of a wait
+    SPAN = 12  # the Trace span and iteration markers that stretch over everything
+
+
+GPU_CATS = (Cat.KERNEL, Cat.MEMCPY, Cat.MEMSET)
+HOST_CATS = (Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.PYTHON, Cat.RUNTIME, Cat.DRIVER, Cat.OVERHEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A track of the trace. `pid`/`tid` are text because real files hold both."""
+
+    pid: str
+    tid: str
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvents:
+    """The profiler's `[memory]` instants, in time order. -1 where a field was not recorded."""
+
+    ts: I64
+    addr: I64
+    bytes: I64
+    """signed: positive allocates"""
+    total_allocated: I64
+    total_reserved: I64
+    device: I16
+    """-1 is the CPU"""
+
+    def __len__(self) -> int:
+        return len(self.ts)
+
+
+@dataclass(slots=True)
+class Damage:
+    """What was wrong with the file, counted. All zero for a sound one."""
+
+    truncated: bool = False
+    repaired: int = 0
+    """events read only after a repair (escape, NaN, invalid UTF-8)"""
+    lost: int = 0
+    """event texts that could not be read at all"""
+    clamped: int = 0
+    """negative or missing durations set to 0"""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One profiler trace of one rank."""
+
+    path: str
+    """as shown to people: relative to the input root"""
+    ts: I64
+    dur: I64
+    name: I32
+    cat: U8
+    thread: I32
+    device: I16
+    stream: I32
+    correlation: I64
+    """-1 where there is none"""
+    external_id: I64
+    offset: I64
+    """of the event's `{` in the decompressed file"""
+    names: list[str]
+    threads: list[Thread]
+    memory: MemoryEvents
+    meta: dict[str, Any]
+    """the small top-level fields: deviceProperties, distributedInfo, flags, versions"""
+    recorded: Recorded = Recorded()
+    torch_version: TorchVersion = TorchVersion()
+    rank: int = 0
+    rank_how: str = ""
+    damage: Damage = field(default_factory=Damage)
+    warnings: list[str] = field(default_factory=list)
+    read_args: Callable[[Iterable[int]], list[dict[str, Any]]] | None = None
+    """byte offsets -> `args` objects; set by the loader"""
+
+    def __len__(self) -> int:
+        return len(self.ts)
+
+    @cached_property
+    def end(self) -> I64:
+        return self.ts + self.dur
+
+    def is_cat(self, *cats: Cat) -> Bool:
+        """Mask of the rows of these categories."""
+        mask = self.cat == cats[0]
+        for cat in cats[1:]:
+            mask |= self.cat == cat
+        return mask
+
+    @cached_property
+    def gpu(self) -> I64:
+        """Row numbers of kernels, copies and memsets, by start."""
+        return np.flatnonzero(self.is_cat(*GPU_CATS))
+
+    def name_ids(self, matches: Callable[[str], bool]) -> I32:
+        """Ids of the names that satisfy a predicate: each distinct name is tested once."""
+        return np.array([i for i, n in enumerate(self.names) if matches(n)], dtype=np.int32)
+
+    def named(self, matches: Callable[[str], bool], *cats: Cat) -> I64:
+        """Row numbers of the events whose name satisfies the predicate, optionally of some categories."""
+        mask = np.isin(self.name, self.name_ids(matches))
+        if cats:
+            mask &= self.is_cat(*cats)
+        return np.flatnonzero(mask)
+
+    def text(self, row: int) -> str:
+        """The name of one event."""
+        return self.names[self.name[row]]
+
+    def args(self, rows: Iterable[int]) -> list[dict[str, Any]]:
+        """The `args` of these events, decoded again from the file (in the order asked for)."""
+        if self.read_args is None:
+            return [{} for _ in rows]
+        return self.read_args([int(self.offset[r]) for r in rows])
+
+    @cached_property
+    def device_names(self) -> dict[int, str]:
+        """Device id -> name from deviceProperties (only those that have a name)."""
+        found: dict[int, str] = {}
+        for i, p in enumerate(self.meta.get("deviceProperties") or []):
+            if isinstance(p, dict) and p.get("name"):
+                key = p.get("id", i)
+                found[key if isinstance(key, int) else i] = str(p["name"])
+        return found
+
+    def events(self) -> pd.DataFrame:
+        """The columns as a DataFrame, for people: ts_us, dur_us, name, cat, pid, tid, device, stream, correlation."""
+        import pandas as pd
+
+        names = np.array(self.names, dtype=object)
+        return pd.DataFrame(
+            {
+                "ts_us": self.ts / 1000.0,
+                "dur_us": self.dur / 1000.0,
+                "name": names[self.name] if len(names) else [],
+                "cat": [Cat(c).name.lower() for c in self.cat.tolist()],
+                "pid": [self.threads[t].pid for t in self.thread.tolist()],
+                "tid": [self.threads[t].tid for t in self.thread.tolist()],
+                "device": self.device,
+                "stream": self.stream,
+                "correlation": self.correlation,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What rules look at together: the trace and the snapshot of one rank, or one of the two."""
+
+    rank: int
+    run: Run | None = None
+    snapshot: Snapshot | None = None
+    torch_logs: tuple[Any, ...] = ()
+    """compile evidence from TORCH_TRACE / tlparse files: `trace_doctor.loaders.torch_trace.CompileLog`"""
+
+    @property
+    def path(self) -> str:
+        if self.run is not None:
+            return self.run.path
+        return self.snapshot.path if self.snapshot is not None else ""

@@ -1,0 +1,1 @@
+"""The built-in rules: one rule a file, found by walking this package."""
