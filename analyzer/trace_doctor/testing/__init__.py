@@ -1,1 +1,6 @@
+"""For rule authors: builders of small captures, and the cases a rule carries."""
 
+from trace_doctor.testing.cases import Invalid, Valid, capture_of, claims_of, run_case
+from trace_doctor.testing.run_builder import RunBuilder
+
+__all__ = ["Invalid", "RunBuilder", "Valid", "capture_of", "claims_of", "run_case"]

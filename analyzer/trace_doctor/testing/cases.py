@@ -1,0 +1,114 @@
+"""`Valid` and `Invalid`: a rule's own cases. `tests/test_rule_cases.py` runs them for every rule, an outside rule
+pack calls `run_case`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.model import Confidence, Severity
+from trace_doctor.rule import Claim, Context, Rule
+from trace_doctor.run import Capture
+from trace_doctor.testing.run_builder import RunBuilder
+
+
+Built = Any
+"""A RunBuilder, a SnapshotBuilder, or a tuple of the two (one run recorded both ways)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """fields of `Options`"""
+    thresholds: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Valid(_Case):
+    """A sound capture: the rule says nothing, or abstains where `skipped` is given."""
+
+    name: str
+    build: Callable[[], Built]
+    skipped: str | None = None
+    """part of the reason, when the rule is to abstain"""
+
+
+@dataclass(frozen=True)
+class Invalid(_Case):
+    """A capture with the fault. Every field that is given is checked on the first claim."""
+
+    name: str
+    build: Callable[[], Built]
+    saving_us: float | None = None
+    """per step, within `tolerance`"""
+    saving_bytes: int | None = None
+    tolerance: float = 0.05
+    message: str | None = None
+    """part of the message"""
+    confidence: Confidence | None = None
+    severity: Severity | None = None
+    """what the claim itself declares"""
+    file: str | None = None
+    line: int | None = None
+    claims: int = 1
+    codemod: str | None = None
+    """of the first fix"""
+    before: str | None = None
+    after: str | None = None
+    """a script, and what the first fix with a codemod makes of it"""
+
+
+def capture_of(built: Built) -> Capture:
+    """The capture that a case builds, through the real loaders."""
+    parts = built if isinstance(built, tuple) else (built,)
+    run = next((p.run() for p in parts if isinstance(p, RunBuilder)), None)
+    snapshot = next((p.snapshot() for p in parts if not isinstance(p, RunBuilder)), None)
+    return Capture(rank=0, run=run, snapshot=snapshot)
+
+
+def claims_of(rule: Rule, built: Built, options: Mapping[str, Any] | None = None) -> list[Claim]:
+    """What the rule says of a built capture. Raises NotCaptured when it abstains."""
+    facts = Facts(capture_of(built), Options(**(options or {})))
+    ctx = Context(facts, rule)
+    for kind in rule.needs:
+        ctx[kind]
+    return list(rule.check(ctx))
+
+
+def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:
+    """Runs one case and raises AssertionError where the rule does not do what the case says."""
+    made = rule(**case.thresholds)
+    try:
+        claims = claims_of(made, case.build(), case.options)
+    except NotCaptured as missing:
+        assert isinstance(case, Valid) and case.skipped is not None, f"abstained: {missing.reason}"
+        assert case.skipped in missing.reason, f"abstained for another reason: {missing.reason}"
+        assert missing.capture, f"{rule.code} abstains without saying how to capture it"
+        return []
+    if isinstance(case, Valid):
+        assert case.skipped is None, f"expected to abstain ({case.skipped})"
+        assert not claims, f"false alarm: {claims[0].message}"
+        return claims
+    assert len(claims) == case.claims, [c.message for c in claims]
+    first = claims[0]
+    expected = {
+        "confidence": (case.confidence, first.confidence),
+        "severity": (case.severity, first.severity),
+        "file": (case.file, first.location.file),
+        "line": (case.line, first.location.line),
+        "codemod": (case.codemod, first.fixes[0].codemod if first.fixes else None),
+    }
+    for what, (want, got) in expected.items():
+        assert want is None or want == got, f"{what}: wanted {want!r}, got {got!r}"
+    assert case.message is None or case.message in first.message, first.message
+    for want, got in (
+        (case.saving_us, first.saving and first.saving.time_us_per_step),
+        (case.saving_bytes, first.saving and first.saving.bytes),
+    ):
+        if want is not None:
+            assert got is not None, "no saving"
+            assert abs(got - want) <= case.tolerance * abs(want), f"saving: wanted {want}, got {got}"
+    return claims
