@@ -13,6 +13,8 @@ import msgspec
 from msgspec import Struct, field
 
 SCHEMA_VERSION = 1
+MAX_ROWS = 50
+"""Rows of one evidence table in a Result; `Table.of` says how many there were."""
 
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
@@ -137,6 +139,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     confidence: Confidence
     message: str
     fingerprint: str
+    input: int = 0
     rank: int | None = None
     location: Location = Location()
     saving: Saving | None = None
@@ -209,8 +212,12 @@ class IdleNs(Struct, frozen=True, kw_only=True):
 
 
 class TimeLedgerRow(Struct, frozen=True, kw_only=True):
-    """window_ns = compute_ns + exposed_comm_ns + exposed_copy_ns + sum(idle_ns), exactly."""
+    """window_ns = compute_ns + exposed_comm_ns + exposed_copy_ns + sum(idle_ns), exactly.
 
+    `input` is the position in `Result.inputs` (here and in all rows below): two files may have the same rank.
+    """
+
+    input: int = 0
     rank: int
     device: int
     phase: Literal["steady", "warmup", "outside"]
@@ -238,6 +245,7 @@ class CategoryBytes(Struct, frozen=True, kw_only=True):
 class MemoryLedgerRow(Struct, frozen=True, kw_only=True):
     """Live bytes at the peak; sum(by_category) = peak_bytes, exactly. Requested sizes."""
 
+    input: int = 0
     rank: int
     device: int
     peak_bytes: int
@@ -249,6 +257,7 @@ class MemoryLedgerRow(Struct, frozen=True, kw_only=True):
 
 
 class StepRow(Struct, frozen=True, kw_only=True):
+    input: int = 0
     rank: int
     index: int
     start_us: float
@@ -268,6 +277,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     """One device's time, start to end without holes, reduced for drawing. Times are relative to `start_us`
     of the first lane's capture (0 = start of the analysed window)."""
 
+    input: int = 0
     rank: int
     device: int
     label: str
@@ -290,6 +300,7 @@ class MemorySeries(Struct, frozen=True, kw_only=True):
     `unit` is "us" (microseconds from the first entry) or "entry" (position in the record, where it has no clock).
     """
 
+    input: int = 0
     rank: int
     device: int
     unit: Literal["us", "entry"]
@@ -303,6 +314,7 @@ class MemorySeries(Struct, frozen=True, kw_only=True):
 
 
 class KernelRow(Struct, frozen=True, kw_only=True):
+    input: int = 0
     rank: int
     device: int
     name: str
@@ -316,6 +328,7 @@ class KernelRow(Struct, frozen=True, kw_only=True):
 
 
 class CollectiveRow(Struct, frozen=True, kw_only=True):
+    input: int = 0
     rank: int
     device: int
     name: str
@@ -327,6 +340,7 @@ class CollectiveRow(Struct, frozen=True, kw_only=True):
 class WhatIf(Struct, frozen=True, kw_only=True):
     """Step time after the fixes named (finding ids), replayed together. The first entry, with none, is today."""
 
+    input: int = 0
     rank: int = 0
     fixes: list[str]
     step_us: float
@@ -357,6 +371,13 @@ class Summary(Struct, frozen=True, kw_only=True):
     """One sentence for people."""
 
 
+class Ignored(Struct, frozen=True, kw_only=True):
+    """A file below the paths that was not analysed, with the reason."""
+
+    path: str
+    reason: str
+
+
 class Tool(Struct, frozen=True, kw_only=True):
     name: str = "trace-doctor"
     version: str = ""
@@ -366,6 +387,7 @@ class Result(Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     tool: Tool = Tool()
     inputs: list[Input] = field(default_factory=list)
+    ignored: list[Ignored] = field(default_factory=list)
     summary: Summary = Summary()
     time_ledger: list[TimeLedgerRow] = field(default_factory=list)
     memory_ledger: list[MemoryLedgerRow] = field(default_factory=list)

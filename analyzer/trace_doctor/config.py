@@ -1,0 +1,191 @@
+"""Settings and where each comes from: command line > environment > file > default."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trace_doctor.errors import UsageError
+from trace_doctor.registry import resolve
+from trace_doctor.rule import Rule
+
+SEVERITIES = ("critical", "warning", "info")
+CONFIDENCES = ("high", "medium", "low")
+FILES = ("trace-doctor.toml", "pyproject.toml")
+
+
+def _setting(default: Any, doc: str) -> Any:
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata={"doc": doc})
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be set. A key in a file is the field's name with dashes."""
+
+    select: list[str] = _setting([], "rules to run: codes, prefixes, names (default: all)")
+    ignore: list[str] = _setting([], "rules not to run")
+    extend_select: list[str] = _setting([], "rules to run beside the selected")
+    preview: bool = _setting(False, "run rules that are still in preview")
+    fail_on: str = _setting("warning", "`check` fails at this severity: critical, warning, info, never")
+    require: list[str] = _setting([], "rules that `check` must be able to decide")
+    min_confidence: str = _setting("low", "drop findings below: high, medium, low")
+    min_saving: float = _setting(0.0, "drop findings whose saving is a smaller share of the step or of the peak")
+    output: list[str] = _setting([], "FORMAT or FORMAT=PATH, as --output")
+    source: str = _setting("", "folder of the training script")
+    torch_version: str = _setting("", "torch version that made the captures, when they do not tell")
+    device_memory: int = _setting(0, "bytes of the device, where no file says it")
+    loader_frames: list[str] = _setting([], "Python frames that load data though they are no DataLoader")
+    loader_annotations: list[str] = _setting([], "annotations that load data")
+    critical_at: float = _setting(0.10, "share of the step or of the peak from which a finding is critical")
+    warning_at: float = _setting(0.03, "share of the step or of the peak from which a finding is a warning")
+    severity: dict[str, str] = _setting({}, "severity by rule: critical, warning, info")
+    rules: dict[str, dict[str, Any]] = _setting({}, "thresholds by rule")
+
+    def threshold_overrides(self, rule: type[Rule]) -> dict[str, Any]:
+        return {**self.rules.get(rule.name, {}), **self.rules.get(rule.code, {})}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings together with the origin of each value ("default", "trace-doctor.toml", "--select" ...)."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+    def rule(self, rule: type[Rule]) -> Rule:
+        """The rule with the thresholds in force."""
+        return rule(**self.settings.threshold_overrides(rule))
+
+
+def load_config(
+    start: Path | None = None, file: Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> Config:
+    """Reads the nearest configuration file from `start` upwards (or `file`), the environment and the overrides (None
+    means "not given"). Raises UsageError for an unknown key or a wrong value."""
+    values: dict[str, Any] = {}
+    origins = {f.name: "default" for f in dataclasses.fields(Settings)}
+    for origin, layer in (
+        _from_file(start or Path.cwd(), file),
+        ("environment", _from_environment()),
+        ("command line", {k: v for k, v in (overrides or {}).items() if v is not None and v != []}),
+    ):
+        for key, value in layer.items():
+            values[key] = _checked(key, value, origin)
+            origins[key] = origin
+    settings = Settings(**values)
+    _check_rules(settings)
+    return Config(settings, origins)
+
+
+def _from_file(start: Path, file: Path | None) -> tuple[str, dict[str, Any]]:
+    if file is not None:
+        if not file.is_file():
+            raise UsageError(f"no configuration file {file}")
+        found: Path | None = file
+    else:
+        found = next(
+            (d / n for d in [start.resolve(), *start.resolve().parents] for n in FILES if _speaks_of_us(d / n)), None
+        )
+    if found is None:
+        return "default", {}
+    table = _table(found)
+    return found.name, {k.replace("-", "_"): v for k, v in table.items()}
+
+
+def _speaks_of_us(path: Path) -> bool:
+    return path.is_file() and (path.name != "pyproject.toml" or b"tool.trace-doctor" in path.read_bytes())
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path.name}: {error}") from None
+    if path.name == "pyproject.toml" or "tool" in data:
+        return dict(data.get("tool", {}).get("trace-doctor", {}))
+    return data
+
+
+def _from_environment() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for f in dataclasses.fields(Settings):
+        text = os.environ.get("TRACE_DOCTOR_" + f.name.upper())
+        if text is None or f.name in ("severity", "rules"):
+            continue
+        default = getattr(Settings(), f.name)
+        if isinstance(default, list):
+            found[f.name] = [part.strip() for part in text.split(",") if part.strip()]
+        elif isinstance(default, bool):
+            found[f.name] = text.lower() in ("1", "true", "yes", "on")
+        elif isinstance(default, int | float):
+            found[f.name] = _number(f.name, text)
+        else:
+            found[f.name] = text
+    return found
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise UsageError(f"{key}: {text!r} is no number") from None
+
+
+def _checked(key: str, value: Any, origin: str) -> Any:
+    fields = {f.name: getattr(Settings(), f.name) for f in dataclasses.fields(Settings)}
+    if key not in fields:
+        raise UsageError(f"{origin}: unknown key {key.replace('_', '-')!r}" + _nearest(key, fields))
+    default = fields[key]
+    if isinstance(default, float) and isinstance(value, str):
+        return _number(key, value)
+    if isinstance(default, int) and not isinstance(default, bool) and isinstance(value, float):
+        value = int(value)
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not type(default):
+        raise UsageError(f"{origin}: {key.replace('_', '-')} must be a {_plain(default)}")
+    allowed = {"fail_on": (*SEVERITIES, "never"), "min_confidence": CONFIDENCES}.get(key)
+    if allowed and value not in allowed:
+        raise UsageError(f"{origin}: {key.replace('_', '-')} must be one of {', '.join(allowed)}")
+    return value
+
+
+def _plain(default: Any) -> str:
+    names = {list: "list of text", dict: "table", bool: "true or false", int: "whole number", float: "number"}
+    return names.get(type(default), "text")
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {near[0].replace('_', '-')!r}?" if near else ""
+
+
+def _check_rules(settings: Settings) -> None:
+    """Selectors, severities and thresholds are checked here, so that a typo fails before a long analysis."""
+    for selector in [*settings.select, *settings.ignore, *settings.extend_select, *settings.require]:
+        resolve(selector)
+    for key, level in settings.severity.items():
+        resolve(key)
+        if level not in SEVERITIES:
+            raise UsageError(f"severity.{key} must be one of {', '.join(SEVERITIES)}")
+    for key, table in settings.rules.items():
+        rule = resolve(key)
+        if len(rule) != 1 or not isinstance(table, dict):
+            raise UsageError(f"rules.{key} must be the table of one rule")
+        known = {f.name: f for f in rule[0].threshold_fields()}
+        for name, value in table.items():
+            if name not in known:
+                raise UsageError(f"rules.{key}: unknown threshold {name!r}" + _nearest(name, known))
+            default = known[name].default
+            if isinstance(value, bool) != isinstance(default, bool) or (
+                isinstance(default, int | float) and not isinstance(value, int | float)
+            ):
+                raise UsageError(f"rules.{key}.{name} must be a {_plain(default)}")

@@ -1,0 +1,77 @@
+"""Which rules there are. Built-in rules come through the same entry point as an outside rule pack's."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.metadata import entry_points
+from types import ModuleType
+
+from trace_doctor.errors import TraceDoctorError, UsageError
+from trace_doctor.rule import Rule
+
+GROUP = "trace_doctor.rules"
+
+
+@cache
+def all_rules() -> tuple[type[Rule], ...]:
+    """Every rule of every installed pack, by code. Raises when the built-in pack yields none: an empty diagnosis
+    would look like a clean one."""
+    found: dict[str, type[Rule]] = {}
+    built_in = 0
+    for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name != "builtin", e.name)):
+        for rule in _rules_of(entry.load()):
+            if rule.code in found and found[rule.code] is not rule:
+                raise TraceDoctorError(f"two rules have the code {rule.code}: {found[rule.code]} and {rule}")
+            found[rule.code] = rule
+            built_in += entry.name == "builtin"
+    if not built_in:
+        raise TraceDoctorError("the built-in rules were not found; reinstall trace-doctor")
+    return tuple(found[c] for c in sorted(found))
+
+
+def _rules_of(package: ModuleType) -> Iterator[type[Rule]]:
+    modules = [package]
+    if hasattr(package, "__path__"):
+        walk = pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+        modules += [importlib.import_module(m.name) for m in walk]
+    for module in modules:
+        for _, member in inspect.getmembers(module, inspect.isclass):
+            if issubclass(member, Rule) and member.code and member.__module__ == module.__name__:
+                yield member
+
+
+def resolve(selector: str) -> list[type[Rule]]:
+    """The rules that a code, a prefix (TD1), a name or ALL stands for. Raises UsageError for none of them."""
+    if selector.upper() == "ALL":
+        return list(all_rules())
+    hits = [r for r in all_rules() if r.name == selector or r.code.startswith(selector.upper())]
+    if not hits:
+        known = [k for r in all_rules() for k in (r.code, r.name)]
+        near = difflib.get_close_matches(selector, known, n=1, cutoff=0.4)
+        raise UsageError(f"no rule {selector!r}" + (f"; did you mean {near[0]}?" if near else ""))
+    return hits
+
+
+def choose(
+    select: Iterable[str] = (), ignore: Iterable[str] = (), extend: Iterable[str] = (), *, preview: bool = False
+) -> list[type[Rule]]:
+    """The rules to run: the selected ones (all by default) and the extended, less the ignored. As in ruff a longer
+    selector wins over a shorter one, so that `--ignore TD4 --select TD401` keeps TD401."""
+    weight: dict[type[Rule], tuple[int, bool]] = {}
+    for selectors, wanted in ((list(select) or ["ALL"], True), (extend, True), (ignore, False)):
+        for s in selectors:
+            rank = 0 if s.upper() == "ALL" else len(s) if s[:2].upper() == "TD" else 99
+            for rule in resolve(s):
+                if rank >= weight.get(rule, (-1, False))[0]:
+                    weight[rule] = (rank, wanted)
+    named = {s.upper() for s in [*select, *extend]}
+    return [
+        r
+        for r in all_rules()
+        if weight.get(r, (0, False))[1] and (not r.preview or preview or r.code in named or r.name.upper() in named)
+    ]
