@@ -37,7 +37,9 @@ class Settings:
     fail_on: str = _setting("warning", "`check` fails at this severity: critical, warning, info, never")
     require: list[str] = _setting([], "rules that `check` must be able to decide")
     min_confidence: str = _setting("low", "drop findings below: high, medium, low")
-    min_saving: float = _setting(0.0, "drop findings whose saving is a smaller share of the step or of the peak")
+    min_saving: float = _setting(
+        0.0, "drop findings whose saving is a smaller share of the step or of the peak"
+    )
     output: list[str] = _setting([], "FORMAT or FORMAT=PATH, as --output")
     source: str = _setting("", "folder of the training script")
     torch_version: str = _setting("", "torch version that made the captures, when they do not tell")
@@ -63,6 +65,15 @@ class Config:
     def rule(self, rule: type[Rule]) -> Rule:
         """The rule with the thresholds in force."""
         return rule(**self.settings.threshold_overrides(rule))
+
+
+def defaults(**given: Any) -> Config:
+    """A configuration of defaults and these settings alone: no file and no environment is read."""
+    values = {k: _checked(k, v, "argument") for k, v in given.items()}
+    origins = {f.name: "argument" if values.get(f.name) else "default" for f in dataclasses.fields(Settings)}
+    settings = Settings(**values)
+    _check_rules(settings)
+    return Config(settings, origins)
 
 
 def load_config(
@@ -92,7 +103,13 @@ def _from_file(start: Path, file: Path | None) -> tuple[str, dict[str, Any]]:
         found: Path | None = file
     else:
         found = next(
-            (d / n for d in [start.resolve(), *start.resolve().parents] for n in FILES if _speaks_of_us(d / n)), None
+            (
+                d / n
+                for d in [start.resolve(), *start.resolve().parents]
+                for n in FILES
+                if _speaks_of_us(d / n)
+            ),
+            None,
         )
     if found is None:
         return "default", {}

@@ -417,4 +417,8 @@ class Result(Struct, frozen=True, kw_only=True):
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of `Result`, generated from the types above."""
     schema = msgspec.json.schema(Result)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "trace-doctor result", **schema}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "trace-doctor result",
+        **schema,
+    }

@@ -58,7 +58,11 @@ def resolve(selector: str) -> list[type[Rule]]:
 
 
 def choose(
-    select: Iterable[str] = (), ignore: Iterable[str] = (), extend: Iterable[str] = (), *, preview: bool = False
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    extend: Iterable[str] = (),
+    *,
+    preview: bool = False,
 ) -> list[type[Rule]]:
     """The rules to run: the selected ones (all by default) and the extended, less the ignored. As in ruff a longer
     selector wins over a shorter one, so that `--ignore TD4 --select TD401` keeps TD401."""
@@ -73,5 +77,6 @@ def choose(
     return [
         r
         for r in all_rules()
-        if weight.get(r, (0, False))[1] and (not r.preview or preview or r.code in named or r.name.upper() in named)
+        if weight.get(r, (0, False))[1]
+        and (not r.preview or preview or r.code in named or r.name.upper() in named)
     ]

@@ -1,1 +1,33 @@
-def main() -> None: ...
+"""The command line: typer only, no logic. One module per command."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """Entry point of `trace-doctor`. Deliberate errors are one line on stderr and exit code 2."""
+    from trace_doctor.cli.app import app
+    from trace_doctor.cli.common import verbosity
+    from trace_doctor.errors import TraceDoctorError
+
+    try:
+        app(prog_name="trace-doctor")
+    except TraceDoctorError as error:
+        print(f"trace-doctor: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("trace-doctor: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        if verbosity() >= 2:
+            raise
+        print(
+            f"trace-doctor: internal error: {type(error).__name__}: {error} (run with -vv for the traceback)",
+            file=sys.stderr,
+        )
+        sys.exit(2)

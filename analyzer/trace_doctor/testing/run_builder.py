@@ -107,7 +107,9 @@ class RunBuilder:
             yield
 
     @contextmanager
-    def op(self, name: str, *, dims: Sequence[Any] = (), types: Sequence[str] = (), us: float = 1.0) -> Iterator[None]:
+    def op(
+        self, name: str, *, dims: Sequence[Any] = (), types: Sequence[str] = (), us: float = 1.0
+    ) -> Iterator[None]:
         """An ATen operator around the body; `us` of dispatch come before it."""
         self._external += 1
         args: dict[str, Any] = {"External id": self._external}
@@ -171,9 +173,13 @@ class RunBuilder:
         **args: Any,
     ) -> None:
         """A kernel of `us`, launched now; it starts when its stream is free and the launch has arrived."""
-        self._enqueue(name, "kernel", us, stream, call, call_us, {"grid": [1, 1, 1], "block": [128, 1, 1], **args})
+        self._enqueue(
+            name, "kernel", us, stream, call, call_us, {"grid": [1, 1, 1], "block": [128, 1, 1], **args}
+        )
 
-    def copy(self, us: float, kind: str = "HtoD (Pageable -> Device)", *, bytes: int = 1 << 20, stream: int = 7) -> None:
+    def copy(
+        self, us: float, kind: str = "HtoD (Pageable -> Device)", *, bytes: int = 1 << 20, stream: int = 7
+    ) -> None:
         """A `Memcpy ...`; to or from pageable memory the call returns only when the copy is done."""
         self._enqueue(f"Memcpy {kind}", "gpu_memcpy", us, stream, "cudaMemcpyAsync", None, {"bytes": bytes})
         if "Pageable" in kind and (kind.startswith("DtoH") or bytes > 64 << 10):
@@ -245,18 +251,36 @@ class RunBuilder:
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _host(self, name: str, cat: str, ts: float, dur: float, args: dict[str, Any]) -> dict[str, Any]:
-        made = {"ph": "X", "cat": cat, "name": name, "pid": 100, "tid": self._tid, "ts": ts, "dur": dur, "args": args}
+        made = {
+            "ph": "X",
+            "cat": cat,
+            "name": name,
+            "pid": 100,
+            "tid": self._tid,
+            "ts": ts,
+            "dur": dur,
+            "args": args,
+        }
         self.events.append(made)
         return made
 
     def _enqueue(
-        self, name: str, cat: str, us: float, stream: int, call: str, call_us: float | None, args: dict[str, Any]
+        self,
+        name: str,
+        cat: str,
+        us: float,
+        stream: int,
+        call: str,
+        call_us: float | None,
+        args: dict[str, Any],
     ) -> None:
         self._correlation += 1
         link = {"correlation": self._correlation, "External id": self._external}
         took = self._launch_us if call_us is None else call_us
         driver = call.startswith("cu") and not call.startswith("cuda")
-        self._last_call = self._host(call, "cuda_driver" if driver else "cuda_runtime", self.now, took, dict(link))
+        self._last_call = self._host(
+            call, "cuda_driver" if driver else "cuda_runtime", self.now, took, dict(link)
+        )
         self.now += took
         start = max(self._stream_free.get((self.device, stream), 0.0), self.now + self._latency_us)
         self._stream_free[self.device, stream] = start + us
@@ -275,6 +299,8 @@ class RunBuilder:
 
 
 def _event(e: dict[str, Any]) -> str:
-    head = ", ".join(f"{json.dumps(k)}: {json.dumps(e[k])}" for k in ("ph", "cat", "name", "s", "pid", "tid") if k in e)
+    head = ", ".join(
+        f"{json.dumps(k)}: {json.dumps(e[k])}" for k in ("ph", "cat", "name", "s", "pid", "tid") if k in e
+    )
     times = ", ".join(f'"{k}": {e[k]:.3f}' for k in ("ts", "dur") if k in e)
     return f'  {{\n    {head},\n    {times},\n    "args": {json.dumps(e["args"])}\n  }}'

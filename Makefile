@@ -1,0 +1,47 @@
+# make try    install into .venv and diagnose the sample captures
+# make check  what CI runs: lint, types, import contracts, tests, documentation drift
+# Tests that record with PyTorch run where torch is installed: make check TORCH=torch
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?=
+BIN = $(VENV)/bin
+
+.PHONY: try install check lint types contracts test docs samples clean
+
+try:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/trace-doctor analyze sample_traces/dataloader_starvation --source sample_traces/dataloader_starvation
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' $(TORCH)
+	touch $@
+
+check: lint types contracts docs test
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+contracts: install
+	$(BIN)/lint-imports
+
+docs: install
+	$(BIN)/python -m docs.generate --check
+
+test: install
+	$(BIN)/python -m pytest
+
+# Generated pages: rule pages, the command-line reference, the JSON Schema.
+generate: install
+	$(BIN)/python -m docs.generate
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,75 @@
+"""`trace-doctor analyze`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trace_doctor.cli import common as c
+from trace_doctor.model import Result
+
+
+def analyze(
+    paths: c.Paths,
+    source: c.Source = None,
+    output: c.Output = None,
+    select: c.Select = None,
+    ignore: c.Ignore = None,
+    extend_select: c.ExtendSelect = None,
+    preview: c.Preview = False,
+    min_confidence: c.MinConfidence = None,
+    min_saving: c.MinSaving = None,
+    rank: c.Rank = None,
+    steps: c.Steps = None,
+    device: c.Device = None,
+    torch_version: c.TorchVersion = None,
+    config: c.ConfigFile = None,
+    no_source: c.NoSource = False,
+    show_skipped: c.ShowSkipped = False,
+    force: c.Force = False,
+    color: c.Color = "auto",
+    no_progress: c.NoProgress = False,
+    quiet: c.Quiet = 0,
+    verbose: c.Verbose = 0,
+) -> None:
+    """Diagnose traces and memory snapshots: text to the terminal, an HTML report beside it."""
+    from trace_doctor.config import load_config
+
+    c.set_verbosity(verbose)
+    c.wants_color(color)
+    settings = load_config(
+        file=config,
+        overrides=c.overrides(
+            select=select, ignore=ignore, extend_select=extend_select, preview=preview or None,
+            min_confidence=min_confidence, min_saving=min_saving, torch_version=torch_version,
+            output=output, source=str(source) if source else None,
+        ),
+    )  # fmt: skip
+    sinks = c.sinks_for(settings.settings.output, force=force, quiet=quiet, default_report=True)
+    with c.progress(quiet, not no_progress) as progress:
+        result = run(paths, settings, source, rank, steps, device, no_source, progress)
+    c.emit(result, sinks, color=color, quiet=quiet, show_skipped=show_skipped)
+
+
+def run(
+    paths: list[str],
+    config: object,
+    source: Path | None,
+    rank: int | None,
+    steps: str | None,
+    device: int | None,
+    no_source: bool,
+    progress: object,
+) -> Result:
+    """What `analyze` and `check` do alike."""
+    from trace_doctor.api import analyze as api_analyze
+
+    return api_analyze(
+        *paths,
+        config=config,  # type: ignore[arg-type]
+        source=source,
+        rank=rank,
+        steps=c.parse_steps(steps),
+        device=device,
+        with_source_lines=not no_source,
+        progress=progress,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,41 @@
+"""All commands, in the order of `--help`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trace_doctor import __version__
+from trace_doctor.cli.analyze import analyze
+from trace_doctor.cli.capture import capture
+from trace_doctor.cli.check import check
+from trace_doctor.cli.config import config
+from trace_doctor.cli.fix import fix
+from trace_doctor.cli.report import report
+from trace_doctor.cli.rules import rule, rules
+
+app = typer.Typer(
+    help="What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch.",
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (analyze, check, fix, report, rules, rule, config, capture):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trace-doctor {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch."""

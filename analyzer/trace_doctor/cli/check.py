@@ -1,0 +1,63 @@
+"""`trace-doctor check`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trace_doctor.cli import common as c
+from trace_doctor.cli.analyze import run
+
+
+def check(
+    paths: c.Paths,
+    fail_on: Annotated[
+        str | None, typer.Option(help="Fail at this severity: critical, warning (default), info, never.")
+    ] = None,
+    require: Annotated[
+        list[str] | None, typer.Option(help="Exit 3 when one of these rules lacks its evidence.")
+    ] = None,
+    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit 0 whatever is found.")] = False,
+    source: c.Source = None,
+    output: c.Output = None,
+    select: c.Select = None,
+    ignore: c.Ignore = None,
+    extend_select: c.ExtendSelect = None,
+    preview: c.Preview = False,
+    min_confidence: c.MinConfidence = None,
+    min_saving: c.MinSaving = None,
+    rank: c.Rank = None,
+    steps: c.Steps = None,
+    device: c.Device = None,
+    torch_version: c.TorchVersion = None,
+    config: c.ConfigFile = None,
+    no_source: c.NoSource = False,
+    show_skipped: c.ShowSkipped = False,
+    color: c.Color = "auto",
+    no_progress: c.NoProgress = False,
+    quiet: c.Quiet = 0,
+    verbose: c.Verbose = 0,
+) -> None:
+    """The same diagnosis as a gate: exit 0 ok, 1 failed, 2 usage or no readable input, 3 could not decide."""
+    from trace_doctor.config import load_config
+    from trace_doctor.gate import decide
+
+    c.set_verbosity(verbose)
+    c.wants_color(color)
+    settings = load_config(
+        file=config,
+        overrides=c.overrides(
+            select=select, ignore=ignore, extend_select=extend_select, preview=preview or None, require=require,
+            min_confidence=min_confidence, min_saving=min_saving, torch_version=torch_version, fail_on=fail_on,
+            output=output, source=str(source) if source else None,
+        ),
+    )  # fmt: skip
+    sinks = c.sinks_for(settings.settings.output, force=False, quiet=quiet, default_report=False)
+    with c.progress(quiet, not no_progress) as progress:
+        result = run(paths, settings, source, rank, steps, device, no_source, progress)
+    c.emit(result, sinks, color=color, quiet=quiet, show_skipped=show_skipped)
+    decision = decide(result, settings.settings.fail_on, settings.settings.require)
+    if quiet < 2:
+        c.note(decision.text)
+    raise typer.Exit(0 if exit_zero else decision.code)

@@ -1,0 +1,233 @@
+"""What several commands share: options, outputs, progress, colour."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trace_doctor.errors import UsageError
+from trace_doctor.model import Result
+
+DEFAULT_REPORT = Path("trace-doctor-report.html")
+MARKER = b'name="generator" content="trace-doctor'
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(metavar="PATH...", help="Traces, snapshots, or folders and globs that hold them."),
+]
+Source = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the training script: findings name its lines, fixes become diffs."),
+]
+Output = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output", "--format", "-o", metavar="FORMAT[=PATH]",
+        help="text, html, json, sarif, junit, github or markdown; repeatable; at most one without PATH goes to stdout.",
+    ),
+]  # fmt: skip
+Select = Annotated[list[str] | None, typer.Option(help="Run only these rules: codes, prefixes (TD1), names.")]
+Ignore = Annotated[list[str] | None, typer.Option(help="Do not run these rules.")]
+ExtendSelect = Annotated[list[str] | None, typer.Option(help="Run these rules as well.")]
+Preview = Annotated[bool, typer.Option("--preview", help="Run rules that are still in preview.")]
+MinConfidence = Annotated[str | None, typer.Option(help="Drop findings below: high, medium or low.")]
+MinSaving = Annotated[str | None, typer.Option(help="Drop findings that save less: a share (0.02) or 2%.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="Configuration file (default: the nearest one).")
+]
+Rank = Annotated[int | None, typer.Option(help="Only this rank.")]
+Device = Annotated[int | None, typer.Option(help="Only this device.")]
+Steps = Annotated[
+    str | None, typer.Option(metavar="FIRST:LAST", help="Only these steps, the last one excluded.")
+]
+TorchVersion = Annotated[str | None, typer.Option(help="torch version that made the captures.")]
+NoSource = Annotated[bool, typer.Option("--no-source", help="Embed no line of the script in any output.")]
+ShowSkipped = Annotated[
+    bool, typer.Option("--show-skipped", help="List skipped rules with how to capture them.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace a report file that is not ours.")]
+Color = Annotated[str, typer.Option(help="auto, always or never.")]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar.")]
+Quiet = Annotated[
+    int, typer.Option("--quiet", "-q", count=True, help="-q: only the report; -qq: only the exit code.")
+]
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="-v: phases; -vv: debug log, tracebacks.")
+]
+
+_verbosity = 0
+
+
+def verbosity() -> int:
+    """0, 1 (-v) or 2 (-vv), as the running command was told."""
+    return _verbosity
+
+
+def set_verbosity(level: int) -> None:
+    global _verbosity  # noqa: PLW0603 - main() must know it when a command raises
+    _verbosity = level
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=(logging.WARNING, logging.INFO, logging.DEBUG)[min(level, 2)],
+        format="%(message)s",
+        force=True,
+    )
+
+
+def note(text: str) -> None:
+    """A hint or warning for the person at the terminal."""
+    print(text, file=sys.stderr)
+
+
+def parse_steps(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    try:
+        span = (int(first or 0), int(last) if last else (1 << 31) if colon else int(first) + 1)
+    except ValueError:
+        raise UsageError(f"--steps: {text!r} is not FIRST:LAST") from None
+    if span[0] >= span[1]:
+        raise UsageError(f"--steps: {text!r} selects no step")
+    return span
+
+
+@dataclass(frozen=True)
+class Sink:
+    """One rendering and where it goes; `path` None is stdout."""
+
+    format: str
+    path: Path | None
+
+
+def parse_outputs(given: Sequence[str]) -> list[Sink]:
+    """`FORMAT`, `FORMAT=PATH` or `FORMAT=-`. Raises UsageError for an unknown format or two on stdout."""
+    from trace_doctor.reporters import FORMATS
+
+    sinks = []
+    for item in given:
+        fmt, equals, path = item.partition("=")
+        if fmt not in FORMATS:
+            raise UsageError(f"--output: unknown format {fmt!r}; one of {', '.join(sorted(FORMATS))}")
+        if equals and not path:
+            raise UsageError(f"--output: {item!r} names no path")
+        sinks.append(Sink(fmt, Path(path) if path and path != "-" else None))
+    if sum(s.path is None for s in sinks) > 1:
+        raise UsageError("--output: only one format can go to stdout; give the others a path (FORMAT=PATH)")
+    return sinks
+
+
+def sinks_for(given: Sequence[str], *, force: bool, quiet: int, default_report: bool) -> list[Sink]:
+    """The outputs asked for; without any, text on stdout and (for `analyze`) the HTML report. Checked before the
+    analysis, so that a refusal costs no time."""
+    if given:
+        return parse_outputs(given)
+    sinks = [Sink("text", None)]
+    if default_report and quiet < 2:
+        if DEFAULT_REPORT.exists() and not force and not _is_ours(DEFAULT_REPORT):
+            raise UsageError(
+                f"{DEFAULT_REPORT} exists and is no report of ours; use --output html=PATH or --force to replace it"
+            )
+        sinks.append(Sink("html", DEFAULT_REPORT))
+    return sinks
+
+
+def _is_ours(path: Path) -> bool:
+    with path.open("rb") as file:
+        return MARKER in file.read(4096)
+
+
+def emit(
+    result: Result, sinks: Sequence[Sink], *, color: str, quiet: int, show_skipped: bool = False
+) -> None:
+    """Renders the result once per sink; files are written whole or not at all."""
+    from trace_doctor.reporters import render
+
+    for sink in sinks:
+        if sink.path is None:
+            if quiet < 2:
+                ascii_only = not _unicode(sys.stdout.encoding)
+                text = render(
+                    result, sink.format, color=wants_color(color), show_skipped=show_skipped, ascii=ascii_only
+                )
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            continue
+        write(sink.path, render(result, sink.format, show_skipped=show_skipped))
+        if not quiet:
+            note(f"{sink.format} report: {sink.path}")
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file through a temporary one beside it. Raises UsageError when the place cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(text.encode("utf-8", "surrogateescape"))
+        temporary.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def wants_color(choice: str) -> bool:
+    if choice not in ("auto", "always", "never"):
+        raise UsageError(f"--color: {choice!r} is not auto, always or never")
+    if choice != "auto":
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR") or os.environ.get("CLICOLOR_FORCE"):
+        return True
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _unicode(encoding: str | None) -> bool:
+    return (encoding or "").lower().replace("-", "").startswith("utf")
+
+
+@contextmanager
+def progress(quiet: int, wanted: bool) -> Iterator[Callable[[str, str], None]]:
+    """Shows phase and file on a terminal, from one second on; in a log only with -v."""
+    if quiet or not wanted or not sys.stderr.isatty():
+        yield lambda phase, what: logging.getLogger("trace_doctor").info("%s %s", phase, what)
+        return
+    from rich.console import Console
+    from rich.status import Status
+
+    started = time.monotonic()
+    status = Status("", console=Console(stderr=True))
+    shown = False
+
+    def update(phase: str, what: str) -> None:
+        nonlocal shown
+        if time.monotonic() - started > 1.0:
+            status.update(f"{phase}  {what}".replace("[", "\\["))
+            if not shown:
+                status.start()
+                shown = True
+
+    try:
+        yield update
+    finally:
+        if shown:
+            status.stop()
+
+
+def overrides(**given: Any) -> dict[str, Any]:
+    """Command-line values for `load_config`: comma lists are split, None means "not given"."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        if isinstance(value, list):
+            value = [part.strip() for item in value for part in item.split(",") if part.strip()]
+        found[key] = value
+    return found

@@ -1,0 +1,22 @@
+"""`trace-doctor config`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import typer
+
+from trace_doctor.cli import common as c
+
+
+def config(file: c.ConfigFile = None) -> None:
+    """Show every setting with its value and where that comes from."""
+    from trace_doctor.config import load_config
+
+    loaded = load_config(file=file)
+    for f in dataclasses.fields(loaded.settings):
+        value = json.dumps(getattr(loaded.settings, f.name), sort_keys=True)
+        typer.echo(
+            f"{f.name.replace('_', '-'):20} {value:24} # {loaded.origins[f.name]}: {f.metadata['doc']}"
+        )

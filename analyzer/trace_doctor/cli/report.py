@@ -1,0 +1,30 @@
+"""`trace-doctor report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trace_doctor.cli import common as c
+
+
+def report(
+    saved: Annotated[
+        Path, typer.Argument(metavar="RESULT", help="A result.json, or a report.html that holds one.")
+    ],
+    output: c.Output = None,
+    show_skipped: c.ShowSkipped = False,
+    color: c.Color = "auto",
+    quiet: c.Quiet = 0,
+    verbose: c.Verbose = 0,
+) -> None:
+    """Render a saved result again, in any format."""
+    from trace_doctor.reporters.saved import read_saved
+
+    c.set_verbosity(verbose)
+    sinks = c.sinks_for(
+        c.overrides(output=output or [])["output"], force=False, quiet=quiet, default_report=False
+    )
+    c.emit(read_saved(saved), sinks, color=color, quiet=quiet, show_skipped=show_skipped)

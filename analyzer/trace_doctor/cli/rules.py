@@ -1,0 +1,61 @@
+"""`trace-doctor rules` and `trace-doctor rule CODE`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from trace_doctor.cli import common as c
+
+Format = Annotated[str, typer.Option("--output", "--format", "-o", help="text or json.")]
+
+
+def rules(output: Format = "text") -> None:
+    """List all rules."""
+    from trace_doctor.registry import all_rules
+
+    _known(output)
+    if output == "json":
+        typer.echo(json.dumps([_facts(r.code) for r in all_rules()], indent=2, sort_keys=True))
+        return
+    for r in all_rules():
+        typer.echo(f"{r.code}  {r.name:24}  {r.title}{' (preview)' if r.preview else ''}")
+
+
+def rule(
+    code: Annotated[str | None, typer.Argument(metavar="CODE", help="Code or name of a rule.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every rule.")] = False,
+    output: Format = "text",
+    config: c.ConfigFile = None,
+) -> None:
+    """Explain a rule: what it does, why, its thresholds in force, its fixes."""
+    from trace_doctor.config import load_config
+    from trace_doctor.errors import UsageError
+    from trace_doctor.registry import all_rules, resolve
+    from trace_doctor.rule_page import page
+
+    _known(output)
+    if code is None and not all_:
+        raise UsageError("name a rule (trace-doctor rules lists them) or use --all")
+    chosen = all_rules() if all_ or code is None else resolve(code)
+    settings = load_config(file=config)
+    if output == "json":
+        typer.echo(json.dumps([_facts(r.code) for r in chosen], indent=2, sort_keys=True))
+        return
+    typer.echo("\n\n".join(page(r, settings.rule(r)) for r in chosen))
+
+
+def _known(output: str) -> None:
+    from trace_doctor.errors import UsageError
+
+    if output not in ("text", "json"):
+        raise UsageError(f"--output: {output!r} is not text or json")
+
+
+def _facts(code: str) -> dict[str, object]:
+    from trace_doctor.registry import resolve
+    from trace_doctor.rule_page import facts
+
+    return facts(resolve(code)[0])

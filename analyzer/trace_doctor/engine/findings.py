@@ -1,0 +1,230 @@
+"""From claims to findings: severity, fingerprint, merging over captures, order, ids."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from msgspec.structs import replace
+
+from trace_doctor.config import Settings
+from trace_doctor.model import (
+    MAX_ROWS,
+    Cell,
+    Column,
+    Confidence,
+    Finding,
+    Location,
+    Saving,
+    Severity,
+    Table,
+)
+from trace_doctor.rule import Claim, Rule
+
+LEVEL: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
+WEIGHT: dict[Confidence, float] = {"high": 1.0, "medium": 0.7, "low": 0.4}
+MAX_SPANS = 20
+
+
+@dataclass(frozen=True)
+class Filed:
+    """A claim with the place it comes from and the finding made of it."""
+
+    rule: Rule
+    claim: Claim
+    input: int
+    rank: int
+    path: str
+    finding: Finding
+
+
+def file_claim(rule: Rule, claim: Claim, input: int, rank: int, path: str, settings: Settings) -> Filed:
+    """The finding of one claim, still without its id."""
+    saving = _clean(claim.saving)
+    finding = Finding(
+        id="",
+        code=rule.code,
+        name=rule.name,
+        title=rule.title,
+        severity=severity(rule, claim, settings),
+        confidence=claim.confidence,
+        message=claim.message,
+        fingerprint=fingerprint(rule, claim),
+        input=input,
+        rank=rank,
+        location=replace(claim.location, rank=rank),
+        saving=saving,
+        evidence=[_cut(t) for t in claim.evidence],
+        spans=list(claim.spans[:MAX_SPANS]),
+        fixes=list(claim.fixes),
+        thresholds=rule.thresholds(),
+        why=rule.sections().get("Why is this bad", ""),
+    )
+    return Filed(rule, claim, input, rank, path, finding)
+
+
+def severity(rule: Rule, claim: Claim, settings: Settings) -> Severity:
+    """From the saving's share; what is declared caps it, and so does what is known (DESIGN §5)."""
+    if forced := settings.severity.get(rule.code) or settings.severity.get(rule.name):
+        return _severity(forced)
+    share = _share(claim.saving)
+    if share is None:
+        level = LEVEL[claim.severity or "info"]
+    else:
+        level = 2 if share >= settings.critical_at else 1 if share >= settings.warning_at else 0
+        level = min(level, LEVEL[claim.severity or "critical"])
+    if claim.confidence == "low" or (claim.saving is not None and claim.saving.basis == "model"):
+        level = 0
+    elif claim.confidence == "medium":
+        level = min(level, 1)
+    return ("info", "warning", "critical")[level]  # type: ignore[return-value]
+
+
+def _severity(text: str) -> Severity:
+    return next(s for s in LEVEL if s == text)
+
+
+def _share(saving: Saving | None) -> float | None:
+    if saving is None:
+        return None
+    known = [s for s in (saving.share_of_step, saving.share_of_peak) if s is not None]
+    return max(known, default=None)
+
+
+def _clean(saving: Saving | None) -> Saving | None:
+    """Never negative, whatever a rule computed."""
+    if saving is None:
+        return None
+    return replace(
+        saving,
+        time_us_per_step=None if saving.time_us_per_step is None else max(0.0, saving.time_us_per_step),
+        share_of_step=None if saving.share_of_step is None else min(max(0.0, saving.share_of_step), 1.0),
+        bytes=None if saving.bytes is None else max(0, int(saving.bytes)),
+        share_of_peak=None if saving.share_of_peak is None else min(max(0.0, saving.share_of_peak), 1.0),
+    )
+
+
+def fingerprint(rule: Rule, claim: Claim) -> str:
+    """Stable between captures of the same script: no times, no line numbers, no rank."""
+    name = PurePosixPath((claim.location.file or "").replace("\\", "/")).name
+    parts = [rule.code, name, claim.location.function or "", claim.key]
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _cut(table: Table) -> Table:
+    if len(table.rows) <= MAX_ROWS:
+        return table
+    return replace(table, rows=table.rows[:MAX_ROWS], of=table.of or len(table.rows))
+
+
+def score(finding: Finding) -> float:
+    """What the order goes by: share of the step or of the peak, weighted with the confidence. A fault that ends the
+    run (critical without a saving) has cost all of it."""
+    share = _share(finding.saving)
+    if share is None:
+        share = 1.0 if finding.severity == "critical" else 0.0
+    return share * WEIGHT[finding.confidence]
+
+
+def merged(filed: Sequence[Filed], settings: Settings) -> list[tuple[Finding, Filed]]:
+    """One finding per fault: the same fault on other ranks or files of one folder becomes a table in the worst one.
+    Filtered, ordered, with ids."""
+    groups: dict[tuple[str, str], list[Filed]] = {}
+    for f in filed:
+        groups.setdefault((f.finding.fingerprint, str(PurePosixPath(f.path).parent)), []).append(f)
+    found = []
+    for group in groups.values():
+        group.sort(key=lambda f: (-score(f.finding), f.rank, f.path))
+        worst = group[0]
+        same_file = [f for f in group if f.input == worst.input]
+        for own in same_file:
+            others = [f for f in group if f.input != worst.input] if own is worst else []
+            found.append((_with_others(own.finding, others), own))
+    at_least = WEIGHT[_confidence(settings.min_confidence)]
+    kept = [
+        (finding, f)
+        for finding, f in found
+        if WEIGHT[finding.confidence] >= at_least and not _too_small(finding, settings.min_saving)
+    ]
+    kept.sort(key=lambda pair: _order(pair[0], pair[1].path))
+    counted: Counter[str] = Counter()
+    numbered = []
+    for finding, f in kept:
+        counted[finding.code] += 1
+        numbered.append((replace(finding, id=f"{finding.code}-{counted[finding.code]}"), f))
+    return numbered
+
+
+def _confidence(text: str) -> Confidence:
+    return next(c for c in WEIGHT if c == text)
+
+
+def _too_small(finding: Finding, least: float) -> bool:
+    share = _share(finding.saving)
+    return share is not None and share < least
+
+
+def _order(finding: Finding, path: str) -> tuple[float, str, str, int, float, str, str]:
+    at = finding.location
+    return (
+        -score(finding),
+        finding.code,
+        at.file or "",
+        at.line or 0,
+        at.ts_us or 0.0,
+        path,
+        finding.message,
+    )
+
+
+def _with_others(finding: Finding, others: Sequence[Filed]) -> Finding:
+    if not others:
+        return finding
+    rows: list[list[Cell]] = [
+        [
+            o.path,
+            o.rank,
+            o.finding.saving.time_us_per_step if o.finding.saving else None,
+            o.finding.saving.bytes if o.finding.saving else None,
+            o.finding.severity,
+        ]
+        for o in sorted(others, key=lambda o: (o.rank, o.path))
+    ]
+    columns = [
+        Column("file"),
+        Column("rank", "count"),
+        Column("per step", "us"),
+        Column("memory", "bytes"),
+        Column("severity"),
+    ]
+    table = _cut(Table(title="The same in other captures", columns=columns, rows=rows))
+    ranks = sorted({o.rank for o in others} - {finding.rank})
+    where = (
+        f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}" if ranks else f"{len(others)} more captures"
+    )
+    if not ranks and len(others) == 1:
+        where = "another capture"
+    message = re.sub(r"\.?$", f" (also on {where}).", finding.message, count=1)
+    return replace(finding, message=message, evidence=[*finding.evidence, table])
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """1, 2, 3, 7 -> "1-3, 7"."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def anchor(location: Location) -> str:
+    """`file:line` for people, or an empty string."""
+    if not location.file:
+        return ""
+    return f"{location.file}:{location.line}" if location.line else location.file

@@ -1,0 +1,308 @@
+"""Makes the Result: what the evidence shows of each capture, the findings, the combined what-if, the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from trace_doctor import __version__
+from trace_doctor.config import Config
+from trace_doctor.engine.findings import Filed, file_claim, merged
+from trace_doctor.engine.running import Verdict, run_rules
+from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.evidence.memory_ledger import MemoryLedger
+from trace_doctor.evidence.overview import Overview
+from trace_doctor.evidence.replay import Removal, Replay
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.model import (
+    Finding,
+    Ignored,
+    Input,
+    Outcome,
+    OutcomeKind,
+    ReplayQuality,
+    Result,
+    SavingUpTo,
+    StepRow,
+    Summary,
+    Tool,
+    WhatIf,
+)
+from trace_doctor.rule import Rule
+from trace_doctor.run import Capture
+
+MAX_LANES = 32
+MAX_STEPS = 200
+MAX_FINDINGS = 100
+R = TypeVar("R", bound=msgspec.Struct)
+Progress = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One capture with everything that was found on it."""
+
+    number: int
+    """of its first file in Result.inputs"""
+    facts: Facts
+    verdicts: list[Verdict]
+
+    @property
+    def rank(self) -> int:
+        return self.facts.capture.rank
+
+
+def diagnose(
+    captures: Sequence[Capture],
+    rules: Sequence[type[Rule]],
+    config: Config,
+    options: Options | None = None,
+    *,
+    ignored: Sequence[Ignored] = (),
+    progress: Progress = lambda phase, what: None,
+) -> Result:
+    """Examines every capture with every rule. Pure: no file is written and nothing of the inputs is executed."""
+    made = [config.rule(r) for r in rules]
+    inputs: list[Input] = []
+    examined: list[Examined] = []
+    for capture in captures:
+        facts = Facts(capture, options)
+        number = len(inputs)
+        verdicts = run_rules(facts, made, lambda code, path=capture.path: progress(code, path))  # type: ignore[misc]
+        examined.append(Examined(number, facts, verdicts))
+        inputs += _inputs(facts)
+    filed = [
+        file_claim(v.rule, c, e.number, e.rank, e.facts.capture.path, config.settings)
+        for e in examined
+        for v in e.verdicts
+        for c in v.claims
+    ]
+    numbered = merged(filed, config.settings)
+    limits: list[str] = []
+    findings = _limit([f for f, _ in numbered], MAX_FINDINGS, "findings", limits)
+    what_if = [w for e in examined for w in _what_if(e, numbered)]
+    result = Result(
+        tool=Tool(version=__version__),
+        inputs=inputs,
+        ignored=list(ignored),
+        summary=_summary(examined, what_if, findings),
+        time_ledger=_rows(examined, TimeLedger, lambda t: t.rows),
+        memory_ledger=_rows(examined, MemoryLedger, lambda m: m.rows),
+        steps=_limit(_steps(examined), MAX_STEPS, "steps", limits),
+        timeline=_limit(_rows(examined, Overview, lambda o: o.lanes()), MAX_LANES, "device lanes", limits),
+        memory_timeline=_limit(
+            _rows(examined, MemoryLedger, lambda m: m.series), MAX_LANES, "memory charts", limits
+        ),
+        kernels=_rows(examined, Overview, lambda o: o.kernels()),
+        collectives=_rows(examined, Overview, lambda o: o.collectives()),
+        what_if=what_if,
+        findings=findings,
+        outcomes=_outcomes(examined, made, numbered),
+        config=_config(config),
+        limits=limits,
+    )
+    return result
+
+
+def _inputs(facts: Facts) -> list[Input]:
+    capture, found = facts.capture, []
+    if (run := capture.run) is not None:
+        steps = facts.get(Steps)
+        found.append(
+            Input(
+                path=run.path,
+                kind="trace",
+                rank=capture.rank,
+                rank_how=run.rank_how,
+                device_name=next(iter(run.device_names.values()), None),
+                torch_version=run.torch_version,
+                events=len(run) + len(run.memory),
+                steps=len(steps.steps) if steps else 0,
+                recorded=run.recorded,
+                warnings=list(run.warnings),
+            )
+        )
+    if (snapshot := capture.snapshot) is not None:
+        found.append(
+            Input(
+                path=snapshot.path,
+                kind="snapshot",
+                rank=capture.rank,
+                rank_how=snapshot.rank_how,
+                torch_version=snapshot.torch_version,
+                events=len(snapshot),
+                warnings=list(snapshot.warnings),
+            )
+        )
+    found += [
+        Input(
+            path=log.path, kind="torch_trace", rank=capture.rank, events=len(log), warnings=list(log.warnings)
+        )
+        for log in capture.torch_logs
+    ]
+    return found
+
+
+def _rows(examined: Sequence[Examined], kind: type[Any], rows: Callable[[Any], Sequence[R]]) -> list[R]:
+    """The rows of one evidence over all captures, each with the number of its input."""
+    found: list[R] = []
+    for e in examined:
+        if (evidence := e.facts.get(kind)) is not None:
+            found += [replace(row, input=e.number, rank=e.rank) for row in rows(evidence)]
+    return found
+
+
+def _limit(rows: list[R], most: int, what: str, limits: list[str]) -> list[R]:
+    if len(rows) > most:
+        limits.append(f"showing {most} of {len(rows)} {what}")
+    return rows[:most]
+
+
+def _steps(examined: Sequence[Examined]) -> list[StepRow]:
+    found = []
+    for e in examined:
+        if (steps := e.facts.get(Steps)) is None or steps.source == "none":
+            continue
+        zero = steps.window[0]
+        found += [
+            StepRow(
+                input=e.number,
+                rank=e.rank,
+                index=s.index,
+                start_us=(s.start - zero) / 1e3,
+                dur_us=(s.end - s.start) / 1e3,
+                warmup=s.warmup,
+            )
+            for s in steps.steps
+        ]
+    return found
+
+
+def _what_if(e: Examined, numbered: Sequence[tuple[Finding, Filed]]) -> list[WhatIf]:
+    """Today, each fix alone, all fixes that are not display together: one replay each, never a sum."""
+    mine = [
+        (finding.id, filed.claim.removal)
+        for finding, filed in numbered
+        if filed.input == e.number
+        and filed.claim.removal
+        and any(f.safety != "display" for f in finding.fixes)
+    ]
+    replay = e.facts.get(Replay)
+    if not mine or replay is None:
+        return []
+    together = Removal()
+    for _, removal in mine:
+        together |= removal
+    cases: list[tuple[list[str], Removal]] = [([], Removal()), *(([id], removal) for id, removal in mine)]
+    if len(mine) > 1:
+        cases.append(([id for id, _ in mine], together))
+    found = []
+    for ids, removal in cases:
+        outcome = replay.without(removal)
+        found.append(
+            WhatIf(input=e.number, rank=e.rank, fixes=ids, step_us=outcome.step_us, basis=outcome.basis)
+        )
+    return found
+
+
+def _summary(examined: Sequence[Examined], what_if: Sequence[WhatIf], findings: Sequence[Finding]) -> Summary:
+    """Of several captures: the slowest step, the busy share of all steady time, the highest peak, the largest saving."""
+    with_steps = [s for e in examined if (s := e.facts.get(Steps)) is not None and s.source != "none"]
+    ledgers = [row for e in examined if (t := e.facts.get(TimeLedger)) is not None for row in t.rows]
+    rows = [r for r in ledgers if r.phase == "steady"] or ledgers
+    window = sum(r.window_ns for r in rows)
+    idle = sum(r.idle_ns.total() for r in rows)
+    on_gpu = bool(rows) and all(r.device >= 0 for r in rows)
+    memory = [row for e in examined if (m := e.facts.get(MemoryLedger)) is not None for row in m.rows]
+    replays = [r for e in examined if (r := e.facts.get(Replay)) is not None]
+    reserved = [m.max_reserved_bytes for m in memory if m.max_reserved_bytes is not None]
+    return Summary(
+        step_us=max((s.step_ns / 1e3 for s in with_steps), default=None),
+        gpu_busy_share=(window - idle) / window if window and on_gpu else None,
+        gpu_idle_share=idle / window if window and on_gpu else None,
+        peak_allocated_bytes=max((m.peak_bytes for m in memory), default=None),
+        peak_reserved_bytes=max(reserved, default=None),
+        replay=ReplayQuality(
+            base_error=median([r.base_error for r in replays if r.base_error is not None] or [0.0])
+            if replays
+            else None,
+            unexplained_share=max((r.unexplained_share or 0.0 for r in replays), default=None),
+        ),
+        saving_up_to=_saving_up_to(what_if, findings),
+        verdict=_verdict(findings),
+    )
+
+
+def _saving_up_to(what_if: Sequence[WhatIf], findings: Sequence[Finding]) -> SavingUpTo:
+    best: tuple[float, float] | None = None
+    for number in sorted({w.input for w in what_if}):
+        mine = [w for w in what_if if w.input == number]
+        today, least = mine[0].step_us, min(w.step_us for w in mine)
+        if today > 0 and (best is None or today - least > best[0]):
+            best = (today - least, (today - least) / today)
+    if best is None:
+        claimed = [
+            (f.saving.time_us_per_step, f.saving.share_of_step or 0.0)
+            for f in findings
+            if f.saving and f.saving.time_us_per_step and any(x.safety != "display" for x in f.fixes)
+        ]
+        best = max(claimed, default=None)
+    # Falls of the peak do not add up either: without one replay of all removals, the largest is what is sure.
+    memory = [f.saving.bytes for f in findings if f.saving and f.saving.bytes]
+    return SavingUpTo(
+        time_us_per_step=best[0] if best else None,
+        share_of_step=best[1] if best else None,
+        bytes=max(memory, default=None),
+    )
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    counts = {s: sum(f.severity == s for f in findings) for s in ("critical", "warning", "info")}
+    serious = counts["critical"] + counts["warning"]
+    if not findings:
+        return "No fault found among those that could be checked."
+    if not serious:
+        return "No serious fault found; see the notes."
+    first = findings[0]
+    return f"{serious} fault{'s' if serious > 1 else ''} found; start with {first.code} {first.name}."
+
+
+def _outcomes(
+    examined: Sequence[Examined], rules: Sequence[Rule], numbered: Sequence[tuple[Finding, Filed]]
+) -> list[Outcome]:
+    """One outcome per rule over all captures: the strongest of fired, error, passed, skipped."""
+    order: tuple[OutcomeKind, ...] = ("fired", "error", "passed", "skipped")
+    found = []
+    for i, rule in enumerate(rules):
+        mine = [e.verdicts[i] for e in examined]
+        kind = next(k for k in order if any(v.outcome == k for v in mine) or k == "skipped")
+        speaking = next((v for v in mine if v.outcome == kind and v.reason), None)
+        owners = sorted({c for v in mine if v.outcome != "fired" for c in v.refers_to})
+        found.append(
+            Outcome(
+                code=rule.code,
+                name=rule.name,
+                title=rule.title,
+                outcome=kind,
+                reason=speaking.reason if speaking else None,
+                capture=speaking.capture if speaking else None,
+                refers_to=[f.id for f, _ in numbered if f.code in owners],
+            )
+        )
+    return found
+
+
+def _config(config: Config) -> dict[str, Any]:
+    """What differs from the defaults, with its origin: the rest is documented."""
+    values = msgspec.to_builtins(config.settings)
+    return {
+        k.replace("_", "-"): {"value": values[k], "origin": origin}
+        for k, origin in sorted(config.origins.items())
+        if origin != "default" and k not in ("output", "source")
+    }

@@ -1,0 +1,87 @@
+"""Runs every rule on one capture. A rule ends in one of four outcomes; its exception never ends the run."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Facts
+from trace_doctor.model import OutcomeKind
+from trace_doctor.rule import Claim, Context, Rule
+
+log = logging.getLogger("trace_doctor")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one rule ended on one capture."""
+
+    rule: Rule
+    outcome: OutcomeKind
+    claims: tuple[Claim, ...] = ()
+    reason: str | None = None
+    capture: str | None = None
+    refers_to: tuple[str, ...] = field(default=())
+
+
+def run_rules(
+    facts: Facts, rules: Sequence[Rule], progress: Callable[[str], None] = lambda _: None
+) -> list[Verdict]:
+    """One verdict per rule, in the order of the rules, after faults with two names went to their owner."""
+    verdicts = []
+    for rule in rules:
+        progress(rule.code)
+        started = time.perf_counter()
+        verdicts.append(_run(facts, rule))
+        log.debug("%s %s in %.0f ms", rule.code, verdicts[-1].outcome, (time.perf_counter() - started) * 1e3)
+    return _one_owner(verdicts)
+
+
+def _run(facts: Facts, rule: Rule) -> Verdict:
+    ctx = Context(facts, rule)
+    try:
+        for kind in rule.needs:
+            ctx[kind]
+        claims = tuple(rule.check(ctx))
+    except NotCaptured as missing:
+        return Verdict(rule, "skipped", reason=missing.reason, capture=missing.capture)
+    except Exception as error:
+        log.debug("%s failed on %s", rule.code, facts.capture.path, exc_info=True)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
+        return Verdict(rule, "error", reason=f"{type(error).__name__}: {error} ({place}); please report it")
+    return Verdict(rule, "fired" if claims else "passed", claims)
+
+
+def _one_owner(verdicts: list[Verdict]) -> list[Verdict]:
+    """A rule gives up the claims that a rule it yields to also makes: same moments, or same call site."""
+    fired = {v.rule.code: v for v in verdicts if v.claims}
+    settled = []
+    for verdict in verdicts:
+        owners = [fired[c] for c in verdict.rule.yields_to if c in fired]
+        kept = tuple(c for c in verdict.claims if not any(_same(c, o) for w in owners for o in w.claims))
+        if len(kept) == len(verdict.claims):
+            settled.append(verdict)
+            continue
+        codes = tuple(
+            w.rule.code for w in owners if any(_same(c, o) for c in verdict.claims for o in w.claims)
+        )
+        settled.append(replace(verdict, outcome="fired" if kept else "passed", claims=kept, refers_to=codes))
+    return settled
+
+
+def _same(claim: Claim, owner: Claim) -> bool:
+    """Whether two claims speak of one fault: half of the claim's moments are the owner's; without moments on both
+    sides the capture itself is what they share."""
+    if not claim.owned or not owner.owned:
+        return True
+    theirs = sorted(owner.owned)
+    total = shared = 0
+    for start, end in claim.owned:
+        total += end - start
+        shared += sum(max(0, min(end, e) - max(start, s)) for s, e in theirs)
+    return shared * 2 >= total
