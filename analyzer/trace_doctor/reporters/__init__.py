@@ -1,1 +1,46 @@
+"""Result -> output, one module per format. Pure functions of the result: no capture, no clock, no terminal is looked at."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from trace_doctor.errors import UsageError
+from trace_doctor.model import Result
+
+FORMATS: dict[str, str] = {
+    "text": "trace_doctor.reporters.text",
+    "html": "trace_doctor.reporters.html",
+    "json": "trace_doctor.reporters.json",
+}
+"""format name -> module with `render(result, options) -> str`; imported on first use."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the caller may choose about an output. The terminal is the caller's to ask: colour and width come from there."""
+
+    color: bool = False
+    width: int = 80
+    show_skipped: bool = False
+    ascii: bool = False
+    report: str | None = None
+    """path of the HTML report written beside a text output, to be named in its footer"""
+
+
+def render(
+    result: Result,
+    fmt: str,
+    *,
+    color: bool = False,
+    width: int = 80,
+    show_skipped: bool = False,
+    ascii: bool = False,
+    report: str | None = None,
+) -> str:
+    """The result in one of FORMATS. The same result gives the same text. Raises UsageError for an unknown format."""
+    if fmt not in FORMATS:
+        raise UsageError(f"unknown output format {fmt!r}; choose from {', '.join(FORMATS)}")
+    options = Options(color=color, width=width, show_skipped=show_skipped, ascii=ascii, report=report)
+    text: str = import_module(FORMATS[fmt]).render(result, options)
+    return text

@@ -1,0 +1,10 @@
+"""The result as it is: the contract for other programs."""
+
+from __future__ import annotations
+
+from trace_doctor.model import Result
+from trace_doctor.reporters import Options
+
+
+def render(result: Result, options: Options) -> str:
+    return result.to_json().decode()

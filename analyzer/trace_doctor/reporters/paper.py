@@ -1,0 +1,109 @@
+"""Lines of a terminal: cleaning, wrapping to a width, colour as an addition that changes no layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trace_doctor.reporters.units import columns, visible
+
+_SGR = {
+    "bold": "1",
+    "dim": "2",
+    "critical": "1;31",
+    "warning": "1;33",
+    "info": "1;34",
+    "good": "1;32",
+    "compute": "34",
+    "comm": "35",
+    "copy": "36",
+    "idle": "33",
+}
+_ASCII = {
+    "✖": "x", "▲": "!", "●": "*", "✔": "+", "·": "-", "µ": "u", "…": "...", "–": "-", "—": "-", "−": "-",
+    "“": '"', "”": '"', "’": "'", "→": "->", "≥": ">=", "≤": "<=", "×": "x", "≈": "~",
+    "█": "#", "▓": "%", "▒": "=", "░": ".",
+}  # fmt: skip
+
+Piece = tuple[str, str]
+"""text and style ('' for none)"""
+
+
+class Paper:
+    """Collects lines no wider than `width`. Widths are measured before colour is added."""
+
+    def __init__(self, width: int, *, color: bool, ascii: bool) -> None:
+        self.width = max(width, 40)
+        self.color = color
+        self.ascii = ascii
+        self.lines: list[str] = []
+
+    def clean(self, text: str) -> str:
+        """One line, harmless, in the characters that may be used."""
+        text = visible(text)
+        if self.ascii and not text.isascii():
+            text = "".join(_ASCII.get(c, c) for c in text).encode("ascii", "backslashreplace").decode()
+        return text
+
+    def style(self, text: str, style: str) -> str:
+        return f"\x1b[{_SGR[style]}m{text}\x1b[0m" if self.color and style and text else text
+
+    def blank(self) -> None:
+        if self.lines and self.lines[-1]:
+            self.lines.append("")
+
+    def put(self, text: str, style: str = "", *, indent: int = 0, first: str = "") -> None:
+        """A paragraph: wrapped at spaces, every line indented, `first` put into the first line's indent."""
+        room = self.width - indent
+        for number, line in enumerate(self._wrap(self.clean(text), room)):
+            lead = self.clean(first).ljust(indent) if number == 0 and first else " " * indent
+            self.lines.append((lead + self.style(line, style)).rstrip())
+
+    def flow(self, pieces: Sequence[Piece], *, indent: int = 0, gap: str = "  ") -> None:
+        """Pieces side by side with `gap` between; one that does not fit begins the next line, indented."""
+        gap = self.clean(gap)
+        line, used, empty = "", 0, True
+        for text, style in pieces:
+            for number, part in enumerate(self._wrap(self.clean(text), self.width - indent)):
+                wanted = columns(part) + (0 if empty else columns(gap))
+                if not empty and (number or used + wanted > self.width):
+                    self.lines.append(line.rstrip())
+                    line, used, empty = " " * indent, indent, True
+                if not empty:
+                    line, used = line + gap, used + columns(gap)
+                line, used, empty = line + self.style(part, style), used + columns(part), False
+        if not empty:
+            self.lines.append(line.rstrip())
+
+    def text(self) -> str:
+        return "\n".join(self.lines).rstrip("\n") + "\n"
+
+    def _wrap(self, text: str, room: int) -> list[str]:
+        """Lines of at most `room` columns. What has no space to break at is cut."""
+        lines, line = [], ""
+        for word in text.split():
+            while columns(word) > room:
+                head = _cut(word, room - columns(line) - (1 if line else 0))
+                if not head or (line and columns(head) < 12):
+                    lines.append(line)
+                    line = ""
+                    continue
+                lines.append(f"{line} {head}" if line else head)
+                word, line = word[len(head) :], ""
+            if line and columns(line) + 1 + columns(word) > room:
+                lines.append(line)
+                line = word
+            elif word:
+                line = f"{line} {word}" if line else word
+        if line:
+            lines.append(line)
+        return lines
+
+
+def _cut(word: str, room: int) -> str:
+    """The longest head of the word that fits."""
+    used = 0
+    for i, char in enumerate(word):
+        used += columns(char)
+        if used > room:
+            return word[:i]
+    return word

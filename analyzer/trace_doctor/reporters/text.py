@@ -1,0 +1,274 @@
+"""The diagnosis for a terminal: header, where the step goes, ranked findings, what was not checked, what to do next."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import msgspec
+
+from trace_doctor.model import Finding, Fix, Outcome, Result, Table, TimeLedgerRow
+from trace_doctor.reporters import Options
+from trace_doctor.reporters.paper import Paper, Piece
+from trace_doctor.reporters.units import (
+    Scale,
+    duration,
+    estimate_duration,
+    estimate_share,
+    plural,
+    share,
+    size,
+)
+from trace_doctor.reporters.words import (
+    BUSY,
+    IDLE,
+    MEMORY,
+    SEVERITIES,
+    SYMBOL,
+    device_name,
+    is_patch,
+    place,
+    saving_words,
+    where,
+    where_in_capture,
+    why_not_applied,
+)
+
+_MOST_ROWS = 8
+_BAR = {"compute": "█", "comm": "▓", "copy": "▒", "idle": "░"}
+
+
+def render(result: Result, options: Options) -> str:
+    paper = Paper(options.width, color=options.color, ascii=options.ascii)
+    _header(paper, result)
+    _ledgers(paper, result)
+    for finding in result.findings:
+        paper.blank()
+        _finding(paper, finding)
+    if not result.findings:
+        _nothing_found(paper, result)
+    paper.blank()
+    _footer(paper, result, options)
+    return paper.text()
+
+
+# ------------------------------------------------------------------------------------------------ header
+
+
+def _header(paper: Paper, result: Result) -> None:
+    label = f"{result.tool.name}  "
+    names = [i.path for i in result.inputs[:3]] or ["no capture"]
+    for number, name in enumerate(names):
+        paper.put(name, "bold" if number == 0 else "", indent=len(label), first=label if number == 0 else "")
+    more = len(result.inputs) - len(names)
+    if more > 0:
+        paper.put(f"and {more:,} more", indent=len(label))
+    paper.put(" · ".join(_facts(result)), indent=len(label))
+    if result.summary.verdict:
+        paper.blank()
+        paper.put(result.summary.verdict, "bold")
+    warned = [(i, w) for i in result.inputs for w in i.warnings]
+    for source, warning in warned[:_MOST_ROWS]:
+        paper.put(f"{source.path}: {warning}" if len(result.inputs) > 1 else warning, indent=2, first="!")
+    if len(warned) > _MOST_ROWS:
+        paper.put(f"{len(warned) - _MOST_ROWS:,} more warnings in the report", indent=2, first="!")
+
+
+def _facts(result: Result) -> list[str]:
+    summary = result.summary
+    devices = list(dict.fromkeys(i.device_name for i in result.inputs if i.device_name))
+    ranks = len({i.rank for i in result.inputs})
+    steps = max((i.steps for i in result.inputs), default=0)
+    cpu = bool(result.time_ledger) and all(row.device < 0 for row in result.time_ledger)
+    facts = [*devices[:2], plural(ranks, "rank") if ranks > 1 else "", plural(steps, "step") if steps else ""]
+    if summary.step_us is not None:
+        facts.append(f"{duration(summary.step_us)} a step")
+    if summary.gpu_busy_share is not None:
+        facts.append(f"{'CPU' if cpu else 'GPU'} busy {share(summary.gpu_busy_share)}")
+    if summary.peak_allocated_bytes is not None:
+        facts.append(f"peak {size(summary.peak_allocated_bytes)}")
+    return [f for f in facts if f]
+
+
+# ------------------------------------------------------------------------------------------------ ledgers
+
+
+def _ledgers(paper: Paper, result: Result) -> None:
+    steady = [r for r in result.time_ledger if r.phase == "steady"] or result.time_ledger
+    if steady:
+        paper.blank()
+    ranks = len({r.rank for r in result.time_ledger})
+    for row in steady[:_MOST_ROWS]:
+        _time_row(paper, row, place(row.rank, row.device, ranks) if len(steady) > 1 else "step")
+    if len(steady) > _MOST_ROWS:
+        paper.put(f"… and {len(steady) - _MOST_ROWS:,} more devices, in the report", indent=2)
+    for memory in result.memory_ledger[:_MOST_ROWS]:
+        name = place(memory.rank, memory.device, ranks) if len(result.memory_ledger) > 1 else "memory"
+        parts = _largest(msgspec.structs.asdict(memory.by_category))
+        said = ", ".join(f"{MEMORY[k].label} {size(v)}" for k, v in parts[:4])
+        reserved = f", {size(memory.max_reserved_bytes)} reserved" if memory.max_reserved_bytes else ""
+        _entry(paper, name, f"peak {size(memory.peak_bytes)}{reserved}: {said}")
+
+
+def _time_row(paper: Paper, row: TimeLedgerRow, name: str) -> None:
+    window = max(row.window_ns, 1)
+    busy = {"compute": row.compute_ns, "comm": row.exposed_comm_ns, "copy": row.exposed_copy_ns}
+    idle = row.idle_ns.total()
+    causes = _largest(msgspec.structs.asdict(row.idle_ns))
+    said = [f"{BUSY[k].label} {share(v / window)}" for k, v in busy.items() if v]
+    shown = [f"{IDLE[k].label} {share(v / window)}" for k, v in causes if v / window >= 0.01][:5]
+    inside = f" ({', '.join(shown)})" if shown else ""
+    if idle:
+        said.append(f"{'waiting' if row.device < 0 else 'idle'} {share(idle / window)}{inside}")
+    room = paper.width - 10
+    pieces = _bar({**busy, "idle": idle}, room)
+    paper.lines.append(
+        "  " + f"{paper.clean(name)[:7]:<8}" + "".join(paper.style(paper.clean(t), s) for t, s in pieces)
+    )
+    _entry(paper, "", " · ".join(said))
+
+
+def _entry(paper: Paper, name: str, text: str) -> None:
+    paper.put(text, indent=10, first=f"  {name[:7]}")
+
+
+def _bar(parts: dict[str, int], room: int) -> list[Piece]:
+    """Characters by share; borders are rounded, so that the bar is always full."""
+    whole = sum(parts.values()) or 1
+    pieces, before, done = [], 0, 0
+    for kind, part in parts.items():
+        before += part
+        upto = round(before / whole * room)
+        pieces.append((_BAR[kind] * (upto - done), kind))
+        done = upto
+    return pieces
+
+
+def _largest(parts: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(((k, v) for k, v in parts.items() if v), key=lambda kv: (-kv[1], kv[0]))
+
+
+# ------------------------------------------------------------------------------------------------ findings
+
+
+def _finding(paper: Paper, finding: Finding) -> None:
+    saving = saving_words(finding.saving)
+    head = [(f"{SYMBOL[finding.severity]} {finding.code} {finding.name}", finding.severity)]
+    if saving:
+        head.append((saving, "bold"))
+    if where(finding.location):
+        head.append((where(finding.location), ""))
+    paper.flow(head, indent=2)
+    known = [finding.severity, f"{finding.confidence} confidence", where_in_capture(finding.location)]
+    paper.put(" · ".join(k for k in known if k), "dim", indent=2)
+    paper.put(finding.message, indent=2)
+    if finding.evidence:
+        _evidence(paper, finding.evidence[0])
+    for fix in finding.fixes[:2]:
+        _fix(paper, fix)
+    if len(finding.fixes) > 2:
+        paper.put(
+            f"{plural(len(finding.fixes) - 2, 'more fix', 'more fixes')} in the report", "dim", indent=7
+        )
+
+
+def _evidence(paper: Paper, table: Table) -> None:
+    """The first row of the table, as one line."""
+    if not table.rows:
+        return
+    cells = []
+    for n, (column, value) in enumerate(zip(table.columns, table.rows[0], strict=False)):
+        scale = Scale.of(column.unit, [row[n] if n < len(row) else None for row in table.rows[:1]])
+        text = scale.with_unit(value)
+        if text:
+            cells.append(f"{column.title} {text}" if scale.numeric else text)
+    if cells:
+        paper.put(f"{table.title}: {', '.join(cells)}", "dim", indent=2)
+
+
+def _fix(paper: Paper, fix: Fix) -> None:
+    paper.put(f"{fix.title} [{fix.safety}]", indent=7, first="  fix:")
+    reason = why_not_applied(fix)
+    if reason:
+        paper.put(f"not applied: {reason}", "dim", indent=7)
+
+
+def _nothing_found(paper: Paper, result: Result) -> None:
+    paper.blank()
+    passed = sum(o.outcome == "passed" for o in result.outcomes)
+    skipped = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
+    if passed:
+        paper.put(f"✔ nothing found by the {plural(passed, 'rule')} that could look", "good")
+    else:
+        paper.put("nothing could be checked", "warning")
+    if passed and skipped:
+        paper.put(f"{plural(skipped, 'rule')} could not: see below", indent=2)
+
+
+# ------------------------------------------------------------------------------------------------ footer
+
+
+def _footer(paper: Paper, result: Result, options: Options) -> None:
+    _totals(paper, result)
+    _not_checked(paper, result.outcomes, options)
+    for limit in result.limits:
+        paper.put(limit, "dim")
+    if options.report:
+        paper.put(f"Report: {options.report}")
+    patches = sum(is_patch(f) for finding in result.findings for f in finding.fixes)
+    possible = sum(f.kind == "patch" and f.safety != "display" for x in result.findings for f in x.fixes)
+    if patches:
+        paper.put(f"Next: trace-doctor fix PATH --source DIR  ({plural(patches, 'patch', 'patches')} ready)")
+    elif possible:
+        paper.put(
+            f"Next: trace-doctor fix PATH --source DIR  ({plural(possible, 'fix', 'fixes')} can become a patch)"
+        )
+    elif result.findings:
+        paper.put(f"Next: trace-doctor rule {result.findings[0].code}")
+    elif any(o.outcome == "skipped" and o.capture for o in result.outcomes):
+        paper.put("Next: trace-doctor capture  (prints what to record)")
+
+
+def _totals(paper: Paper, result: Result) -> None:
+    counts = {s: sum(f.severity == s for f in result.findings) for s in SEVERITIES}
+    said = [f"{n:,} {s}" for s, n in counts.items() if n]
+    total = plural(len(result.findings), "finding")
+    upto = result.summary.saving_up_to
+    gain = []
+    if upto.share_of_step and upto.time_us_per_step:
+        gain.append(
+            f"-{estimate_share(upto.share_of_step)} step ({estimate_duration(upto.time_us_per_step)})"
+        )
+    if upto.bytes:
+        gain.append(f"-{size(upto.bytes)}")
+    together = f" · together up to {', '.join(gain)}" if gain else ""
+    paper.put((f"{total}: {', '.join(said)}" if said else total) + together, "bold")
+
+
+def _not_checked(paper: Paper, outcomes: list[Outcome], options: Options) -> None:
+    skipped = [o for o in outcomes if o.outcome == "skipped"]
+    passed = sum(o.outcome == "passed" for o in outcomes)
+    if passed:
+        paper.put(f"{plural(passed, 'rule')} passed")
+    if skipped:
+        _skipped(paper, skipped, options)
+    for failed in (o for o in outcomes if o.outcome == "error"):
+        reason = (failed.reason or "").strip().splitlines()
+        paper.put(
+            f"{failed.code} {failed.name} failed: {reason[-1] if reason else 'no reason given'}", "warning"
+        )
+
+
+def _skipped(paper: Paper, skipped: list[Outcome], options: Options) -> None:
+    by_reason: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in skipped:
+        by_reason[outcome.reason or "no reason given"].append(outcome)
+    groups = sorted(by_reason.items(), key=lambda kv: (-len(kv[1]), kv[0]))
+    if not options.show_skipped:
+        said = ", ".join(f"{len(members)} {reason}" for reason, members in groups)
+        paper.put(f"{plural(len(skipped), 'rule')} skipped: {said}  (--show-skipped)")
+        return
+    paper.put(f"{plural(len(skipped), 'rule')} skipped:")
+    for reason, members in groups:
+        paper.put(f"{', '.join(f'{o.code} {o.name}' for o in members)}: {reason}", indent=2)
+        for capture in dict.fromkeys(o.capture for o in members if o.capture):
+            paper.put(f"record: {capture}", "dim", indent=4)

@@ -1,0 +1,166 @@
+"""Numbers as people read them. Times in: microseconds; memory in: bytes; shares in: 0..1.
+
+`duration` and `size` show what was measured; `estimate_*` show what is estimated, with two significant figures.
+`Scale` picks one unit for a whole column.
+"""
+
+from __future__ import annotations
+
+import statistics
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import floor, log10
+
+from trace_doctor.model import Cell, Unit
+
+_TIME = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
+_BYTES = ((1024.0**3, "GiB"), (1024.0**2, "MiB"), (1024.0, "KiB"), (1.0, "B"))
+
+
+def _unit(value: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    return next((u for u in units if abs(value) >= u[0]), units[-1])
+
+
+def _figures(value: float, figures: int) -> float:
+    """`value` rounded to so many significant figures."""
+    if value == 0:
+        return 0.0
+    return round(value, figures - 1 - floor(log10(abs(value))))
+
+
+def _decimals(value: float, figures: int) -> int:
+    return 0 if value == 0 else max(0, figures - 1 - floor(log10(abs(value))))
+
+
+def _estimate(value: float, units: tuple[tuple[float, str], ...]) -> str:
+    size, name = _unit(_figures(value, 2), units)
+    scaled = _figures(value / size, 2)
+    return f"{scaled:,.{_decimals(scaled, 2)}f} {name}"
+
+
+def duration(us: float) -> str:
+    """A measured time: `177.6 ms`, `59.3 ms`, `5.93 µs`."""
+    size, name = _unit(round(us, 3), _TIME)
+    scaled = us / size
+    decimals = 2 if abs(scaled) < 10 else 1
+    return f"{scaled:,.{decimals}f} {name}" if scaled else "0 ms"
+
+
+def estimate_duration(us: float) -> str:
+    """An estimated time, two significant figures: `59 ms`."""
+    return _estimate(us, _TIME) if us else "0 ms"
+
+
+def size(count: float) -> str:
+    """Measured memory: `12.7 GiB`, `614 MiB`."""
+    unit, name = _unit(count, _BYTES)
+    scaled = count / unit
+    decimals = 0 if name == "B" or abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
+    return f"{scaled:,.{decimals}f} {name}"
+
+
+def estimate_size(count: float) -> str:
+    return _estimate(count, _BYTES) if count else "0 B"
+
+
+def share(value: float, decimals: int = 1) -> str:
+    """A measured share: `56.6%`; what is there but rounds to nothing is `<0.1%`."""
+    least = 10.0**-decimals
+    if 0 < value * 100 < least / 2:
+        return f"<{least:.{decimals}f}%"
+    return f"{value * 100:,.{decimals}f}%" if value else "0%"
+
+
+def estimate_share(value: float) -> str:
+    """An estimated share, two significant figures: `33%`, `3.4%`, `0.5%`."""
+    if 0 < value < 0.0005:
+        return "<0.1%"
+    percent = value * 100
+    return f"{percent:.{0 if percent >= 9.95 or percent == 0 else 1}f}%"
+
+
+def number(value: float) -> str:
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.{max(1, min(6, _decimals(value, 3)))}f}"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How one column of numbers is written: one unit and one number of decimals for all of its cells."""
+
+    kind: Unit
+    factor: float = 1.0
+    unit: str = ""
+    decimals: int = 0
+
+    @classmethod
+    def of(cls, kind: Unit, values: Iterable[Cell]) -> Scale:
+        """The unit that suits the middle of the column, so that neither end of it is lost."""
+        numbers = [abs(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v]
+        if not numbers or kind not in ("us", "bytes", "share", "count"):
+            return cls(kind, unit={"us": "ms", "bytes": "MiB", "share": "%"}.get(kind, ""))
+        middle = statistics.median_low(sorted(numbers))
+        if kind == "share":
+            return cls(kind, 0.01, "%", 1)
+        if kind == "count":
+            return cls(kind, 1.0, "", 0 if all(float(n).is_integer() for n in numbers) else 1)
+        factor, unit = _unit(middle, _TIME if kind == "us" else _BYTES)
+        decimals = 0 if unit == "B" else min(3, max(_decimals(middle / factor, 3), 1 if kind == "us" else 0))
+        return cls(kind, factor, unit, decimals)
+
+    @property
+    def numeric(self) -> bool:
+        return self.kind in ("us", "bytes", "share", "count")
+
+    def cell(self, value: Cell) -> str:
+        """The cell without its unit (which the heading names). Empty where nothing is known."""
+        if value is None:
+            return ""
+        if not self.numeric or isinstance(value, str):
+            return str(value)
+        return f"{value / self.factor:,.{self.decimals}f}"
+
+    def with_unit(self, value: Cell) -> str:
+        text = self.cell(value)
+        if not text or not self.unit or isinstance(value, str):
+            return text
+        return f"{text}%" if self.unit == "%" else f"{text} {self.unit}"
+
+
+def exact(value: Cell, kind: Unit) -> str:
+    """The unrounded value with its base unit, for a tooltip."""
+    if not isinstance(value, int | float):
+        return ""
+    return {"us": f"{value:,} µs", "bytes": f"{value:,} bytes", "share": f"{value:.6f}"}.get(
+        kind, f"{value:,}"
+    )
+
+
+_HIDDEN = {*range(0x20), *range(0x7F, 0xA0), 0x061C, *range(0x200B, 0x2010), *range(0x2028, 0x202F)}
+_HIDDEN |= {*range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xD800, 0xE000)}
+_SHOWN = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _HIDDEN}
+_SHOWN_IN_BLOCK = {code: text for code, text in _SHOWN.items() if code not in (0x09, 0x0A)}
+
+
+def visible(text: str, *, block: bool = False) -> str:
+    """Foreign text made harmless for the eye: control characters, terminal escapes and marks that reorder text are
+    written out (`\\x1b`, `\\u202e`). A line break is kept only in a `block`; elsewhere it becomes a space."""
+    if block:
+        return text.replace("\r\n", "\n").translate(_SHOWN_IN_BLOCK)
+    return text.replace("\r\n", " ").replace("\n", " ").replace("\t", " ").translate(_SHOWN)
+
+
+def columns(text: str) -> int:
+    """Terminal columns that the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
+    )

@@ -1,0 +1,176 @@
+"""The words that every human-readable output shares: kinds of time, classes of memory, severities, terms."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trace_doctor.model import Fix, Location, Saving, Severity
+from trace_doctor.reporters.units import estimate_duration, estimate_share, estimate_size
+
+
+class Kind(NamedTuple):
+    """A part of a ledger: what it is called and what it means."""
+
+    label: str
+    meaning: str
+
+
+BUSY: dict[str, Kind] = {
+    "compute": Kind("compute", "kernels were running"),
+    "comm": Kind("exposed communication", "only collectives were running: no compute hid them"),
+    "copy": Kind("exposed copies", "only memory copies were running"),
+}
+IDLE: dict[str, Kind] = {
+    "data_loading": Kind("data loading", "the host was fetching the next batch"),
+    "sync": Kind("host–device sync", "the host had waited for the GPU and so lost its lead"),
+    "allocator": Kind("allocator", "the host was in cudaMalloc, cudaFree or a relative of them"),
+    "compile": Kind("compilation", "the host was compiling: dynamo, inductor, Triton"),
+    "cold_start": Kind("cold start", "a first use: modules loaded, libraries initialised"),
+    "optimizer": Kind("optimizer on the host", "the host was preparing the optimizer step"),
+    "annotation": Kind("annotated host work", "the host was inside a named block that launched nothing"),
+    "python": Kind("Python", "no operator was open on the host: Python, or nothing recorded"),
+    "dispatch": Kind("operator dispatch", "the host was preparing operators and launches"),
+    "launch": Kind("kernel launch", "the work was on its way from the host to the device"),
+    "profiler": Kind("profiler overhead", "the profiler itself held the host"),
+    "unattributed": Kind("unattributed", "nothing in the capture explains the wait"),
+}
+KINDS: dict[str, Kind] = {**BUSY, **IDLE}
+
+MEMORY: dict[str, Kind] = {
+    "parameters": Kind("parameters", "the model's weights"),
+    "gradients": Kind("gradients", "what backward leaves for the optimizer"),
+    "optimizer_state": Kind("optimizer state", "what the optimizer keeps between steps"),
+    "activations": Kind("activations", "kept by forward for backward"),
+    "inputs": Kind("inputs", "the batch"),
+    "temporaries": Kind("temporaries", "born and freed within one phase"),
+    "workspaces": Kind("library workspaces", "scratch of cuBLAS, cuDNN and the like"),
+    "held_before_recording": Kind("held before recording", "allocated before the record began"),
+    "unknown": Kind("unknown", "the record does not say"),
+}
+
+SYMBOL: dict[Severity, str] = {"critical": "✖", "warning": "▲", "info": "●"}
+SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
+BASIS = {
+    "measured": "measured in the capture",
+    "replay": "from re-timing the captured steps without the cause",
+    "bound": "a bound: what the ledger allows at most",
+    "model": "from a model, not from this capture",
+}
+SAFETY = {
+    "safe": "the losses stay bit by bit the same",
+    "unsafe": "may change numerics, randomness, memory or checkpoints: review it",
+    "display": "shown for you to decide, never applied",
+}
+
+GLOSSARY: dict[str, tuple[str, str]] = {
+    "busy": (
+        "GPU busy",
+        "The share of the analysed window in which at least one stream of the device was working.",
+    ),
+    "idle": (
+        "Idle, by cause",
+        "Time in which no stream of the device worked. Each gap is split along the host's timeline and charged to what the host was doing; the parts sum exactly to the window.",
+    ),
+    "exposed": (
+        "Exposed communication, exposed copies",
+        "The part of collectives or copies that no compute hides. It is not a saving by itself: a rank may be waiting for a slower one, or the host may be the limit.",
+    ),
+    "steady": (
+        "Steady step",
+        "A step after warm-up. Shares, severities and savings are over steady steps; steps that compile, autotune or first allocate memory are warm-up and counted apart.",
+    ),
+    "saving": (
+        "“Up to”",
+        "Every saving is an upper bound: what the step would gain if the cause were gone and nothing else became the limit. Savings of several findings are combined by one replay, never added.",
+    ),
+    "basis": (
+        "Measured, replay, bound, model",
+        "Where a saving comes from: read off the capture; from re-timing the captured steps without the cause; at most what the ledger allows; or estimated from published figures. A model never makes a finding worse than info.",
+    ),
+    "confidence": (
+        "Confidence",
+        "How well the evidence carries the finding: high, medium or low. It caps the severity: medium is at most a warning, low at most info.",
+    ),
+    "allocated": (
+        "Allocated and reserved",
+        "Allocated is what live tensors asked for. Reserved is what PyTorch's caching allocator has taken from the device, including what it keeps for later.",
+    ),
+    "safety": (
+        "Fix safety",
+        "Safe: losses stay bit by bit the same. Unsafe: may change numerics, randomness, memory or checkpoints. Display: shown, never applied.",
+    ),
+    "skipped": (
+        "Skipped rule",
+        "The capture does not hold what the rule needs. Skipped is not passed: nothing is known.",
+    ),
+}
+
+
+def device_name(device: int) -> str:
+    """`GPU 0`; device −1 is how a capture without GPU work is written."""
+    return f"GPU {device}" if device >= 0 else "CPU"
+
+
+def place(rank: int | None, device: int | None, ranks: int = 2) -> str:
+    """`rank 3 · GPU 0`; the rank is left out where there is only one."""
+    parts = [f"rank {rank}"] if rank is not None and ranks > 1 else []
+    if device is not None:
+        parts.append(device_name(device))
+    return " · ".join(parts)
+
+
+def where(location: Location) -> str:
+    """`train.py:41` when the line is known, else the place in the capture."""
+    if location.file:
+        return f"{location.file}:{location.line}" if location.line is not None else location.file
+    return location.function or ""
+
+
+def where_in_capture(location: Location) -> str:
+    """`rank 0, GPU 0, stream 7, step 3`: what is known of it."""
+    parts = [
+        f"rank {location.rank}" if location.rank is not None else "",
+        device_name(location.device) if location.device is not None else "",
+        f"stream {location.stream}" if location.stream is not None else "",
+        f"step {location.step}" if location.step is not None else "",
+    ]
+    return ", ".join(p for p in parts if p)
+
+
+def saving_words(saving: Saving | None) -> str:
+    """`up to -33% step (59 ms, replay)`; empty where a finding claims nothing."""
+    if saving is None:
+        return ""
+    said = []
+    time = saving.time_us_per_step
+    if saving.share_of_step:
+        inside = f"{estimate_duration(time)}, {saving.basis}" if time else saving.basis
+        said.append(f"-{estimate_share(saving.share_of_step)} step ({inside})")
+    elif time:
+        said.append(f"-{estimate_duration(time)} a step ({saving.basis})")
+    if saving.bytes:
+        basis = "" if said else f" ({saving.basis})"
+        of_peak = f"-{estimate_share(saving.share_of_peak)} peak, " if saving.share_of_peak else ""
+        said.append(f"{of_peak}-{estimate_size(saving.bytes)}{basis}")
+    return f"up to {', '.join(said)}" if said else ""
+
+
+def why_not_applied(fix: Fix) -> str:
+    """Why this fix is no patch yet; empty when it is one."""
+    if fix.diff:
+        return "" if fix.safety != "display" else SAFETY["display"]
+    if fix.kind == "patch" and fix.safety == "display":
+        return "no edit that is certain: " + SAFETY["display"]
+    if fix.kind == "patch":
+        return "no line of the script is known: analyze with --source DIR"
+    return {
+        "env": "it is set by the launcher, not in the script",
+        "command": "it is a command to run",
+        "config": "it belongs in a configuration file",
+        "advice": "it is for you to decide",
+    }[fix.kind]
+
+
+def is_patch(fix: Fix) -> bool:
+    """Whether `trace-doctor fix` can apply it: a diff is known and it is not for display only."""
+    return bool(fix.diff) and fix.safety != "display"
