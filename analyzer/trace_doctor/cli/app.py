@@ -18,6 +18,7 @@ from trace_doctor.cli.rules import rule, rules
 app = typer.Typer(
     help="What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch.",
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

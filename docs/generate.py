@@ -1,0 +1,144 @@
+"""Writes the generated pages, or with --check says which are out of date (exit 1).
+
+docs/rules/<CODE>.md and rules/README.md come from the rules' docstrings, docs/cli-reference.md from --help,
+the JSON Schema from the result types, docs/configuration.md from the settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FAMILIES = {
+    "0": "capture: is this file fit for the question?",
+    "1": "data",
+    "2": "host",
+    "3": "kernels",
+    "4": "memory",
+    "5": "compile",
+    "6": "comms",
+}
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every generated file with its text."""
+    from trace_doctor.model import json_schema
+    from trace_doctor.registry import all_rules
+    from trace_doctor.rule_page import page
+
+    for rule in all_rules():
+        yield ROOT / "docs" / "rules" / f"{rule.code}.md", page(rule)
+    yield ROOT / "rules" / "README.md", _rule_index()
+    yield ROOT / "docs" / "cli-reference.md", _cli_reference()
+    yield ROOT / "docs" / "configuration.md", _configuration()
+    schema = json.dumps(json_schema(), indent=2, sort_keys=True) + "\n"
+    yield ROOT / "analyzer" / "trace_doctor" / "reporters" / "result.schema.json", schema
+
+
+def _rule_index() -> str:
+    from trace_doctor.registry import all_rules
+
+    lines = [
+        "# The rules",
+        "",
+        "One rule a file, named as the rule; found by walking the package. "
+        "[How to write one](../docs/writing-rules.md). This page is generated.",
+    ]
+    for digit, family in FAMILIES.items():
+        mine = [r for r in all_rules() if r.code[2] == digit]
+        if not mine:
+            continue
+        lines += ["", f"## TD{digit}xx {family}", "", "| code | name | finds |", "| --- | --- | --- |"]
+        for r in mine:
+            file = r.__module__.replace(".", "/") + ".py"
+            lines.append(f"| [{r.code}](../docs/rules/{r.code}.md) | [{r.name}]({file}) | {r.title} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cli_reference() -> str:
+    from typer.testing import CliRunner
+
+    from trace_doctor.cli.app import app
+
+    commands = [c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback]
+    lines = [
+        "# Command-line reference",
+        "",
+        "Generated from `--help`. [What the commands are for](cli.md).",
+        "",
+    ]
+    for command in ["", *commands]:
+        args = [*command.split(), "--help"]
+        shown = CliRunner().invoke(
+            app, args, prog_name="trace-doctor", env={"COLUMNS": "100", "TERM": "dumb"}
+        )
+        text = "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
+        lines += [f"## trace-doctor {command}".rstrip(), "", "```text", text, "```", ""]
+    return "\n".join(lines)
+
+
+def _configuration() -> str:
+    from trace_doctor.config import Settings
+
+    lines = [
+        "# Configuration",
+        "",
+        "Settings live in `[tool.trace-doctor]` of `pyproject.toml` or at the top of `trace-doctor.toml`, the nearest one "
+        "from the working directory upwards. The command line wins over the environment (`TRACE_DOCTOR_SELECT`, ...), "
+        "that over the file. `trace-doctor config` shows each value with its origin; an unknown key is an error.",
+        "",
+        "| key | default | meaning |",
+        "| --- | --- | --- |",
+    ]
+    for f in dataclasses.fields(Settings):
+        default = json.dumps(getattr(Settings(), f.name))
+        lines.append(f"| `{f.name.replace('_', '-')}` | `{default}` | {f.metadata['doc']} |")
+    lines += [
+        "",
+        "```toml",
+        "[tool.trace-doctor]",
+        'ignore = ["TD001"]',
+        'fail-on = "critical"',
+        "",
+        "[tool.trace-doctor.rules.TD101]",
+        "min_share = 0.10",
+        "",
+        "[tool.trace-doctor.severity]",
+        'TD405 = "info"',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    check = "--check" in sys.argv
+    os.environ.pop("NO_COLOR", None)
+    stale, wanted = [], set()
+    for path, text in pages():
+        wanted.add(path)
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(path)
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    for path in sorted((ROOT / "docs" / "rules").glob("*.md")):
+        if path not in wanted:
+            stale.append(path)
+            if not check:
+                path.unlink()
+    for path in stale:
+        print(("out of date: " if check else "written: ") + str(path.relative_to(ROOT)))
+    if check and stale:
+        print("run: make generate")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

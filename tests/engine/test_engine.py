@@ -1,0 +1,205 @@
+"""What the engine makes of rules: outcomes, severity, owners, merging, order. Rules here are small stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+
+from trace_doctor.config import Settings, defaults
+from trace_doctor.engine import diagnose
+from trace_doctor.engine.findings import severity
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.model import Fix, Location, Result, Saving
+from trace_doctor.rule import Claim, Context, Rule, threshold
+from trace_doctor.run import Capture
+from trace_doctor.testing import RunBuilder
+
+
+@dataclass(frozen=True)
+class Missing(Evidence):
+    @classmethod
+    def build(cls, facts: Facts) -> Missing:
+        raise NotCaptured("no such recording", "record it")
+
+
+def rule(code: str, *claims: Claim, raises: Exception | None = None, **attributes: Any) -> type[Rule]:
+    """A rule class that makes these claims."""
+
+    @dataclass(frozen=True)
+    class Made(Rule):
+        """Stand-in."""
+
+        needs: ClassVar[tuple[type[Evidence], ...]] = (Steps,)
+        limit: int = threshold(1, "a number", source="none")
+
+        def check(self, ctx: Context) -> Iterator[Claim]:
+            if raises:
+                raise raises
+            yield from claims
+
+    Made.code, Made.name, Made.title = code, code.lower(), code
+    for key, value in attributes.items():
+        setattr(Made, key, value)
+    return Made
+
+
+def claim(share: float | None = 0.2, message: str = "Something costs.", **fields: Any) -> Claim:
+    saving = (
+        None if share is None else Saving(time_us_per_step=share * 1000, share_of_step=share, basis="replay")
+    )
+    return Claim(**{"message": message, "confidence": "high", "saving": saving, **fields})
+
+
+def capture(rank: int = 0, path: str = "logs/trace.json") -> Capture:
+    b = RunBuilder(rank=rank)
+    for _ in range(3):
+        with b.step(), b.op("aten::mm"):
+            b.launch(50)
+    return Capture(rank=rank, run=replace(b.run(), path=path))
+
+
+def diagnosed(*rules: type[Rule], captures: list[Capture] | None = None, **settings: Any) -> Result:
+    return diagnose(captures or [capture()], rules, defaults(**settings))
+
+
+def outcomes(result: Result) -> dict[str, str]:
+    return {o.code: o.outcome for o in result.outcomes}
+
+
+def test_four_outcomes_and_one_rules_exception_ends_nothing() -> None:
+    result = diagnosed(
+        rule("TD901", claim()),
+        rule("TD902"),
+        rule("TD903", needs=(Missing,)),
+        rule("TD904", raises=ZeroDivisionError("boom")),
+        rule("TD905", claim()),
+    )
+    assert outcomes(result) == {
+        "TD901": "fired",
+        "TD902": "passed",
+        "TD903": "skipped",
+        "TD904": "error",
+        "TD905": "fired",
+    }
+    skipped = result.outcomes[2]
+    assert (skipped.reason, skipped.capture) == ("no such recording", "record it")
+    assert "boom" in (result.outcomes[3].reason or "")
+
+
+def test_reading_undeclared_evidence_is_an_error_of_the_rule() -> None:
+    class Nosy(rule("TD901")):  # type: ignore[misc]
+        def check(self, ctx: Context) -> Iterator[Claim]:
+            ctx.get(Missing)
+            yield from ()
+
+    result = diagnosed(Nosy)
+    assert outcomes(result) == {"TD901": "error"}
+    assert "without declaring" in (result.outcomes[0].reason or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (claim(0.10), "critical"),
+        (claim(0.0999), "warning"),
+        (claim(0.03), "warning"),
+        (claim(0.0299), "info"),
+        (claim(0.5, confidence="medium"), "warning"),
+        (claim(0.5, confidence="low"), "info"),
+        (claim(0.5, severity="info"), "info"),
+        (claim(0.01, severity="critical"), "info"),
+        (claim(None, severity="critical"), "critical"),
+        (claim(None), "info"),
+        (claim(saving=Saving(share_of_peak=0.4, bytes=9, basis="bound")), "critical"),
+        (claim(saving=Saving(share_of_step=0.4, basis="model")), "info"),
+    ],
+)
+def test_severity(given: Claim, expected: str) -> None:
+    assert severity(rule("TD901")(), given, Settings()) == expected
+
+
+def test_severity_can_be_set_by_rule() -> None:
+    assert diagnosed(rule("TD101", claim(0.5)), severity={"TD101": "info"}).findings[0].severity == "info"
+
+
+def test_one_fault_has_one_owner() -> None:
+    owner = rule("TD901", claim(owned=((0, 100),)))
+    same = rule("TD902", claim(owned=((40, 100),)), yields_to=("TD901",))
+    other = rule("TD903", claim(owned=((90, 200),)), yields_to=("TD901",))
+    result = diagnosed(owner, same, other)
+    assert outcomes(result) == {"TD901": "fired", "TD902": "passed", "TD903": "fired"}
+    assert [f.code for f in result.findings] == ["TD901", "TD903"]
+    assert result.outcomes[1].refers_to == ["TD901-1"]
+
+
+def test_the_same_fault_on_several_ranks_is_one_finding() -> None:
+    made = rule("TD901", claim(message="The GPU waits."))
+    result = diagnosed(made, captures=[capture(r, f"logs/rank{r}.json") for r in (0, 1, 2, 5)])
+    assert len(result.findings) == 1
+    assert result.findings[0].message == "The GPU waits (also on ranks 1-2, 5)."
+    assert len(result.findings[0].evidence[-1].rows) == 3
+
+
+def test_captures_of_different_folders_are_not_merged() -> None:
+    made = rule("TD901", claim())
+    result = diagnosed(made, captures=[capture(0, "a/trace.json"), capture(0, "b/trace.json")])
+    assert [f.id for f in result.findings] == ["TD901-1", "TD901-2"]
+
+
+def test_order_is_by_share_and_confidence_then_code() -> None:
+    result = diagnosed(
+        rule("TD901", claim(0.2, confidence="low")),
+        rule("TD902", claim(0.1)),
+        rule("TD903", claim(0.1)),
+        rule("TD904", claim(None, severity="critical")),
+    )
+    assert [f.code for f in result.findings] == ["TD904", "TD902", "TD903", "TD901"]
+
+
+def test_filters() -> None:
+    rules = (
+        rule("TD901", claim(0.2, confidence="low")),
+        rule("TD902", claim(0.01)),
+        rule("TD903", claim(0.2)),
+    )
+    assert [f.code for f in diagnosed(*rules, min_confidence="medium").findings] == ["TD903", "TD902"]
+    assert [f.code for f in diagnosed(*rules, min_saving=0.02).findings] == ["TD903", "TD901"]
+
+
+def test_the_fingerprint_ignores_times_lines_and_ranks() -> None:
+    def fingerprint(line: int, ts: float, rank: int) -> str:
+        where = Location(file="train.py", line=line, function="main", ts_us=ts)
+        made = rule("TD901", claim(location=where, key="aten::item"))
+        return diagnosed(made, captures=[capture(rank)]).findings[0].fingerprint
+
+    assert fingerprint(10, 5.0, 0) == fingerprint(99, 7.0, 3)
+
+
+def test_a_saving_is_never_negative() -> None:
+    made = rule("TD901", claim(saving=Saving(time_us_per_step=-5.0, share_of_step=-0.1, bytes=-3)))
+    saving = diagnosed(made).findings[0].saving
+    assert saving is not None
+    assert (saving.time_us_per_step, saving.share_of_step, saving.bytes) == (0.0, 0.0, 0)
+
+
+def test_long_tables_are_cut_and_say_so() -> None:
+    from trace_doctor.model import Column, Table
+
+    table = Table(title="t", columns=[Column("n", "count")], rows=[[i] for i in range(1000)])
+    shown = diagnosed(rule("TD901", claim(evidence=[table]))).findings[0].evidence[0]
+    assert len(shown.rows) < 1000
+    assert shown.of == 1000
+
+
+def test_thresholds_in_force_are_in_the_finding() -> None:
+    assert diagnosed(rule("TD901", claim())).findings[0].thresholds == {"limit": 1}
+
+
+def test_display_fixes_do_not_count_for_the_headline() -> None:
+    shown_only = claim(0.4, fixes=(Fix(title="x", kind="advice", safety="display"),))
+    assert diagnosed(rule("TD901", shown_only)).summary.saving_up_to.time_us_per_step is None

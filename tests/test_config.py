@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.config import load_config
+from trace_doctor.errors import UsageError
+from trace_doctor.registry import resolve
+
+
+def write(folder: Path, text: str, name: str = "trace-doctor.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_each_layer_wins_over_the_one_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 'fail-on = "info"\nignore = ["TD4"]\nmin-saving = "2%"\n')
+    monkeypatch.setenv("TRACE_DOCTOR_IGNORE", "TD5, TD2")
+    config = load_config(tmp_path, overrides={"fail_on": "critical", "select": None})
+    assert config.settings.fail_on == "critical"
+    assert config.settings.ignore == ["TD5", "TD2"]
+    assert config.settings.min_saving == 0.02
+    assert config.origins["fail_on"] == "command line"
+    assert config.origins["ignore"] == "environment"
+    assert config.origins["min_saving"] == "trace-doctor.toml"
+    assert config.origins["select"] == "default"
+
+
+def test_the_nearest_file_upwards_that_speaks_of_us(tmp_path: Path) -> None:
+    write(tmp_path, '[tool.trace-doctor]\nfail-on = "never"\n', "pyproject.toml")
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    write(tmp_path / "a", "[project]\nname = 'x'\n", "pyproject.toml")
+    assert load_config(inner).settings.fail_on == "never"
+
+
+def test_thresholds_reach_the_rule(tmp_path: Path) -> None:
+    write(tmp_path, "[rules.TD101]\nmin_share = 0.2\n")
+    rule = load_config(tmp_path).rule(resolve("TD101")[0])
+    assert rule.thresholds()["min_share"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("igmore = ['TD1']", "did you mean 'ignore'"),
+        ("ignore = 'TD1'", "list of text"),
+        ("fail-on = 'high'", "must be one of"),
+        ("min-saving = 'lots'", "no number"),
+        ("select = ['TD999']", "no rule 'TD999'"),
+        ("[rules.TD101]\nmin_shar = 0.1", "did you mean 'min_share'"),
+        ("[rules.TD101]\nmin_share = 'x'", "must be a number"),
+        ("[severity]\nTD101 = 'bad'", "must be one of"),
+        ("ignore = [", "trace-doctor.toml"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, says: str) -> None:
+    write(tmp_path, text)
+    with pytest.raises(UsageError, match=says):
+        load_config(tmp_path)

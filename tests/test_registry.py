@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+
+from trace_doctor import registry
+from trace_doctor.errors import TraceDoctorError, UsageError
+
+
+def test_the_five_faults_the_product_was_asked_for_are_there() -> None:
+    codes = {r.code for r in registry.all_rules()}
+    assert {"TD101", "TD401", "TD403", "TD404", "TD501"} <= codes
+
+
+def test_no_rules_is_an_error_and_not_a_clean_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda group: importlib.metadata.EntryPoints())
+    registry.all_rules.cache_clear()
+    try:
+        with pytest.raises(TraceDoctorError, match="built-in rules"):
+            registry.all_rules()
+    finally:
+        registry.all_rules.cache_clear()
+
+
+def codes(**kwargs: object) -> set[str]:
+    return {r.code for r in registry.choose(**kwargs)}  # type: ignore[arg-type]
+
+
+def test_a_longer_selector_wins() -> None:
+    chosen = codes(select=["ALL", "TD401"], ignore=["TD4"])
+    assert "TD401" in chosen
+    assert "TD404" not in chosen
+    assert "TD101" in chosen
+
+
+def test_names_prefixes_and_case() -> None:
+    assert codes(select=["dataloader-starvation"]) == {"TD101"}
+    assert codes(select=["td101"]) == {"TD101"}
+    assert codes(select=["TD1"]) == {c for c in codes() if c.startswith("TD1")}
+    assert codes(select=["TD101"], extend=["TD501"]) == {"TD101", "TD501"}
+    assert codes(select=["TD101"], ignore=["dataloader-starvation"]) == set()
+
+
+def test_a_typo_names_the_nearest_rule() -> None:
+    with pytest.raises(UsageError, match="did you mean dataloader-starvation"):
+        registry.choose(select=["dataloader-starvatoin"])

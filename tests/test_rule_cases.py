@@ -1,0 +1,55 @@
+"""Runs every rule's own cases, and holds every rule to the form that its page, its fixes and its tests rely on."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from trace_doctor.registry import all_rules
+from trace_doctor.rule import HEADINGS, Rule
+from trace_doctor.testing import Invalid, Valid, run_case
+
+CASES = [(rule, case) for rule in all_rules() for case in (*rule.VALID, *rule.INVALID)]
+
+
+@pytest.mark.parametrize(("rule", "case"), CASES, ids=[f"{r.code}-{c.name}" for r, c in CASES])
+def test_case(rule: type[Rule], case: Valid | Invalid) -> None:
+    claims = run_case(rule, case)
+    for claim in claims:
+        assert claim.message.endswith("."), claim.message
+        assert "\n" not in claim.message
+        for table in claim.evidence:
+            assert all(len(row) == len(table.columns) for row in table.rows), table.title
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda r: r.code)
+def test_rule_is_whole(rule: type[Rule]) -> None:
+    assert re.fullmatch(r"TD\d{3}", rule.code)
+    assert rule.__module__.rsplit(".", 1)[-1] == rule.name.replace("-", "_"), "file name and rule name differ"
+    assert rule.title
+    assert rule.needs, "a rule without declared evidence cannot abstain"
+    assert rule.VALID, "no case in which the rule stays silent"
+    assert rule.INVALID, "no case in which the rule fires"
+    sections = rule.sections()
+    missing = [h for h in ("", *HEADINGS) if not sections.get(h)]
+    assert not missing, f"docstring lacks {missing}"
+    for field in dataclasses.fields(rule):
+        assert field.metadata.get("description"), field.name
+        assert field.metadata.get("source"), f"{field.name} does not say where its number comes from"
+    known = {r.code for r in all_rules()}
+    unknown = [c for c in rule.yields_to if not re.fullmatch(r"TD\d{3}", c)]
+    assert not unknown
+    assert rule.code not in rule.yields_to
+    assert rule.code in known
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda r: r.code)
+def test_fixes_say_how_to_verify(rule: type[Rule]) -> None:
+    for case in rule.INVALID:
+        for claim in run_case(rule, case):
+            for fix in claim.fixes:
+                assert fix.text or fix.codemod, fix.title
+                assert fix.verify, f"{fix.title}: no way to verify"
+                assert fix.kind == "advice" or fix.safety == "display" or fix.codemod or fix.text, fix.title
