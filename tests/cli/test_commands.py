@@ -1,0 +1,195 @@
+"""The commands as a user runs them: exit codes, what goes to stdout, what is written and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.model import Result
+from trace_doctor.testing import RunBuilder
+
+EXE = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
+
+
+def run(*args: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_DOCTOR") and k != "FORCE_COLOR"}
+    return subprocess.run(
+        [*EXE, *map(str, args)],
+        cwd=cwd,
+        env={**clean, **env},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def starved(loader_us: float = 400.0) -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(8):
+        with b.step():
+            b.loader(loader_us)
+            with b.op("aten::mm"):
+                b.launch(300, "sgemm")
+            b.idle_until_done()
+    return b
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    starved().write(folder / "rank0.pt.trace.json")
+    return tmp_path
+
+
+def test_analyze_prints_the_diagnosis_and_writes_the_report(logs: Path) -> None:
+    done = run("analyze", "logs", cwd=logs)
+    assert done.returncode == 0, done.stderr
+    assert "TD101" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "\x1b" not in done.stdout
+    assert (logs / "trace-doctor-report.html").exists()
+    again = run("analyze", "logs", cwd=logs)
+    assert again.returncode == 0, "our own report is replaced"
+
+
+def test_a_file_that_is_no_report_of_ours_is_not_replaced(logs: Path) -> None:
+    theirs = logs / "trace-doctor-report.html"
+    theirs.write_text("<p>mine</p>")
+    done = run("analyze", "logs", cwd=logs)
+    assert done.returncode == 2
+    assert theirs.read_text() == "<p>mine</p>"
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_outputs(logs: Path) -> None:
+    done = run("analyze", "logs", "-o", "json=-", "-o", "html=r.html", "-o", "text=r.txt", cwd=logs)
+    assert done.returncode == 0, done.stderr
+    result = Result.from_json(done.stdout)
+    assert result.findings[0].code == "TD101"
+    assert (logs / "r.html").exists()
+    assert "TD101" in (logs / "r.txt").read_text()
+    assert not (logs / "trace-doctor-report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("analyze", "logs", "-o", "json", "-o", "text"), "only one format"),
+        (("analyze", "logs", "-o", "pdf"), "unknown format"),
+        (("analyze", "logs", "-o", "json="), "no path"),
+        (("analyze", "logs", "-o", "json=nowhere/r.json"), "cannot write"),
+        (("analyze", "nothing-here"), "nothing-here"),
+        (("analyze", "logs", "--select", "TD999"), "no rule"),
+        (("analyze", "logs", "--steps", "8:5"), "selects no step"),
+        (("analyze", "logs", "--rank", "7"), "rank 7"),
+        (("analyze", "logs", "--color", "blue"), "not auto"),
+        (("analyze", "logs", "--config", "no.toml"), "no configuration file"),
+        (("check", "logs", "--fail-on", "high"), "must be one of"),
+        (("rule", "dataloader-starvatoin"), "did you mean dataloader-starvation"),
+        (("rule",), "name a rule"),
+        (("report", "logs/rank0.pt.trace.json"), "rank0.pt.trace.json"),
+    ],
+)
+def test_mistakes_end_with_2_and_one_line(logs: Path, args: tuple[str, ...], says: str) -> None:
+    done = run(*args, cwd=logs)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_empty_folder_says_what_was_looked_for_and_how_to_record(tmp_path: Path) -> None:
+    done = run("analyze", ".", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "capture" in done.stderr
+
+
+def test_check_exit_codes(logs: Path) -> None:
+    assert run("check", "logs", cwd=logs).returncode == 1
+    assert run("check", "logs", "--exit-zero", cwd=logs).returncode == 0
+    assert run("check", "logs", "--fail-on", "never", cwd=logs).returncode == 0
+    assert run("check", "logs", "--select", "TD201", cwd=logs).returncode == 0
+    assert run("check", "logs", "--select", "TD403", "--require", "TD403", cwd=logs).returncode == 3
+    assert run("check", "logs", "--require", "TD403", cwd=logs).returncode == 1
+    assert run("check", "elsewhere", cwd=logs).returncode == 2
+    assert not (logs / "trace-doctor-report.html").exists()
+
+
+@pytest.mark.parametrize("fmt", ["text", "json", "html"])
+def test_the_format_never_changes_the_exit_code(logs: Path, fmt: str) -> None:
+    assert run("check", "logs", "-o", fmt, cwd=logs).returncode == 1
+
+
+@pytest.mark.parametrize("fmt", ["text", "json", "html"])
+def test_same_input_same_bytes(logs: Path, fmt: str) -> None:
+    first, second = (run("analyze", "logs", "-o", fmt, cwd=logs, PYTHONHASHSEED=seed) for seed in ("1", "2"))
+    assert first.returncode == second.returncode == 0
+    assert first.stdout == second.stdout
+    assert str(logs) not in first.stdout, "no absolute path in any output"
+
+
+def test_quiet(logs: Path) -> None:
+    silent = run("check", "logs", "-qq", cwd=logs)
+    assert (silent.returncode, silent.stdout, silent.stderr) == (1, "", "")
+    assert run("analyze", "logs", "-q", cwd=logs).stderr == ""
+
+
+def test_a_damaged_neighbour_does_not_stop_the_others(logs: Path) -> None:
+    (logs / "logs" / "broken.pickle").write_bytes(b"\x80\x04garbage")
+    (logs / "logs" / "notes.txt").write_text("hello")
+    done = run("analyze", "logs", "-o", "json", cwd=logs)
+    assert done.returncode == 0, done.stderr
+    assert any(i["path"].endswith("broken.pickle") for i in json.loads(done.stdout)["ignored"])
+
+
+def test_config_shows_the_origin(logs: Path) -> None:
+    (logs / "trace-doctor.toml").write_text('fail-on = "critical"\n')
+    done = run("config", cwd=logs)
+    assert done.returncode == 0
+    line = next(row for row in done.stdout.splitlines() if row.startswith("fail-on"))
+    assert '"critical"' in line
+    assert "trace-doctor.toml" in line
+
+
+def test_a_saved_result_renders_again_to_the_same_bytes(logs: Path) -> None:
+    run("analyze", "logs", "-o", "json=r.json", "-o", "html=r.html", cwd=logs)
+    for saved in ("r.json", "r.html"):
+        done = run("report", saved, "-o", "html=again.html", cwd=logs)
+        assert done.returncode == 0, done.stderr
+        assert (logs / "again.html").read_bytes() == (logs / "r.html").read_bytes()
+
+
+def test_rules_and_rule(tmp_path: Path) -> None:
+    listed = run("rules", cwd=tmp_path).stdout
+    assert "TD101  dataloader-starvation" in listed
+    shown = run("rule", "TD101", cwd=tmp_path).stdout
+    assert "Why is this bad" in shown
+    assert "min_share" in shown
+    assert len(json.loads(run("rule", "--all", "-o", "json", cwd=tmp_path).stdout)) == len(
+        listed.splitlines()
+    )
+
+
+@pytest.mark.torch
+def test_the_capture_snippet_records_what_the_rules_need(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch, to run the snippet")
+    snippet = run("capture", "--steps", "3", cwd=tmp_path).stdout
+    model = "x = torch.nn.Linear(8, 8)(torch.ones(2, 8)).sum().backward()"
+    program = f"import torch\nloader = range(20)\n{snippet}".replace("...  # your training step", model)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = Result.from_json(run("analyze", "logs", "-o", "json", cwd=tmp_path).stdout)
+    seen = result.inputs[0]
+    assert (seen.steps, seen.recorded.shapes, seen.recorded.stacks, seen.recorded.memory) == (
+        3,
+        True,
+        True,
+        True,
+    )
+    assert torch.__version__
