@@ -1,0 +1,121 @@
+"""What an event's name says, for every vendor and profiler version: predicates over one name.
+
+`Run.name_ids` asks each distinct name once. Sources: torch/profiler, Kineto and real captures of torch 1.8 to 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_LOADER = re.compile(r"enumerate\((?:DataLoader|DataPipe)\)#.*|.*DataLoader\w*\b.*\b__next__")
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#.*")
+_OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#.*")
+_COMPILE = re.compile(
+    r".*\(dynamo_timed\)"
+    r"|.*torch/_dynamo/convert_frame\.py\(\d+\): .*"
+    r"|.*torch/_inductor/(?:compile_fx|async_compile|codecache)\.py\(\d+\): .*compile.*"
+    r"|.*torch/_inductor/runtime/triton_heuristics\.py\(\d+\): (?:precompile|benchmark_all_configs|autotune_to_one_config)"
+    r"|.*triton/compiler/compiler\.py\(\d+\): compile"
+    r"|.*triton/runtime/(?:jit\.py\(\d+\): _do_compile|autotuner\.py\(\d+\): _bench)"
+)
+_VENDOR = r"(?:cuda|hip|musa|mtia|xpu)"
+_ALLOCATOR = re.compile(
+    rf"{_VENDOR}(?:Malloc|Free|ExtMalloc|Host(?:Alloc|Malloc|Free|Register|Unregister)"
+    r"|Mem(?:Create|Map|Unmap|Release|Address|SetAccess|Pool|Alloc))\w*"
+    r"|cuMem(?:Create|Map|Unmap|Release|Address|SetAccess|Alloc|Free|Host|Pool)\w*"
+)
+_SEGMENT_ALLOC = re.compile(
+    r"(?:cuda|hip)(?:Malloc|MallocAsync|ExtMallocWithFlags|MemCreate)|cuMemCreate|cuMemAlloc\w*"
+)
+_SEGMENT_FREE = re.compile(r"(?:cuda|hip)(?:Free|FreeAsync|MemRelease)|cuMemRelease|cuMemFree(?:_v2|Async)?")
+_SYNCHRONIZE = re.compile(r"(?:cuda|cu|hip|musa|mu|mtia|xpu|aclrt)\w*Synchronize\w*")
+_DEVICE_SYNC = re.compile(
+    r"(?:cuda|hip|musa)DeviceSynchronize|cuCtxSynchronize|(?:cuda|hip)ThreadSynchronize"
+)
+_COPY_CALL = re.compile(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
+_COLLECTIVE_KERNEL = re.compile(r"(?:n|r|h|ms|one|m)ccl(?![a-z])|gloo", re.IGNORECASE)
+_COLLECTIVE = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):.*|c10d::.*|record_param_comms")
+_TORCH_MARKS = re.compile(
+    r"ProfilerStep#.*|Torch-Compiled Region.*|TorchDynamo .*|## Call CompiledFxGraph.*|Pregraph bytecode|AOTDispatcher .*"
+    r"|dynamo_data: .*|PyTorch Profiler.*|nn\.Module: .*"
+)
+
+
+def step_number(name: str) -> int | None:
+    """N of `ProfilerStep#N`."""
+    found = _STEP.fullmatch(name)
+    return int(found.group(1)) if found else None
+
+
+def is_step(name: str) -> bool:
+    """`ProfilerStep#N`"""
+    return _STEP.fullmatch(name) is not None
+
+
+def is_loader(name: str) -> bool:
+    """The wait for the next batch, `enumerate(DataLoader)#….__next__`, as torch marks it."""
+    return "__next__" in name and _LOADER.fullmatch(name) is not None and "(" in name
+
+
+def is_optimizer_step(name: str) -> bool:
+    return _OPTIMIZER_STEP.fullmatch(name) is not None
+
+
+def is_optimizer(name: str) -> bool:
+    """`Optimizer.step#…` and `Optimizer.zero_grad#…`"""
+    return _OPTIMIZER.fullmatch(name) is not None
+
+
+def is_compile(name: str) -> bool:
+    """Dynamo, Inductor or Triton at work, graph capture included; never the run of compiled code."""
+    return _COMPILE.fullmatch(name) is not None
+
+
+def is_allocator(name: str) -> bool:
+    """A call that asks the driver for memory or gives it back, on the device or pinned on the host."""
+    return _ALLOCATOR.fullmatch(name) is not None
+
+
+def is_segment_alloc(name: str) -> bool:
+    """A call by which the caching allocator grows."""
+    return _SEGMENT_ALLOC.fullmatch(name) is not None
+
+
+def is_segment_free(name: str) -> bool:
+    """A call by which the caching allocator shrinks."""
+    return _SEGMENT_FREE.fullmatch(name) is not None
+
+
+def is_synchronize(name: str) -> bool:
+    """A call that waits for the device, a stream or an event."""
+    return _SYNCHRONIZE.fullmatch(name) is not None
+
+
+def is_device_synchronize(name: str) -> bool:
+    return _DEVICE_SYNC.fullmatch(name) is not None
+
+
+def is_copy_call(name: str) -> bool:
+    """Any runtime or driver copy call."""
+    return _COPY_CALL.fullmatch(name) is not None
+
+
+def is_synchronous_copy(name: str) -> bool:
+    """A copy call that returns after its copy: not `…Async`, not between devices."""
+    return is_copy_call(name) and "Async" not in name and "Peer" not in name and "DtoD" not in name
+
+
+def is_collective_kernel(name: str) -> bool:
+    """A kernel of NCCL, RCCL or a relative."""
+    return _COLLECTIVE_KERNEL.search(name) is not None
+
+
+def is_collective(name: str) -> bool:
+    """A collective as the host sees it: `gloo:all_reduce`, `c10d::allreduce_`, `record_param_comms`."""
+    return _COLLECTIVE.fullmatch(name) is not None
+
+
+def is_torch_mark(name: str) -> bool:
+    """A mark that torch itself puts around running code; says nothing about why the host is slow."""
+    return _TORCH_MARKS.fullmatch(name) is not None or is_collective(name)

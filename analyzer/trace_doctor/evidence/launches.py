@@ -1,0 +1,64 @@
+"""Which runtime or driver call launched which GPU work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.run import I32, I64, Cat, Run
+
+
+@dataclass(frozen=True)
+class Launches(Evidence):
+    """The join by correlation id. A CUDA graph launch has many kernels; work without a call is an orphan."""
+
+    launch: I32
+    """aligned with `run.gpu`: row of the call, -1 where none was captured"""
+    run: Run = field(repr=False)
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        calls = np.flatnonzero(run.is_cat(Cat.RUNTIME, Cat.DRIVER) & (run.correlation > 0))
+        work = run.correlation[run.gpu]
+        if not len(calls) or not len(work):
+            return cls(np.full(len(run.gpu), -1, dtype=np.int32), run)
+        # Where a runtime call and the driver call inside it share an id, the outer one (the first) hands over the work.
+        ids, first = np.unique(run.correlation[calls], return_index=True)
+        at = np.minimum(np.searchsorted(ids, work), len(ids) - 1)
+        known = (ids[at] == work) & (work > 0)
+        return cls(np.where(known, calls[first[at]], -1).astype(np.int32), run)
+
+    def launch_of(self, gpu_row: int) -> int:
+        """The call that launched this GPU row, -1 when unknown."""
+        at = int(np.searchsorted(self.run.gpu, gpu_row))
+        return int(self.launch[at]) if at < len(self.launch) and self.run.gpu[at] == gpu_row else -1
+
+    def gpu_of(self, call_row: int) -> I64:
+        """The GPU rows this call launched, by start."""
+        first, behind = np.searchsorted(self._calls_sorted, [call_row, call_row + 1])
+        return self.run.gpu[self._by_call[first:behind]]
+
+    def first_work(self, calls: I64) -> I64:
+        """The first GPU row of each call, -1 where it launched none."""
+        if not len(self._by_call):
+            return np.full(len(calls), -1, dtype=np.int64)
+        at = np.minimum(np.searchsorted(self._calls_sorted, calls), len(self._by_call) - 1)
+        return np.where(self._calls_sorted[at] == calls, self.run.gpu[self._by_call[at]], -1)
+
+    @cached_property
+    def calls(self) -> I64:
+        """Rows of the calls that launched captured work, ascending, each once."""
+        return np.unique(self.launch[self.launch >= 0]).astype(np.int64)
+
+    @cached_property
+    def _by_call(self) -> I64:
+        return np.argsort(self.launch, kind="stable")
+
+    @cached_property
+    def _calls_sorted(self) -> I32:
+        return self.launch[self._by_call]

@@ -1,0 +1,60 @@
+"""Which thread drives the training loop, and which run autograd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.event_names import is_loader, is_optimizer_step, is_step
+from trace_doctor.run import HOST_CATS, I64, Cat, Run
+
+
+@dataclass(frozen=True)
+class Threads(Evidence):
+    """Raises NotCaptured when the capture holds no host events."""
+
+    main: int
+    """index in `run.threads`"""
+    autograd: frozenset[int]
+    """other threads that run `autograd::engine::*`"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        host = np.flatnonzero(run.is_cat(*HOST_CATS) & (run.cat != Cat.OVERHEAD))
+        if not len(host):
+            raise NotCaptured(
+                "no host events in the trace", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+            )
+        engine = run.named(lambda name: name.startswith("autograd::engine::"), Cat.CPU_OP)
+        autograd = frozenset(np.unique(run.thread[engine]).tolist())
+        main = _marked(run)
+        if main is None:
+            main = _by_habit(run, host, autograd)
+        return cls(main, autograd - {main})
+
+
+def _marked(run: Run) -> int | None:
+    """The thread of the step, loader or optimizer marks."""
+    for is_mark in (is_step, is_loader, is_optimizer_step):
+        marks = run.named(is_mark, Cat.USER_ANNOTATION, Cat.CPU_OP)
+        if len(marks):
+            return int(np.bincount(run.thread[marks]).argmax())
+    return None
+
+
+def _by_habit(run: Run, host: I64, autograd: frozenset[int]) -> int:
+    """The process's first thread (pid = tid), else the busiest; autograd's own threads only if there is no other.
+
+    A CPU backward runs on the thread that called it: pid = tid outweighs the autograd marks there.
+    """
+    events = np.bincount(run.thread[host], minlength=len(run.threads))
+    first = [t for t in np.flatnonzero(events).tolist() if run.threads[t].pid == run.threads[t].tid]
+    if not first:
+        first = [t for t in np.flatnonzero(events).tolist() if t not in autograd]
+    candidates = first or np.flatnonzero(events).tolist()
+    return max(candidates, key=lambda t: int(events[t]))

@@ -1,0 +1,69 @@
+"""Which leading steps are warm-up: they compile, autotune, cold-start, allocate, or are far slower than the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trace_doctor.evidence.event_names import (
+    is_allocator,
+    is_compile,
+    is_copy_call,
+    is_segment_alloc,
+    is_segment_free,
+    is_synchronize,
+)
+from trace_doctor.evidence.intervals import covered, pairs, union
+from trace_doctor.evidence.launches import Launches
+from trace_doctor.run import I64, Bool, Cat, Run
+
+COLD_NS = 1_000_000
+"""A runtime or driver call this long is no ordinary call: module loading or library initialisation."""
+SLOW = 3.0
+"""A leading step that takes more medians than this is warm-up."""
+_AUTOTUNE = ("autotun", "benchmark_all_configs", "cudnnFind", "miopenFind")
+
+
+def leading_warmup(run: Run, steps: list[tuple[int, int]], launches: Launches) -> tuple[int, str]:
+    """How many of the leading steps are warm-up, and why (reasons joined, in order of their first step)."""
+    if not steps:
+        return 0, ""
+    spans = np.array(steps, dtype=np.int64)
+    lengths = spans[:, 1] - spans[:, 0]
+    marks = {
+        "compiles": _holds(run, spans, run.named(is_compile)),
+        "autotunes": _holds(run, spans, run.named(lambda n: any(a in n for a in _AUTOTUNE))),
+        "starts libraries cold": _holds(run, spans, cold_starts(run)),
+        "allocates device memory": _grows(run, spans),
+        f"takes over {SLOW:g} medians": lengths > SLOW * np.median(lengths),
+    }
+    warm = np.logical_or.reduce(list(marks.values()))
+    count = len(warm) if warm.all() else int(np.argmin(warm))
+    reasons = [why for why, which in marks.items() if which[:count].any()]
+    return count, ", ".join(reasons)
+
+
+def cold_starts(run: Run) -> I64:
+    """Runtime and driver calls of 1 ms or more that neither wait, copy nor allocate, while the GPU mostly idles.
+
+    A launch call held by a full queue is as long, but then the GPU is busy.
+    """
+    ordinary = np.isin(
+        run.name, run.name_ids(lambda n: is_synchronize(n) or is_copy_call(n) or is_allocator(n))
+    )
+    calls = np.flatnonzero(run.is_cat(Cat.RUNTIME, Cat.DRIVER) & ~ordinary & (run.dur >= COLD_NS))
+    if not len(calls):
+        return calls
+    busy = union(pairs(run.ts[run.gpu], run.end[run.gpu]))
+    return calls[covered(pairs(run.ts[calls], run.end[calls]), busy) * 2 < run.dur[calls]]
+
+
+def _holds(run: Run, spans: I64, rows: I64) -> Bool:
+    """Whether a row starts in each step."""
+    starts = run.ts[rows]
+    return np.asarray(np.searchsorted(starts, spans[:, 1]) > np.searchsorted(starts, spans[:, 0]))
+
+
+def _grows(run: Run, spans: I64) -> Bool:
+    """Whether a step takes segments and gives none back. One that does both is churning, not warming up."""
+    takes = _holds(run, spans, run.named(is_segment_alloc, Cat.RUNTIME, Cat.DRIVER))
+    return takes & ~_holds(run, spans, run.named(is_segment_free, Cat.RUNTIME, Cat.DRIVER))

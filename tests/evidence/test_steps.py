@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.run import Cat
+
+NOTE, OP, CALL, KERNEL = Cat.USER_ANNOTATION, Cat.CPU_OP, Cat.RUNTIME, Cat.KERNEL
+Make = Callable[..., Facts]
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def work(at: float, correlation: int, gpu_at: float | None = None, gpu_us: float = 5) -> list:
+    """An operator of 4 us that launches a kernel."""
+    return [
+        (OP, "aten::mm", at, 4, {}),
+        (CALL, "cudaLaunchKernel", at + 1, 2, {"correlation": correlation}),
+        (KERNEL, "gemm", at + 4 if gpu_at is None else gpu_at, gpu_us, {"correlation": correlation}),
+    ]
+
+
+def profiled(lengths: list[float], extra: list | None = None) -> list:
+    events, at = [], 100.0
+    for n, length in enumerate(lengths):
+        events += [(NOTE, f"ProfilerStep#{n + 5}", at, length, {}), *work(at + 1, n + 1)]
+        at += length
+    return [*events, *(extra or [])]
+
+
+def test_profiler_steps_tile_the_window_up_to_the_last_gpu_work_launched_in_it(facts: Make) -> None:
+    steps = facts([*profiled([50, 50]), *work(190, 9, gpu_at=230, gpu_us=40)])[Steps]
+    assert steps.source == "profiler_step"
+    assert steps.window == (100_000, 270_000)
+    assert [(s.index, s.start, s.end, s.label) for s in steps.steps] == [
+        (5, 100_000, 150_000, "ProfilerStep#5"),
+        (6, 150_000, 270_000, "ProfilerStep#6"),
+    ]
+    assert steps.outside == ()
+
+
+def test_what_is_left_after_the_last_step_call_is_no_step(facts: Make) -> None:
+    steps = facts([*profiled([50, 50]), (NOTE, "ProfilerStep#7", 200, 3, {})])[Steps]
+    assert [s.index for s in steps.steps] == [5, 6]
+    assert steps.outside == ((200_000, 203_000),)
+
+
+def test_numbers_that_repeat_are_replaced_by_positions(facts: Make) -> None:
+    events = (
+        [(NOTE, "ProfilerStep#3", t, 10, {}) for t in (0, 10, 20)] + work(1, 1) + work(11, 2) + work(21, 3)
+    )
+    assert [s.index for s in facts(events)[Steps].steps] == [0, 1, 2]
+
+
+def test_the_gpu_copy_of_a_step_mark_is_no_step(facts: Make) -> None:
+    events = [*profiled([50, 50]), (Cat.GPU_ANNOTATION, "ProfilerStep#9", 0, 900, {"device": 0})]
+    assert facts(events)[Steps].window == (100_000, 200_000)
+
+
+def test_loader_marks_open_steps_and_only_whole_ones_count(facts: Make) -> None:
+    events = []
+    for n, at in enumerate((10, 110, 210)):
+        events += [(NOTE, LOADER, at, 20, {}), *work(at + 30, n + 1)]
+    steps = facts([*work(0, 9), *events])[Steps]
+    assert steps.source == "loader"
+    assert [(s.start, s.end) for s in steps.steps] == [(10_000, 110_000), (110_000, 210_000)]
+    assert steps.outside == ((0, 10_000), (210_000, 249_000))
+
+
+def test_several_loaders_read_in_a_row_open_one_step(facts: Make) -> None:
+    events = []
+    for n, at in enumerate((0, 100, 200)):
+        events += [(NOTE, LOADER, at, 20, {}), (NOTE, LOADER, at + 21, 20, {}), *work(at + 50, n + 1)]
+    assert [s.start for s in facts(events)[Steps].steps] == [0, 100_000]
+
+
+def test_the_optimizer_that_steps_least_often_closes_the_step(facts: Make) -> None:
+    events = []
+    for n in range(6):
+        events += [*work(n * 100, n + 1), (NOTE, "Optimizer.step#SGD.step", n * 100 + 50, 10, {})]
+        if n % 2:
+            events.append((NOTE, "Optimizer.step#Adam.step", n * 100 + 70, 10, {}))
+    steps = facts(events)[Steps]
+    assert steps.source == "optimizer"
+    assert [(s.start, s.end) for s in steps.steps] == [(180_000, 380_000), (380_000, 580_000)]
+
+
+def test_without_marks_the_window_is_the_extent_of_all_work(facts: Make) -> None:
+    spread = [
+        (Cat.PYTHON, "f", 0, 900, {}),
+        (Cat.SPAN, "Trace", 0, 900, {}),
+        (Cat.OVERHEAD, "Flush", 800, 50, {}),
+    ]
+    steps = facts([*work(10, 1), *spread])[Steps]
+    assert (steps.source, steps.window, steps.steps, steps.count) == ("none", (10_000, 19_000), (), 1)
+    assert steps.spans("steady") == [(10_000, 19_000)]
+    assert steps.step_ns == 9_000
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ([(OP, "_compile.compile_inner (dynamo_timed)", 110, 5, {})], "compiles"),
+        ([(CALL, "cudaMalloc", 110, 5, {})], "allocates device memory"),
+        ([(CALL, "cudaFuncGetAttributes", 110, 1200, {})], "starts libraries cold"),
+        ([], "takes over 3 medians"),
+    ],
+)
+def test_leading_steps_that_warm_up_are_not_steady(facts: Make, extra: list, reason: str) -> None:
+    lengths = [1400.0 if reason == "starts libraries cold" else 200.0 if extra else 900.0, *[200.0] * 4]
+    if reason == "starts libraries cold":
+        lengths[1:] = [1400.0] * 4
+    steps = facts(profiled(lengths, extra))[Steps]
+    assert [s.warmup for s in steps.steps] == [True, False, False, False, False]
+    assert steps.warmup_reason == reason
+    assert steps.spans("warmup") == [(100_000, 100_000 + int(lengths[0] * 1000))]
+    assert steps.count == 4
+
+
+def test_later_steps_are_never_warm_up(facts: Make) -> None:
+    steps = facts(profiled([200, 200, 900, 200], [(CALL, "cudaMalloc", 400, 5, {})]))[Steps]
+    assert not any(s.warmup for s in steps.steps)
+
+
+def test_churn_is_not_warm_up(facts: Make) -> None:
+    """Segments taken and given back all along would otherwise make all but the last step disappear."""
+    churn = [
+        (CALL, n, 110 + 200 * i + k, 2, {})
+        for i in range(3)
+        for k, n in enumerate(("cudaMalloc", "cudaFree"))
+    ]
+    assert not any(s.warmup for s in facts(profiled([200] * 4, churn))[Steps].steps)
+
+
+def test_when_nothing_is_steady_all_steps_count_and_it_is_said(facts: Make) -> None:
+    compiles = [(OP, "_compile.compile_inner (dynamo_timed)", 110 + 200 * i, 5, {}) for i in range(3)]
+    steps = facts(profiled([200] * 3, compiles))[Steps]
+    assert len(steps.steady) == 3
+    assert "all steps are counted" in steps.warmup_reason
+
+
+def test_a_queue_that_is_full_is_no_cold_start(facts: Make) -> None:
+    held = [(CALL, "cudaLaunchKernel", 110, 1100, {}), (KERNEL, "long", 100, 1300, {})]
+    assert not any(s.warmup for s in facts(profiled([1400] * 3, held))[Steps].steps)
+
+
+def test_steps_can_be_chosen(facts: Make) -> None:
+    steps = facts(profiled([50] * 4), options=Options(steps=(6, 8)))[Steps]
+    assert [s.index for s in steps.steps] == [6, 7]
+    assert steps.window == (150_000, 250_000)
+    with pytest.raises(NotCaptured, match="steps 5 to 8, not 20:21"):
+        facts(profiled([50] * 4), options=Options(steps=(20, 21)))[Steps]
+
+
+def test_a_trace_without_work_has_no_window(facts: Make) -> None:
+    with pytest.raises(NotCaptured, match="no operator"):
+        facts([(Cat.PYTHON, "f", 0, 10, {})])[Steps]
