@@ -34,7 +34,7 @@ _DEVICE_SYNC = re.compile(
     r"(?:cuda|hip|musa)DeviceSynchronize|cuCtxSynchronize|(?:cuda|hip)ThreadSynchronize"
 )
 _COPY_CALL = re.compile(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
-_COLLECTIVE_KERNEL = re.compile(r"(?:n|r|h|ms|one|m)ccl(?![a-z])|gloo", re.IGNORECASE)
+_COLLECTIVE_KERNEL = re.compile(r"(?:n|r|h|one|ms)ccl|gloo", re.IGNORECASE)
 _COLLECTIVE = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):.*|c10d::.*|record_param_comms")
 _TORCH_MARKS = re.compile(
     r"ProfilerStep#.*|Torch-Compiled Region.*|TorchDynamo .*|## Call CompiledFxGraph.*|Pregraph bytecode|AOTDispatcher .*"
