@@ -1,0 +1,83 @@
+"""Categories of all profiler versions and vendors, folded into `Cat`."""
+
+from __future__ import annotations
+
+from trace_doctor.run import Cat
+
+CATEGORIES: dict[str, Cat] = {
+    # torch >= 1.12 (Kineto's ActivityType names)
+    "cpu_op": Cat.CPU_OP,
+    "user_annotation": Cat.USER_ANNOTATION,
+    "python_function": Cat.PYTHON,
+    "overhead": Cat.OVERHEAD,
+    "kernel": Cat.KERNEL,
+    "gpu_memcpy": Cat.MEMCPY,
+    "gpu_memset": Cat.MEMSET,
+    "gpu_user_annotation": Cat.GPU_ANNOTATION,
+    "cuda_runtime": Cat.RUNTIME,
+    "cuda_driver": Cat.DRIVER,
+    "cuda_sync": Cat.SYNC,
+    "cuda_event": Cat.OTHER,
+    "cuda_profiler_range": Cat.OTHER,
+    "collective_comm": Cat.OTHER,
+    "external_correlation": Cat.OTHER,
+    # other vendors
+    "hip_runtime": Cat.RUNTIME,
+    "hip_driver": Cat.DRIVER,
+    "xpu_runtime": Cat.RUNTIME,
+    "xpu_driver": Cat.DRIVER,
+    "xpu_sync": Cat.SYNC,
+    "xpu_scope_profiler": Cat.OTHER,
+    "mtia_runtime": Cat.RUNTIME,
+    "mtia_ccp_events": Cat.KERNEL,
+    "mtia_insight": Cat.OTHER,
+    "hpu_op": Cat.RUNTIME,
+    "glow_runtime": Cat.RUNTIME,
+    "privateuse1_runtime": Cat.RUNTIME,
+    "privateuse1_driver": Cat.DRIVER,
+    # torch 1.8 - 1.11
+    "Operator": Cat.CPU_OP,
+    "Runtime": Cat.RUNTIME,
+    "Kernel": Cat.KERNEL,
+    "Memcpy": Cat.MEMCPY,
+    "Memset": Cat.MEMSET,
+    "Python": Cat.PYTHON,
+    "Python function": Cat.PYTHON,
+    "User annotation": Cat.USER_ANNOTATION,
+    "Overhead": Cat.OVERHEAD,
+    "Trace": Cat.SPAN,
+}
+
+ANNOTATIONS = (
+    "ProfilerStep#",
+    "enumerate(DataLoader)#",
+    "enumerate(DataPipe)#",
+    "Optimizer.step#",
+    "Optimizer.zero_grad#",
+)
+"""Torch's own `record_function` marks. Versions up to 1.11 file them under Operator."""
+
+# Work that MTIA's command processor reports: data movement, and bookkeeping that occupies no engine.
+_MTIA = {"dma_request": Cat.MEMCPY, "event_wait": Cat.SYNC, "event_record": Cat.SYNC}
+
+
+def category(cat: str, name: str, pid: str) -> Cat:
+    """The kind of one event. Legacy autograd traces have no `cat`: there the process name tells."""
+    if not cat:
+        if pid == "CUDA functions":
+            return _copy_or_kernel(name)
+        found = Cat.CPU_OP if pid == "CPU functions" else Cat.OTHER
+    else:
+        found = CATEGORIES.get(cat, Cat.OTHER)
+    if found is Cat.CPU_OP and name.startswith(ANNOTATIONS):
+        return Cat.USER_ANNOTATION
+    if cat == "mtia_ccp_events":
+        return _MTIA.get(name, Cat.KERNEL)
+    return found
+
+
+def _copy_or_kernel(name: str) -> Cat:
+    lower = name.lower()
+    if lower.startswith("memcpy"):
+        return Cat.MEMCPY
+    return Cat.MEMSET if lower.startswith("memset") else Cat.KERNEL

@@ -1,0 +1,262 @@
+"""PyTorch profiler traces (Kineto's Chrome JSON, and the older list that autograd exports) -> `Run`."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trace_doctor.errors import DamagedCapture, NotACapture
+from trace_doctor.loaders import identify, kineto_args, meta
+from trace_doctor.loaders.categories import CATEGORIES, category
+from trace_doctor.loaders.kineto_decode import LONGEST_US, Columns, nanoseconds
+from trace_doctor.loaders.kineto_document import Document
+from trace_doctor.loaders.stream import ByteStream
+from trace_doctor.run import GPU_CATS, I32, I64, Bool, Cat, Damage, Run, Thread
+
+_DEVICE_CATS = (*GPU_CATS, Cat.GPU_ANNOTATION, Cat.SYNC)
+
+
+def load_trace(path: Path, display: str, *, rank: int = 0, rank_how: str = "") -> Run:
+    """Loads one trace, plain or gzip. `display` is the path to show; `rank` is used when the file names none itself.
+
+    A damaged file gives all events that can be read, and `Run.damage` counts the rest. Raises NotACapture when the
+    file is no PyTorch profiler trace, DamagedCapture when it is empty or nothing in it can be read, OSError when it
+    cannot be opened.
+    """
+    stream = ByteStream(path)
+    keep = _Keep(stream.pieces())
+    columns, damage = Columns(), Damage()
+    document = Document(iter(keep), columns, damage)
+    document.watch(meta.MARKERS)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        document.read()
+    except ValueError:
+        pass
+    finally:
+        if collecting:
+            gc.enable()
+    if stream.problem:
+        damage.truncated = True
+        damage.notes.append(stream.problem)
+    _refuse_others(display, document, columns, keep.head)
+    return _assemble(path, display, document, columns, damage, keep.whole(), rank, rank_how)
+
+
+class _Keep:
+    """Passes pieces on; remembers the head, and the whole text of a small file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.head = b""
+        self._pieces = pieces
+        self._kept: list[bytes] | None = []
+        self._size = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._pieces:
+            if len(self.head) < identify.HEAD:
+                self.head = (self.head + piece)[: identify.HEAD]
+            self._size += len(piece)
+            if self._kept is not None:
+                self._kept.append(piece)
+                if self._size > kineto_args.KEPT:
+                    self._kept = None
+            yield piece
+
+    def whole(self) -> bytes | None:
+        return b"".join(self._kept) if self._kept is not None else None
+
+
+def _refuse_others(display: str, document: Document, columns: Columns, head: bytes) -> None:
+    if not head.strip(b"\0 \t\r\n"):
+        raise DamagedCapture(f"{display}: the file is empty")
+    ours = bool(columns.cats.keys() & CATEGORIES.keys()) or any(
+        pid in ("CPU functions", "CUDA functions") for pid, _ in columns.tracks
+    )
+    described = document.arrays > 0 and any(k in document.meta for k in ("schemaVersion", "deviceProperties"))
+    if ours or described:
+        return
+    if document.arrays == 0 and identify.torch_marks(head) and identify.foreign(head) is None:
+        raise DamagedCapture(f"{display}: a profiler trace that ends before its first event")
+    raise NotACapture(identify.refusal(display, head, document.keys))
+
+
+def _assemble(
+    path: Path,
+    display: str,
+    document: Document,
+    columns: Columns,
+    damage: Damage,
+    whole: bytes | None,
+    rank: int,
+    rank_how: str,
+) -> Run:
+    info = meta.clean(document.meta)
+    base = info.get("baseTimeNanoseconds")
+    base_ns = base if isinstance(base, int) else 0
+    rows = columns.rows()
+    warnings: list[str] = []
+    rows = _without_lost_times(rows, damage, warnings)
+    names, cats = list(columns.names), list(columns.cats)
+    threads, thread = _threads(columns, rows["track"])
+    ts, dur = nanoseconds(rows["ts"].astype(np.float64)) + base_ns, _durations(rows["dur"], damage)
+    cat = _categories(rows, names, cats, threads, thread)
+    device, stream = _places(rows, cat, threads, thread)
+    order = np.lexsort((rows["offset"], -dur, ts))
+    memory = columns.memory(base_ns)
+    damage.lost += columns.timeless
+    _warn(warnings, damage, document, columns, cats, rows)
+    number, how = meta.rank(info, display, rank, rank_how)
+    return Run(
+        path=display,
+        ts=ts[order],
+        dur=dur[order],
+        name=rows["name"].astype(np.int32)[order],
+        cat=cat[order],
+        thread=thread[order],
+        device=device[order],
+        stream=stream[order],
+        correlation=rows["correlation"][order],
+        external_id=rows["external"][order],
+        offset=rows["offset"][order],
+        names=names,
+        threads=threads,
+        memory=memory,
+        meta=info,
+        recorded=meta.recorded(
+            info,
+            stacks=bool((cat == Cat.PYTHON).any()),
+            memory=len(memory) > 0,
+            features=document.features,
+            operators=bool((cat == Cat.CPU_OP).any()),
+        ),
+        torch_version=meta.torch_version(
+            info, names, set(cats), integer_ts=columns.integer_ts, legacy_list=document.legacy_list
+        ),
+        rank=number,
+        rank_how=how,
+        damage=damage,
+        warnings=warnings,
+        read_args=kineto_args.ArgsReader(path, display, whole),
+    )
+
+
+def _durations(us: npt.NDArray[Any], damage: Damage) -> I64:
+    us = us.astype(np.float64)
+    bad = (us < 0) | (us > LONGEST_US) | np.isnan(us)
+    damage.clamped += int(bad.sum())
+    return nanoseconds(np.where(bad, 0.0, us))
+
+
+def _without_lost_times(
+    rows: dict[str, npt.NDArray[Any]], damage: Damage, warnings: list[str]
+) -> dict[str, npt.NDArray[Any]]:
+    """Leaves out rows whose start *and* duration were written as 0 while the trace runs elsewhere: their place is
+    unknown, and they would stretch the window back to zero."""
+    lost = (rows["ts"] == 0) & (rows["dur"] <= 0)
+    if not lost.any() or lost.all():
+        return rows
+    damage.clamped += int(lost.sum())
+    warnings.append(f"{int(lost.sum())} events have neither start nor duration and are left out")
+    return {key: values[~lost] for key, values in rows.items()}
+
+
+def _threads(columns: Columns, track: npt.NDArray[Any]) -> tuple[list[Thread], I32]:
+    """Tracks by their text: some versions write the same id once as a number, once as text."""
+    ids: dict[tuple[str, str], int] = {}
+    to_thread = [ids.setdefault((str(pid), str(tid)), len(ids)) for pid, tid in columns.tracks]
+    threads = [
+        Thread(pid, tid, columns.labels.get((pid, tid)) or columns.processes.get(pid, "")) for pid, tid in ids
+    ]
+    return threads, np.array(to_thread or [0], dtype=np.int32)[track]
+
+
+def _categories(
+    rows: dict[str, npt.NDArray[Any]], names: list[str], cats: list[str], threads: list[Thread], thread: I32
+) -> npt.NDArray[np.uint8]:
+    """One look-up for each distinct (category, name, process)."""
+    pids = {pid: i for i, pid in enumerate(dict.fromkeys(t.pid for t in threads))}
+    known = list(pids)
+    pid = np.array([pids[t.pid] for t in threads] or [0], dtype=np.int64)[thread]
+    key = (rows["cat"].astype(np.int64) * max(len(names), 1) + rows["name"]) * max(len(known), 1) + pid
+    distinct, inverse = np.unique(key, return_inverse=True)
+    found = []
+    for k in distinct.tolist():
+        k, p = divmod(k, max(len(known), 1))
+        c, n = divmod(k, max(len(names), 1))
+        found.append(category(cats[c], names[n], known[p]))
+    return np.array(found or [0], dtype=np.uint8)[inverse.reshape(-1)]
+
+
+_NUMBER = re.compile(r"-?\d+")
+
+
+def _trailing_number(text: str) -> int:
+    """`7`, `stream 7`, `stream 7 (compute)` -> 7; -1 when there is none that fits."""
+    found = _NUMBER.search(text)
+    value = int(found[0]) if found else -1
+    return value if -1 <= value <= np.iinfo(np.int32).max else -1
+
+
+def _places(
+    rows: dict[str, npt.NDArray[Any]], cat: npt.NDArray[np.uint8], threads: list[Thread], thread: I32
+) -> tuple[npt.NDArray[np.int16], I32]:
+    """Device and stream of each row: the arguments where given, else the track's ids. Host rows have none."""
+    on_device: Bool = np.isin(cat, np.array([int(c) for c in _DEVICE_CATS], dtype=np.uint8))
+    by_pid, by_tid = [], []
+    for t in threads:
+        if t.pid == "CUDA functions":  # legacy autograd: the track's tid is the device
+            by_pid.append(max(_trailing_number(t.tid), 0))
+            by_tid.append(-1)
+        else:
+            pid = _trailing_number(t.pid)
+            by_pid.append(pid if 0 <= pid <= np.iinfo(np.int16).max else 0)
+            by_tid.append(_trailing_number(t.tid))
+    pid_device = np.array(by_pid or [0], dtype=np.int16)[thread]
+    tid_stream = np.array(by_tid or [0], dtype=np.int32)[thread]
+    device = np.where(rows["device"] >= 0, rows["device"], pid_device)
+    stream = np.where(rows["stream"] >= 0, rows["stream"], tid_stream)
+    # A wait may name its stream on the host side, too; other host rows (Triton's `stream` is a pointer) have none.
+    calls = (cat == Cat.RUNTIME) | (cat == Cat.DRIVER)
+    host_stream = np.where(calls, rows["stream"], -1)
+    return (
+        np.where(on_device, device, -1).astype(np.int16),
+        np.where(on_device, stream, host_stream).astype(np.int32),
+    )
+
+
+def _warn(
+    warnings: list[str],
+    damage: Damage,
+    document: Document,
+    columns: Columns,
+    cats: list[str],
+    rows: dict[str, npt.NDArray[Any]],
+) -> None:
+    """Short plain sentences on what was wrong, for people."""
+    if damage.truncated:
+        warnings.append("the file is cut off; all complete events were read")
+    if damage.repaired:
+        warnings.append(f"{damage.repaired} events were readable only after a repair")
+    if damage.lost:
+        warnings.append(f"{damage.lost} events could not be read")
+    if damage.clamped:
+        warnings.append(f"{damage.clamped} durations were missing, negative or impossible and count as 0")
+    if document.arrays > 1:
+        warnings.append(f"{document.arrays} event lists were merged")
+    if columns.out_of_memory:
+        warnings.append(f"the capture holds {columns.out_of_memory} out-of-memory marks")
+    counts = np.bincount(rows["cat"], minlength=len(cats)) if len(rows["cat"]) else []
+    unknown = {c: int(n) for c, n in zip(cats, counts, strict=False) if c and c not in CATEGORIES and n}
+    if unknown:
+        shown = ", ".join(sorted(unknown)[:3])
+        warnings.append(
+            f"{sum(unknown.values())} events have unknown categories ({shown}) and are not analysed"
+        )

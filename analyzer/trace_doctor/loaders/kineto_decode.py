@@ -1,0 +1,254 @@
+"""Event texts -> numpy columns. No dict per event: typed frozen structs, one array per field and chunk.
+
+Times stay float64 microseconds here; `Columns.table` converts them to integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from trace_doctor.run import I64, MemoryEvents
+
+LONGEST_US = 30 * 86_400e6
+"""A duration above 30 days is an overflow (a negative difference written as unsigned)."""
+
+
+class Args(msgspec.Struct, frozen=True, gc=False):
+    """The arguments that become columns. -1 where absent."""
+
+    correlation: int = -1
+    stream: int = -1
+    device: int = -1
+    external: int = msgspec.field(default=-1, name="External id")
+    external_old: int = msgspec.field(default=-1, name="external id")
+    addr: int = msgspec.field(default=-1, name="Addr")
+    bytes: int = msgspec.field(default=0, name="Bytes")
+    allocated: int = msgspec.field(default=-1, name="Total Allocated")
+    reserved: int = msgspec.field(default=-1, name="Total Reserved")
+    device_type: int = msgspec.field(default=0, name="Device Type")
+    device_id: int = msgspec.field(default=-1, name="Device Id")
+    name: Any = None
+    labels: Any = None
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One trace event as sound files write it; `tidy` makes one of anything else."""
+
+    ph: str = ""
+    name: str = ""
+    cat: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    ts: float = math.nan
+    dur: float = -1.0
+    args: Args = Args()
+
+
+_events = msgspec.json.Decoder(list[Event])
+_coerced = msgspec.json.Decoder(list[Event], strict=False)
+_INT_ARGS = {f.encode_name: f.name for f in msgspec.structs.fields(Args) if f.type is int}
+_INT64 = 1 << 63
+
+
+def decode(text: bytes) -> list[Event]:
+    """Events of a JSON list of event objects. Raises ValueError when the text is no such list.
+
+    Files that write numbers as text (Ascend) are accepted too.
+    """
+    try:
+        return _events.decode(text)
+    except msgspec.ValidationError:
+        return _coerced.decode(text)  # a ValidationError is a ValueError, too
+
+
+def tidy(raw: Any) -> Event | None:
+    """An Event from any decoded JSON object, with unusable fields left at their defaults. None when it is no event."""
+    if not isinstance(raw, dict):
+        return None
+    given = raw.get("args")
+    args = (
+        {field: _integer(given[key]) for key, field in _INT_ARGS.items() if key in given}
+        if isinstance(given, dict)
+        else {}
+    )
+    if isinstance(given, dict):
+        args |= {key: given.get(key) for key in ("name", "labels")}
+    return Event(
+        ph=_text(raw.get("ph")),
+        name=_text(raw.get("name")),
+        cat=_text(raw.get("cat")),
+        pid=_text(raw.get("pid")),
+        tid=_text(raw.get("tid")),
+        ts=_number(raw.get("ts"), math.nan),
+        dur=_number(raw.get("dur"), -1.0),
+        args=Args(**args),
+    )
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _number(value: Any, default: float) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return default
+    return found if math.isfinite(found) else default
+
+
+def _integer(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+
+
+class _Ids(dict[Any, int]):
+    """Numbers things in the order they are first seen."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = new = len(self)
+        return new
+
+
+def nanoseconds(us: npt.NDArray[np.float64]) -> I64:
+    """Float microseconds to int64 nanoseconds by parts: one product would be off by up to 74 ns at 1.7e15."""
+    whole = np.floor(us)
+    return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000.0).astype(np.int64)
+
+
+_ROW: tuple[tuple[str, Any], ...] = (
+    ("ts", np.float64),
+    ("dur", np.float64),
+    ("args.correlation", np.int64),
+    ("args.external", np.int64),
+    ("args.external_old", np.int64),
+    ("args.device", np.int64),
+    ("args.stream", np.int64),
+)
+_MEMORY = ("args.addr", "args.bytes", "args.allocated", "args.reserved", "args.device_type", "args.device_id")
+
+
+def _column(events: Sequence[Event], field: str, dtype: Any) -> npt.NDArray[Any]:
+    values: Iterable[Any] = map(attrgetter(field), events)
+    try:
+        return np.fromiter(values, dtype, len(events))
+    except OverflowError:  # unsigned 64-bit: addresses, correlation -1 written as 2**64 - 1
+        get: Callable[[Event], Any] = attrgetter(field)
+        return np.fromiter(((get(e) + _INT64) % (2 * _INT64) - _INT64 for e in events), dtype, len(events))
+
+
+class Columns:
+    """Collects events chunk by chunk. Everything but events with a duration and `[memory]` instants is only counted."""
+
+    def __init__(self) -> None:
+        self.names = _Ids()
+        self.cats = _Ids()
+        self.tracks = _Ids()
+        self.labels: dict[tuple[str, str], str] = {}
+        self.processes: dict[str, str] = {}
+        self.out_of_memory = 0
+        self.phases = _Ids()
+        self.timeless = 0
+        self.parts: list[dict[str, npt.NDArray[Any]]] = []
+        self.memory_parts: list[dict[str, npt.NDArray[Any]]] = []
+        self.integer_ts = True
+
+    def add(self, events: Sequence[Event], offsets: Sequence[int]) -> None:
+        """`offsets` are those of each event's `{` in the decompressed file."""
+        rows = [i for i, e in enumerate(events) if e.ph == "X"]
+        if len(rows) != len(events):
+            self._others([e for e in events if e.ph != "X"])
+            events = [events[i] for i in rows]
+            offsets = [offsets[i] for i in rows]
+        if not events:
+            return
+        part = {field.removeprefix("args."): _column(events, field, dtype) for field, dtype in _ROW}
+        for key, ids in (("name", self.names), ("cat", self.cats)):
+            part[key] = np.fromiter(map(ids.__getitem__, map(attrgetter(key), events)), np.int32, len(events))
+        part["track"] = np.fromiter(
+            map(self.tracks.__getitem__, map(attrgetter("pid", "tid"), events)), np.int32, len(events)
+        )
+        part["external"] = np.maximum(part["external"], part.pop("external_old"))
+        part["device"] = np.clip(part["device"], -1, np.iinfo(np.int16).max).astype(np.int16)
+        part["stream"] = _narrow(part["stream"])
+        part["offset"] = np.fromiter(offsets, np.int64, len(events))
+        self._times(part)
+
+    def _times(self, part: dict[str, npt.NDArray[Any]]) -> None:
+        known = np.isfinite(part["ts"])
+        if not known.all():
+            self.timeless += int(len(known) - known.sum())
+            part = {key: values[known] for key, values in part.items()}
+        if len(part["ts"]):
+            part["ts_whole"] = part["ts"] == np.floor(part["ts"])
+            self.integer_ts &= bool(part.pop("ts_whole").all())
+            self.parts.append(part)
+
+    def _others(self, events: list[Event]) -> None:
+        memory = []
+        for e in events:
+            if e.ph == "M":
+                if e.name in ("thread_name", "process_name", "process_labels"):
+                    self._label(e)
+            elif e.name == "[memory]" and e.ts == e.ts:
+                memory.append(e)
+            elif e.name == "[OutOfMemory]":
+                self.out_of_memory += 1
+        if memory:
+            part = {field.removeprefix("args."): _column(memory, field, np.int64) for field in _MEMORY}
+            part["ts"] = _column(memory, "ts", np.float64)
+            self.memory_parts.append(part)
+
+    def _label(self, e: Event) -> None:
+        text = e.args.name if e.name != "process_labels" else e.args.labels
+        if not isinstance(text, str) or not text:
+            return
+        if e.name == "thread_name":
+            self.labels[str(e.pid), str(e.tid)] = text
+        else:
+            self.processes.setdefault(str(e.pid), text)
+
+    def memory(self, base_ns: int) -> MemoryEvents:
+        """The `[memory]` instants by time."""
+        part = _join(
+            self.memory_parts, ("ts", "addr", "bytes", "allocated", "reserved", "device_type", "device_id")
+        )
+        ts = nanoseconds(part["ts"].astype(np.float64)) + base_ns
+        order = np.argsort(ts, kind="stable")
+        device = np.where(part["device_type"] == 0, -1, np.maximum(part["device_id"], 0)).astype(np.int16)
+        return MemoryEvents(
+            ts=ts[order],
+            addr=part["addr"][order],
+            bytes=part["bytes"][order],
+            total_allocated=part["allocated"][order],
+            total_reserved=part["reserved"][order],
+            device=device[order],
+        )
+
+    def rows(self) -> dict[str, npt.NDArray[Any]]:
+        """All rows as one array per column, in file order; `ts` and `dur` in float microseconds."""
+        keys = ("ts", "dur", "correlation", "external", "device", "stream", "name", "cat", "track", "offset")
+        whole = _join(self.parts, keys)
+        self.parts.clear()
+        return whole
+
+
+def _narrow(stream: I64) -> npt.NDArray[np.int32]:
+    """Streams as int32: pointers that some runtimes write as a stream do not fit, and are no stream number."""
+    fits = (stream >= -1) & (stream <= np.iinfo(np.int32).max)
+    return np.where(fits, stream, -1).astype(np.int32)
+
+
+def _join(parts: list[dict[str, npt.NDArray[Any]]], keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    if not parts:
+        return {key: np.zeros(0, np.int64) for key in keys}
+    return {key: np.concatenate([p.pop(key) for p in parts]) for key in keys}

@@ -1,0 +1,309 @@
+"""Walks a trace file: the fields around `traceEvents` one by one, the events in chunks of about 1 MB.
+
+Chunk borders are found by a regular expression. A wrong border (inside an argument, inside a name) cannot decode, so
+it cannot give wrong data: such a chunk is halved until the text at fault stands alone, and that is repaired or counted
+as lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from trace_doctor.loaders import kineto_salvage
+from trace_doctor.loaders.kineto_decode import Columns, Event, decode, tidy
+from trace_doctor.run import Damage
+
+_BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*(?:"(?:ph|name|cat|args|ts|pid|tid|dur|id|s|bp|sf|tts)"|\}))')
+_SPACE = re.compile(rb"[\s,]*")
+_KEY = re.compile(rb'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*', re.S)
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*(?=\[)')
+_LIST_END = re.compile(rb'\}(?=\s*\]\s*(?:,\s*"|\}|$))')
+LOOK_AHEAD = 1 << 18
+"""How far behind a broken event its end is sought."""
+LONGEST_FIELD = 1 << 26
+
+
+class Document:
+    """One pass over the bytes of a trace. `read` fills `meta` and hands the events to `columns`."""
+
+    def __init__(self, pieces: Iterator[bytes], columns: Columns, damage: Damage) -> None:
+        self.columns = columns
+        self.damage = damage
+        self.meta: dict[str, Any] = {}
+        self.keys: list[str] = []
+        self.arrays = 0
+        """how many event lists there were"""
+        self.legacy_list = False
+        self.features: set[bytes] = set()
+        self._pieces = pieces
+        self._text = b""
+        self._at = 0
+        self._more = True
+        self._done = 0
+        self._watched: list[bytes] = []
+
+    def watch(self, markers: list[bytes]) -> None:
+        """Texts whose presence anywhere in the events is noted in `features`."""
+        self._watched = list(markers)
+
+    def read(self) -> None:
+        """Raises ValueError when the file does not begin like JSON."""
+        self._grow()
+        if self._text.startswith(b"\xef\xbb\xbf"):
+            self._drop(3)
+        start = self._skip(0)
+        first = self._text[start : start + 1]
+        self._drop(start + 1)
+        if first == b"[":
+            self.legacy_list = True
+            self._array()
+        elif first == b"{":
+            self._fields()
+        else:
+            raise ValueError("not JSON")
+
+    # -- the window of bytes -----------------------------------------------------------------------------------
+
+    def _grow(self) -> bool:
+        piece = next(self._pieces, None)
+        if piece is None:
+            self._more = False
+            return False
+        self._text += piece
+        return True
+
+    def _drop(self, count: int) -> None:
+        self._text = self._text[count:]
+        self._at += count
+
+    def _skip(self, pos: int) -> int:
+        """Past white space and commas, reading on as needed."""
+        while True:
+            found = _SPACE.match(self._text, pos)
+            pos = found.end() if found else pos
+            if pos < len(self._text) or not self._grow():
+                return pos
+
+    # -- the fields around the events --------------------------------------------------------------------------
+
+    def _fields(self) -> None:
+        while True:
+            self._drop(self._skip(0))
+            if self._text[:1] == b"}":
+                return
+            key = _KEY.match(self._text)
+            while key is None and len(self._text) < LONGEST_FIELD and self._grow():
+                key = _KEY.match(self._text)
+            if key is None or (value := self._skip_space(key.end())) is None:
+                if self._text.strip():
+                    self._resync()
+                else:
+                    self.damage.truncated = True
+                    return
+                continue
+            name = (
+                json.loads(b'"' + key[1] + b'"', strict=False)
+                if b"\\" in key[1]
+                else key[1].decode("utf-8", "replace")
+            )
+            self.keys.append(name)
+            if name == "traceEvents" and self._text[value : value + 1] == b"[":
+                self._drop(value + 1)
+                self._array()
+            elif not self._field(name, value):
+                return
+
+    def _skip_space(self, pos: int) -> int | None:
+        while pos >= len(self._text):
+            if not self._grow():
+                return None
+        return pos
+
+    def _field(self, name: str, start: int) -> bool:
+        """One field that is not the events. False at the end of the file."""
+        end = self._value_end(start)
+        while end is None and len(self._text) < LONGEST_FIELD and self._grow():
+            end = self._value_end(start)
+        if end is None:
+            if self._more or _EVENTS.search(self._text, start):
+                self._resync()
+                return True
+            self.damage.truncated = True
+            return False
+        text = self._text[start:end]
+        self._drop(end)
+        try:
+            value = json.loads(text, strict=True, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            try:
+                value = kineto_salvage.repair(text)
+                self.damage.repaired += 1
+            except ValueError:
+                self.damage.lost += 1
+                return True
+        known = self.meta.get(name)
+        if isinstance(known, dict) and isinstance(value, dict):
+            known.update(value)
+        else:
+            self.meta[name] = value
+        return True
+
+    def _value_end(self, start: int) -> int | None:
+        if self._text[start : start + 1] in (b"{", b"["):
+            return kineto_salvage.object_end(self._text, start, len(self._text))
+        found = re.compile(rb'"(?:[^"\\]|\\.)*"(?=\s*[,}])|[^",{}\[\]]+(?=[,}])', re.S).match(
+            self._text, start
+        )
+        return found.end() if found else None
+
+    def _resync(self) -> None:
+        """Behind an unreadable field: on to the events, or to the end."""
+        self.damage.lost += 1
+        while True:
+            found = _EVENTS.search(self._text, 1)
+            if found:
+                self._drop(found.start())
+                return
+            self._drop(max(len(self._text) - 64, 0))
+            if not self._grow():
+                self._text = b"}"
+                self.damage.truncated = True
+                return
+
+    # -- the events --------------------------------------------------------------------------------------------
+
+    def _array(self) -> None:
+        """Reads a list of events; the window begins behind its `[`."""
+        self.arrays += 1
+        while True:
+            self._drop(self._skip(0))
+            borders = list(_BORDER.finditer(self._text))
+            if self._more and (len(borders) < 2 or len(self._text) < LOOK_AHEAD) and self._grow():
+                continue
+            self._note_features()
+            starts = [0, *(b.end() for b in borders)]
+            ends = [*(b.start() + 1 for b in borders), len(self._text)]
+            whole = len(starts) - 1 if self._more else len(starts)
+            self._done = 0
+            try:
+                stop = self._decode(starts, ends, 0, whole)
+            except _NeedMore as need:
+                self._drop(need.pos)
+                while len(self._text) < 2 * LOOK_AHEAD and self._grow():
+                    pass
+                continue
+            if stop is not None:
+                self._drop(stop)
+                return
+            if not self._more:
+                self.damage.truncated = True
+                self._drop(len(self._text))
+                return
+            self._drop(max(self._done, starts[whole] if whole < len(starts) else 0))
+
+    def _note_features(self) -> None:
+        if self._watched:
+            seen = [m for m in self._watched if m in self._text]
+            if seen:
+                self.features.update(seen)
+                self._watched = [m for m in self._watched if m not in seen]
+
+    def _decode(self, starts: list[int], ends: list[int], low: int, high: int) -> int | None:
+        """Decodes the pieces low..high. Gives the position behind the list's `]` when that was among them."""
+        while low < high and starts[low] < self._done:
+            low += 1
+        if low >= high:
+            return None
+        try:
+            events = decode(b"[" + self._text[starts[low] : ends[high - 1]] + b"]")
+        except (ValueError, RecursionError):
+            events = []
+        if len(events) == high - low:
+            self.columns.add(events, [self._at + s for s in starts[low:high]])
+            self._done = ends[high - 1]
+            return None
+        if high - low == 1:
+            return self._single(starts[low], ends[low])
+        middle = (low + high) // 2
+        stop = self._decode(starts, ends, low, middle)
+        return stop if stop is not None else self._decode(starts, ends, middle, high)
+
+    def _single(self, pos: int, end: int) -> int | None:
+        """One piece that did not decode alone: several objects, the list's end, a wrong border, or damage."""
+        text = self._text
+        while pos < end:
+            found = _SPACE.match(text, pos)
+            pos = found.end() if found else pos
+            if pos >= end:
+                break
+            if text[pos : pos + 1] == b"]":
+                self._done = pos + 1
+                return pos + 1
+            if text[pos : pos + 1] != b"{":
+                pos = self._garbage(pos, end)
+                continue
+            close = kineto_salvage.object_end(text, pos, min(len(text), end + LOOK_AHEAD))
+            if close is not None and self._take(text[pos:close], pos, mend=close <= end):
+                pos = close
+            elif self._take(text[pos:end], pos, mend=True):
+                pos = end
+            elif close is None and self._more and len(text) - pos < LOOK_AHEAD:
+                raise _NeedMore(pos)
+            elif end == len(text) and (last := self._last_event(pos)) is not None:
+                pos = last
+            else:
+                # A text without an end at the end of the file was cut off; anything else is damage.
+                self.damage.lost += not (close is None and end == len(text))
+                pos = end
+        self._done = max(self._done, pos)
+        return None
+
+    def _last_event(self, pos: int) -> int | None:
+        """The end of a damaged event that the end of the list follows. None when there is no such place."""
+        for close in _LIST_END.finditer(self._text, pos):
+            if self._take(self._text[pos : close.start() + 1], pos, mend=True):
+                return close.start() + 1
+        return None
+
+    def _garbage(self, pos: int, end: int) -> int:
+        self.damage.lost += 1
+        following = self._text.find(b"{", pos, end)
+        closing = self._text.find(b"]", pos, end)
+        candidates = [p for p in (following, closing) if p > pos]
+        return min(candidates) if candidates else end
+
+    def _take(self, text: bytes, pos: int, *, mend: bool) -> bool:
+        """Adds one object's event. False when it cannot be read."""
+        event: Event | None
+        try:
+            (event,) = decode(b"[" + text + b"]")
+        except (ValueError, RecursionError):
+            try:
+                event = tidy(json.loads(text, parse_constant=_refuse))
+            except (ValueError, RecursionError):
+                if not mend:
+                    return False
+                try:
+                    event = tidy(kineto_salvage.repair(text))
+                except ValueError:
+                    return False
+                self.damage.repaired += 1
+        if event is None:
+            return False
+        self.columns.add([event], [self._at + pos])
+        return True
+
+
+class _NeedMore(Exception):
+    """The event at `pos` of the window may go on behind the window."""
+
+    def __init__(self, pos: int) -> None:
+        super().__init__(pos)
+        self.pos = pos
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")

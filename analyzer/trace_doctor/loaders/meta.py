@@ -1,0 +1,143 @@
+"""What the file says about itself: rank, what was recorded, bounds of the torch version."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Set
+from typing import Any
+
+from trace_doctor.model import Recorded, TorchVersion
+
+_PRIVATE = re.compile(r"host|user|node", re.I)
+_KEPT_OBJECTS = ("deviceProperties", "computeProperties", "distributedInfo")
+
+# Texts looked for in the event list, for `recorded`.
+SHAPES = (b'"Input Dims"', b'"Input dims"')
+CALL_STACKS = b'"Call stack"'
+FLOPS = b'"flops"'
+MODULES = b'"Module Hierarchy"'
+MARKERS = [*SHAPES, CALL_STACKS, FLOPS, MODULES]
+
+_FLAGS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
+
+# The first torch release that can write this into a trace, with the pull request where known (REFERENCE, C).
+_SINCE_NAME: tuple[tuple[re.Pattern[str], tuple[int, int], str], ...] = (
+    (re.compile(r"dynamo_data: |, compile_id="), (2, 11), "compile ids beside dynamo events"),
+    (
+        re.compile(r"AOTDispatcher Runtime Wrapper Prologue|Pregraph bytecode"),
+        (2, 8),
+        "the prologue of compiled regions",
+    ),
+    (re.compile(r"Torch-Compiled Region: !?\d+/\d+"), (2, 5), "numbered compiled regions"),
+    (re.compile(r"Torch-Compiled Region"), (2, 2), "compiled regions"),
+    (re.compile(r"\(dynamo_timed\)$"), (2, 1), "dynamo_timed events"),
+)
+
+
+def clean(meta: dict[str, Any]) -> dict[str, Any]:
+    """The small fields worth keeping. Names of hosts and users are dropped, so that no output can show them."""
+    return {
+        key: value
+        for key, value in meta.items()
+        if not _PRIVATE.search(key) and (key in _KEPT_OBJECTS or not isinstance(value, dict | list))
+    }
+
+
+def recorded(
+    meta: dict[str, Any], *, stacks: bool, memory: bool, features: Set[bytes], operators: bool
+) -> Recorded:
+    """What the profiler was told to record: by the file's flags, else by what the events hold.
+
+    `operators`: CPU operators were recorded at all; without them a missing argument proves nothing.
+    """
+    flagged = any(flag in meta for flag in _FLAGS)
+
+    def known(flag: str, seen: bool, *, shows: bool = True) -> bool | None:
+        if seen or _true(meta.get(flag)):
+            return True
+        if flag in meta or flagged:
+            return False
+        return False if shows and operators else None
+
+    return Recorded(
+        shapes=known("record_shapes", any(s in features for s in SHAPES)),
+        stacks=known("with_stack", stacks or CALL_STACKS in features),
+        memory=known("profile_memory", memory),
+        flops=known("with_flops", FLOPS in features, shows=False),
+        modules=known("with_modules", MODULES in features, shows=False),
+    )
+
+
+def _true(value: Any) -> bool:
+    return value in (1, True, "1", "true", "True")
+
+
+def torch_version(
+    meta: dict[str, Any], names: Iterable[str], cats: Set[str], *, integer_ts: bool, legacy_list: bool
+) -> TorchVersion:
+    """Bounds from features of the file, never from the machine that analyses it. No trace names its torch version."""
+    low: tuple[int, int] | None = None
+    how: list[str] = []
+
+    def at_least(version: tuple[int, int], reason: str) -> None:
+        nonlocal low
+        if low is None or version > low:
+            low = version
+            how[:] = [f"{reason} (since {_dotted(version)})"]
+
+    if cats & {"Operator", "Runtime", "Kernel"}:
+        return TorchVersion(min="1.8", max="1.11", how="capitalised categories (1.8 to 1.11)")
+    if cats & {"cpu_op", "cuda_runtime", "kernel", "user_annotation"}:
+        at_least((1, 12), "lower-case categories")
+    if any(flag in meta for flag in _FLAGS):
+        at_least((1, 13), "profiler options in the metadata")
+    for name in names:
+        for pattern, version, reason in _SINCE_NAME:
+            if (low is None or version > low) and pattern.search(name):
+                at_least(version, reason)
+    if "baseTimeNanoseconds" in meta:
+        at_least((2, 4), "baseTimeNanoseconds")
+    high = None
+    if (
+        integer_ts
+        and not legacy_list
+        and "schemaVersion" in meta
+        and "baseTimeNanoseconds" not in meta
+        and low
+    ):
+        high = (2, 3)
+        how.append("whole microseconds (up to 2.3)")
+        if low > high:
+            high = None
+    return TorchVersion(
+        min=_dotted(low) if low else None, max=_dotted(high) if high else None, how=" and ".join(how) or None
+    )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+_RANK = re.compile(r"(?:^|[^a-z])(?:global[_-]?)?(?:rank|worker)[_\-=]?(\d{1,6})(?!\d)", re.I)
+
+
+def rank_in_name(display: str) -> int | None:
+    """The rank that a file or folder name gives (`rank_3`, `rank-34`, `worker0`); the file's own name counts first."""
+    for part in reversed(display.replace("\\", "/").split("/")):
+        found = _RANK.search(part)
+        if found:
+            return int(found[1])
+    return None
+
+
+def rank(meta: dict[str, Any], display: str, given: int, given_how: str) -> tuple[int, str]:
+    """(rank, how it is known): from distributedInfo, else from the name, else 0."""
+    info = meta.get("distributedInfo")
+    if isinstance(info, dict) and isinstance(info.get("rank"), int) and info["rank"] >= 0:
+        return info["rank"], "distributedInfo"
+    if given_how:
+        return given, given_how
+    named = rank_in_name(display)
+    if named is not None:
+        return named, "file name"
+    return 0, "assumed, the file names no rank"

@@ -1,0 +1,69 @@
+"""Bytes of a capture, decompressed on the way, in bounded memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from isal import isal_zlib
+
+GZIP_MAGIC = b"\x1f\x8b"
+READ = 1 << 18
+PIECE = 1 << 20
+
+
+class ByteStream:
+    """The decompressed bytes of a file, plain or gzip (also several gzip members in a row), one piece after another.
+
+    `problem` says why the bytes ended early ("" when they did not): a cut or damaged gzip still gives all that
+    precedes the damage. Raises OSError when the file cannot be read at all.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problem = ""
+        with path.open("rb") as file:
+            self.gzipped = file.read(2) == GZIP_MAGIC
+
+    def pieces(self) -> Iterator[bytes]:
+        """Pieces of at most 1 MiB."""
+        return self._gunzip() if self.gzipped else self._plain()
+
+    def _plain(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            while piece := file.read(PIECE):
+                yield piece
+
+    def _gunzip(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            member, pending, fresh = isal_zlib.decompressobj(wbits=31), b"", True
+            while True:
+                pending = pending or file.read(READ)
+                if not pending:
+                    if not fresh:
+                        self.problem = "the gzip data ends early"
+                    return
+                try:
+                    out = member.decompress(pending, PIECE)
+                except (isal_zlib.error, zlib.error, ValueError) as error:
+                    if not fresh or member is None:
+                        self.problem = f"the gzip data is damaged ({error})"
+                    return  # bytes behind the last complete member are padding, as gzip itself treats them
+                if out:
+                    yield out
+                if member.eof:
+                    pending = member.unused_data.lstrip(b"\0")
+                    member, fresh = isal_zlib.decompressobj(wbits=31), True
+                else:
+                    pending, fresh = member.unconsumed_tail, False
+
+
+def head(path: Path, size: int) -> bytes:
+    """The first `size` decompressed bytes, or fewer."""
+    found = b""
+    for piece in ByteStream(path).pieces():
+        found += piece
+        if len(found) >= size:
+            break
+    return found[:size]
