@@ -1,8 +1,32 @@
-"""What-if replay (stub while being built)."""
+"""What-if replay: how long the captured steps would have taken without a cause.
+
+Idle time does not say what removing its cause would give: on a host-bound run the idle only moves. So the captured
+window is re-timed without it (the idea of Daydream, USENIX ATC 2020, and Lumos, MLSys 2025).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.event_names import is_loader
+from trace_doctor.evidence.intervals import clip, intersect, intervals, pairs, total, union
+from trace_doctor.evidence.replay_graph import ReplayGraph
+from trace_doctor.evidence.retime import LeftOut, retime
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.threads import Threads
+from trace_doctor.model import Basis
+from trace_doctor.run import I64, Cat, Run
+
+UNEXPLAINED_NS = 50_000
+"""A delay that nothing explains counts from here on."""
+MOST_BASE_ERROR = 0.01
+MOST_UNEXPLAINED = 0.03
 
 
 @dataclass(frozen=True)
@@ -24,3 +48,171 @@ class Removal:
             tuple(sorted({*self.make_async, *other.make_async})),
             tuple(sorted({*self.gpu_rows, *other.gpu_rows})),
         )
+
+
+@dataclass(frozen=True)
+class ReplayOutcome:
+    """The steady steps without a removal. Every saving is an upper bound ("up to")."""
+
+    window_ns: int
+    """length of the steady steps together, after"""
+    saved_ns: int
+    """of all steady steps; never negative"""
+    step_us: float
+    """median steady step, after"""
+    saved_us_per_step: float
+    share_of_step: float
+    basis: Basis
+    how: str
+    """the sentence that derives it"""
+
+
+@dataclass(frozen=True)
+class Replay(Evidence):
+    """Re-times the steady steps. Raises NotCaptured without a window; without GPU work it gives bounds only."""
+
+    window: tuple[int, int]
+    """of the steady steps, [start, end) ns"""
+    count: int
+    """number of steady steps, 1 without a step source"""
+    base_error: float | None
+    """share of the window that is lost when every unexplained delay is cut; None without GPU work"""
+    unexplained_share: float | None
+    """share of the window in delays of the GPU that no stream, launch or other stream explains"""
+    reproduction_error: float | None
+    """|replay of everything - window| / window: a check of the arithmetic, not of the model"""
+    median_ns: int
+    main: int
+    """thread, -1 when nothing says"""
+    cores: int | None
+    """of the captured machine, where a recording says so"""
+    graph: ReplayGraph | None = field(repr=False)
+    run: Run = field(repr=False)
+    _known: dict[Removal, ReplayOutcome] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, steps = facts.run, facts[Steps]
+        steady = steps.steady
+        window = (steady[0].start, steady[-1].end) if steady else steps.window
+        threads = facts.get(Threads)
+        graph = ReplayGraph.build(facts, window)
+        errors: tuple[float | None, float | None, float | None] = (None, None, None)
+        if len(graph.ops):
+            length = window[1] - window[0]
+            again, cut = retime(graph), retime(graph, keep_unexplained=False)
+            errors = (abs(length - cut) / length, _unexplained(graph) / length, abs(length - again) / length)
+        cores = facts.options.extra.get("cpu_count", run.meta.get("cpu_count"))
+        return cls(
+            window=window,
+            count=steps.count,
+            base_error=errors[0],
+            unexplained_share=errors[1],
+            reproduction_error=errors[2],
+            median_ns=steps.step_ns,
+            main=threads.main if threads is not None else -1,
+            cores=cores if isinstance(cores, int) and cores > 0 else None,
+            graph=graph if len(graph.ops) else None,
+            run=run,
+        )
+
+    @property
+    def usable(self) -> bool:
+        """Whether the model explains this capture well enough for a saving with basis `replay`."""
+        if self.base_error is None or self.unexplained_share is None:
+            return False
+        return self.base_error <= MOST_BASE_ERROR and self.unexplained_share <= MOST_UNEXPLAINED
+
+    @property
+    def limit(self) -> str:
+        """Why outcomes are bounds; empty where they are not."""
+        if self.base_error is None or self.unexplained_share is None:
+            return "the capture has no GPU work to re-time"
+        if self.usable:
+            return ""
+        return (
+            f"the replay does not explain this capture well enough (base error {self.base_error:.1%}, "
+            f"unexplained GPU delays {self.unexplained_share:.1%} of the window)"
+        )
+
+    def without(self, removal: Removal) -> ReplayOutcome:
+        """The steady steps without the removal. Parts of it outside them change nothing."""
+        if removal not in self._known:
+            length = self.window[1] - self.window[0]
+            left = self._host_bound(removal) if self.graph is None else self._retimed(self.graph, removal)
+            self._known[removal] = self._outcome(length, min(max(left, 0), length))
+        return self._known[removal]
+
+    @cached_property
+    def _base_ns(self) -> int:
+        assert self.graph is not None
+        return retime(self.graph)
+
+    def _retimed(self, graph: ReplayGraph, removal: Removal) -> int:
+        """Never below the union of the GPU work that stays, never a saving that the arithmetic alone makes."""
+        calls = np.array(removal.make_async, dtype=np.int64)
+        ops = np.array(removal.gpu_rows, dtype=np.int64)
+        left_out = LeftOut.of(graph, removal.host_spans, calls, ops)
+        stays = ~np.isin(graph.ops.row, ops)
+        work = pairs(graph.ops.start[stays], graph.ops.end[stays])
+        floor = total(union(clip(work, *self.window)))
+        saved = max(self._base_ns - retime(graph, left_out), 0)
+        return max(self.window[1] - self.window[0] - saved, floor)
+
+    def _host_bound(self, removal: Removal) -> int:
+        """Without a GPU the main thread is the resource. Loading moves to workers only as far as there are cores:
+        with unknown cores it may all go, with n cores all work together takes at least 1/n."""
+        length = self.window[1] - self.window[0]
+        gone = self._in_window((s, e) for t, s, e in removal.host_spans if t == self.main)
+        left = length - total(gone)
+        loading = total(intersect(gone, self._loading))
+        if loading and self.cores is not None:
+            left = max(left, -(-(left + loading) // self.cores))
+        return left
+
+    @cached_property
+    def _loading(self) -> I64:
+        run = self.run
+        marks = run.named(is_loader, Cat.USER_ANNOTATION, Cat.CPU_OP)
+        return union(pairs(run.ts[marks], run.end[marks]))
+
+    def _in_window(self, spans: Iterable[tuple[int, int]]) -> I64:
+        return clip(intervals(spans), *self.window)
+
+    def _outcome(self, length: int, left: int) -> ReplayOutcome:
+        saved = length - left
+        median_us = self.median_ns / 1e3
+        # Of a skewed run the smaller: neither more than the mean step saves nor more than its share of the median step.
+        per_step = min(saved / self.count / 1e3, saved / length * median_us if length else 0.0)
+        after = median_us - per_step
+        basis: Basis = "replay" if self.usable else "bound"
+        steps = f"{self.count} steady step{'s' if self.count > 1 else ''}"
+        if self.graph is None:
+            how = f"main-thread time removed from {steps}"
+            if self.cores is not None:
+                how += f", loading moved to workers on {self.cores} cores"
+        else:
+            how = f"{steps} re-timed without it"
+        how += f": up to {_ms(median_us)} → {_ms(after)} ms a step"
+        if self.limit:
+            how += f"; a bound, because {self.limit}"
+        return ReplayOutcome(
+            window_ns=left,
+            saved_ns=saved,
+            step_us=after,
+            saved_us_per_step=per_step,
+            share_of_step=per_step / median_us if median_us else 0.0,
+            basis=basis,
+            how=how,
+        )
+
+
+def _unexplained(graph: ReplayGraph) -> int:
+    """Time in long delays that nothing explains, ns: as a union, so that parallel streams do not count twice."""
+    ops = graph.ops
+    long = ops.unexplained > UNEXPLAINED_NS
+    return total(union(clip(pairs((ops.start - ops.unexplained)[long], ops.start[long]), *graph.window)))
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1e3:,.1f}" if us >= 1e4 else f"{us / 1e3:.3g}"
