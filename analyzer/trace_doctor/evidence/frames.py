@@ -1,0 +1,71 @@
+"""Which source files are the user's own, by their name alone.
+
+Snapshots hold absolute paths. Traces do not: the profiler cuts every prefix that is an entry of `sys.path` or a site
+folder (torch/profiler/python_tracer.py), so that `…/site-packages/torch/nn/modules/module.py`, `/usr/lib/python3.11/
+threading.py` and `/home/me/train.py` arrive as `torch/nn/modules/module.py`, `threading.py` and `train.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import lru_cache
+
+_LIBRARY_NAMES = """
+torch functorch torchgen torchvision torchaudio torchtext torchdata torchao torchmetrics torch_xla
+torch_npu triton triton_kernels numpy scipy pandas sklearn PIL cv2 matplotlib tqdm rich loguru einops
+sympy mpmath numba transformers tokenizers accelerate peft trl diffusers safetensors huggingface_hub
+evaluate timm sentence_transformers lightning pytorch_lightning lightning_fabric lightning_utilities
+fsspec deepspeed apex xformers flash_attn bitsandbytes liger_kernel transformer_engine vllm aiter
+composer fairscale colossalai ignite fastai webdataset streaming ffcv kornia albumentations nvidia wandb
+tensorboard tensorboardX mlflow comet_ml ray jax tensorflow keras hydra omegaconf pydantic cloudpickle
+dill joblib psutil packaging typing_extensions six filelock requests urllib3 debugpy pydevd ipykernel
+IPython traitlets tornado pytest _pytest pluggy click typer
+"""
+_LIBRARIES = frozenset(_LIBRARY_NAMES.split())
+# HF `datasets` shares its name with the folder of many repositories: only files known to be the library's count
+_HF_DATASETS = re.compile(
+    r"datasets/(?:(?:arrow_dataset|iterable_dataset|table|builder|load|fingerprint|dataset_dict)\.py|formatting/|features/)"
+)
+# modules of the standard library whose name a script may well bear
+_SCRIPT_NAMES = frozenset({"trace", "profile", "code"})
+_LIBRARY_PATH = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages)/"
+    r"|(?:^|/)lib(?:64)?/python\d"
+    r"|/python[\d.]*/lib/"
+    r"|/pytorch/torch/"
+    r"|/torch/(?:nn|optim|autograd|utils|profiler|fx|distributed|compiler|functional\.py|_\w+)(?:/|\.py|$)"
+    r"|/torchinductor_[^/]*/"
+    r"|\.so(?:[.\d]*)?$",
+    re.IGNORECASE,
+)
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
+
+
+@lru_cache(maxsize=65536)
+def is_user_frame(filename: str) -> bool:
+    """Whether this file is the user's: not torch, no library, not the standard library, not generated or native code.
+
+    `filename` is as a trace or a snapshot holds it. A relative path counts as a library when its first part is the
+    name of a well-known one or of a standard module.
+    """
+    path = filename.replace("\\", "/")
+    if not path or path.startswith("<") or path == "??" or not _looks_like_python(path):
+        return False
+    if _LIBRARY_PATH.search(path):
+        return False
+    if _ABSOLUTE.match(path):
+        return True
+    top = path.removeprefix("./").split("/", 1)[0].removesuffix(".py")
+    if top in _LIBRARIES or _HF_DATASETS.match(path):
+        return False
+    return top not in sys.stdlib_module_names or top in _SCRIPT_NAMES
+
+
+def _looks_like_python(path: str) -> bool:
+    name = path.rsplit("/", 1)[-1]
+    return (
+        "." not in name
+        or name.endswith((".py", ".pyw", ".ipynb", ".pyx"))
+        or path.startswith("/tmp/ipykernel")
+    )
