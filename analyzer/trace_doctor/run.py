@@ -133,10 +133,7 @@ class Run:
 
     def is_cat(self, *cats: Cat) -> Bool:
         """Mask of the rows of these categories."""
-        mask = self.cat == cats[0]
-        for cat in cats[1:]:
-            mask |= self.cat == cat
-        return mask
+        return np.isin(self.cat, [int(c) for c in cats])
 
     @cached_property
     def gpu(self) -> I64:
@@ -156,7 +153,7 @@ class Run:
 
     def text(self, row: int) -> str:
         """The name of one event."""
-        return self.names[self.name[row]]
+        return self.names[int(self.name[row])]
 
     def args(self, rows: Iterable[int]) -> list[dict[str, Any]]:
         """The `args` of these events, decoded again from the file (in the order asked for)."""
