@@ -32,6 +32,8 @@ class Syncs(Evidence):
     """runtime or driver calls that block, ascending"""
     waited_on: I64
     """aligned with `rows`: the GPU row whose end let the call return, -1 when it waited for none"""
+    profilers: I64
+    """device synchronises after which nothing is launched"""
     run: Run = field(repr=False)
 
     @classmethod
@@ -39,11 +41,12 @@ class Syncs(Evidence):
         run, launches = facts.run, facts[Launches]
         calls = run.is_cat(Cat.RUNTIME, Cat.DRIVER)
         waits = calls & np.isin(run.name, run.name_ids(is_synchronize))
-        waits &= ~_end_of_run(run, launches)
+        last = calls & _end_of_run(run, launches)
+        waits &= ~last
         copies = np.flatnonzero(calls & np.isin(run.name, run.name_ids(is_copy_call)))
         holding = copies[_copy_blocks(run, copies, launches)]
         rows = np.union1d(np.flatnonzero(waits), holding)
-        return cls(rows, _waited_on(run, rows, launches), run)
+        return cls(rows, _waited_on(run, rows, launches), np.flatnonzero(last), run)
 
 
 def _end_of_run(run: Run, launches: Launches) -> Bool:

@@ -1,0 +1,67 @@
+"""A capture without GPU work: the main thread is the resource."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.event_names import (
+    is_collective,
+    is_compile,
+    is_loader,
+    is_optimizer,
+    is_step,
+)
+from trace_doctor.evidence.host_causes import CAUSE, HostCauses
+from trace_doctor.evidence.intervals import clip, pairs, subtract, union
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.threads import Threads
+from trace_doctor.run import I64, Cat, Run
+
+CPU = -1
+"""the device number of the host in ledgers"""
+
+
+@dataclass(frozen=True)
+class CpuTimeline(Evidence):
+    """Raises NotCaptured when the window holds GPU work (then the GPU is the resource), or no host event."""
+
+    compute: I64
+    """operators of the main and autograd threads outside the loader, compilation and collectives: a set"""
+    comm: I64
+    """collectives (gloo, MPI) that no operator runs beside: a set"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, threads, window = facts.run, facts[Threads], facts[Steps].window
+        gpu = run.gpu
+        if ((run.end[gpu] > window[0]) & (run.ts[gpu] < window[1]) & (run.dur[gpu] > 0)).any():
+            raise NotCaptured("the GPU did work in the analysed window")
+        collective = run.named(is_collective, Cat.CPU_OP, Cat.USER_ANNOTATION)
+        operators = run.named(
+            lambda n: (
+                not (is_collective(n) or is_compile(n) or is_loader(n) or is_optimizer(n) or is_step(n))
+            ),
+            Cat.CPU_OP,
+        )
+        computing, waiting = [], []
+        for thread in sorted({threads.main, *threads.autograd}):
+            own = facts[Nesting].thread_rows(thread)
+            waits = _cover(run, np.intersect1d(own, collective))
+            waiting.append(waits)
+            computing.append(subtract(_cover(run, np.intersect1d(own, operators)), waits))
+        cover = facts[HostCauses].on(threads.main)
+        taken = np.isin(cover.cause, [CAUSE["data_loading"], CAUSE["compile"], CAUSE["profiler"]])
+        elsewhere = cover.pieces[taken]
+        compute = subtract(clip(union(np.concatenate(computing)), *window), elsewhere)
+        comm = subtract(subtract(clip(union(np.concatenate(waiting)), *window), elsewhere), compute)
+        return cls(compute, comm)
+
+
+def _cover(run: Run, rows: I64) -> I64:
+    return union(pairs(run.ts[rows], run.end[rows]))

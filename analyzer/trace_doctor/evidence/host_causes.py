@@ -1,0 +1,202 @@
+"""What a thread was busy with at each moment, as one cause of `model.IDLE_CAUSES`: why it had nothing launched yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.event_names import (
+    is_allocator,
+    is_compile,
+    is_copy_call,
+    is_loader,
+    is_optimizer,
+    is_step,
+    is_torch_mark,
+)
+from trace_doctor.evidence.intervals import clip, complement, overlaps, pairs, subtract
+from trace_doctor.evidence.launches import Launches
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.syncs import Syncs
+from trace_doctor.evidence.threads import Threads
+from trace_doctor.evidence.warmup import COLD_NS
+from trace_doctor.model import IDLE_CAUSES
+from trace_doctor.run import HOST_CATS, I64, U8, Bool, Cat, Run
+
+CAUSE = {name: i for i, name in enumerate(IDLE_CAUSES)}
+LAZY_LOADING = "Lazy Function Loading"
+"""CUPTI files this under overhead, but it is the program's: CUDA loads a module at its first use."""
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Pieces that tile the window in order: [start, end) ns, cause (index in IDLE_CAUSES), event row or -1."""
+
+    pieces: I64
+    cause: U8
+    row: I64
+
+    def within(self, spans: I64) -> Cover:
+        """The parts inside a set of intervals, cut at its borders."""
+        cut, _, at = overlaps(spans, self.pieces)
+        return Cover(cut, self.cause[at], self.row[at])
+
+
+def joined(covers: list[Cover]) -> Cover:
+    """Disjoint covers as one, in order of time."""
+    pieces = np.concatenate([np.empty((0, 2), dtype=np.int64), *(c.pieces for c in covers)])
+    order = np.argsort(pieces[:, 0], kind="stable")
+    cause = np.concatenate([np.empty(0, dtype=np.uint8), *(c.cause for c in covers)])
+    row = np.concatenate([np.empty(0, dtype=np.int64), *(c.row for c in covers)])
+    return Cover(pieces[order], cause[order], row[order])
+
+
+def uniform(pieces: I64, cause: str) -> Cover:
+    """All of these intervals for one cause, owned by no event."""
+    return Cover(
+        pieces, np.full(len(pieces), CAUSE[cause], dtype=np.uint8), np.full(len(pieces), -1, dtype=np.int64)
+    )
+
+
+@dataclass(frozen=True)
+class HostCauses(Evidence):
+    """A moment belongs to the first of these that is open on the thread: profiler, data loading, compilation,
+    allocator, blocking call, cold start, optimizer, annotation (in which nothing is launched), dispatch, Python.
+    Where a thread has nothing open, the main thread decides.
+
+    Without recorded stacks `python` also means that nothing was recorded.
+    """
+
+    window: tuple[int, int]
+    main: int | None
+    run: Run = field(repr=False)
+    _layers: tuple[tuple[str, Bool], ...] = field(repr=False)
+    _everywhere: tuple[tuple[str, I64], ...] = field(repr=False)
+    _nesting: Nesting = field(repr=False)
+    _covers: dict[int | None, Cover] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, threads = facts.run, facts.get(Threads)
+        return cls(
+            facts[Steps].window,
+            threads.main if threads else None,
+            run,
+            _layers(facts),
+            _everywhere(run, facts[Syncs]),
+            facts[Nesting],
+        )
+
+    def on(self, thread: int | None) -> Cover:
+        """The window as this thread spent it (None: no thread is known)."""
+        if thread not in self._covers:
+            own = (
+                self._painted(thread) if thread is not None else uniform(np.empty((0, 2), np.int64), "python")
+            )
+            holes = complement(own.pieces, *self.window)
+            if thread == self.main:
+                rest = self._unrecorded(thread, holes)
+            else:
+                rest = [self.on(self.main).within(holes)]
+            self._covers[thread] = joined([own, *rest])
+        return self._covers[thread]
+
+    def _painted(self, thread: int) -> Cover:
+        """What is open on the thread, by priority."""
+        rows = self._nesting.thread_rows(thread)
+        free = np.array([self.window], dtype=np.int64)
+        covers = []
+        layers = [*self._everywhere, *((cause, rows[mask[rows]]) for cause, mask in self._layers)]
+        for cause, chosen in layers:
+            spans, owners = _disjoint(self.run, chosen)
+            pieces, _, at = overlaps(free, spans)
+            free = subtract(free, spans)
+            owner = owners[at]
+            if cause == "python":
+                owner = self._nesting.innermost(thread, pieces[:, 0])
+            covers.append(Cover(pieces, np.full(len(pieces), CAUSE[cause], dtype=np.uint8), owner))
+        return joined(covers)
+
+    def _unrecorded(self, thread: int | None, holes: I64) -> list[Cover]:
+        """Between its first and last event the main thread ran Python; before and after, nothing is known."""
+        rows = self._nesting.thread_rows(thread) if thread is not None else np.empty(0, dtype=np.int64)
+        if not len(rows):
+            return [uniform(holes, "unattributed")]
+        alive = (int(self.run.ts[rows].min()), int(self.run.end[rows].max()))
+        known = clip(holes, *alive)
+        return [uniform(known, "python"), uniform(subtract(holes, known), "unattributed")]
+
+
+def _disjoint(run: Run, rows: I64) -> tuple[I64, I64]:
+    """The rows (by start, longer first) as a set of intervals, each with its row; the outer event wins."""
+    spans = pairs(run.ts[rows], run.end[rows])
+    if len(spans) > 1:
+        spans[1:, 0] = np.maximum(spans[1:, 0], np.maximum.accumulate(spans[:, 1])[:-1])
+    real = spans[:, 1] > spans[:, 0]
+    return spans[real], rows[real]
+
+
+def _everywhere(run: Run, syncs: Syncs) -> tuple[tuple[str, I64], ...]:
+    """The profiler's overhead, which has a track of its own and holds every thread."""
+    overhead = run.is_cat(Cat.OVERHEAD)
+    lazy = np.isin(run.name, run.name_ids(lambda n: n == LAZY_LOADING))
+    own = np.union1d(np.flatnonzero(overhead & ~lazy), syncs.profilers)
+    return ("profiler", own), ("cold_start", np.flatnonzero(overhead & lazy))
+
+
+def _layers(facts: Facts) -> tuple[tuple[str, Bool], ...]:
+    """(cause, mask of the rows that are of it), by priority."""
+    run, options = facts.run, facts.options
+    notes = run.is_cat(Cat.USER_ANNOTATION, Cat.CPU_OP)
+    calls = run.is_cat(Cat.RUNTIME, Cat.DRIVER)
+
+    def named(matches: object) -> Bool:
+        return np.asarray(np.isin(run.name, run.name_ids(matches)))  # type: ignore[arg-type]
+
+    steps, optimizer, compiling = named(is_step), named(is_optimizer), named(is_compile)
+    loader = named(is_loader) & notes
+    loader |= named(lambda n: any(a in n for a in options.loader_annotations)) & notes
+    loader |= named(lambda n: any(f in n for f in options.loader_frames)) & run.is_cat(Cat.PYTHON)
+    allocator = named(is_allocator) & calls
+    blocking = np.zeros(len(run), dtype=bool)
+    blocking[facts[Syncs].rows] = True
+    cold = calls & (run.dur >= COLD_NS)
+    cold[_host_to_device(run, facts[Launches])] = False
+    marks = steps | loader | optimizer
+    torch_marks = named(is_torch_mark) & ~steps
+    labels = run.is_cat(Cat.USER_ANNOTATION) & ~marks & ~torch_marks & ~compiling
+    return (
+        ("data_loading", loader),
+        ("compile", compiling & run.is_cat(*HOST_CATS)),
+        ("allocator", allocator),
+        ("sync", blocking),
+        ("cold_start", cold & ~allocator & ~blocking),
+        ("optimizer", optimizer & notes),
+        ("annotation", labels & _idle_inside(facts)),
+        ("dispatch", (run.is_cat(Cat.CPU_OP) & ~marks) | calls | (torch_marks & notes)),
+        ("python", run.is_cat(Cat.PYTHON, Cat.USER_ANNOTATION, Cat.CPU_OP)),
+    )
+
+
+def _host_to_device(run: Run, launches: Launches) -> I64:
+    """Copy calls from memory that may be pageable: these hold the host as long as the copy takes."""
+    copies = run.named(is_copy_call, Cat.RUNTIME, Cat.DRIVER)
+    work = launches.first_work(copies)
+    pageable = run.name_ids(lambda n: "HtoD" in n and "Pinned" not in n)
+    return np.asarray(copies[np.isin(np.where(work >= 0, run.name[work], -1), pageable)])
+
+
+def _idle_inside(facts: Facts) -> Bool:
+    """Rows during which no thread launched GPU work (in a capture of the CPU alone: ran no operator)."""
+    run = facts.run
+    calls = facts[Launches].calls
+    if not len(calls) and not len(run.gpu):
+        calls = np.flatnonzero(run.is_cat(Cat.CPU_OP))
+    elif not len(calls):
+        return np.zeros(len(run), dtype=bool)
+    starts = np.sort(run.ts[calls])
+    return np.asarray(np.searchsorted(starts, run.end) == np.searchsorted(starts, run.ts))
