@@ -24,7 +24,6 @@ from trace_doctor.reporters.words import (
     MEMORY,
     SEVERITIES,
     SYMBOL,
-    device_name,
     is_patch,
     place,
     saving_words,

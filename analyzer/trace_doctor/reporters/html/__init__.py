@@ -1,0 +1,100 @@
+"""The report: one HTML file that asks for nothing, complete without scripts. The page is put together here."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from trace_doctor.model import Result
+from trace_doctor.reporters import Options
+from trace_doctor.reporters.html import about, findings, ledgers, panels, rules, verdict
+from trace_doctor.reporters.html.charts.svg import patterns
+from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.island import embed
+
+MARKER = '<meta name="generator" content="trace-doctor">'
+"""Tells a report of ours from any other file of that name, so that only ours is replaced."""
+
+_CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+_THEME = "try{var t=localStorage.getItem('trace-doctor-theme');if(t)document.documentElement.dataset.theme=t}catch(e){}"
+_PARTS = (
+    ("time", "Time"),
+    ("timeline", "Timeline"),
+    ("memory", "Memory"),
+    ("what-if", "What if"),
+    ("findings", "Findings"),
+    ("kernels", "Kernels"),
+    ("collectives", "Collectives"),
+    ("skipped", "Skipped"),
+    ("about", "About"),
+    ("help", "Help"),
+)
+
+
+def render(result: Result, options: Options) -> str:
+    """The page. The same result gives the same bytes."""
+    sections = [
+        verdict.render(result),
+        ledgers.where_the_step_goes(result),
+        ledgers.timeline(result),
+        ledgers.memory(result),
+        panels.what_if(result),
+        findings.render(result),
+        panels.kernels(result),
+        panels.collectives(result),
+        rules.passed(result),
+        rules.skipped(result),
+        about.render(result),
+        about.help_panel(),
+    ]
+    present = "".join(s for s in sections if s)
+    links = [
+        el("a", name, href=f"#{anchor}") for anchor, name in _PARTS if f'<section id="{anchor}"' in present
+    ]
+    body = el(
+        "body",
+        el("a", "Skip to the findings", href="#findings", class_="skip-link"),
+        patterns(),
+        el(
+            "header",
+            el(
+                "div",
+                el("a", _LOGO, "trace-doctor", href="#verdict", class_="brand"),
+                el("nav", links, aria_label="Parts of the report"),
+                el("div", id="tools", class_="tools"),
+                class_="bar",
+            ),
+            class_="top",
+        ),
+        el("main", sections, id="main"),
+        el(
+            "footer",
+            el("p", f"{result.tool.name} {result.tool.version}".strip(), " · nothing left your machine"),
+        ),
+        Html(f'<script type="application/json" id="result">{embed(result.to_json())}</script>'),
+        Html(f"<script>{_asset('report.js')}</script>"),
+    )
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{_CSP}">'),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        Html(MARKER),
+        el("meta", name="color-scheme", content="light dark"),
+        el("title", f"{verdict.headline(result)} – trace-doctor"),
+        Html(f"<script>{_THEME}</script>"),
+        Html(f"<style>{_asset('report.css')}</style>"),
+    )
+    return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
+
+
+_LOGO = el(
+    "svg",
+    el("path", d="M1 9h4l2-6 4 12 3-9 1.5 3H21", class_="logo"),
+    viewBox="0 0 22 18",
+    aria_hidden="true",
+    class_="logo-box",
+)
+
+
+def _asset(name: str) -> str:
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,149 @@
+"""The inputs and what was done to them, how to read the page, the words it uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trace_doctor.model import Column, Input, Result, TorchVersion
+from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.html.parts import data_table, section
+from trace_doctor.reporters.units import share
+from trace_doctor.reporters.words import GLOSSARY
+
+_MOST_INPUTS = 64
+
+
+def render(result: Result) -> Html:
+    warnings = [(i.path, w) for i in result.inputs for w in i.warnings]
+    return section(
+        "about",
+        "About this report",
+        el("dl", [[el("dt", name), el("dd", value)] for name, value in _facts(result)], class_="facts"),
+        _inputs(result.inputs) if result.inputs else None,
+        [el("h3", "Warnings"), el("ul", [el("li", el("bdi", p), ": ", w) for p, w in warnings])]
+        if warnings
+        else None,
+        [el("h3", "Limits applied"), el("ul", [el("li", limit) for limit in result.limits])]
+        if result.limits
+        else None,
+        _config(result.config) if result.config else None,
+    )
+
+
+def _facts(result: Result) -> list[tuple[str, str]]:
+    facts = [
+        ("Tool", f"{result.tool.name} {result.tool.version}".strip()),
+        ("Schema version", str(result.schema_version)),
+    ]
+    replay = result.summary.replay
+    if replay.base_error is not None:
+        facts.append(("Replay of the capture as it is", f"{share(replay.base_error, 2)} off the real window"))
+    if replay.unexplained_share is not None:
+        facts.append(("Delays the replay cannot explain", share(replay.unexplained_share, 2)))
+    facts.append(("Privacy", "made on your machine; this page asks for nothing over any network"))
+    return facts
+
+
+def _inputs(inputs: list[Input]) -> Html:
+    columns = [
+        Column("File"), Column("Kind"), Column("Rank", "count"), Column("Events", "count"), Column("Steps", "count"),
+        Column("Device"), Column("torch"), Column("Recorded"),
+    ]  # fmt: skip
+    rows: list[list[str | int | float | Html | None]] = [
+        [
+            el("bdi", i.path),
+            i.kind,
+            i.rank,
+            i.events,
+            i.steps or None,
+            i.device_name,
+            _version(i.torch_version),
+            _recorded(i),
+        ]
+        for i in inputs[:_MOST_INPUTS]
+    ]
+    return el(
+        "div", el("h3", "Inputs"), data_table("Inputs", columns, rows, hide_caption=True, of=len(inputs))
+    )
+
+
+def _version(version: TorchVersion) -> str | None:
+    if version.min and version.min == version.max:
+        said = version.min
+    elif version.min and version.max:
+        said = f"{version.min} to {version.max}"
+    elif version.min or version.max:
+        said = f"≥ {version.min}" if version.min else f"≤ {version.max}"
+    else:
+        return None
+    return f"{said} ({version.how})" if version.how else said
+
+
+def _recorded(source: Input) -> str | None:
+    if source.kind != "trace":
+        return None
+    flags = {n: getattr(source.recorded, n) for n in ("shapes", "stacks", "memory", "flops", "modules")}
+    yes = [n for n, v in flags.items() if v]
+    no = [n for n, v in flags.items() if v is False]
+    return "; ".join(p for p in (", ".join(yes), "not: " + ", ".join(no) if no else "") if p) or None
+
+
+def _config(config: dict[str, Any]) -> Html:
+    rows: list[list[str | int | float | Html | None]] = [
+        [el("code", name), el("code", value)] for name, value in sorted(_flat(config))
+    ]
+    table = data_table(
+        "Configuration in force", [Column("Setting"), Column("Value")], rows, hide_caption=True
+    )
+    return el("details", el("summary", "Configuration in force"), table, class_="more")
+
+
+def _flat(config: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
+    flat = []
+    for name, value in config.items():
+        if isinstance(value, dict):
+            flat += _flat(value, f"{before}{name}.")
+        else:
+            flat.append(
+                (
+                    f"{before}{name}",
+                    ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value),
+                )
+            )
+    return flat
+
+
+def help_panel() -> Html:
+    return section(
+        "help",
+        "How to read this report",
+        el(
+            "ol",
+            el(
+                "li",
+                "The strip at the top says how long a step takes, how much of it the GPU works, and what the fixes may save.",
+            ),
+            el(
+                "li",
+                "“Where the step goes” splits that time without remainder. Hatched parts are waiting; their name is what the host was doing.",
+            ),
+            el(
+                "li",
+                "Start with the first finding. Open it for the evidence, the line of the script and the patch.",
+            ),
+            el(
+                "li",
+                "Apply one fix, capture again, and compare: a saving is an upper bound until it is measured.",
+            ),
+            el("li", "Look at the skipped rules: what was not captured is unknown, not healthy."),
+        ),
+        el("h3", "Words"),
+        el(
+            "dl",
+            [
+                el("div", el("dt", word), el("dd", meaning), id=f"term-{key}")
+                for key, (word, meaning) in GLOSSARY.items()
+            ],
+            class_="glossary",
+        ),
+    )

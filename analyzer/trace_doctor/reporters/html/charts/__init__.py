@@ -1,0 +1,1 @@
+"""Charts as static SVG: readable without scripts, on paper and by a screen reader."""

@@ -1,0 +1,91 @@
+"""Stacked bars: the parts of one whole, a row for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trace_doctor.reporters.html.charts.svg import WIDTH, chart, label, number
+from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.units import share
+
+_CHAR = 6.7
+"""Width of a character of the label font, on the safe side."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One row: `parts` are (kind, name, value) from left to right."""
+
+    name: str
+    parts: Sequence[tuple[str, str, float]]
+    note: str = ""
+
+    @property
+    def whole(self) -> float:
+        return sum(value for _, _, value in self.parts)
+
+    def described(self) -> str:
+        return f"{self.name}: " + ", ".join(
+            f"{name} {share(value / self.whole)}" for _, name, value in self.parts if value
+        )
+
+
+def stacked(anchor: str, title: str, bars: Sequence[Bar]) -> Html:
+    """One bar is drawn tall, with its parts named below; several are drawn as rows of equal length."""
+    bars = [bar for bar in bars if bar.whole > 0]
+    description = ". ".join(bar.described() for bar in bars) or "Nothing to show"
+    if len(bars) == 1:
+        return chart(anchor, title, description, 96, _single(bars[0]))
+    gutter = max((len(bar.name) for bar in bars), default=0) * _CHAR + 16
+    note = max((len(bar.note) for bar in bars), default=0) * _CHAR + 14
+    rows = [_row(bar, 6 + 32 * n, gutter, WIDTH - note) for n, bar in enumerate(bars)]
+    return chart(anchor, title, description, 32 * len(bars) + 8, rows)
+
+
+def _segments(
+    bar: Bar, y: float, height: float, left: float, right: float
+) -> tuple[list[Html], list[tuple[float, float]]]:
+    """The rectangles, and where each begins and ends."""
+    drawn, edges, at = [], [], left
+    for kind, _, value in bar.parts:
+        width = value / bar.whole * (right - left)
+        edges.append((at, at + width))
+        if width > 0.05:
+            gap = 1.5 if width > 4 else 0
+            drawn.append(
+                el(
+                    "rect",
+                    x=number(at),
+                    y=number(y),
+                    width=number(width - gap),
+                    height=number(height),
+                    class_=f"f-{kind}",
+                )
+            )
+        at += width
+    return drawn, edges
+
+
+def _single(bar: Bar) -> Html:
+    drawn, edges = _segments(bar, 0, 48, 0, WIDTH)
+    named, free = [], 0.0
+    for (left, right), (_, name, value) in zip(edges, bar.parts, strict=True):
+        said = share(value / bar.whole)
+        if not value or right - left < max(len(name), len(said) + 2) * _CHAR or left < free:
+            continue
+        named.append(el("path", d=f"M{number(left + 0.5)} 54v32", class_="tick"))
+        named.append(label(left + 7, 66, said, class_="value"))
+        named.append(label(left + 7, 83, name, class_="muted"))
+        free = left + max(len(name), len(said) + 2) * _CHAR
+    return el("g", drawn, named)
+
+
+def _row(bar: Bar, y: float, left: float, right: float) -> Html:
+    drawn, _ = _segments(bar, y, 20, left, right)
+    return el(
+        "g",
+        label(0, y + 15, bar.name, class_="axis"),
+        drawn,
+        label(right + 10, y + 15, bar.note, class_="axis") if bar.note else None,
+    )

@@ -1,0 +1,245 @@
+"""Memory of one device over time: live bytes stacked by class, reserved as a line, the events that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trace_doctor.model import MEMORY_CATEGORIES, MemorySeries
+from trace_doctor.reporters.html.charts.svg import WIDTH, byte_ticks, chart, label, number, ticks
+from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.units import Scale, size
+from trace_doctor.reporters.words import MEMORY, device_name
+
+_LEFT, _TOP, _HEIGHT = 70.0, 30.0, 250.0
+_BOTTOM = _TOP + _HEIGHT
+_POINTS = 3600
+"""Of all classes together."""
+
+Scaled = Callable[[float], float]
+"""a value -> its coordinate"""
+
+
+def draw(series: MemorySeries, anchor: str) -> Html:
+    """The chart. Points are steps: memory keeps its value until the next one."""
+    classes = _classes(series)
+    total = [sum(series.live_by_category[c][i] for c in classes) for i in range(len(series.at))]
+    kept = _reduced(total, series.peak_index, _POINTS // max(1, len(classes)))
+    top = max([*total, *(r or 0 for r in series.reserved), 1]) * 1.08
+    first, last = series.at[0], max(series.at[-1], series.at[0] + 1e-9)
+
+    def x(at: float) -> float:
+        return _LEFT + (at - first) / (last - first) * (WIDTH - _LEFT)
+
+    def y(count: float) -> float:
+        return _BOTTOM - count / top * _HEIGHT
+
+    xs = [x(series.at[i]) for i in kept]
+    reserved = [series.reserved[i] if i < len(series.reserved) else None for i in kept]
+    return chart(
+        anchor,
+        f"Memory of {device_name(series.device)} over time",
+        _described(series, total, classes),
+        _BOTTOM + 42,
+        _grid(top, y),
+        _areas(series, classes, kept, xs, y),
+        _line(xs, reserved, y),
+        _marks(series, x),
+        _peak(series, total, x, y),
+        _names(series, classes, kept, xs, y, top),
+        _axis(series, last - first, x),
+    )
+
+
+def _classes(series: MemorySeries) -> list[str]:
+    """The classes that are there, in their fixed order."""
+    known = [c for c in MEMORY_CATEGORIES if any(series.live_by_category.get(c, ()))]
+    return known + sorted(
+        c for c, v in series.live_by_category.items() if c not in MEMORY_CATEGORIES and any(v)
+    )
+
+
+def _described(series: MemorySeries, total: Sequence[int], classes: Sequence[str]) -> str:
+    peak = series.peak_index
+    parts = ", ".join(
+        f"{MEMORY[c].label if c in MEMORY else c} {size(series.live_by_category[c][peak])}"
+        for c in classes
+        if series.live_by_category[c][peak]
+    )
+    ooms = sum(m.kind == "oom" for m in series.marks)
+    return f"The peak is {size(total[peak])}: {parts}." + (" The record ends out of memory." if ooms else "")
+
+
+def _reduced(total: Sequence[int], peak: int, most: int) -> list[int]:
+    """Indices of the highest and lowest point of each bucket, the peak and both ends: no peak is ever lost."""
+    count = len(total)
+    if count <= most:
+        return list(range(count))
+    buckets = max(1, most // 2)
+    kept = {0, peak, count - 1}
+    for b in range(buckets):
+        members = range(b * count // buckets, (b + 1) * count // buckets)
+        kept.add(max(members, key=total.__getitem__))
+        kept.add(min(members, key=total.__getitem__))
+    return sorted(kept)
+
+
+def _areas(
+    series: MemorySeries, classes: Sequence[str], kept: Sequence[int], xs: Sequence[float], y: Scaled
+) -> list[Html]:
+    """Each class from the floor up to its upper border, the highest first, so that the lower ones cover it."""
+    sums = [0] * len(kept)
+    borders = []
+    for name in classes:
+        values = series.live_by_category[name]
+        sums = [s + values[i] for s, i in zip(sums, kept, strict=True)]
+        borders.append((name, sums))
+    return [
+        el(
+            "path",
+            d=f"{_staircase(xs, [y(v) for v in border])}V{number(_BOTTOM)}H{number(xs[0])}z",
+            class_=f"m-{name} area",
+        )
+        for name, border in reversed(borders)
+    ]
+
+
+def _staircase(xs: Sequence[float], ys: Sequence[float]) -> str:
+    path, last_x, last_y = [f"M{number(xs[0])} {number(ys[0])}"], number(xs[0]), number(ys[0])
+    for x, y in zip(xs[1:], ys[1:], strict=True):
+        new_x, new_y = number(x), number(y)
+        if new_y == last_y:
+            last_x = new_x
+            continue
+        path.append(f"H{new_x}V{new_y}")
+        last_x, last_y = new_x, new_y
+    return "".join(path) + f"H{last_x}"
+
+
+def _line(xs: Sequence[float], reserved: Sequence[int | None], y: Scaled) -> list[Html]:
+    """Reserved memory; broken where it is not known."""
+    known = [(x, y(r)) for x, r in zip(xs, reserved, strict=True) if r is not None]
+    if not known:
+        return []
+    end_x, end_y = known[-1]
+    return [
+        el("path", d=_staircase([k[0] for k in known], [k[1] for k in known]), class_="reserved"),
+        label(end_x - 4, end_y - 6, "reserved", class_="small halo", anchor="end"),
+    ]
+
+
+def _grid(top: float, y: Scaled) -> list[Html]:
+    drawn = []
+    for mark in byte_ticks(top):
+        drawn.append(el("path", d=f"M{number(_LEFT)} {number(y(mark))}H{WIDTH}", class_="grid"))
+        drawn.append(label(_LEFT - 8, y(mark) + 4, size(mark) if mark else "0", class_="small", anchor="end"))
+    return drawn
+
+
+def _marks(series: MemorySeries, x: Scaled) -> list[Html]:
+    """Steps as lines, segment events as ticks below the floor, out of memory as a line with its name."""
+    drawn: list[Html] = []
+    low, high = series.at[0], series.at[-1]
+    shown = [m for m in series.marks if low <= m.at <= high]
+    for kind, tick in (("segment_alloc", "v7"), ("segment_free", "v7")):
+        places = dict.fromkeys(number(x(m.at)) for m in shown if m.kind == kind)
+        path = "".join(
+            f"M{p} {number(_BOTTOM + (2 if kind == 'segment_alloc' else 10))}{tick}" for p in places
+        )
+        if path:
+            drawn.append(el("path", d=path, class_=f"mark-{kind}"))
+    free = 0.0
+    for mark in [m for m in shown if m.kind == "step"][:200]:
+        at = x(mark.at)
+        drawn.append(el("path", d=f"M{number(at)} {number(_TOP - 8)}V{number(_BOTTOM)}", class_="step"))
+        name = mark.label or "step"
+        if at >= free and at + 6.2 * len(name) < WIDTH:
+            drawn.append(label(at + 3, _TOP - 12, name, class_="small"))
+            free = at + 6.2 * len(name) + 14
+    for mark in [m for m in shown if m.kind == "oom"][:3]:
+        at = x(mark.at)
+        drawn.append(el("path", d=f"M{number(at)} {number(_TOP - 14)}V{number(_BOTTOM)}", class_="oom"))
+        end = at > WIDTH / 2
+        said = "out of memory" + (f": {mark.label}" if mark.label else "")
+        drawn.append(
+            label(
+                at - 6 if end else at + 6,
+                _TOP - 2,
+                said,
+                class_="oom-text halo",
+                anchor="end" if end else None,
+            )
+        )
+    return drawn
+
+
+def _peak(series: MemorySeries, total: Sequence[int], x: Scaled, y: Scaled) -> Html:
+    px, py = x(series.at[series.peak_index]), y(total[series.peak_index])
+    end = px > WIDTH - 130
+    return el(
+        "g",
+        el("circle", cx=number(px), cy=number(py), r=4.5, class_="peak"),
+        label(
+            px - 9 if end else px + 9,
+            py - 6,
+            f"peak {size(total[series.peak_index])}",
+            class_="value halo",
+            anchor="end" if end else None,
+        ),
+    )
+
+
+def _names(
+    series: MemorySeries,
+    classes: Sequence[str],
+    kept: Sequence[int],
+    xs: Sequence[float],
+    y: Scaled,
+    top: float,
+) -> list[Html]:
+    """Each class named inside its area, where that is widest and there is room."""
+    drawn = []
+    below = [0] * len(kept)
+    for name in classes:
+        values = [series.live_by_category[name][i] for i in kept]
+        word = MEMORY[name].label if name in MEMORY else name
+        best = _room(values, xs, len(word) * 6.4 + 10, 17 / _HEIGHT * top)
+        if best is not None:
+            middle = below[best] + values[best] / 2
+            drawn.append(label(xs[best] + 6, y(middle) + 4, word, class_="small halo"))
+        below = [b + v for b, v in zip(below, values, strict=True)]
+    return drawn
+
+
+def _room(values: Sequence[int], xs: Sequence[float], wide: float, least: float) -> int | None:
+    """The first point from which the area stays `least` high and even for `wide` pixels."""
+    start = 0
+    for i in range(1, len(values)):
+        steady = values[i] >= least and abs(values[i] - values[start]) <= 0.25 * values[start]
+        if not steady or values[start] < least:
+            start = i
+        elif xs[i] - xs[start] >= wide:
+            return start
+    return None
+
+
+def _axis(series: MemorySeries, length: float, x: Scaled) -> list[Html]:
+    marks = ticks(length, 8)
+    unit = Scale.of("us", [length])
+    drawn = []
+    for mark in marks:
+        at = x(series.at[0] + mark)
+        edge = "end" if at > WIDTH - 24 else "middle"
+        step = marks[1] / unit.factor if len(marks) > 1 else 1.0
+        said = (
+            f"{mark / unit.factor:,.{0 if step >= 1 else 1 if step >= 0.1 else 2}f} {unit.unit}"
+            if series.unit == "us"
+            else f"{mark:,.0f}"
+        )
+        drawn.append(label(at, _BOTTOM + 36, said, class_="small", anchor=edge))
+    if series.unit == "entry":
+        drawn.append(
+            label(
+                WIDTH, _BOTTOM + 22, "position in the record (it has no clock)", class_="small", anchor="end"
+            )
+        )
+    return drawn

@@ -1,0 +1,245 @@
+"""The findings, ranked: each opens to what was seen, why it matters, the fix, how to verify it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trace_doctor.model import Column, Finding, Fix, Result, Span
+from trace_doctor.reporters.html.dom import Child, Html, el
+from trace_doctor.reporters.html.parts import badge, copyable, data_table, mini_bar, section, term
+from trace_doctor.reporters.units import plural
+from trace_doctor.reporters.words import (
+    BASIS,
+    SAFETY,
+    device_name,
+    is_patch,
+    saving_words,
+    where,
+    where_in_capture,
+    why_not_applied,
+)
+
+_MOST_SPANS = 20
+
+
+def render(result: Result) -> Html:
+    if not result.findings:
+        return section("findings", "Findings", _none(result), count=0)
+    seen: set[str] = set()
+    cards = []
+    for n, finding in enumerate(result.findings):
+        cards.append(_card(finding, n, result, first_of_code=finding.code not in seen))
+        seen.add(finding.code)
+    lead = [
+        "Ranked by what they may save. Every saving is an upper bound, hence ",
+        term("saving", "“up to”"),
+        ".",
+    ]
+    return section(
+        "findings", "Findings", el("div", cards, class_="cards"), lead=lead, count=len(result.findings)
+    )
+
+
+def _none(result: Result) -> Html:
+    passed = sum(o.outcome == "passed" for o in result.outcomes)
+    skipped = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
+    if not passed:
+        said = "No rule could look at this capture."
+    else:
+        said = f"Nothing found by the {plural(passed, 'rule')} that could look."
+    could_not = el(
+        "p", f"{plural(skipped, 'rule')} could not: ", el("a", "what was not captured", href="#skipped"), "."
+    )
+    return el("div", el("p", el("strong", said)), could_not if skipped else None, class_="empty")
+
+
+def _card(finding: Finding, index: int, result: Result, *, first_of_code: bool) -> Html:
+    place = where(finding.location)
+    saving = finding.saving
+    share = max(saving.share_of_step or 0.0, saving.share_of_peak or 0.0) if saving else 0.0
+    summary = el(
+        "summary",
+        badge(finding.severity),
+        el("h3", el("span", finding.code, class_="code-id"), " ", finding.title or finding.name),
+        el("span", saving_words(saving), mini_bar(share), class_="gain-words")
+        if saving_words(saving)
+        else None,
+        el("span", f"{finding.confidence} confidence", class_="muted"),
+        el("code", place, class_="where") if place else None,
+        el("span", "has a patch", class_="tag") if any(is_patch(f) for f in finding.fixes) else None,
+    )
+    card = el(
+        "details",
+        summary,
+        el(
+            "div",
+            el("p", finding.message, class_="message"),
+            _facts(finding),
+            _excerpt(finding, result),
+            [data_table(t.title, t.columns, t.rows, of=t.of) for t in finding.evidence],
+            _spans(finding),
+            [el("h4", "Why this matters"), _prose(finding.why)] if finding.why else None,
+            [_fix(f, index, n) for n, f in enumerate(finding.fixes)],
+            _thresholds(finding),
+            class_="body",
+        ),
+        open=index == 0 and finding.severity != "info",
+        id=finding.id,
+        class_=f"finding sev-{finding.severity}",
+        data_severity=finding.severity,
+        data_fixable=any(is_patch(f) for f in finding.fixes),
+    )
+    return el(
+        "div", el("span", id=finding.code, class_="anchor") if first_of_code else None, card, class_="slot"
+    )
+
+
+def _facts(finding: Finding) -> Html:
+    """What else is known, as a short list."""
+    facts: list[tuple[Child, Child]] = []
+    saving = finding.saving
+    if saving_words(saving) and saving:
+        facts.append(
+            (term("saving", "Saving"), [saving_words(saving), f" – {BASIS[saving.basis]}. ", saving.how])
+        )
+    elif saving and saving.how:
+        facts.append(("Saving", saving.how))
+    facts.append((term("confidence", "Confidence"), finding.confidence))
+    if finding.location.function and where(finding.location) != finding.location.function:
+        facts.append(("Function", el("code", finding.location.function)))
+    if where_in_capture(finding.location):
+        facts.append(("In the capture", where_in_capture(finding.location)))
+    if finding.refers_to:
+        facts.append(("See also", [[" ", el("a", r, href=f"#{r}")] for r in finding.refers_to]))
+    return el("dl", [[el("dt", name), el("dd", value)] for name, value in facts], class_="facts")
+
+
+def _excerpt(finding: Finding, result: Result) -> Html | None:
+    """The lines of the script around the place the finding names."""
+    lines = result.source_excerpts.get(finding.location.file or "", [])
+    line = finding.location.line
+    near = [(n, source) for n, source in lines if line is not None and abs(n - line) <= 4]
+    if not near:
+        return None
+    shown = [
+        el(
+            "span",
+            el("span", f"{n:>5} ", class_="ln"),
+            source,
+            Html("\n"),
+            class_="here" if n == line else None,
+        )
+        for n, source in near
+    ]
+    return el(
+        "figure", el("figcaption", where(finding.location)), el("pre", el("code", shown)), class_="excerpt"
+    )
+
+
+def _spans(finding: Finding) -> Html | None:
+    if not finding.spans:
+        return None
+    shown = finding.spans[:_MOST_SPANS]
+    columns = [Column("Moment"), Column("Where"), Column("ts in the capture (µs)"), Column("Lasts", "us")]
+    rows: list[list[str | int | float | Html | None]] = [
+        [s.label or finding.name, _span_place(s), Html(f"{s.ts_us:.3f}"), s.dur_us] for s in shown
+    ]
+    query = (
+        "SELECT ts, dur, name FROM slice WHERE "
+        + " OR ".join(_overlap(s) for s in shown[:3])
+        + " ORDER BY ts"
+    )
+    return el(
+        "details",
+        el("summary", f"Where in the capture ({plural(len(finding.spans), 'moment')})"),
+        data_table(
+            "The same moments in the capture, to look up in a trace viewer",
+            columns,
+            rows,
+            of=len(finding.spans),
+        ),
+        el("p", "In Perfetto, this query lists what ran then:", class_="limit"),
+        copyable(query, label="Copy for Perfetto"),
+        class_="more",
+    )
+
+
+def _overlap(span: Span) -> str:
+    """Perfetto keeps nanoseconds."""
+    start = round(span.ts_us * 1000)
+    return f"(ts < {start + max(1, round(span.dur_us * 1000))} AND ts + dur > {start})"
+
+
+def _span_place(span: Span) -> str:
+    parts = [
+        device_name(span.device) if span.device is not None else "",
+        f"stream {span.stream}" if span.stream is not None else "",
+        f"step {span.step}" if span.step is not None else "",
+    ]
+    return ", ".join(p for p in parts if p)
+
+
+def _fix(fix: Fix, finding: int, n: int) -> Html:
+    path = f"findings.{finding}.fixes.{n}"
+    reason = why_not_applied(fix)
+    target = (
+        f"{fix.target.file}:{fix.target.line}" if fix.target and fix.target.file and fix.target.line else None
+    )
+    return el(
+        "div",
+        el("h4", "Fix: ", fix.title),
+        el(
+            "p",
+            el("span", fix.safety, class_=f"tag safety-{fix.safety}"),
+            " ",
+            term("safety", SAFETY[fix.safety]),
+            [" · ", el("code", target)] if target else None,
+            f" · {fix.framework}" if fix.framework != "torch" else None,
+            class_="fix-line",
+        ),
+        copyable(fix.diff, label="Copy patch", path=f"{path}.diff", diff=True) if fix.diff else None,
+        copyable(
+            fix.text, label="Copy command" if fix.kind in ("env", "command") else "Copy", path=f"{path}.text"
+        )
+        if fix.text and not fix.diff
+        else None,
+        el("p", "No patch: ", reason, ".", class_="limit") if reason and not fix.diff else None,
+        el("p", el("strong", "Risk: "), fix.risk) if fix.risk else None,
+        el("p", el("strong", "To verify: "), fix.verify) if fix.verify else None,
+        class_="fix",
+    )
+
+
+def _prose(text: str) -> list[Html]:
+    """Paragraphs and simple lists of a rule's docstring. `code` in backticks stays code."""
+    blocks = []
+    for block in text.replace("\r\n", "\n").split("\n\n"):
+        lines = [line.strip() for line in block.splitlines() if line.strip()]
+        if lines and all(line.startswith(("- ", "* ")) for line in lines):
+            blocks.append(el("ul", [el("li", _inline(line[2:])) for line in lines]))
+        elif lines:
+            blocks.append(el("p", _inline(" ".join(lines))))
+    return blocks
+
+
+def _inline(text: str) -> list[Child]:
+    pieces = text.replace("``", "`").split("`")
+    if len(pieces) % 2 == 0:
+        return [text]
+    return [el("code", piece) if n % 2 else piece for n, piece in enumerate(pieces)]
+
+
+def _thresholds(finding: Finding) -> Html | None:
+    if not finding.thresholds:
+        return None
+    rows: list[list[str | int | float | Html | None]] = [
+        [el("code", k), _value(v)] for k, v in sorted(finding.thresholds.items())
+    ]
+    table = data_table(
+        "Thresholds in force", [Column("Threshold", "code"), Column("Value")], rows, hide_caption=True
+    )
+    return el("details", el("summary", "Thresholds in force"), table, class_="more")
+
+
+def _value(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,156 @@
+"""What-if, top kernels, collectives: the panels below and between the findings."""
+
+from __future__ import annotations
+
+from trace_doctor.model import Column, Result, WhatIf
+from trace_doctor.reporters.html.dom import Child, Html, el
+from trace_doctor.reporters.html.parts import data_table, mini_bar, section, term
+from trace_doctor.reporters.units import duration, estimate_share
+from trace_doctor.reporters.words import KINDS, place
+
+_MOST_KERNELS = 30
+
+
+def what_if(result: Result) -> Html | None:
+    """Step time today, after each fix and after all: one combined replay, not a sum."""
+    ranks = sorted({w.rank for w in result.what_if})
+    blocks = [
+        b for rank in ranks if (b := _of_rank([w for w in result.what_if if w.rank == rank], len(ranks)))
+    ]
+    if not blocks:
+        return None
+    return section(
+        "what-if",
+        "What the fixes may give",
+        blocks[:8],
+        lead=[
+            "Step time after the fixes, ",
+            term("basis", "re-timed together"),
+            " – never a sum of savings. Every figure is a lower bound of the step.",
+        ],
+    )
+
+
+def _of_rank(entries: list[WhatIf], ranks: int) -> Html | None:
+    longest = max(w.step_us for w in entries)
+    today = next((w.step_us for w in entries if not w.fixes), longest)
+    if len(entries) < 2 or not longest:
+        return None
+    rows: list[list[str | int | float | Html | None]] = [
+        [
+            _name(w),
+            mini_bar(w.step_us / longest, "accent" if w.fixes else "today"),
+            w.step_us,
+            _change(w.step_us, today),
+            w.basis,
+        ]
+        for w in entries
+    ]
+    columns = [Column("After"), Column(""), Column("Step time", "us"), Column("Change"), Column("Basis")]
+    columns[1] = Column("Length")
+    caption = "Step time today and after the fixes" + (f", rank {entries[0].rank}" if ranks > 1 else "")
+    return data_table(caption, columns, rows, hide_caption=ranks == 1, class_="what-if")
+
+
+def _name(entry: WhatIf) -> Html:
+    if not entry.fixes:
+        return el("span", "today")
+    links: list[Child] = []
+    for n, fix in enumerate(entry.fixes):
+        links += [" + " if n else None, el("a", fix, href=f"#{fix}")]
+    return el("span", links)
+
+
+def _change(after: float, today: float) -> str:
+    if today <= 0 or after >= today:
+        return "–"
+    return f"−{estimate_share((today - after) / today)}"
+
+
+def kernels(result: Result) -> Html | None:
+    if not result.kernels:
+        return None
+    ranks = len({k.rank for k in result.kernels})
+    devices = len({(k.rank, k.device) for k in result.kernels})
+    columns = [
+        Column("Operation"),
+        Column("Kind"),
+        Column("Calls", "count"),
+        Column("Total", "us"),
+        Column("Mean", "us"),
+        Column("Of compute", "share"),
+    ]
+    if devices > 1:
+        columns.insert(1, Column("Device"))
+    rows: list[list[str | int | float | Html | None]] = []
+    for k in result.kernels[:_MOST_KERNELS]:
+        row: list[str | int | float | Html | None] = [
+            _kernel(k.name),
+            k.kind,
+            k.count,
+            k.total_us,
+            k.mean_us,
+            k.share if k.kind == "compute" else None,
+        ]
+        if devices > 1:
+            row.insert(1, place(k.rank, k.device, ranks))
+        rows.append(row)
+    cpu = all(k.device < 0 for k in result.kernels)
+    total = sum(k.total_us for k in result.kernels)
+    title = "Top operators" if cpu else "Top kernels"
+    table = data_table(
+        f"{title} by total time", columns, rows, hide_caption=True, of=len(result.kernels), class_="kernels"
+    )
+    return section(
+        "kernels",
+        title,
+        table,
+        lead=f"The {len(rows):,} listed take {duration(total)} of the analysed window."
+        if len(rows) == len(result.kernels)
+        else None,
+    )
+
+
+def _kernel(name: str) -> Html:
+    """The short name first; the whole signature below it where there is more."""
+    short = short_kernel(name)
+    whole = el("span", el("bdi", name), class_="signature") if short != name else None
+    return el("span", el("bdi", short), whole, class_="kernel")
+
+
+def short_kernel(name: str) -> str:
+    """`void at::native::vectorized_elementwise_kernel<4, …>(int, …)` -> `at::native::vectorized_elementwise_kernel`."""
+    head = name.removeprefix("void ").replace("(anonymous namespace)", "{anonymous}")
+    cut = min((i for i in (head.find("<"), head.find("(")) if i > 0), default=len(head))
+    return head[:cut].strip() or name
+
+
+def collectives(result: Result) -> Html | None:
+    if not result.collectives:
+        return None
+    ranks = len({c.rank for c in result.collectives})
+    columns = [
+        Column("Collective"),
+        Column("Device"),
+        Column("Calls", "count"),
+        Column("Total", "us"),
+        Column("Exposed", "us"),
+        Column("Exposed share", "share"),
+    ]
+    rows = [
+        [
+            el("bdi", c.name),
+            place(c.rank, c.device, ranks),
+            c.count,
+            c.total_us,
+            c.exposed_us,
+            c.exposed_us / c.total_us if c.total_us else None,
+        ]
+        for c in result.collectives[:64]
+    ]
+    return section(
+        "collectives",
+        "Collectives",
+        data_table("Collectives by total time", columns, rows, hide_caption=True, of=len(result.collectives)),
+        lead=[term("exposed", "Exposed"), f": {KINDS['comm'].meaning}. It is not a saving by itself."],
+    )

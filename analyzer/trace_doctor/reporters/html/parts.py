@@ -1,0 +1,150 @@
+"""The small pieces every section is made of: sections, tables, badges, swatches, copyable blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trace_doctor.model import Cell, Column, Severity, Unit
+from trace_doctor.reporters.html.dom import Child, Html, el, pre, text
+from trace_doctor.reporters.units import Scale, exact
+from trace_doctor.reporters.words import GLOSSARY, SYMBOL
+
+
+def section(anchor: str, title: str, *children: Child, lead: Child = None, count: int | None = None) -> Html:
+    """A part of the page with its own heading."""
+    heading = el(
+        "h2",
+        title,
+        el("span", f"{count:,}", class_="count") if count is not None else None,
+        id=f"{anchor}-title",
+    )
+    return el(
+        "section",
+        el("header", heading, el("p", lead, class_="lead") if lead else None, class_="head"),
+        *children,
+        id=anchor,
+        aria_labelledby=f"{anchor}-title",
+    )
+
+
+def term(key: str, shown: str | None = None) -> Html:
+    """A word that the glossary explains."""
+    return el("a", shown or GLOSSARY[key][0].lower(), href=f"#term-{key}", class_="term")
+
+
+def badge(severity: Severity) -> Html:
+    """Severity by symbol, word and colour."""
+    return el(
+        "span",
+        el("span", SYMBOL[severity], aria_hidden="true"),
+        f" {severity}",
+        class_=f"badge sev-{severity}",
+    )
+
+
+def swatch(kind: str) -> Html:
+    """A square in the fill of the charts: hatched where the device waited."""
+    return el(
+        "svg",
+        el("rect", width=14, height=14, rx=3, class_=f"f-{kind}"),
+        class_="swatch",
+        viewBox="0 0 14 14",
+        aria_hidden="true",
+    )
+
+
+def mini_bar(share: float, kind: str = "accent") -> Html:
+    """A thin bar in a cell; the number beside it says the same."""
+    width = f"{max(0.0, min(1.0, share)) * 100:.1f}%"
+    return el(
+        "span", el("span", style=f"width:{width}", class_=f"b-{kind}"), class_="mini", aria_hidden="true"
+    )
+
+
+def copyable(source: str, *, label: str, path: str | None = None, diff: bool = False) -> Html:
+    """Code to paste. The copy button is added by the script and takes the exact text from the embedded result when
+    `path` (a JSON path of dots) names it."""
+    body = (
+        el("pre", el("code", [_diff_line(line) for line in _lines(source)]), class_="diff")
+        if diff
+        else pre(source)
+    )
+    return el("div", body, class_="code", data_copy=path or "", data_label=label, tabindex=None)
+
+
+def _lines(source: str) -> list[str]:
+    return source.replace("\r\n", "\n").rstrip("\n").split("\n")
+
+
+def _diff_line(line: str) -> Html:
+    kind = {"+": "add", "-": "del", "@": "hunk"}.get(line[:1], "")
+    if line.startswith(("+++", "---")):
+        kind = "file"
+    content = text(line, block=True) if line else Html("")
+    return el("span", content, Html("\n"), class_=kind or None)
+
+
+def data_table(
+    caption: Child,
+    table_columns: Sequence[Column],
+    rows: Sequence[Sequence[Cell | Html]],
+    *,
+    hide_caption: bool = False,
+    class_: str = "",
+    of: int | None = None,
+) -> Html:
+    """A table with typed columns: one unit a column, written in its heading; the first column heads its row."""
+    scales = [
+        Scale.of(column.unit, [_plain(row[n]) for row in rows if n < len(row)])
+        for n, column in enumerate(table_columns)
+    ]
+    heads = [
+        el("th", _heading(c, s), scope="col", class_="num" if s.numeric else None)
+        for c, s in zip(table_columns, scales, strict=True)
+    ]
+    body = [
+        el(
+            "tr",
+            [
+                _cell(n, row[n] if n < len(row) else None, column.unit, scales[n])
+                for n, column in enumerate(table_columns)
+            ],
+        )
+        for row in rows
+    ]
+    cut = f" Showing {len(rows):,} of {of:,}." if of is not None and of > len(rows) else ""
+    table = el(
+        "table",
+        el("caption", caption, cut, class_="hidden" if hide_caption and not cut else None),
+        el("thead", el("tr", heads)),
+        el("tbody", body),
+        data_sortable=len(rows) > 1,
+    )
+    return el("div", table, class_=f"scroll {class_}".rstrip(), tabindex=0, role="group", aria_label="Table")
+
+
+def _heading(column: Column, scale: Scale) -> Child:
+    if scale.unit and scale.unit != "%":
+        return [column.title, " ", el("span", f"({scale.unit})", class_="unit")]
+    return column.title
+
+
+def _cell(index: int, value: Cell | Html, unit: Unit, scale: Scale) -> Html:
+    if isinstance(value, Html):
+        return el("th", value, scope="row") if index == 0 else el("td", value)
+    shown: Child = scale.cell(value)
+    if scale.unit == "%" and shown and not isinstance(value, str):
+        shown = f"{shown}%"
+    if value is None:
+        shown = el("span", "–", class_="none", title="not captured")
+    if unit in ("code", "location") and value is not None:
+        shown = el("code", str(value))
+    if index == 0:
+        return el("th", shown, scope="row")
+    if not scale.numeric or not isinstance(value, int | float):
+        return el("td", shown, class_="num" if scale.numeric else None)
+    return el("td", shown, class_="num", data_value=repr(value), title=exact(value, unit))
+
+
+def _plain(value: Cell | Html) -> Cell:
+    return None if isinstance(value, Html) else value

@@ -1,0 +1,200 @@
+/* The page is complete without this file: it only adds filter, sort, copy, theme and deep links. */
+(function () {
+  "use strict";
+  var doc = document, root = doc.documentElement;
+  var all = function (selector, from) { return Array.prototype.slice.call((from || doc).querySelectorAll(selector)); };
+  var make = function (tag, text, attributes) {
+    var node = doc.createElement(tag);
+    if (text) node.textContent = text;
+    Object.keys(attributes || {}).forEach(function (name) { node.setAttribute(name, attributes[name]); });
+    return node;
+  };
+  var button = function (text, act, attributes) {
+    var node = make("button", text, Object.assign({ type: "button" }, attributes));
+    node.addEventListener("click", act);
+    return node;
+  };
+
+  /* the embedded result, byte for byte as --output json writes it */
+  var island = doc.getElementById("result").textContent;
+  var back = { u003c: "<", u2028: "\u2028", u2029: "\u2029" };
+  var json = function () {
+    return island.replace(/\\(u003c|u2028|u2029|[^])/g, function (whole, name) { return back[name] || whole; });
+  };
+  var parsed;
+  var lookup = function (path) {
+    parsed = parsed || JSON.parse(island);
+    return path.split(".").reduce(function (value, key) { return value[key]; }, parsed);
+  };
+  var download = function (name, type, text) {
+    var url = URL.createObjectURL(new Blob([text], { type: type }));
+    var link = make("a", "", { href: url, download: name });
+    link.click();
+    setTimeout(function () { URL.revokeObjectURL(url); }, 1000);
+  };
+
+  /* theme: as the system, light, dark */
+  var tools = doc.getElementById("tools");
+  var themes = ["auto", "light", "dark"];
+  var theme = button("", function () {
+    var next = themes[(themes.indexOf(root.dataset.theme || "auto") + 1) % 3];
+    if (next === "auto") delete root.dataset.theme; else root.dataset.theme = next;
+    try {
+      if (next === "auto") localStorage.removeItem("trace-doctor-theme");
+      else localStorage.setItem("trace-doctor-theme", next);
+    } catch (error) { /* a page may not remember: then it does not */ }
+    named();
+  });
+  var named = function () { theme.textContent = "Theme: " + (root.dataset.theme || "auto"); };
+  named();
+  tools.append(theme, button("Save JSON", function () { download("trace-doctor.json", "application/json", json()); }));
+
+  /* copy */
+  var status = make("div", "", { role: "status", "class": "hidden" });
+  doc.body.append(status);
+  var copied = function (node, text) {
+    var label = node.textContent;
+    var say = function (word) {
+      node.textContent = word;
+      status.textContent = word;
+      setTimeout(function () { node.textContent = label; }, 1400);
+    };
+    var old = function () {
+      var area = make("textarea", "", { "class": "hidden", "aria-hidden": "true" });
+      area.value = text;
+      doc.body.append(area);
+      area.select();
+      var done = doc.execCommand("copy");
+      area.remove();
+      say(done ? "Copied" : "Select and copy");
+    };
+    if (navigator.clipboard) navigator.clipboard.writeText(text).then(function () { say("Copied"); }, old); else old();
+  };
+  all("[data-label]").forEach(function (box) {
+    box.append(button(box.dataset.label, function (event) {
+      copied(event.currentTarget, box.dataset.copy ? lookup(box.dataset.copy) : box.querySelector("pre").textContent);
+    }));
+  });
+
+  /* sort */
+  var value = function (row, column) {
+    var cell = row.cells[column];
+    return cell.dataset.value !== undefined ? Number(cell.dataset.value) : cell.textContent.trim();
+  };
+  var compare = function (a, b) {
+    if (typeof a === "number" && typeof b === "number") return a - b;
+    if (typeof a === typeof b) return a < b ? -1 : a > b ? 1 : 0;
+    return typeof a === "number" ? 1 : -1;
+  };
+  all("table[data-sortable]").forEach(function (table) {
+    all("thead th", table).forEach(function (head, column) {
+      var sort = button("", function () {
+        var down = head.getAttribute("aria-sort") !== "descending" && (head.classList.contains("num") || head.getAttribute("aria-sort") === "ascending");
+        all("thead th", table).forEach(function (other) { other.removeAttribute("aria-sort"); });
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        var body = table.tBodies[0];
+        var rows = Array.prototype.slice.call(body.rows).sort(function (a, b) {
+          return compare(value(a, column), value(b, column)) * (down ? -1 : 1);
+        });
+        body.append.apply(body, rows);
+      });
+      sort.append.apply(sort, Array.prototype.slice.call(head.childNodes));
+      head.append(sort);
+    });
+  });
+
+  /* filter; its state is in the address: #q=loader&hide=info&fixable=1 */
+  var cards = all(".finding");
+  var state = { q: "", hide: [], fixable: false };
+  var box, toggles = {}, fixable, shown;
+  var apply = function (write) {
+    var words = state.q.toLowerCase().split(/\s+/).filter(Boolean), count = 0;
+    cards.forEach(function (card) {
+      var text = card.textContent.toLowerCase();
+      var fits = words.every(function (word) { return text.indexOf(word) >= 0; }) &&
+        state.hide.indexOf(card.dataset.severity) < 0 && (!state.fixable || card.dataset.fixable !== undefined);
+      card.parentNode.hidden = !fits;
+      count += fits ? 1 : 0;
+    });
+    if (!box) return;
+    if (box.value !== state.q) box.value = state.q;
+    Object.keys(toggles).forEach(function (name) { toggles[name].setAttribute("aria-pressed", String(state.hide.indexOf(name) < 0)); });
+    fixable.setAttribute("aria-pressed", String(state.fixable));
+    shown.textContent = count === cards.length ? "" : "showing " + count + " of " + cards.length;
+    if (!write) return;
+    var parts = [];
+    if (state.q) parts.push("q=" + encodeURIComponent(state.q));
+    if (state.hide.length) parts.push("hide=" + state.hide.join(","));
+    if (state.fixable) parts.push("fixable=1");
+    try { history.replaceState(null, "", parts.length ? "#" + parts.join("&") : location.pathname + location.search); } catch (error) { /* some viewers refuse */ }
+  };
+  if (cards.length) {
+    box = make("input", "", { type: "search", placeholder: "Filter by code, text, file or kernel", "aria-label": "Filter findings" });
+    box.addEventListener("input", function () { state.q = box.value; apply(true); });
+    shown = make("span", "", { "class": "muted", role: "status" });
+    var bar = make("div", "", { "class": "filter", role: "search", "aria-label": "Findings" });
+    bar.append(box);
+    ["critical", "warning", "info"].forEach(function (name) {
+      if (!cards.some(function (card) { return card.dataset.severity === name; })) return;
+      toggles[name] = button(name, function () {
+        var at = state.hide.indexOf(name);
+        if (at < 0) state.hide.push(name); else state.hide.splice(at, 1);
+        apply(true);
+      });
+      bar.append(toggles[name]);
+    });
+    fixable = button("has a patch", function () { state.fixable = !state.fixable; apply(true); });
+    if (cards.some(function (card) { return card.dataset.fixable !== undefined; })) bar.append(fixable);
+    var every = button("Expand all", function () {
+      var open = cards.some(function (card) { return !card.open; });
+      cards.forEach(function (card) { card.open = open; });
+      every.textContent = open ? "Collapse all" : "Expand all";
+    });
+    bar.append(every, shown);
+    doc.querySelector("#findings .cards").before(bar);
+    apply(false);
+  }
+  doc.addEventListener("keydown", function (event) {
+    var typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+    if (event.key === "/" && !typing && box && !event.ctrlKey && !event.metaKey) { event.preventDefault(); box.focus(); }
+    if (event.key === "Escape" && typing) { state = { q: "", hide: [], fixable: false }; apply(true); }
+  });
+
+  /* deep links: #TD101, #TD101-2, and the filter's own state */
+  var follow = function () {
+    var hash = decodeURIComponent(location.hash.slice(1));
+    if (!hash) return;
+    if (hash.indexOf("=") > 0) {
+      var found = new URLSearchParams(location.hash.slice(1));
+      state.q = found.get("q") || "";
+      state.hide = (found.get("hide") || "").split(",").filter(Boolean);
+      state.fixable = found.get("fixable") === "1";
+      apply(false);
+      doc.getElementById("findings").scrollIntoView();
+      return;
+    }
+    var node = doc.getElementById(hash);
+    if (!node) return;
+    var card = node.classList.contains("anchor") ? node.nextElementSibling : node.closest("details");
+    if (card && card.classList.contains("finding")) {
+      card.parentNode.hidden = false;
+      card.open = true;
+      card.querySelector("summary").focus({ preventScroll: true });
+      card.scrollIntoView();
+      return;
+    }
+    for (var outer = card; outer; outer = outer.parentElement.closest("details")) outer.open = true;
+    if (node.tabIndex >= -1 && node.hasAttribute("tabindex")) node.focus({ preventScroll: true });
+    node.scrollIntoView();
+  };
+  window.addEventListener("hashchange", follow);
+  follow();
+
+  /* paper shows everything */
+  var closed = [];
+  window.addEventListener("beforeprint", function () {
+    closed = all("details:not([open])");
+    closed.forEach(function (node) { node.open = true; });
+  });
+  window.addEventListener("afterprint", function () { closed.forEach(function (node) { node.open = false; }); });
+})();

@@ -1,0 +1,118 @@
+"""What was looked for and not found, and what could not be looked for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from trace_doctor.model import Column, Outcome, Result
+from trace_doctor.reporters.html.dom import Child, Html, el
+from trace_doctor.reporters.html.parts import copyable, data_table, section, term
+from trace_doctor.reporters.units import plural
+
+
+def passed(result: Result) -> Html | None:
+    rules = [o for o in result.outcomes if o.outcome == "passed"]
+    if not rules:
+        return None
+    fired = {f.code for f in result.findings}
+    rows: list[list[str | int | float | Html | None]] = [
+        [_code(o, fired), el("code", o.name), o.title or None, _refers(o)] for o in rows_sorted(rules)
+    ]
+    columns = [Column("Rule"), Column("Name"), Column("What it looks for"), Column("Note")]
+    table = data_table("Rules that looked and found nothing", columns, rows, hide_caption=True)
+    return section(
+        "passed",
+        "Passed rules",
+        el(
+            "details",
+            el("summary", f"{plural(len(rules), 'rule')} looked and found nothing"),
+            table,
+            class_="more",
+        ),
+        count=len(rules),
+    )
+
+
+def skipped(result: Result) -> Html | None:
+    """The rules that lack evidence, grouped by what is missing, with the way to capture it."""
+    rules = [o for o in result.outcomes if o.outcome == "skipped"]
+    failed = [o for o in result.outcomes if o.outcome == "error"]
+    if not rules and not failed:
+        return None
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in rows_sorted(rules):
+        groups[outcome.reason or "no reason given"].append(outcome)
+    fired = {f.code for f in result.findings}
+    order = sorted(groups.items(), key=lambda kv: (-len(kv[1]), kv[0]))
+    return section(
+        "skipped",
+        "Skipped rules",
+        [_group(reason, members, fired) for reason, members in order],
+        _failed(failed, fired) if failed else None,
+        lead=["The capture does not hold what these need. ", term("skipped", "Skipped is not passed"), "."],
+        count=len(rules),
+    )
+
+
+def rows_sorted(rules: list[Outcome]) -> list[Outcome]:
+    return sorted(rules, key=lambda o: (o.code, o.name, o.reason or ""))
+
+
+def _group(reason: str, members: list[Outcome], fired: set[str]) -> Html:
+    names = [[", " if n else None, _code(o, fired), " ", o.title or o.name] for n, o in enumerate(members)]
+    captures = list(dict.fromkeys(o.capture for o in members if o.capture))
+    return el(
+        "div",
+        el("h3", reason),
+        el("p", names, class_="rule-list"),
+        [el("p", "To capture it:", class_="limit"), [copyable(c, label="Copy") for c in captures]]
+        if captures
+        else None,
+        class_="skip",
+    )
+
+
+def _failed(failed: list[Outcome], fired: set[str]) -> Html:
+    """A rule that broke says so; the traceback stays folded."""
+    shown: list[Child] = []
+    for outcome in rows_sorted(failed):
+        lines = (outcome.reason or "no reason given").strip().splitlines()
+        shown.append(
+            el(
+                "div",
+                el("p", _code(outcome, fired), " ", outcome.name, ": ", lines[-1]),
+                el(
+                    "details",
+                    el("summary", "Traceback"),
+                    copyable("\n".join(lines), label="Copy"),
+                    class_="more",
+                )
+                if len(lines) > 1
+                else None,
+            )
+        )
+    return el(
+        "div",
+        el("h3", "Rules that failed"),
+        el("p", "An error of trace-doctor, not of your run.", class_="limit"),
+        shown,
+        class_="skip",
+    )
+
+
+def _code(outcome: Outcome, fired: set[str]) -> Html:
+    """The code; it is also where `#TD…` leads when the rule has no finding."""
+    if outcome.code in fired:
+        return el("a", outcome.code, href=f"#{outcome.code}", class_="code-id")
+    fired.add(outcome.code)
+    return el("span", outcome.code, id=outcome.code, class_="code-id", tabindex=-1)
+
+
+def _refers(outcome: Outcome) -> Html | None:
+    if not outcome.refers_to:
+        return el("span", outcome.reason or "")
+    return el(
+        "span",
+        "see ",
+        [[", " if n else None, el("a", r, href=f"#{r}")] for n, r in enumerate(outcome.refers_to)],
+    )

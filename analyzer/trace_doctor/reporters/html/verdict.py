@@ -1,0 +1,177 @@
+"""The top of the page: in ten seconds, is the run healthy and what is it worth to change."""
+
+from __future__ import annotations
+
+from trace_doctor.model import Finding, Result
+from trace_doctor.reporters.html.dom import Child, Html, el
+from trace_doctor.reporters.html.parts import badge, mini_bar, term
+from trace_doctor.reporters.units import (
+    duration,
+    estimate_duration,
+    estimate_share,
+    estimate_size,
+    plural,
+    share,
+    size,
+)
+from trace_doctor.reporters.words import SEVERITIES, saving_words, where
+
+_TOP = 3
+
+
+def is_cpu(result: Result) -> bool:
+    """Whether the analysed device is the host: a capture without GPU work."""
+    return bool(result.time_ledger) and all(row.device < 0 for row in result.time_ledger)
+
+
+def headline(result: Result) -> str:
+    """The verdict in one sentence; made from the counts where the result brings none."""
+    if result.summary.verdict:
+        return result.summary.verdict
+    if result.findings:
+        return f"{plural(len(result.findings), 'finding')} in this capture"
+    if any(o.outcome == "passed" for o in result.outcomes):
+        return "Nothing found in what this capture shows"
+    return "Nothing could be checked"
+
+
+def render(result: Result) -> Html:
+    return el(
+        "section",
+        el("p", _subject(result), class_="subject"),
+        el("h1", headline(result), id="verdict-title"),
+        el(
+            "dl",
+            _step(result),
+            _busy(result),
+            _memory(result),
+            _saving(result),
+            _counts(result),
+            class_="tiles",
+        ),
+        _first_things(result),
+        id="verdict",
+        aria_labelledby="verdict-title",
+    )
+
+
+def _subject(result: Result) -> list[Child]:
+    names = [i.path for i in result.inputs]
+    devices = list(dict.fromkeys(i.device_name for i in result.inputs if i.device_name))
+    ranks = len({i.rank for i in result.inputs})
+    said: list[Child] = [el("span", el("bdi", names[0]), class_="file") if names else "no capture"]
+    if len(names) > 1:
+        said.append(f"and {plural(len(names) - 1, 'more file')}")
+    said += [el("bdi", d) for d in devices[:2]]
+    if ranks > 1:
+        said.append(plural(ranks, "rank"))
+    return [
+        [el("span", " · ", class_="dot", aria_hidden="true") if n else None, part]
+        for n, part in enumerate(said)
+    ]
+
+
+def _tile(name: Child, value: Child, note: Child, *, extra: Child = None, class_: str = "") -> Html:
+    return el(
+        "div",
+        el("dt", name),
+        el("dd", el("span", value, class_="figure"), extra, el("span", note, class_="note")),
+        class_=f"tile {class_}".rstrip(),
+    )
+
+
+def _missing(name: Child, why: str) -> Html:
+    return _tile(name, "–", why, class_="missing")
+
+
+def _step(result: Result) -> Html:
+    us = result.summary.step_us
+    if us is None:
+        return _missing("Step time", "no steps recorded" if result.time_ledger else "no trace given")
+    counted = sum(1 for s in result.steps if not s.warmup) or max(
+        (r.steps for r in result.time_ledger), default=0
+    )
+    note = ["median of ", f"{counted:,} ", term("steady", "steady " + ("step" if counted == 1 else "steps"))]
+    return _tile("Step time", duration(us), note if counted else "median")
+
+
+def _busy(result: Result) -> Html:
+    name = "CPU busy" if is_cpu(result) else term("busy", "GPU busy")
+    busy = result.summary.gpu_busy_share
+    if busy is None:
+        return _missing(name, "no GPU work in the capture" if result.time_ledger else "no trace given")
+    idle = result.summary.gpu_idle_share
+    note = f"{'waiting' if is_cpu(result) else 'idle'} {share(idle if idle is not None else 1 - busy)}"
+    return _tile(name, share(busy), note, extra=mini_bar(busy, "compute"))
+
+
+def _memory(result: Result) -> Html:
+    peak, reserved = result.summary.peak_allocated_bytes, result.summary.peak_reserved_bytes
+    if peak is None and reserved is None:
+        return _missing("Peak memory", "no memory recorded")
+    name = ["Peak memory"]
+    if peak is None:
+        return _tile(name, size(reserved or 0), term("allocated", "reserved"))
+    note = (
+        [size(reserved), " ", term("allocated", "reserved")]
+        if reserved is not None
+        else term("allocated", "allocated")
+    )
+    return _tile(name, size(peak), note)
+
+
+def _saving(result: Result) -> Html:
+    upto = result.summary.saving_up_to
+    name = ["Saving, ", term("saving", "up to")]
+    if upto.share_of_step:
+        time = (
+            f"{estimate_duration(upto.time_us_per_step)} a step" if upto.time_us_per_step else "of the step"
+        )
+        more = f", {estimate_size(upto.bytes)} of memory" if upto.bytes else ""
+        return _tile(name, f"−{estimate_share(upto.share_of_step)}", time + more, class_="gain")
+    if upto.bytes:
+        return _tile(name, f"−{estimate_size(upto.bytes)}", "of peak memory", class_="gain")
+    return (
+        _tile(name, "none", "no finding claims one")
+        if result.findings
+        else _tile(name, "–", "nothing found", class_="missing")
+    )
+
+
+def _counts(result: Result) -> Html:
+    counts = [(s, sum(f.severity == s for f in result.findings)) for s in SEVERITIES]
+    shown = [el("span", f"{n:,} ", badge(s), class_="tally") for s, n in counts if n]
+    skipped = sum(o.outcome == "skipped" for o in result.outcomes)
+    note = (
+        el("a", f"{plural(skipped, 'rule')} could not look", href="#skipped")
+        if skipped
+        else "every rule could look"
+    )
+    if not result.outcomes:
+        note = Html("")
+    return _tile("Findings", f"{len(result.findings):,}", [*shown, el("span", note)], class_="counts")
+
+
+def _first_things(result: Result) -> Html | None:
+    """The findings to begin with, so that nobody has to scroll for them."""
+    worth = [f for f in result.findings if f.severity != "info"][:_TOP]
+    if not worth:
+        return None
+    more = len(result.findings) - len(worth)
+    return el(
+        "div",
+        el("h2", "What to change first"),
+        el("ol", [_first(f) for f in worth]),
+        el("p", el("a", f"{plural(more, 'more finding')} below", href="#findings")) if more else None,
+        class_="first",
+    )
+
+
+def _first(finding: Finding) -> Html:
+    return el(
+        "li",
+        badge(finding.severity),
+        el("a", finding.title or finding.name, href=f"#{finding.id}"),
+        el("span", saving_words(finding.saving), class_="gain-words"),
+        el("code", where(finding.location), class_="where") if where(finding.location) else None,
+    )
