@@ -14,14 +14,14 @@ from typing import Self
 import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.event_names import is_loader
-from trace_doctor.evidence.intervals import clip, intersect, intervals, pairs, total, union
+from trace_doctor.evidence.data_loading import DataLoading
+from trace_doctor.evidence.intervals import NOTHING, clip, intersect, intervals, pairs, total, union
 from trace_doctor.evidence.replay_graph import ReplayGraph
 from trace_doctor.evidence.retime import LeftOut, retime
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.model import Basis
-from trace_doctor.run import I64, Cat, Run
+from trace_doctor.run import I64
 
 UNEXPLAINED_NS = 50_000
 """A delay that nothing explains counts from here on."""
@@ -87,7 +87,8 @@ class Replay(Evidence):
     cores: int | None
     """of the captured machine, where a recording says so"""
     graph: ReplayGraph | None = field(repr=False)
-    run: Run = field(repr=False)
+    loading: I64 = field(repr=False)
+    """the waits for data on the main thread: a set of intervals"""
     _known: dict[Removal, ReplayOutcome] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -102,6 +103,7 @@ class Replay(Evidence):
             length = window[1] - window[0]
             again, cut = retime(graph), retime(graph, keep_unexplained=False)
             errors = (abs(length - cut) / length, _unexplained(graph) / length, abs(length - again) / length)
+        waits = facts.get(DataLoading)
         cores = facts.options.extra.get("cpu_count", run.meta.get("cpu_count"))
         return cls(
             window=window,
@@ -113,7 +115,7 @@ class Replay(Evidence):
             main=threads.main if threads is not None else -1,
             cores=cores if isinstance(cores, int) and cores > 0 else None,
             graph=graph if len(graph.ops) else None,
-            run=run,
+            loading=intervals(waits.waits([window])) if waits is not None else NOTHING,
         )
 
     @property
@@ -165,16 +167,10 @@ class Replay(Evidence):
         length = self.window[1] - self.window[0]
         gone = self._in_window((s, e) for t, s, e in removal.host_spans if t == self.main)
         left = length - total(gone)
-        loading = total(intersect(gone, self._loading))
+        loading = total(intersect(gone, self.loading))
         if loading and self.cores is not None:
             left = max(left, -(-(left + loading) // self.cores))
         return left
-
-    @cached_property
-    def _loading(self) -> I64:
-        run = self.run
-        marks = run.named(is_loader, Cat.USER_ANNOTATION, Cat.CPU_OP)
-        return union(pairs(run.ts[marks], run.end[marks]))
 
     def _in_window(self, spans: Iterable[tuple[int, int]]) -> I64:
         return clip(intervals(spans), *self.window)

@@ -133,7 +133,9 @@ def _host_calls(facts: Facts, window: tuple[int, int]) -> tuple[I64, HostCalls]:
 
 
 def _end_of_host(run: Run, window: tuple[int, int]) -> int:
-    """When the host's recorded work in the window ends."""
+    """When the host is done: at the end of the window, or before where GPU work that it launched ends the window."""
+    if not (run.end[run.gpu] == window[1]).any():
+        return window[1]
     work = run.is_cat(Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.RUNTIME, Cat.DRIVER) & (run.ts < window[1])
     last = int(run.end[work].max()) if work.any() else window[0]
     return max(window[0], min(last, window[1]))

@@ -1,0 +1,122 @@
+"""The waits for the next batch: where the training loop asked a loader for data, and what the loader is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts, Options
+from trace_doctor.evidence.event_names import is_loader
+from trace_doctor.evidence.intervals import (
+    NOTHING,
+    covered,
+    intersect,
+    intervals,
+    pairs,
+    subtract,
+    total,
+    union,
+)
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.threads import Threads
+from trace_doctor.run import I64, Bool, Cat, Run
+
+LoaderKind = Literal["in_process", "workers", "pipe", "other"]
+"""num_workers=0 · worker processes · a DataPipe · another iterator, or one that the settings name"""
+
+_PARTS = (
+    (
+        "starting workers",
+        re.compile(
+            r".*dataloader\.py\(\d+\): (?:__init__|_reset|_get_iterator|__iter__)|.*popen_\w+\.py\(.*"
+        ),
+    ),
+    ("pinning memory", re.compile(r".*_utils/pin_memory\.py\(\d+\): pin_memory")),
+    (
+        "collating",
+        re.compile(r".*_utils/collate\.py\(\d+\): (?:default_)?collate.*|.*: collate_fn|.*: \w*[Cc]ollat\w*"),
+    ),
+    (
+        "waiting for workers",
+        re.compile(r".*dataloader\.py\(\d+\): (?:_try_get_data|_get_data)|.*queues?\.py\(\d+\): get"),
+    ),
+    ("reading and transforming samples", re.compile(r".*_utils/fetch\.py\(\d+\): fetch|.*: __getitems?__")),
+)
+"""frames of torch/utils/data inside the wait, most specific first"""
+
+
+@dataclass(frozen=True)
+class DataLoading(Evidence):
+    """Raises NotCaptured when the capture shows no loader at all."""
+
+    rows: I64
+    """the waits on the main thread, outermost, by start"""
+    kinds: tuple[LoaderKind, ...]
+    """aligned with `rows`"""
+    thread: int
+    run: Run = field(repr=False)
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, main = facts.run, facts[Threads].main
+        rows = np.flatnonzero(loader_mask(run, facts.options) & (run.thread == main))
+        rows = facts[Nesting].outermost(rows)
+        if not len(rows):
+            raise NotCaptured(
+                "no wait for a data loader in the trace",
+                "iterate a torch.utils.data.DataLoader inside the profile; name other loaders by the settings "
+                "loader_frames (with with_stack=True) or loader_annotations",
+            )
+        return cls(rows, tuple(loader_kind(run.text(int(r))) for r in rows), main, run)
+
+    def waits(self, spans: Iterable[tuple[int, int]]) -> I64:
+        """The waits that begin in the spans, as raw (start, end) ns."""
+        at = self.run.ts[self.rows]
+        inside = covered(pairs(at, at + 1), intervals(spans)) > 0
+        return pairs(at[inside], self.run.end[self.rows][inside])
+
+    def parts(self, spans: Iterable[tuple[int, int]]) -> dict[str, int]:
+        """What the waits within the spans were spent on, ns, as far as stacks show it: each moment goes to the most
+        specific frame. Empty without stacks."""
+        run = self.run
+        left = intersect(union(pairs(run.ts[self.rows], run.end[self.rows])), intervals(spans))
+        frames = run.is_cat(Cat.PYTHON) & (run.thread == self.thread)
+        found: dict[str, int] = {}
+        for part, pattern in _PARTS:
+            chosen = frames & np.isin(run.name, run.name_ids(lambda n, p=pattern: p.fullmatch(n) is not None))  # type: ignore[misc]
+            cover = union(pairs(run.ts[chosen], run.end[chosen])) if chosen.any() else NOTHING
+            if spent := total(intersect(left, cover)):
+                found[part] = spent
+                left = subtract(left, cover)
+        if found and (rest := total(left)):
+            found["the rest of the loader"] = rest
+        return found
+
+
+def loader_mask(run: Run, options: Options) -> Bool:
+    """The rows that are a wait for data: torch's own marks, and what the settings name."""
+
+    def named(parts: tuple[str, ...]) -> Bool:
+        return np.asarray(np.isin(run.name, run.name_ids(lambda n: any(p in n for p in parts))))
+
+    notes = run.is_cat(Cat.USER_ANNOTATION, Cat.CPU_OP)
+    mask = np.isin(run.name, run.name_ids(is_loader)) & notes
+    if options.loader_annotations:
+        mask |= named(options.loader_annotations) & notes
+    if options.loader_frames:
+        mask |= named(options.loader_frames) & run.is_cat(Cat.PYTHON)
+    return mask
+
+
+def loader_kind(name: str) -> LoaderKind:
+    """What a loader's event name proves: the iterator class says whether there are workers."""
+    if "_SingleProcess" in name:
+        return "in_process"
+    if "_MultiProcessing" in name:
+        return "workers"
+    return "pipe" if "DataPipe" in name else "other"
