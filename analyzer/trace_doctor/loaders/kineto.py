@@ -192,7 +192,7 @@ def _categories(
         k, p = divmod(k, max(len(known), 1))
         c, n = divmod(k, max(len(names), 1))
         found.append(category(cats[c], names[n], known[p]))
-    return np.array(found or [0], dtype=np.uint8)[inverse.reshape(-1)]
+    return np.array([int(c) for c in found] or [0], dtype=np.uint8)[inverse.reshape(-1)]
 
 
 _NUMBER = re.compile(r"-?\d+")
@@ -253,8 +253,8 @@ def _warn(
         warnings.append(f"{document.arrays} event lists were merged")
     if columns.out_of_memory:
         warnings.append(f"the capture holds {columns.out_of_memory} out-of-memory marks")
-    counts = np.bincount(rows["cat"], minlength=len(cats)) if len(rows["cat"]) else []
-    unknown = {c: int(n) for c, n in zip(cats, counts, strict=False) if c and c not in CATEGORIES and n}
+    counts = np.bincount(rows["cat"], minlength=len(cats)).tolist()
+    unknown = {c: n for c, n in zip(cats, counts, strict=False) if c and c not in CATEGORIES and n}
     if unknown:
         shown = ", ".join(sorted(unknown)[:3])
         warnings.append(

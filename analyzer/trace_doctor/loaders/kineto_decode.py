@@ -6,7 +6,8 @@ Times stay float64 microseconds here; `Columns.table` converts them to integer n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -125,25 +126,17 @@ def nanoseconds(us: npt.NDArray[np.float64]) -> I64:
     return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000.0).astype(np.int64)
 
 
-_ROW: tuple[tuple[str, Any], ...] = (
-    ("ts", np.float64),
-    ("dur", np.float64),
-    ("args.correlation", np.int64),
-    ("args.external", np.int64),
-    ("args.external_old", np.int64),
-    ("args.device", np.int64),
-    ("args.stream", np.int64),
-)
-_MEMORY = ("args.addr", "args.bytes", "args.allocated", "args.reserved", "args.device_type", "args.device_id")
+_ARGS = ("correlation", "external", "external_old", "device", "stream")
+_MEMORY = ("addr", "bytes", "allocated", "reserved", "device_type", "device_id")
+_phase, _args, _track = attrgetter("ph"), attrgetter("args"), attrgetter("pid", "tid")
 
 
-def _column(events: Sequence[Event], field: str, dtype: Any) -> npt.NDArray[Any]:
-    values: Iterable[Any] = map(attrgetter(field), events)
+def _column(structs: Sequence[Any], field: str, dtype: Any) -> npt.NDArray[Any]:
+    get: Callable[[Any], Any] = attrgetter(field)
     try:
-        return np.fromiter(values, dtype, len(events))
+        return np.fromiter(map(get, structs), dtype, len(structs))
     except OverflowError:  # unsigned 64-bit: addresses, correlation -1 written as 2**64 - 1
-        get: Callable[[Event], Any] = attrgetter(field)
-        return np.fromiter(((get(e) + _INT64) % (2 * _INT64) - _INT64 for e in events), dtype, len(events))
+        return np.fromiter(((get(s) + _INT64) % (2 * _INT64) - _INT64 for s in structs), dtype, len(structs))
 
 
 class Columns:
@@ -156,31 +149,32 @@ class Columns:
         self.labels: dict[tuple[str, str], str] = {}
         self.processes: dict[str, str] = {}
         self.out_of_memory = 0
-        self.phases = _Ids()
         self.timeless = 0
         self.parts: list[dict[str, npt.NDArray[Any]]] = []
         self.memory_parts: list[dict[str, npt.NDArray[Any]]] = []
         self.integer_ts = True
 
-    def add(self, events: Sequence[Event], offsets: Sequence[int]) -> None:
+    def add(self, events: Sequence[Event], offsets: npt.NDArray[np.int64]) -> None:
         """`offsets` are those of each event's `{` in the decompressed file."""
-        rows = [i for i, e in enumerate(events) if e.ph == "X"]
-        if len(rows) != len(events):
+        timed = list(map("X".__eq__, map(_phase, events)))
+        if not all(timed):
             self._others([e for e in events if e.ph != "X"])
-            events = [events[i] for i in rows]
-            offsets = [offsets[i] for i in rows]
+            events = list(compress(events, timed))
+            offsets = offsets[np.array(timed)]
         if not events:
             return
-        part = {field.removeprefix("args."): _column(events, field, dtype) for field, dtype in _ROW}
+        count = len(events)
+        args = list(map(_args, events))
+        part = {field: _column(args, field, np.int64) for field in _ARGS}
+        part["ts"] = _column(events, "ts", np.float64)
+        part["dur"] = _column(events, "dur", np.float64)
         for key, ids in (("name", self.names), ("cat", self.cats)):
-            part[key] = np.fromiter(map(ids.__getitem__, map(attrgetter(key), events)), np.int32, len(events))
-        part["track"] = np.fromiter(
-            map(self.tracks.__getitem__, map(attrgetter("pid", "tid"), events)), np.int32, len(events)
-        )
+            part[key] = np.fromiter(map(ids.__getitem__, map(attrgetter(key), events)), np.int32, count)
+        part["track"] = np.fromiter(map(self.tracks.__getitem__, map(_track, events)), np.int32, count)
         part["external"] = np.maximum(part["external"], part.pop("external_old"))
         part["device"] = np.clip(part["device"], -1, np.iinfo(np.int16).max).astype(np.int16)
         part["stream"] = _narrow(part["stream"])
-        part["offset"] = np.fromiter(offsets, np.int64, len(events))
+        part["offset"] = offsets
         self._times(part)
 
     def _times(self, part: dict[str, npt.NDArray[Any]]) -> None:
@@ -189,8 +183,7 @@ class Columns:
             self.timeless += int(len(known) - known.sum())
             part = {key: values[known] for key, values in part.items()}
         if len(part["ts"]):
-            part["ts_whole"] = part["ts"] == np.floor(part["ts"])
-            self.integer_ts &= bool(part.pop("ts_whole").all())
+            self.integer_ts &= bool((part["ts"] == np.floor(part["ts"])).all())
             self.parts.append(part)
 
     def _others(self, events: list[Event]) -> None:
@@ -204,7 +197,8 @@ class Columns:
             elif e.name == "[OutOfMemory]":
                 self.out_of_memory += 1
         if memory:
-            part = {field.removeprefix("args."): _column(memory, field, np.int64) for field in _MEMORY}
+            args = list(map(_args, memory))
+            part = {field: _column(args, field, np.int64) for field in _MEMORY}
             part["ts"] = _column(memory, "ts", np.float64)
             self.memory_parts.append(part)
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from trace_doctor.loaders import kineto_salvage
 from trace_doctor.loaders.kineto_decode import Columns, Event, decode, tidy
 from trace_doctor.run import Damage
@@ -24,6 +26,8 @@ _LIST_END = re.compile(rb'\}(?=\s*\]\s*(?:,\s*"|\}|$))')
 LOOK_AHEAD = 1 << 18
 """How far behind a broken event its end is sought."""
 LONGEST_FIELD = 1 << 26
+THOROUGH, SAMPLE = 1 << 23, 1 << 16
+"""Marker texts are sought in all of the first 8 MiB, then in the first 64 KiB of each window."""
 
 
 class Document:
@@ -180,16 +184,15 @@ class Document:
         self.arrays += 1
         while True:
             self._drop(self._skip(0))
-            borders = list(_BORDER.finditer(self._text))
-            if self._more and (len(borders) < 2 or len(self._text) < LOOK_AHEAD) and self._grow():
+            starts = [border.end() for border in _BORDER.finditer(self._text)]
+            starts.insert(0, 0)
+            if self._more and (len(starts) < 3 or len(self._text) < LOOK_AHEAD) and self._grow():
                 continue
             self._note_features()
-            starts = [0, *(b.end() for b in borders)]
-            ends = [*(b.start() + 1 for b in borders), len(self._text)]
             whole = len(starts) - 1 if self._more else len(starts)
             self._done = 0
             try:
-                stop = self._decode(starts, ends, 0, whole)
+                stop = self._decode(starts, 0, whole)
             except _NeedMore as need:
                 self._drop(need.pos)
                 while len(self._text) < 2 * LOOK_AHEAD and self._grow():
@@ -205,31 +208,34 @@ class Document:
             self._drop(max(self._done, starts[whole] if whole < len(starts) else 0))
 
     def _note_features(self) -> None:
-        if self._watched:
-            seen = [m for m in self._watched if m in self._text]
-            if seen:
-                self.features.update(seen)
-                self._watched = [m for m in self._watched if m not in seen]
+        """Arguments that many events have show in a part of each window; a whole search would cost a fifth of the load."""
+        sample = self._text if self._at < THOROUGH else self._text[:SAMPLE]
+        seen = [marker for marker in self._watched if marker in sample]
+        if seen:
+            self.features.update(seen)
+            self._watched = [marker for marker in self._watched if marker not in seen]
 
-    def _decode(self, starts: list[int], ends: list[int], low: int, high: int) -> int | None:
+    def _decode(self, starts: list[int], low: int, high: int) -> int | None:
         """Decodes the pieces low..high. Gives the position behind the list's `]` when that was among them."""
         while low < high and starts[low] < self._done:
             low += 1
         if low >= high:
             return None
+        # A border begins with the `}` that ends the piece before it.
+        end = self._text.rindex(b"}", 0, starts[high]) + 1 if high < len(starts) else len(self._text)
         try:
-            events = decode(b"[" + self._text[starts[low] : ends[high - 1]] + b"]")
+            events = decode(b"[" + self._text[starts[low] : end] + b"]")
         except (ValueError, RecursionError):
             events = []
         if len(events) == high - low:
-            self.columns.add(events, [self._at + s for s in starts[low:high]])
-            self._done = ends[high - 1]
+            self.columns.add(events, np.array(starts[low:high], dtype=np.int64) + self._at)
+            self._done = end
             return None
         if high - low == 1:
-            return self._single(starts[low], ends[low])
+            return self._single(starts[low], end)
         middle = (low + high) // 2
-        stop = self._decode(starts, ends, low, middle)
-        return stop if stop is not None else self._decode(starts, ends, middle, high)
+        stop = self._decode(starts, low, middle)
+        return stop if stop is not None else self._decode(starts, middle, high)
 
     def _single(self, pos: int, end: int) -> int | None:
         """One piece that did not decode alone: several objects, the list's end, a wrong border, or damage."""
@@ -293,7 +299,7 @@ class Document:
                 self.damage.repaired += 1
         if event is None:
             return False
-        self.columns.add([event], [self._at + pos])
+        self.columns.add([event], np.array([self._at + pos], dtype=np.int64))
         return True
 
 
