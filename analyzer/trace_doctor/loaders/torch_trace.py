@@ -1,0 +1,268 @@
+"""TORCH_TRACE structured logs: PyTorch's own account of what it compiled, why it broke a graph and why it recompiled.
+
+`TORCH_TRACE=folder` makes torch 2.2 and later write `dedicated_log_torch_trace_[rank_N_]….log`: lines like
+
+    V1121 12:56:07.760000 7976 torch/_dynamo/symbolic_convert.py:5098] {"artifact": {"name": …}, "frame_id": 0, …}
+    <tab>one line of payload
+
+Read from torch 2.13 (torch/_logging/_internal.py `trace_structured`, torch/_guards.py `CompileId`) and real logs of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, cast
+
+import msgspec
+
+from trace_doctor.errors import NotACapture
+
+_HEADER = re.compile(rb"(?:\[rank\d+\]:)?[VDIWECF]\d{4} \d\d:\d\d:\d\d\.\d+ \S+ \S+:\d+\] *(\{.*)")
+_MOST_PAYLOAD = 1 << 20
+"""Bytes of one payload that are kept; graphs and generated code are never asked for."""
+_USER_CODE = re.compile(r"^Graph break in user code at (.+):(\d+)\s*$", re.MULTILINE)
+_REASON = re.compile(r"^(?:Graph Break )?Reason: (.+)$", re.MULTILINE)
+_TITLE = re.compile(r"^(\S.*)\n\s+Explanation: (.+)$", re.MULTILINE)
+_HINT = re.compile(r"^\s+Hint: (.+)$", re.MULTILINE)
+_GB = re.compile(r"/gb/gb(\d{4})\.html")
+_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
+_FAILED_GUARD = re.compile(r"^\s*!?[\d/]+: (.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class LogFrame:
+    """A place in the source. For a compiled function, `line` is the first line of its definition."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedBreak:
+    """One graph break as Dynamo logged it. The same break is logged again for every frame that it ends."""
+
+    compile_id: str
+    reason: str
+    """the break's title, e.g. "Unsupported Tensor.item() call with capture_scalar_outputs=False" """
+    explanation: str
+    hints: tuple[str, ...]
+    gb: str
+    """id in torch's registry of breaks, e.g. "GB0124"; empty before 2.8"""
+    skips_frame: bool
+    """Dynamo gave up on the whole frame (a break inside a loop, a context manager …): it runs eagerly"""
+    stack: tuple[LogFrame, ...]
+    """user code, outermost first; the last frame is the line that breaks"""
+
+    @property
+    def site(self) -> LogFrame | None:
+        return self.stack[-1] if self.stack else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCompile:
+    compile_id: str
+    """`frame/recompile`, as in `Torch-Compiled Region: frame/recompile`"""
+    frame: LogFrame | None
+    seconds: float | None
+    """of the whole frame; None where the log does not say"""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRecompile:
+    compile_id: str
+    reasons: tuple[str, ...]
+    """the guards that failed, newest cached code first"""
+
+
+@dataclass(frozen=True)
+class CompileLog:
+    """What one process compiled."""
+
+    path: str
+    rank: int | None
+    torch_version: str | None
+    breaks: tuple[LoggedBreak, ...]
+    compiles: tuple[LoggedCompile, ...]
+    recompiles: tuple[LoggedRecompile, ...]
+    records: int
+    """structured lines read"""
+    warnings: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.records
+
+
+def load_torch_trace(path: Path, display: str) -> CompileLog:
+    """Reads a TORCH_TRACE log, plain or gzipped. Raises NotACapture when no line of it is one.
+
+    Lines that cannot be read (a killed job cuts the last one) are counted in `warnings` and left out.
+    """
+    reader = _Reader()
+    with _open(path) as stream:
+        try:
+            for header, payload in _records(stream):
+                reader.take(header, payload)
+        except (EOFError, gzip.BadGzipFile):
+            reader.truncated = True
+    if not reader.records:
+        raise NotACapture(f"{display}: not a TORCH_TRACE log; no structured line in it")
+    return reader.log(display)
+
+
+def _open(path: Path) -> IO[bytes]:
+    with path.open("rb") as probe:
+        zipped = probe.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(path, "rb")) if zipped else path.open("rb")
+
+
+def _records(stream: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """(JSON text of the header, payload without its tabs) of each record."""
+    header, payload, size = b"", [], 0
+    for line in stream:
+        if line.startswith(b"\t"):
+            size += len(line)
+            if header and size <= _MOST_PAYLOAD:
+                payload.append(line[1:])
+            continue
+        if header:
+            yield header, b"".join(payload)
+        found = _HEADER.match(line)
+        header, payload, size = (found.group(1) if found else b""), [], 0
+    if header:
+        yield header, b"".join(payload)
+
+
+@dataclass
+class _Reader:
+    records: int = 0
+    unreadable: int = 0
+    truncated: bool = False
+    rank: int | None = None
+    version: str | None = None
+    strings: dict[int, str] = field(default_factory=dict)
+    breaks: list[LoggedBreak] = field(default_factory=list)
+    frames: dict[str, LogFrame | None] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    recompiles: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def take(self, header: bytes, payload: bytes) -> None:
+        try:
+            record = msgspec.json.decode(header)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.unreadable += 1
+            return
+        if not isinstance(record, dict):
+            self.unreadable += 1
+            return
+        self.records += 1
+        if isinstance(record.get("rank"), int):
+            self.rank = record["rank"]
+        for key, handle in _HANDLERS.items():
+            if key in record:
+                try:
+                    handle(self, record, payload.decode("utf-8", "replace"))
+                except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+                    self.unreadable += 1
+
+    def log(self, display: str) -> CompileLog:
+        warnings = []
+        if self.unreadable:
+            warnings.append(f"{self.unreadable} lines could not be read")
+        if self.truncated:
+            warnings.append("the file ends early")
+        compiles = (LoggedCompile(i, f, self.seconds.get(i)) for i, f in self.frames.items())
+        return CompileLog(
+            path=display,
+            rank=self.rank,
+            torch_version=self.version,
+            breaks=tuple(self.breaks),
+            compiles=tuple(compiles),
+            recompiles=tuple(LoggedRecompile(i, r) for i, r in self.recompiles.items()),
+            records=self.records,
+            warnings=tuple(warnings),
+        )
+
+    def _string(self, record: dict[str, Any], _: str) -> None:
+        text, index = record["str"]
+        self.strings[int(index)] = str(text)
+
+    def _started(self, record: dict[str, Any], _: str) -> None:
+        top = record["dynamo_start"]["stack"][-1]
+        file = top["filename"]
+        name = self.strings.get(file, "") if isinstance(file, int) else str(file)
+        self.frames.setdefault(_compile_id(record), LogFrame(name, int(top["line"]), str(top["name"])))
+
+    def _metrics(self, record: dict[str, Any], _: str) -> None:
+        said = record["compilation_metrics"]
+        compile_id = str(said.get("compile_id") or _compile_id(record))
+        if said.get("co_name"):
+            place = LogFrame(
+                str(said.get("co_filename") or ""), int(said.get("co_firstlineno") or 0), said["co_name"]
+            )
+            self.frames[compile_id] = place
+        if isinstance(said.get("entire_frame_compile_time_s"), float | int):
+            self.seconds[compile_id] = float(said["entire_frame_compile_time_s"])
+
+    def _artifact(self, record: dict[str, Any], payload: str) -> None:
+        name = record["artifact"].get("name")
+        if name == "dynamo_graph_break_reason":
+            self.breaks.append(_graph_break(_compile_id(record), payload))
+        elif name == "recompile_reasons":
+            self.recompiles[_compile_id(record)] = _reasons(payload)
+        elif name == "torch_version":
+            self.version = str(msgspec.json.decode(payload.encode())["pytorch_version"])
+
+
+_HANDLERS: dict[str, Callable[[_Reader, dict[str, Any], str], None]] = {
+    "str": _Reader._string,
+    "dynamo_start": _Reader._started,
+    "compilation_metrics": _Reader._metrics,
+    "artifact": _Reader._artifact,
+}
+
+
+def _compile_id(record: dict[str, Any]) -> str:
+    """As torch/_guards.py prints a CompileId: `0/1`, under compiled autograd `!0` or `!0/0/1`."""
+    inside, frame = record.get("compiled_autograd_id"), record.get("frame_id")
+    parts = [] if inside is None else [f"!{inside}"]
+    if frame is not None:
+        parts += [str(frame), str(record.get("frame_compile_id"))]
+    return "/".join(parts)
+
+
+def _graph_break(compile_id: str, text: str) -> LoggedBreak:
+    body, _, traceback = text.partition("User code traceback:")
+    traceback = traceback.partition("\nTraceback (most recent call last)")[0]
+    stack = tuple(LogFrame(f, int(n), name.strip()) for f, n, name in _FRAME.findall(traceback))
+    at = _USER_CODE.search(body)
+    if not stack and at:
+        stack = (LogFrame(at.group(1), int(at.group(2)), ""),)
+    titles = _TITLE.findall(body)
+    plain = _REASON.search(body)
+    reason, explanation = titles[0] if titles else (plain.group(1) if plain else "", "")
+    gb = _GB.search(body)
+    return LoggedBreak(
+        compile_id=compile_id,
+        reason=reason.strip(),
+        explanation=explanation.strip(),
+        hints=tuple(dict.fromkeys(h.strip() for h in _HINT.findall(body))),
+        gb=f"GB{gb.group(1)}" if gb else "",
+        skips_frame="skip the frame" in body or "skipping the frame" in body or "graph break in loop" in body,
+        stack=stack,
+    )
+
+
+def _reasons(payload: str) -> tuple[str, ...]:
+    """The guards that failed. The payload is a JSON list of `compile_id: guard`, or one such line."""
+    try:
+        said = msgspec.json.decode(payload.encode())
+    except msgspec.DecodeError:
+        said = payload.splitlines()
+    lines = said if isinstance(said, list) else [said]
+    found = (_FAILED_GUARD.match(str(line)) for line in lines)
+    return tuple(m.group(1).strip() for m in found if m)
