@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path, PurePosixPath
 
 _LIBRARY_NAMES = """
 torch functorch torchgen torchvision torchaudio torchtext torchdata torchao torchmetrics torch_xla
@@ -69,3 +71,49 @@ def _looks_like_python(path: str) -> bool:
         or name.endswith((".py", ".pyw", ".ipynb", ".pyx"))
         or path.startswith("/tmp/ipykernel")
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A Python function in a trace."""
+
+    file: str
+    line: int
+    function: str
+
+
+_PYTHON_EVENT = re.compile(r"(.+)\((\d+)\): (.+)", re.DOTALL)
+
+
+@lru_cache(maxsize=65536)
+def python_frame(name: str) -> Frame | None:
+    """The function that a `python_function` event is about, `file(line): function`.
+
+    None for `nn.Module: Linear_0` and built-in functions. `line` is the first line of the function, decorators
+    included (measured with torch 2.13): where it is called from, or how far it got, is not in a trace. For a
+    function that was open when recording began it is the line it stood on then, for a generator the line it
+    resumed at, for `torch_dynamo_resume_in_f_at_N` it is N.
+    """
+    if name.startswith(("nn.Module: ", "<built-in")):
+        return None
+    found = _PYTHON_EVENT.fullmatch(name)
+    return Frame(found.group(1), int(found.group(2)), found.group(3)) if found else None
+
+
+def shown_path(filename: str, source: Path | None) -> str:
+    """A captured file name as it is below the user's `--source`, when that has such a file; else as captured.
+
+    The longest tail of the captured path that exists there wins; two files of the same name in different folders
+    are never confused unless the capture itself holds a bare name.
+    """
+    path = PurePosixPath(filename.replace("\\", "/"))
+    if source is None:
+        return filename
+    if source.is_file():
+        return source.name if path.name == source.name else filename
+    parts = [p for p in path.parts if p not in ("/", ".", "..")]
+    for first in range(len(parts)):
+        tail = PurePosixPath(*parts[first:])
+        if (source / tail).is_file():
+            return str(tail)
+    return filename

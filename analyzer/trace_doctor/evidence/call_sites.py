@@ -1,0 +1,133 @@
+"""Which line of the user's code a recorded event belongs to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.frames import is_user_frame, python_frame, shown_path
+from trace_doctor.evidence.launches import Launches
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.run import I64, Bool, Cat, Run
+
+WITH_STACK = "profile(..., with_stack=True)"
+_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+_OLD_FRAME = re.compile(r"\s*(.+)\((\d+)\): (.+?)\s*")
+_PROBED = 64
+"""Operators whose arguments are looked at for the `Call stack` of torch 1.8 to 1.10."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A frame of the user's code.
+
+    Traces of today hold the functions that were open, not the lines that ran: then `exact` is False and `line` is the
+    function's first line (decorators included), or, for a function that was open when recording began, the line it
+    stood on then. Only old `Call stack` arguments and the resume functions of graph breaks give the line itself.
+    """
+
+    file: str
+    line: int
+    function: str
+    exact: bool = False
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}"
+        return f"{place} in {self.function}" if self.exact else f"function {self.function} ({place})"
+
+
+@dataclass(frozen=True)
+class CallSites(Evidence):
+    """User frames around events, from `python_function` events of the same thread or old `Call stack` arguments.
+
+    Raises NotCaptured where the trace has no user frame at all. Events of autograd threads have none: backward runs
+    without Python.
+    """
+
+    run: Run = field(repr=False)
+    nesting: Nesting = field(repr=False)
+    launches: Launches | None = field(repr=False)
+    source: Path | None = None
+    old_stacks: bool = False
+    """the stacks are arguments of the operators, as torch 1.8 to 1.10 wrote them"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        frames = len(_user_rows(run)) > 0
+        old = not frames and _has_call_stacks(run)
+        if not frames and not old:
+            raise NotCaptured("no Python stacks in the trace", WITH_STACK)
+        return cls(run, facts[Nesting], facts.get(Launches), facts.options.source, old)
+
+    def site(self, row: int) -> Site | None:
+        """The innermost user frame around an event; for GPU work, around the call that launched it.
+
+        A Python event of the user's is its own site. None where no user frame is open (autograd threads, code that
+        only libraries run).
+        """
+        return next(iter(self.stack(row)), None)
+
+    def stack(self, row: int) -> tuple[Site, ...]:
+        """All user frames around an event, innermost first."""
+        host = self._host(row)
+        if host < 0:
+            return ()
+        if self.old_stacks:
+            return self._call_stack(host)
+        user = self._user
+        return tuple(self._site(r) for r in (host, *self.nesting.ancestors(host)) if user[r])
+
+    def _host(self, row: int) -> int:
+        if self.run.device[row] < 0 or self.launches is None:
+            return row
+        return int(self.launches.launch_of(row))
+
+    @cached_property
+    def _user(self) -> Bool:
+        mask = np.zeros(len(self.run), dtype=bool)
+        mask[_user_rows(self.run)] = True
+        return mask
+
+    def _site(self, row: int) -> Site:
+        frame = python_frame(self.run.text(row))
+        assert frame is not None
+        file = shown_path(frame.file, self.source)
+        resumed = _RESUME.fullmatch(frame.function)
+        if resumed:
+            return Site(file, int(resumed.group(2)), resumed.group(1), exact=True)
+        return Site(file, frame.line, frame.function)
+
+    def _call_stack(self, row: int) -> tuple[Site, ...]:
+        """`Call stack` of the nearest operator that has one: innermost first, with the lines that ran."""
+        for said in self.run.args([row, *self.nesting.ancestors(row)]):
+            text = said.get("Call stack")
+            if text:
+                found = (_OLD_FRAME.fullmatch(part) for part in str(text).split(";"))
+                return tuple(
+                    Site(shown_path(m.group(1), self.source), int(m.group(2)), m.group(3), exact=True)
+                    for m in found
+                    if m and is_user_frame(m.group(1))
+                )
+        return ()
+
+
+def _user_rows(run: Run) -> I64:
+    def is_user(name: str) -> bool:
+        frame = python_frame(name)
+        return frame is not None and is_user_frame(frame.file)
+
+    return run.named(is_user, Cat.PYTHON)
+
+
+def _has_call_stacks(run: Run) -> bool:
+    operators = np.flatnonzero(run.is_cat(Cat.CPU_OP))
+    probed = operators[:: max(1, len(operators) // _PROBED)][:_PROBED]
+    return any(said.get("Call stack") for said in run.args(probed.tolist()))
