@@ -41,6 +41,9 @@ class Step:
     end: int
     warmup: bool = False
     label: str = ""
+    pace: int = 0
+    """ns from the completion of the previous step to that of this one, GPU work included: how long a step takes when
+    the host runs ahead of the device and its marks are short"""
 
     @property
     def dur(self) -> int:
@@ -73,10 +76,10 @@ class Steps(Evidence):
 
     @property
     def step_ns(self) -> int:
-        """Median steady step; the window without a source."""
+        """Median pace of the steady steps; the window without a source."""
         if not self.steps:
             return self.window[1] - self.window[0]
-        return int(np.median([s.dur for s in self.steady]))
+        return int(np.median([s.pace for s in self.steady]))
 
     def spans(self, phase: Phase) -> list[Span]:
         """The stretches of the window of this phase, one per step. Without a source all of it is steady."""
@@ -99,10 +102,14 @@ class Steps(Evidence):
         ]
         if source == "profiler_step":
             steps = _without_remainder(run, steps, facts[Launches])
-        warm, reason = leading_warmup(run, [(s.start, s.end) for s in steps], facts[Launches])
+        spans = np.array([(s.start, s.end) for s in steps], dtype=np.int64).reshape(-1, 2)
+        pace = _pace(run, facts[Launches], spans)
+        warm, reason = leading_warmup(run, spans, pace)
         if warm == len(steps) and warm:
             warm, reason = 0, f"no step is steady ({reason}): all steps are counted"
-        steps = [replace(s, warmup=i < warm) for i, s in enumerate(steps)]
+        steps = [
+            replace(s, warmup=i < warm, pace=int(p)) for i, (s, p) in enumerate(zip(steps, pace, strict=True))
+        ]
         if facts.options.steps is not None:
             steps, window = _selected(steps, facts.options.steps)
             if all(s.warmup for s in steps):
@@ -200,6 +207,19 @@ def _gpu_end(run: Run, launches: Launches, span: Span) -> int:
     at = run.ts[np.maximum(launches.launch, 0)]
     work = run.gpu[(launches.launch >= 0) & (at >= span[0]) & (at < span[1])]
     return int(run.end[work].max()) if len(work) else span[0]
+
+
+def _pace(run: Run, launches: Launches, spans: I64) -> I64:
+    """From the completion of each step's predecessor to its own: the host is past it, its GPU work has ended."""
+    if not len(spans):
+        return np.empty(0, dtype=np.int64)
+    known = launches.launch >= 0
+    at, ends = run.ts[launches.launch[known]], run.end[run.gpu[known]]
+    order = np.argsort(at, kind="stable")
+    reach = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ends[order])])
+    borders = np.concatenate([spans[:1, 0], spans[:, 1]])
+    done = np.maximum(borders, reach[np.searchsorted(at[order], borders)])
+    return np.asarray(np.diff(done))
 
 
 def _without_remainder(run: Run, steps: list[Step], launches: Launches) -> list[Step]:

@@ -13,28 +13,28 @@ from trace_doctor.evidence.event_names import (
     is_synchronize,
 )
 from trace_doctor.evidence.intervals import covered, pairs, union
-from trace_doctor.evidence.launches import Launches
 from trace_doctor.run import I64, Bool, Cat, Run
 
 COLD_NS = 1_000_000
 """A runtime or driver call this long is no ordinary call: module loading or library initialisation."""
 SLOW = 3.0
 """A leading step that takes more medians than this is warm-up."""
-_AUTOTUNE = ("autotun", "benchmark_all_configs", "cudnnFind", "miopenFind")
+_AUTOTUNE = ("benchmark_all_configs", "autotune_to_one_config", ": do_bench", "cudnnFind", "miopenFind")
 
 
-def leading_warmup(run: Run, steps: list[tuple[int, int]], launches: Launches) -> tuple[int, str]:
-    """How many of the leading steps are warm-up, and why (reasons joined, in order of their first step)."""
-    if not steps:
+def leading_warmup(run: Run, spans: I64, pace: I64) -> tuple[int, str]:
+    """How many of the leading steps are warm-up, and why.
+
+    `spans` are the steps, (n, 2) ns; `pace` how long each took until its GPU work was done.
+    """
+    if not len(spans):
         return 0, ""
-    spans = np.array(steps, dtype=np.int64)
-    lengths = spans[:, 1] - spans[:, 0]
     marks = {
         "compiles": _holds(run, spans, run.named(is_compile)),
         "autotunes": _holds(run, spans, run.named(lambda n: any(a in n for a in _AUTOTUNE))),
         "starts libraries cold": _holds(run, spans, cold_starts(run)),
         "allocates device memory": _grows(run, spans),
-        f"takes over {SLOW:g} medians": lengths > SLOW * np.median(lengths),
+        f"takes over {SLOW:g} medians": pace > SLOW * np.median(pace),
     }
     warm = np.logical_or.reduce(list(marks.values()))
     count = len(warm) if warm.all() else int(np.argmin(warm))

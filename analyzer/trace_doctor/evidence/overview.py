@@ -1,0 +1,207 @@
+"""What a report draws of the time: lanes of the devices, the longest kernels, collectives, busy and idle shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.cpu_timeline import CPU
+from trace_doctor.evidence.event_names import is_collective
+from trace_doctor.evidence.gpu_timeline import COMM, GpuTimeline
+from trace_doctor.evidence.idle import IdleLedger
+from trace_doctor.evidence.intervals import intersect, pairs, subtract, total, union
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.threads import Threads
+from trace_doctor.evidence.time_ledger import TimeLedger, exposed
+from trace_doctor.model import IDLE_CAUSES, CollectiveRow, KernelRow, Lane, Segment
+from trace_doctor.run import I64, U8, Cat, Run
+
+WORK = ("compute", "comm", "copy")
+KINDS = (*WORK, *IDLE_CAUSES)
+MAX_SEGMENTS = 600
+TOP_KERNELS = 20
+
+
+@dataclass(frozen=True)
+class Overview(Evidence):
+    """Raises NotCaptured when there is no time ledger."""
+
+    window: tuple[int, int]
+    busy_share: float | None
+    """of the steady steps, all devices together; None for a capture without GPU work"""
+    idle_share: float | None
+    _facts: Facts = field(repr=False)
+    _parts: dict[int, tuple[I64, I64, I64]] = field(repr=False)
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        rows = [r for r in facts[TimeLedger].rows if r.phase == "steady" and r.device != CPU]
+        window = sum(r.window_ns for r in rows)
+        idle = sum(r.idle_ns.total() for r in rows) / window if window else None
+        return cls(facts[Steps].window, None if idle is None else 1 - idle, idle, facts, exposed(facts))
+
+    def lanes(self) -> list[Lane]:
+        """One lane per device over the window, at most MAX_SEGMENTS each. Times are us from the window's start."""
+        return [self._lane(device) for device in self._parts]
+
+    def kernels(self) -> list[KernelRow]:
+        """The TOP_KERNELS by time in the window, over all devices."""
+        timeline = self._facts.get(GpuTimeline)
+        if timeline is None:
+            return []
+        found = []
+        for device in timeline.devices:
+            compute = total(self._parts[device][0])
+            for name, kind, spans in _by_name(self._facts.run, timeline, device):
+                us = float((spans[:, 1] - spans[:, 0]).sum()) / 1000.0
+                found.append(
+                    KernelRow(
+                        rank=self._facts.capture.rank,
+                        device=device,
+                        name=name,
+                        kind=WORK[kind],
+                        count=len(spans),
+                        total_us=us,
+                        mean_us=us / len(spans),
+                        share=us * 1000.0 / compute if compute else 0.0,
+                    )
+                )
+        return sorted(found, key=lambda k: (-k.total_us, k.name, k.device))[:TOP_KERNELS]
+
+    def collectives(self) -> list[CollectiveRow]:
+        """Collectives by name, longest first, with the time in which no compute ran beside them."""
+        timeline = self._facts.get(GpuTimeline)
+        found = []
+        for device, (compute, comm, _) in self._parts.items():
+            groups = (
+                self._host_collectives()
+                if timeline is None
+                else _comm_kernels(self._facts.run, timeline, device)
+            )
+            for name, spans in groups:
+                alone = intersect(union(spans), comm) if timeline is None else subtract(union(spans), compute)
+                found.append(
+                    CollectiveRow(
+                        rank=self._facts.capture.rank,
+                        device=device,
+                        name=name,
+                        count=len(spans),
+                        total_us=float((spans[:, 1] - spans[:, 0]).sum()) / 1000.0,
+                        exposed_us=total(alone) / 1000.0,
+                    )
+                )
+        return sorted(found, key=lambda c: (-c.total_us, c.name, c.device))
+
+    def _host_collectives(self) -> list[tuple[str, I64]]:
+        run, threads = self._facts.run, self._facts[Threads]
+        rows = run.named(is_collective, Cat.CPU_OP, Cat.USER_ANNOTATION)
+        rows = rows[np.isin(run.thread[rows], [threads.main, *threads.autograd])]
+        return _grouped(run, rows, self.window)
+
+    def _lane(self, device: int) -> Lane:
+        pieces, kind = self._tiles(device)
+        whole = len(pieces)
+        pieces, kind = reduced(pieces, kind, self.window)
+        start = self.window[0]
+        return Lane(
+            rank=self._facts.capture.rank,
+            device=device,
+            label=self._label(device),
+            dur_us=(self.window[1] - start) / 1000.0,
+            segments=[
+                Segment((a - start) / 1000.0, (b - a) / 1000.0, KINDS[k])
+                for (a, b), k in zip(pieces.tolist(), kind.tolist(), strict=True)
+            ],
+            shown=len(pieces),
+            of=whole,
+        )
+
+    def _tiles(self, device: int) -> tuple[I64, U8]:
+        """The window as pieces (n, 2) of one kind each (index in KINDS), neighbours of one kind joined."""
+        idle = self._facts[IdleLedger]
+        mine = idle.device == device
+        pieces = np.concatenate([*self._parts[device], pairs(idle.start[mine], idle.end[mine])])
+        kind = np.concatenate(
+            [np.repeat([0, 1, 2], [len(p) for p in self._parts[device]]), idle.cause[mine] + len(WORK)]
+        ).astype(np.uint8)
+        order = np.argsort(pieces[:, 0], kind="stable")
+        return _joined(pieces[order], kind[order])
+
+    def _label(self, device: int) -> str:
+        if device == CPU:
+            return "CPU (main thread)"
+        name = self._facts.run.device_names.get(device)
+        return f"GPU {device} ({name})" if name else f"GPU {device}"
+
+
+def reduced(pieces: I64, kind: U8, window: tuple[int, int], most: int = MAX_SEGMENTS) -> tuple[I64, U8]:
+    """The tiles of a window in at most about `most` pieces.
+
+    Pieces longer than a bucket stay as they are, so no long gap is ever lost. The short ones are added up by kind
+    within their bucket (longest kind first): every kind keeps its time to the nanosecond, moved by less than a bucket.
+    """
+    buckets = most
+    while len(pieces) > most and buckets > 1:
+        buckets = buckets * 2 // 3
+        made = _bucketed(pieces, kind, window, buckets)
+        if len(made[0]) <= most or buckets <= 1:
+            return made
+    return pieces, kind
+
+
+def _bucketed(pieces: I64, kind: U8, window: tuple[int, int], buckets: int) -> tuple[I64, U8]:
+    width = max((window[1] - window[0]) // buckets, 1)
+    length = pieces[:, 1] - pieces[:, 0]
+    long = length >= width
+    # A group is a long piece, or a run of short pieces that start in the same bucket.
+    bucket = (pieces[:, 0] - window[0]) // width
+    new = np.concatenate([[True], long[1:] | long[:-1] | (np.diff(bucket) != 0)])
+    group = np.cumsum(new) - 1
+    sums = np.zeros((int(group[-1]) + 1, len(KINDS)), dtype=np.int64)
+    np.add.at(sums, (group, kind), length)
+    order = np.argsort(-sums, axis=1, kind="stable")
+    lengths = np.take_along_axis(sums, order, axis=1)
+    real = lengths > 0
+    ends = window[0] + np.cumsum(lengths[real])
+    starts = np.concatenate([[window[0]], ends[:-1]])
+    return _joined(pairs(starts, ends), order[real].astype(np.uint8))
+
+
+def _joined(pieces: I64, kind: U8) -> tuple[I64, U8]:
+    """Neighbours of one kind as one piece; the pieces tile their window."""
+    if not len(pieces):
+        return pieces, kind
+    first = np.flatnonzero(np.concatenate([[True], kind[1:] != kind[:-1]]))
+    last = np.append(first[1:], len(pieces)) - 1
+    return pairs(pieces[first, 0], pieces[last, 1]), kind[first]
+
+
+def _by_name(run: Run, timeline: GpuTimeline, device: int) -> list[tuple[str, int, I64]]:
+    """(name, kind, spans in the window) of the GPU work of a device."""
+    return [
+        (name, kind, spans)
+        for kind in range(len(WORK))
+        for name, spans in _grouped(run, timeline.rows(device, kind), timeline.window)
+    ]
+
+
+def _comm_kernels(run: Run, timeline: GpuTimeline, device: int) -> list[tuple[str, I64]]:
+    return _grouped(run, timeline.rows(device, COMM), timeline.window)
+
+
+def _grouped(run: Run, rows: I64, window: tuple[int, int]) -> list[tuple[str, I64]]:
+    """The spans of the rows within the window, by name."""
+    spans = np.clip(pairs(run.ts[rows], run.end[rows]), *window)
+    real = spans[:, 1] > spans[:, 0]
+    spans, names = spans[real], run.name[rows][real]
+    order = np.argsort(names, kind="stable")
+    spans, names = spans[order], names[order]
+    borders = np.flatnonzero(np.diff(names)) + 1
+    return [
+        (run.names[n[0]], s)
+        for n, s in zip(np.split(names, borders), np.split(spans, borders), strict=True)
+        if len(n)
+    ]
