@@ -17,6 +17,7 @@ _HOMES = {
     "analyze": "trace_doctor.api",
     "load": "trace_doctor.api",
     "Result": "trace_doctor.model",
+    "Confidence": "trace_doctor.model",
     "Finding": "trace_doctor.model",
     "Fix": "trace_doctor.model",
     "Location": "trace_doctor.model",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from trace_doctor.api import load as load
     from trace_doctor.errors import NotCaptured as NotCaptured
     from trace_doctor.model import Column as Column
+    from trace_doctor.model import Confidence as Confidence
     from trace_doctor.model import Finding as Finding
     from trace_doctor.model import Fix as Fix
     from trace_doctor.model import Location as Location
