@@ -1,12 +1,15 @@
-"""Says what a file is from its first bytes, or from what was read of it."""
+"""Says what a file is from its first bytes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import Literal
 
 HEAD = 1 << 16
-"""How many decompressed bytes are looked at."""
+"""How many decompressed bytes are looked at first."""
+FAR = 1 << 22
+"""How many where those hold trace events, but none that tell whose."""
 
 # (pattern in the first bytes, what the file is). Order matters: the more specific first.
 _FOREIGN: tuple[tuple[re.Pattern[bytes], str], ...] = (
@@ -33,13 +36,49 @@ _TORCH = re.compile(
 )
 
 
+_SNAPSHOT = re.compile(rb"device_traces|segment_type|active_allocated|segment_pool_id|allocator_settings")
+_FLIGHT_RECORDER = re.compile(rb"collective_seq_id|p2p_seq_id|pg_status|pg_config")
+_TORCH_TRACE = re.compile(rb"V\d{4} [\d:.]+ \d+ \S+\] (?:\[[^\]]*\] )?\{")
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_OTHER_FORMATS = (
+    (b"\x28\xb5\x2f\xfd", "a Zstandard file; decompress it first (zstd -d)"),
+    (b"PK\x03\x04", "a ZIP archive or a PyTorch checkpoint"),
+    (b"SQLite format 3", "an Nsight Systems or other SQLite database"),
+    (b"\x18\x00\x00\x00\x00\x00\x00\x00", "a TensorBoard event file"),
+    (b"\x89HDF", "an HDF5 file"),
+)
+
+
 def torch_marks(head: bytes) -> bool:
     """The first bytes hold something that only PyTorch's profiler writes."""
     return _TORCH.search(head) is not None
 
 
+def is_chrome_trace(head: bytes) -> bool:
+    """The first bytes show a list of trace events, whoever wrote it."""
+    return b'"traceEvents"' in head or re.match(rb'\s*\[\s*\{[^}]*"ph"\s*:', head) is not None
+
+
+def kind(head: bytes) -> Literal["trace", "snapshot", "torch_trace"] | None:
+    """Which kind of capture begins like this, if any."""
+    if _PICKLE.match(head):
+        return "snapshot" if _SNAPSHOT.search(head) else None
+    if _TORCH_TRACE.match(head):
+        return "torch_trace"
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") and torch_marks(head):
+        return "trace"
+    return None
+
+
 def foreign(head: bytes) -> str | None:
     """The name of another tool's file, with its article; None when it is not recognised."""
+    if _PICKLE.match(head):
+        return (
+            "an NCCL flight-recorder dump" if _FLIGHT_RECORDER.search(head) else "a pickle of something else"
+        )
+    for magic, name in _OTHER_FORMATS:
+        if head.startswith(magic):
+            return name
     for pattern, name in _FOREIGN:
         if pattern.search(head):
             return name
@@ -50,14 +89,10 @@ def refusal(display: str, head: bytes, top_level: Collection[str] = ()) -> str:
     """One line for a file that is no PyTorch capture."""
     name = foreign(head)
     if name is None:
-        if (
-            b'"traceEvents"' in head
-            or "traceEvents" in top_level
-            or re.match(rb'\s*\[\s*\{[^}]*"ph"\s*:', head)
-        ):
+        if is_chrome_trace(head) or "traceEvents" in top_level:
             name = "a Chrome trace of another program"
         elif head.lstrip()[:1] in (b"{", b"["):
             name = "JSON without trace events"
         else:
-            name = "no JSON"
-    return f"{display}: not a PyTorch profiler trace; it looks like {name}"
+            name = "neither JSON nor a pickle"
+    return f"{display}: not a PyTorch profiler trace or memory snapshot; it looks like {name}"

@@ -1,0 +1,204 @@
+"""Finds captures below paths: folders, files and globs. Looks into files, because names say little."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture
+from trace_doctor.loaders import identify
+from trace_doctor.loaders.meta import rank_in_name
+from trace_doctor.loaders.stream import head
+
+Kind = Literal["trace", "snapshot", "torch_trace"]
+
+# Names worth a look inside when walking a folder; a file given by name is always looked into.
+_CANDIDATE = re.compile(
+    r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.json\.|dedicated_log_torch_trace|tfevents", re.I
+)
+_LOG = re.compile(r"\.(?:log|jsonl)(?:\.gz)?$", re.I)
+_SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A capture to load. `rank_how` is "" where neither the file nor its folders name a rank."""
+
+    path: Path
+    display: str
+    """with forward slashes, relative to the input root"""
+    kind: Kind
+    rank: int = 0
+    rank_how: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    display: str
+    reason: str
+    """what the file is: half a sentence"""
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    found: tuple[Found, ...]
+    ignored: tuple[Ignored, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    path: Path
+    root: Path
+    """display paths are relative to it"""
+    named: bool
+    """given by name, not found by walking"""
+
+
+def discover(paths: Sequence[str | Path]) -> Discovery:
+    """Every trace, snapshot and TORCH_TRACE log below `paths`, in a fixed order, each file once.
+
+    Raises NotACapture or DamagedCapture for a file that was given by name and is none; NoCaptures when nothing is
+    found, saying what was looked for.
+    """
+    candidates = _distinct([c for given in paths for c in _candidates(Path(given))])
+    displays = _displays(candidates)
+    found: list[Found] = []
+    ignored: list[Ignored] = []
+    for candidate, display in zip(candidates, displays, strict=True):
+        try:
+            kind = sniff(candidate.path, display)
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+            if candidate.named:
+                raise DamagedCapture(f"{display}: {problem}") from error
+            ignored.append(Ignored(display, problem))
+        except (NotACapture, DamagedCapture) as refused:
+            if candidate.named:
+                raise
+            if not _LOG.search(display):  # a text log beside the captures is nobody's mistake
+                ignored.append(Ignored(display, str(refused).removeprefix(f"{display}: ")))
+        else:
+            rank = rank_in_name(display)
+            found.append(Found(candidate.path, display, kind, rank or 0, "" if rank is None else "file name"))
+    if not found:
+        raise NoCaptures(_nothing(paths, len(ignored)))
+    return Discovery(tuple(found), tuple(ignored))
+
+
+def sniff(path: Path, display: str) -> Kind:
+    """What a file is, from its first bytes. Raises NotACapture or DamagedCapture with one line, or OSError."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise NotACapture(f"{display}: not a regular file")
+    start = head(path, identify.HEAD)
+    if not start.strip(b"\0 \t\r\n"):
+        raise DamagedCapture(f"{display}: the file is empty")
+    found = identify.kind(start)
+    if found is None and identify.is_chrome_trace(start):
+        found = identify.kind(head(path, identify.FAR))  # marks of PyTorch may come after thousands of others
+    if found is None:
+        raise NotACapture(identify.refusal(display, start))
+    return found
+
+
+# -- the files ---------------------------------------------------------------------------------------------------
+
+
+def _candidates(given: Path) -> Iterator[_Candidate]:
+    if given.is_dir():
+        for path in _walk(given):
+            yield _Candidate(path, given, named=False)
+    elif given.exists():
+        yield _Candidate(given, given.parent, named=True)
+    elif glob.has_magic(str(given)):
+        yield from _globbed(given)
+    else:
+        raise NoCaptures(f"{given}: no such file or folder")
+
+
+def _globbed(pattern: Path) -> Iterator[_Candidate]:
+    fixed = pattern.parts[: _first_magic(pattern)]
+    root = Path(*fixed) if fixed else Path()
+    matches = sorted(glob.glob(str(pattern), recursive=True))
+    if not matches:
+        raise NoCaptures(f"{pattern}: nothing matches this pattern")
+    for match in matches:
+        path = Path(match)
+        for file in _walk(path) if path.is_dir() else [path]:
+            yield _Candidate(file, root, named=False)
+
+
+def _first_magic(pattern: Path) -> int:
+    return next(i for i, part in enumerate(pattern.parts) if glob.has_magic(part))
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """Candidate files below a folder. Links are followed, but no folder is entered twice; real entries come first."""
+    seen: set[tuple[int, int]] = set()
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        try:
+            status = folder.stat()
+            entries = sorted(os.scandir(folder), key=lambda e: (e.is_symlink(), e.name))
+        except OSError:
+            continue
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        below = []
+        for entry in entries:
+            try:
+                if entry.is_dir():
+                    if not entry.name.startswith(".") and entry.name not in _SKIPPED_FOLDERS:
+                        below.append(Path(entry.path))
+                elif entry.is_file() and (_CANDIDATE.search(entry.name) or _LOG.search(entry.name)):
+                    yield Path(entry.path)
+            except OSError:
+                continue
+        folders += reversed(below)
+
+
+def _distinct(candidates: list[_Candidate]) -> list[_Candidate]:
+    """Each file once, at its first mention; the mention by name counts."""
+    named = {os.path.realpath(c.path) for c in candidates if c.named}
+    kept: dict[str, _Candidate] = {}
+    for c in candidates:
+        real = os.path.realpath(c.path)
+        if c.named or real not in named:
+            kept.setdefault(real, c)
+    return list(kept.values())
+
+
+def _displays(candidates: list[_Candidate]) -> list[str]:
+    """The shortest of three forms that tells all files apart: below its root, with the root's name, below what all
+    roots have in common."""
+    short = [_relative(c.path, c.root) for c in candidates]
+    if len(set(short)) == len(short):
+        return short
+    roots = [Path(os.path.abspath(c.root)) for c in candidates]
+    longer = [f"{root.name}/{name}" for root, name in zip(roots, short, strict=True)]
+    if len(set(longer)) == len(longer):
+        return longer
+    common = Path(os.path.commonpath([str(r) for r in roots]))
+    return [_relative(root / name, common) for root, name in zip(roots, short, strict=True)]
+
+
+def _relative(path: Path, root: Path) -> str:
+    return Path(os.path.relpath(os.path.abspath(path), os.path.abspath(root))).as_posix()
+
+
+def _nothing(paths: Sequence[str | Path], ignored: int) -> str:
+    where = ", ".join(str(p) for p in paths) or "."
+    others = f" ({ignored} other files were ignored)" if ignored else ""
+    return (
+        f"no capture below {where}{others}: looked for profiler traces (*.json, *.json.gz), memory snapshots "
+        "(*.pickle, *.pkl) and TORCH_TRACE logs. Record one with torch.profiler.profile(..., on_trace_ready="
+        "tensorboard_trace_handler('./logs')), or torch.cuda.memory._dump_snapshot('snapshot.pickle'); "
+        "`trace-doctor capture` prints the lines."
+    )
