@@ -1,0 +1,523 @@
+"""TD101 dataloader-starvation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from trace_doctor import (
+    Claim,
+    Column,
+    Confidence,
+    Context,
+    Fix,
+    Location,
+    Rule,
+    Saving,
+    Span,
+    Table,
+    Target,
+    threshold,
+)
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.call_sites import CallSites, Site
+from trace_doctor.evidence.data_loading import DataLoading, LoaderKind
+from trace_doctor.evidence.idle import IdleLedger
+from trace_doctor.evidence.intervals import covered, intersect, intervals, total, union
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.replay import Replay, ReplayOutcome
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+
+
+def _training(
+    loader_us: float, *, gpu_us: float = 300.0, workers: int = 0, steps: int = 5, gpu: bool = True
+) -> RunBuilder:
+    """Steps that load a batch, launch some kernels and end without waiting for them."""
+    b = RunBuilder() if gpu else RunBuilder(gpu=None)
+    for _ in range(steps):
+        with b.step():
+            b.loader(loader_us, workers=workers)
+            for _ in range(4):
+                with b.op("aten::mm", us=10):
+                    if gpu:
+                        b.launch(gpu_us / 4)
+                    else:
+                        b.wait(gpu_us / 4)
+            with b.optimizer_step():
+                b.wait(20)
+    return b
+
+
+def _only_one_wait() -> RunBuilder:
+    """One step, one batch: nothing says that this is how it always is."""
+    return _training(500, steps=1)
+
+
+def _alternating() -> RunBuilder:
+    """One long wait in ten steps."""
+    b = RunBuilder()
+    for n in range(10):
+        with b.step():
+            b.loader(1500 if n == 5 else 2)
+            with b.op("aten::mm", us=10):
+                b.launch(600)
+            b.sync()
+    return b
+
+
+def _named_loader() -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(5):
+        with b.step():
+            with b.annotation("dali_next"):
+                b.wait(400)
+            with b.op("aten::mm", us=10):
+                b.launch(300)
+            b.sync()
+    return b
+
+
+def _without_loader() -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(5):
+        with b.step():
+            b.wait(400)
+            with b.op("aten::mm"):
+                b.launch(100)
+    return b
+
+
+_SCRIPT = """from torch.utils.data import DataLoader
+loader = DataLoader(dataset, batch_size=32, shuffle=True)
+for batch in loader:
+    train(batch)
+"""
+_PATCHED = """from torch.utils.data import DataLoader
+loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, pin_memory=True, persistent_workers=True, prefetch_factor=2)
+for batch in loader:
+    train(batch)
+"""
+
+
+@dataclass(frozen=True)
+class DataLoaderStarvation(Rule):
+    """The GPU waits for the next batch.
+
+    What it does
+    Finds steps in which the GPU has nothing to do because the training loop waits in a data loader, and re-times the
+    captured steps without that wait. A loader that is slow but hidden behind GPU work costs nothing and is not reported.
+
+    Why is this bad
+    A GPU that waits for data is paid for and idle. With `num_workers=0` the training process itself reads, decodes and
+    collates every batch between two steps, so that loading and computing never overlap.
+
+    Evidence
+    Idle time of the GPU during which the main thread was inside `enumerate(DataLoader)#….__next__` (or a loader named in
+    the settings `loader_frames`, `loader_annotations`), as a share of the steady steps. The iterator's class tells
+    whether workers exist: `_SingleProcessDataLoaderIter` is `num_workers=0`. With `with_stack=True` the wait is split
+    into reading, collating, pinning and waiting for workers.
+
+    How the saving is estimated
+    The captured steps are re-timed without the time inside the loader: host calls keep their distance otherwise, GPU
+    work starts when its launch has arrived and its stream is free. It is an upper bound, "up to", because workers
+    compete for cores and the copy to the GPU grows. In a capture without GPU work it is the main thread's time inside
+    the loader, and what moves to workers is credited only up to the machine's core count where that is known.
+
+    Fix
+    num_workers = max(2, ceil(1.25 · loader / (step − exposed loader))), at most the captured machine's cores (8 where
+    these are unknown), together with persistent_workers=True, pin_memory=True (with a GPU) and prefetch_factor. Where
+    workers exist already: more of them, more prefetching, or cheaper work per sample.
+
+    Fix safety
+    Unsafe: workers have random number generators of their own, so that augmentation and thus losses change; an
+    IterableDataset delivers every sample once per worker unless it is sharded (never applied there); where workers are
+    spawned the script needs `if __name__ == "__main__":`.
+
+    When to ignore
+    When the capture holds the first batches of an epoch only, or the profile ran on a machine with fewer cores than the
+    training will have.
+
+    References
+    https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+    """
+
+    code = "TD101"
+    name = "dataloader-starvation"
+    title = "The GPU waits for data"
+    needs = (Steps, DataLoading, IdleLedger, Replay, Moments)
+    wants = (CallSites, TimeLedger)
+
+    min_share: float = threshold(
+        0.05,
+        "idle owned by data loading, as a share of the steady steps",
+        unit="share",
+        source="torch-tb-profiler recommends workers above 5 %; on 110 real captures no run with workers reaches it",
+    )
+    min_saving: float = threshold(
+        0.03,
+        "saving of the replay, as a share of the step",
+        unit="share",
+        source="the severity `warning` begins there",
+    )
+    max_unattributed: float = threshold(
+        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
+    )
+    headroom: float = threshold(
+        1.25,
+        "workers more than the loading time needs",
+        source="workers share cores: 50 of 59 ms gained in practice",
+    )
+    most_workers: int = threshold(
+        8, "workers at most where the core count is not known", source="common node sizes"
+    )
+
+    VALID = [
+        Valid("loader hidden behind GPU work", lambda: _training(200, gpu_us=2000)),
+        Valid("workers deliver in time", lambda: _training(3, workers=4)),
+        Valid("no loader recorded", _without_loader, skipped="data loader"),
+        Valid("CPU-only, cheap loader", lambda: _training(5, gpu=False)),
+    ]
+    INVALID = [
+        Invalid(
+            "400 us a step in the training process",
+            lambda: _training(400),
+            saving_us=250,
+            tolerance=0.25,
+            message="waits for data",
+            confidence="high",
+            codemod="dataloader-args",
+            before=_SCRIPT,
+            after=_PATCHED,
+        ),
+        Invalid(
+            "workers that do not keep up",
+            lambda: _training(800, workers=2),
+            message="workers",
+            confidence="high",
+        ),
+        Invalid("one batch only", _only_one_wait, confidence="low", severity="info"),
+        Invalid("one slow batch of ten", _alternating, confidence="medium"),
+        Invalid(
+            "a loader named in the settings", _named_loader, options={"loader_annotations": ("dali_next",)}
+        ),
+        Invalid(
+            "CPU-only",
+            lambda: _training(400, gpu=False),
+            saving_us=400,
+            message="main thread",
+            confidence="medium",
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        seen = _Seen.of(ctx)
+        if seen.exposed < self.min_share * seen.length:
+            return
+        replay, loading = ctx[Replay], ctx[DataLoading]
+        removal = Removal(host_spans=tuple((loading.thread, int(s), int(e)) for s, e in seen.waits))
+        outcome = replay.without(removal)
+        if outcome.share_of_step < self.min_saving:
+            return
+        confidence, why = self._confidence(ctx, seen, outcome)
+        site = _site(ctx)
+        moments = ctx[Moments]
+        longest = max(seen.waits, key=lambda w: int(w[1] - w[0]))
+        yield Claim(
+            message=_message(seen, outcome, site, why),
+            confidence=confidence,
+            severity="info" if confidence == "low" else None,
+            saving=Saving(
+                time_us_per_step=outcome.saved_us_per_step,
+                share_of_step=outcome.share_of_step,
+                basis=outcome.basis,
+                how=outcome.how,
+            ),
+            location=Location(
+                file=site.file if site else None,
+                line=site.line if site else None,
+                function=site.function if site else None,
+                device=seen.device,
+                ts_us=moments.ts_us(int(longest[0])),
+            ),
+            evidence=_tables(ctx, seen, outcome),
+            spans=_spans(moments, seen),
+            fixes=self._fixes(seen, replay, site),
+            removal=removal,
+            owned=tuple((int(s), int(e)) for s, e in seen.owned),
+            key="loader",
+        )
+
+    def _confidence(self, ctx: Context, seen: _Seen, outcome: ReplayOutcome) -> tuple[Confidence, str]:
+        """How sure, and what to say where it is less than sure."""
+        if seen.on_gpu and outcome.basis != "replay":
+            return "low", "the replay does not explain this capture well"
+        if len(seen.waits) < 2:
+            return "low", "seen in one batch only"
+        if ctx[Steps].source == "none":
+            return "low", "the capture shows no steps"
+        ledger = ctx.get(TimeLedger)
+        if ledger is not None and ledger.unattributed_share > self.max_unattributed:
+            return "medium", "much of the idle time has no known cause"
+        waiting = [exposed for _, _, exposed in seen.steps if exposed]
+        if median([exposed for _, _, exposed in seen.steps]) * 2 < seen.exposed / len(seen.steps):
+            return "medium", f"only {len(waiting)} of {len(seen.steps)} steps wait"
+        return ("high" if seen.on_gpu else "medium"), ""
+
+    def _fixes(self, seen: _Seen, replay: Replay, site: Site | None) -> list[Fix]:
+        if seen.kind == "in_process":
+            return _start_workers(self._workers(seen, replay.cores), seen, site)
+        if seen.kind == "workers":
+            return [_more_workers(seen)]
+        return [_speed_up(seen)]
+
+    def _workers(self, seen: _Seen, cores: int | None) -> int:
+        """As many as load while the rest of a step runs, with some headroom."""
+        rest = max(seen.length - seen.exposed, 1)
+        needed = max(2, math.ceil(self.headroom * seen.loading / rest))
+        return min(needed, cores or self.most_workers)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Data loading in the steady steps; all times ns."""
+
+    waits: list[tuple[int, int]]
+    owned: list[tuple[int, int]]
+    steps: list[tuple[int, int, int]]
+    """(step, time inside the loader, of it exposed)"""
+    length: int
+    loading: int
+    exposed: int
+    count: int
+    kind: LoaderKind
+    device: int | None
+    on_gpu: bool
+
+    @classmethod
+    def of(cls, ctx: Context) -> _Seen:
+        steps, loading, ledger = ctx[Steps], ctx[DataLoading], ctx[IdleLedger]
+        spans = steps.spans("steady")
+        within = intervals(spans)
+        device = max(ledger.devices, key=lambda d: ledger.owned("data_loading", spans, d), default=-1)
+        owned = intersect(union(ledger.pieces("data_loading", device)), within)
+        waits = loading.waits(spans)
+        cover = union(waits)
+        ones = [intervals([span]) for span in spans]
+        indices = [s.index for s in steps.steady] or [0]
+        return cls(
+            waits=[(int(s), int(e)) for s, e in waits],
+            owned=[(int(s), int(e)) for s, e in owned],
+            steps=[
+                (i, total(intersect(cover, one)), total(intersect(owned, one)))
+                for i, one in zip(indices, ones, strict=True)
+            ],
+            length=total(within),
+            loading=int(covered(waits, within).sum()),
+            exposed=total(owned),
+            count=steps.count,
+            kind=_main_kind(loading),
+            device=device if device >= 0 else None,
+            on_gpu=device >= 0,
+        )
+
+
+def _main_kind(loading: DataLoading) -> LoaderKind:
+    """The kind of loader that took most time."""
+    spent: dict[LoaderKind, int] = {}
+    for row, kind in zip(loading.rows.tolist(), loading.kinds, strict=True):
+        spent[kind] = spent.get(kind, 0) + int(loading.run.dur[row])
+    return max(spent, key=lambda k: spent[k])
+
+
+def _site(ctx: Context) -> Site | None:
+    sites, loading = ctx.get(CallSites), ctx[DataLoading]
+    return sites.site(int(loading.rows[0])) if sites is not None else None
+
+
+# -- words -----------------------------------------------------------------------------------------------------
+
+
+_WHO: dict[LoaderKind, str] = {
+    "in_process": "the training process loads every batch itself (num_workers=0)",
+    "workers": "its workers do not keep up",
+    "pipe": "the DataPipe does not keep up",
+    "other": "the loader does not keep up",
+}
+
+
+def _message(seen: _Seen, outcome: ReplayOutcome, site: Site | None, doubt: str) -> str:
+    """One sentence: what waits, how long, why, and what a step could take."""
+    before = outcome.step_us + outcome.saved_us_per_step
+    who = "The GPU" if seen.on_gpu else "The main thread"
+    where = f" in {site}" if site else ""
+    text = (
+        f"{who} waits for data for {_ms(seen.exposed / seen.count / 1e3)} ms of a step{where}, because "
+        f"{_WHO[seen.kind]}: {_ms(before)} ms a step could become {_ms(outcome.step_us)} ms "
+        f"(up to {outcome.share_of_step:.0%} less)"
+    )
+    return f"{text}; {doubt}." if doubt else f"{text}."
+
+
+def _ms(us: float) -> str:
+    ms = us / 1e3
+    return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2g}"
+
+
+def _tables(ctx: Context, seen: _Seen, outcome: ReplayOutcome) -> list[Table]:
+    resource = "GPU idle" if seen.on_gpu else "main thread waits"
+    before = outcome.step_us + outcome.saved_us_per_step
+    durations = {s.index: s.dur for s in ctx[Steps].steady}
+    tables = [
+        Table(
+            title="Data loading in each steady step",
+            columns=[
+                Column("step", "count"),
+                Column("takes", "us"),
+                Column("inside the loader", "us"),
+                Column(f"of it {resource}", "us"),
+            ],
+            rows=[
+                [index, durations.get(index, seen.length) / 1e3, inside / 1e3, exposed / 1e3]
+                for index, inside, exposed in seen.steps
+            ],
+        ),
+        Table(
+            title="What if the next batch were always ready",
+            columns=[Column("replay"), Column("step", "us"), Column("saved", "share")],
+            rows=[
+                ["as captured", before, 0.0],
+                ["without waiting for data", outcome.step_us, outcome.share_of_step],
+            ],
+        ),
+    ]
+    parts = ctx[DataLoading].parts(ctx[Steps].spans("steady"))
+    if parts:
+        ranked = sorted(parts.items(), key=lambda part: -part[1])
+        tables.append(
+            Table(
+                title="What the loader's time goes to (from the stacks)",
+                columns=[Column("part"), Column("per step", "us"), Column("of the loader", "share")],
+                rows=[[part, ns / seen.count / 1e3, ns / max(seen.loading, 1)] for part, ns in ranked],
+            )
+        )
+    return tables
+
+
+def _spans(moments: Moments, seen: _Seen) -> Sequence[Span]:
+    """The longest idle moments, in order of time."""
+    longest = sorted(seen.owned, key=lambda w: w[0] - w[1])[:10]
+    return [moments.span(s, e, "waiting for data", device=seen.device) for s, e in sorted(longest)]
+
+
+# -- fixes -----------------------------------------------------------------------------------------------------
+
+_VERIFY = "record the same steps again: TD101 should no longer fire, and the step should be shorter"
+
+
+def _start_workers(workers: int, seen: _Seen, site: Site | None) -> list[Fix]:
+    pin = seen.on_gpu
+    uneven = seen.waits and max(e - s for s, e in seen.waits) > 2 * median([e - s for s, e in seen.waits])
+    prefetch = 4 if uneven else 2
+    arguments = {
+        "num_workers": workers,
+        "pin_memory": pin,
+        "persistent_workers": True,
+        "prefetch_factor": prefetch,
+    }
+    shown = [f"{name}={value}" for name, value in arguments.items() if value is not False]
+    trainer = ",\n    ".join(f"dataloader_{argument}" for argument in shown)
+    risk = (
+        "each worker has its own random state, so augmentation and losses change; each holds a copy of the dataset "
+        "object; spawned workers need a script guarded by __main__"
+    )
+    target = (
+        Target(file=site.file, line=site.line if site.exact else None, function=site.function)
+        if site
+        else None
+    )
+    return [
+        Fix(
+            title=f"Load batches in {workers} worker processes",
+            kind="patch",
+            safety="unsafe",
+            codemod="dataloader-args",
+            params=arguments,
+            target=target,
+            text="DataLoader(\n    dataset,\n    ...,\n    " + ",\n    ".join(shown) + ",\n)",
+            verify=_VERIFY,
+            risk=risk,
+        ),
+        Fix(
+            title="The same for the Hugging Face Trainer",
+            kind="config",
+            safety="unsafe",
+            framework="transformers",
+            text=f"TrainingArguments(\n    ...,\n    {trainer},\n)",
+            verify=_VERIFY,
+            risk=risk,
+        ),
+        Fix(
+            title="The same for Lightning: in the loaders that the DataModule returns",
+            kind="config",
+            safety="unsafe",
+            framework="lightning",
+            text=(
+                "def train_dataloader(self):\n    return DataLoader(\n        self.train_set,\n        ...,\n        "
+                + ",\n        ".join(shown)
+                + ",\n    )"
+            ),
+            verify=_VERIFY,
+            risk=risk,
+        ),
+        Fix(
+            title="With an IterableDataset: let each worker take its share first",
+            kind="advice",
+            safety="display",
+            text=(
+                "def __iter__(self):\n"
+                "    samples = self.read()\n"
+                "    info = torch.utils.data.get_worker_info()\n"
+                "    if info is not None:\n"
+                "        samples = itertools.islice(samples, info.id, None, info.num_workers)\n"
+                "    yield from samples"
+            ),
+            verify="count the samples of one epoch with and without workers: the numbers must agree",
+            risk="without this every worker delivers the whole dataset",
+        ),
+    ]
+
+
+def _more_workers(seen: _Seen) -> Fix:
+    per_step, rest = seen.exposed / seen.count, (seen.length - seen.exposed) / seen.count
+    return Fix(
+        title="Use more workers, prefetch more, or make a sample cheaper",
+        kind="advice",
+        text=(
+            f"The workers are late by {_ms(per_step / 1e3)} ms a step, so they need about "
+            f"{math.ceil((per_step + rest) / max(rest, 1) * 10) / 10:g} times the throughput.\n"
+            "DataLoader(..., num_workers=<more, up to the cores of the machine>, prefetch_factor=4, "
+            "persistent_workers=True" + (", pin_memory=True" if seen.on_gpu else "") + ")\n"
+            "If all cores are busy already: decode smaller images, cache what is decoded, move augmentation to the GPU."
+        ),
+        verify=_VERIFY,
+        risk="workers beyond the cores slow each other down; prefetching costs host memory",
+    )
+
+
+def _speed_up(seen: _Seen) -> Fix:
+    return Fix(
+        title="Let the loader work ahead of the training loop",
+        kind="advice",
+        text=(
+            f"The loop waits {_ms(seen.exposed / seen.count / 1e3)} ms a step for this loader. Give it more threads or "
+            "a deeper prefetch queue (DALI: num_threads, prefetch_queue_depth; WebDataset: WebLoader with num_workers; "
+            "a generator: fill a queue.Queue from a thread), or cache what is decoded."
+        ),
+        verify=_VERIFY,
+        risk="prefetching costs host memory",
+    )
