@@ -1,0 +1,140 @@
+"""Allocator snapshots: pickles of plain data, read without ever executing anything of them.
+
+The unpickler refuses every global, so that a file can only build dicts, lists, tuples, strings and numbers, in any
+protocol from 0 to 5. A pickle that asks for more is no snapshot, whatever its name.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from isal import igzip
+
+from trace_doctor.errors import DamagedCapture, NotACapture
+from trace_doctor.loaders.snapshot_columns import Columns
+from trace_doctor.loaders.stream import GZIP_MAGIC
+from trace_doctor.snapshot import Snapshot
+
+HEAD = 1 << 16
+_KEYS = (b"device_traces", b"segments", b"segment_type", b"total_size")
+
+
+class _Refused(Exception):
+    pass
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """The C unpickler without any means to reach code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise _Refused(f"{module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise _Refused("a persistent object")
+
+
+def load_snapshot(path: Path, display: str, *, rank: int = 0, rank_how: str = "") -> Snapshot:
+    """Reads one snapshot, plain or gzipped.
+
+    Raises NotACapture for a pickle of something else (or no pickle at all) and DamagedCapture for a snapshot that is
+    cut off or contradicts the format, each with one line. `display` is the path to show.
+    """
+    with _opened(path, display) as file:
+        head = file.read(HEAD)
+        ours = any(key in head for key in _KEYS)
+        _refuse_foreign(head, display)
+        file.seek(0)
+        with _no_gc():
+            data = _unpickled(file, display, ours)
+            return _columns(data, display, rank, rank_how)
+
+
+def _columns(data: Any, display: str, rank: int, rank_how: str) -> Snapshot:
+    """Columns of what the pickle held. Called with the garbage collector off: the objects are many and short-lived."""
+    kind = _kind(data)
+    if kind is not None:
+        raise NotACapture(f"{display}: no memory snapshot; it is {kind}")
+    try:
+        return Columns(data).snapshot(display, rank, rank_how)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, IndexError) as error:
+        raise DamagedCapture(
+            f"{display}: damaged memory snapshot ({type(error).__name__}: {_line(error)})"
+        ) from None
+
+
+def _unpickled(file: IO[bytes], display: str, ours: bool) -> Any:
+    try:
+        return PlainUnpickler(file).load()
+    except _Refused as refused:
+        raise NotACapture(
+            f"{display}: no memory snapshot; its pickle asks for {_line(refused)}, a snapshot holds plain data "
+            "only. Nothing of it was executed"
+        ) from None
+    except Exception as error:  # a hostile pickle can raise anything
+        if ours:
+            raise DamagedCapture(
+                f"{display}: the memory snapshot is cut off or damaged ({_line(error)})"
+            ) from None
+        raise NotACapture(
+            f"{display}: no memory snapshot; it cannot be read as a pickle ({_line(error)})"
+        ) from None
+
+
+def _kind(data: Any) -> str | None:
+    """What a harmless pickle is when it is no snapshot; None for a snapshot."""
+    if isinstance(data, dict):
+        if isinstance(data.get("segments"), (list, tuple)):
+            return None
+        if "entries" in data and ("pg_config" in data or "pg_status" in data or "version" in data):
+            return "an NCCL flight-recorder dump"
+        keys = ", ".join(repr(k) for k in list(data)[:3])
+        return f"a pickled dict with {_line(keys) or 'nothing in it'}"
+    if isinstance(data, (list, tuple)):
+        if data and all(isinstance(s, dict) and "blocks" in s and "total_size" in s for s in data):
+            return None
+        return f"a pickled {type(data).__name__} of {len(data)}"
+    return f"a pickled {type(data).__name__}"
+
+
+def _refuse_foreign(head: bytes, display: str) -> None:
+    if head[:4] == b"PK\x03\x04":
+        raise NotACapture(f"{display}: no memory snapshot; it is a torch.save archive")
+    if not head:
+        raise NotACapture(f"{display}: no memory snapshot; the file is empty")
+
+
+@contextmanager
+def _opened(path: Path, display: str) -> Iterator[IO[bytes]]:
+    with path.open("rb") as raw:
+        if raw.read(2) != GZIP_MAGIC:
+            raw.seek(0)
+            yield raw
+            return
+    try:
+        with igzip.open(path, "rb") as file:  # type: ignore[no-untyped-call]
+            yield file
+    except (EOFError, igzip.BadGzipFile) as error:
+        raise DamagedCapture(f"{display}: the gzip data is cut off or damaged ({_line(error)})") from None
+
+
+@contextmanager
+def _no_gc() -> Iterator[None]:
+    """Millions of live containers make every collection slow (3x on a million entries)."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _line(what: object) -> str:
+    """One short printable line."""
+    text = " ".join(str(what).split())
+    return "".join(c if c.isprintable() else "?" for c in text)[:120] or type(what).__name__
