@@ -23,6 +23,10 @@ class DamagedCapture(TraceDoctorError):
     """The file is one of ours, but nothing could be read from it."""
 
 
+class UnreadableScript(TraceDoctorError):
+    """A Python file whose bytes do not decode or whose syntax LibCST does not know. It is left alone."""
+
+
 class NotCaptured(Exception):
     """Evidence that was not recorded. A rule that needs it ends `skipped`, never `passed`.
 

@@ -1,1 +1,8 @@
+"""Fixes: from the data in a finding to a diff, a patch file, or an edited script."""
 
+from __future__ import annotations
+
+from trace_doctor.fixes.plan import Plan, Planned, plan
+from trace_doctor.fixes.told import with_diffs
+
+__all__ = ["Plan", "Planned", "plan", "with_diffs"]

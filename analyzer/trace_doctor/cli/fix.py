@@ -1,0 +1,201 @@
+"""`trace-doctor fix`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trace_doctor.cli import common as c
+from trace_doctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from trace_doctor.fixes import Plan
+    from trace_doctor.model import Result
+
+
+def fix(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...", help="Captures as for analyze, or one saved result (JSON or report)."
+        ),
+    ],
+    source: c.Source = None,
+    script: Annotated[Path | None, typer.Option(help="The one script to fix, instead of --source.")] = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Print the patch (the default).")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Edit the scripts.")] = False,
+    patch: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the patch to FILE, for `git apply`.")
+    ] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Ask for each fix; apply those accepted.")
+    ] = False,
+    unsafe_fixes: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-fixes", help="With --apply: also fixes that may change numerics, randomness or memory."
+        ),
+    ] = False,
+    select: Annotated[
+        list[str] | None, typer.Option(help="Only these findings: ids (TD101-1), codes, prefixes, names.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Apply to a git tree with uncommitted changes.")
+    ] = False,
+    torch_version: c.TorchVersion = None,
+    config: c.ConfigFile = None,
+    no_progress: c.NoProgress = False,
+    quiet: c.Quiet = 0,
+    verbose: c.Verbose = 0,
+) -> None:
+    """Turn findings into a patch of the training script: print it, write it, or apply it."""
+    from trace_doctor.fixes.apply import apply as write_scripts
+    from trace_doctor.fixes.plan import plan
+
+    c.set_verbosity(verbose)
+    where = _source(source, script)
+    if apply and patch is not None:
+        raise UsageError("--apply and --patch exclude each other")
+    if diff and (apply or patch is not None):
+        raise UsageError("--diff shows the patch and changes nothing; leave it out with --apply or --patch")
+    result = _result(paths, where, torch_version, config, quiet, no_progress)
+    wanted = c.overrides(select=select or [])["select"]
+    writes = apply and not interactive
+    made = plan(result, where, unsafe=unsafe_fixes or not writes, select=wanted, torch_version=torch_version)
+    _explain(made, quiet)
+    if interactive:
+        made = _ask(made)
+    if patch is not None:
+        _write_patch(made, patch, quiet)
+    elif apply or interactive:
+        changed = write_scripts(made, force=force)
+        _applied(made, changed, quiet)
+    else:
+        _print_patch(made, quiet)
+
+
+def _source(source: Path | None, script: Path | None) -> Path:
+    if source is not None and script is not None:
+        raise UsageError("--source and --script exclude each other")
+    if script is not None and not script.is_file():
+        raise UsageError(f"--script {script}: no such file")
+    where = script or source
+    if where is None:
+        raise UsageError("fix needs the training script: --source DIR, or --script FILE")
+    if not where.exists():
+        raise UsageError(f"--source {where}: no such folder or file")
+    return where
+
+
+def _result(
+    paths: list[str],
+    source: Path,
+    torch_version: str | None,
+    config: Path | None,
+    quiet: int,
+    no_progress: bool,
+) -> Result:
+    """A saved result as it is, captures through the analysis."""
+    from trace_doctor.errors import NotACapture
+    from trace_doctor.reporters.saved import read_saved
+
+    if len(paths) == 1 and paths[0].endswith((".json", ".html")) and Path(paths[0]).is_file():
+        try:
+            return read_saved(Path(paths[0]))
+        except NotACapture:
+            if paths[0].endswith(".html"):
+                raise
+    from trace_doctor.api import analyze
+    from trace_doctor.config import load_config
+
+    settings = load_config(
+        file=config, overrides=c.overrides(torch_version=torch_version, source=str(source))
+    )
+    with c.progress(quiet, not no_progress) as progress:
+        return analyze(*paths, config=settings, source=source, progress=progress)
+
+
+def _explain(made: Plan, quiet: int) -> None:
+    """Each fix in a line or two on stderr: what it does, or why the script is not edited."""
+    if quiet:
+        return
+    for item in made.items:
+        finding, fix_ = item.finding, item.fix
+        head = f"{item.label} {finding.name}: {fix_.title}"
+        if item.status in ("ready", "held") and item.change is not None:
+            c.note(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}")
+            notes = [*item.change.notes, *([fix_.risk] if fix_.risk else [])]
+            c.note("".join(f"    risk: {note}\n" for note in notes) + f"    verify: {fix_.verify or _VERIFY}")
+            continue
+        c.note(
+            f"{head}  [{'by hand' if item.status == 'advice' else item.status}]{': ' if item.why else ''}{item.why}"
+        )
+        for place in item.candidates:
+            c.note(f"    {place.file}:{place.line}: {place.code}")
+        if item.status in ("advice", "display", "ambiguous", "unresolved") and fix_.text:
+            c.note("".join(f"    {line}\n" for line in fix_.text.splitlines()).rstrip("\n"))
+    for note in made.notes:
+        c.note(note)
+    if not made.items:
+        c.note("no finding has a fix: nothing to do")
+
+
+_VERIFY = "capture again and run `trace-doctor analyze` on it"
+
+
+def _ask(made: Plan) -> Plan:
+    """y, n or q for each fix that can be made."""
+    chosen = []
+    for item in made.of("ready"):
+        sys.stdout.write(item.diff.decode("utf-8", "replace"))
+        sys.stdout.flush()
+        answer = ""
+        while answer not in ("y", "n", "q"):
+            answer = (
+                typer.prompt(f"{item.label} {item.fix.title} [{item.safety}]: apply? (y/n/q)", err=True)
+                .strip()
+                .lower()
+            )
+        if answer == "q":
+            break
+        if answer == "y":
+            chosen.append(item)
+    return made.only(chosen)
+
+
+def _print_patch(made: Plan, quiet: int) -> None:
+    data = made.patch()
+    if quiet < 2:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    if not quiet and data:
+        c.note(f"{_count(made)}: nothing was changed; write it with --patch FILE or apply it with --apply")
+
+
+def _write_patch(made: Plan, path: Path, quiet: int) -> None:
+    try:
+        path.write_bytes(made.patch())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    if not quiet:
+        c.note(f"{_count(made)} written to {path}: apply with `git apply {path}`")
+
+
+def _applied(made: Plan, changed: list[str], quiet: int) -> None:
+    if quiet:
+        return
+    c.note(f"{_count(made)} applied to {', '.join(changed)}" if changed else "nothing to change")
+    held = len([i for i in made.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
+    if held:
+        c.note(
+            f"{held} more {'fix' if held == 1 else 'fixes'} with --unsafe-fixes (may change numerics or memory)"
+        )
+
+
+def _count(made: Plan) -> str:
+    count = len(made.of("ready"))
+    return f"{count} {'fix' if count == 1 else 'fixes'}"

@@ -1,0 +1,101 @@
+"""Small named edits. One module per family; a codemod registers itself by its decorator, so a new file is enough.
+
+A codemod gets the place that a finding means and its parameters, and returns a `Change` or raises `NoEdit`.
+It never guesses between two places, and run on its own output it finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import import_module
+from typing import Any, Literal
+
+import libcst as cst
+
+from trace_doctor.fixes.edits import Candidate, Change, NoEdit
+from trace_doctor.fixes.versions import TorchBounds
+from trace_doctor.loaders.origins import Origins
+from trace_doctor.loaders.script import Script
+
+Scope = Literal["line", "program"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a fix belongs, as far as it is known.
+
+    `scripts` are the files it can be in; with `line` (and then exactly one script) the capture named the line.
+    """
+
+    scripts: Sequence[Script]
+    line: int | None = None
+    function: str | None = None
+    torch: TorchBounds = TorchBounds()
+
+    @property
+    def script(self) -> Script | None:
+        return self.scripts[0] if len(self.scripts) == 1 else None
+
+
+Run = Callable[[Place, Mapping[str, Any]], Change]
+
+
+@dataclass(frozen=True)
+class Codemod:
+    name: str
+    run: Run
+    scope: Scope
+    """`line`: the place the finding names; `program`: the script that is started"""
+    words: tuple[str, ...]
+    """a file without one of these words is not looked at"""
+    elsewhere: bool
+    """where the named file does not hold it, look in the others (a loop's loader is often made in another file)"""
+    summary: str
+
+
+_REGISTRY: dict[str, Codemod] = {}
+
+
+def codemod(
+    name: str, *, scope: Scope = "line", words: tuple[str, ...] = (), elsewhere: bool = False
+) -> Callable[[Run], Run]:
+    """Registers a function as a codemod. Its docstring's first line is shown to people."""
+
+    def register(run: Run) -> Run:
+        _REGISTRY[name] = Codemod(
+            name, run, scope, words, elsewhere, (run.__doc__ or "").strip().split("\n")[0]
+        )
+        return run
+
+    return register
+
+
+@cache
+def codemods() -> dict[str, Codemod]:
+    """All codemods by name."""
+    for module in pkgutil.iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_REGISTRY.items()))
+
+
+@lru_cache(maxsize=64)
+def origins(script: Script) -> Origins:
+    """Assignment tracking of a script, made once."""
+    return Origins(script)
+
+
+def candidate(script: Script, node: cst.CSTNode) -> Candidate:
+    line = script.line(node)
+    return Candidate(script.name, line, script.line_text(line).strip())
+
+
+def only(found: Sequence[tuple[Script, Any]], what: str, missing: str) -> tuple[Script, Any]:
+    """The one place among those found; raises NoEdit for none and for several."""
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise NoEdit("unresolved", missing)
+    raise NoEdit("ambiguous", f"{len(found)} places {what}", [candidate(s, n) for s, n in found])

@@ -1,0 +1,107 @@
+"""`remove-call` and `set-call-args`: calls that should not be there, and arguments that should."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
+from trace_doctor.fixes.edits import (
+    Change,
+    Edit,
+    NoEdit,
+    add_arguments,
+    remove,
+    remove_argument,
+    set_argument,
+)
+from trace_doctor.fixes.loops import enclosing_loop
+from trace_doctor.loaders.script import Script, argument
+
+_EXCLUSIVE = {"torch.compile": (("mode", "options"),)}
+_POSITIONS = {
+    "torch.compile": {"model": 0},
+    "torch.utils.data.DataLoader": {"num_workers": 5, "pin_memory": 7},
+}
+_ONE_POSITIONAL = 1
+
+
+@codemod("remove-call", words=())
+def remove_call(place: Place, params: Mapping[str, Any]) -> Change:
+    """Takes out a statement that calls a named function, from the loop it slows down."""
+    name = str(params["call"])
+    found = [(s, c) for s in place.scripts for c in s.calls(name)]
+    if place.line is not None:
+        found = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]]
+    else:
+        found = [(s, c) for s, c in found if _repeats(s, c)]
+    script, call = only(found, f"call {name}", f"no call of {name} was found there")
+    statement = script.statement_of(call)
+    if not isinstance(statement, cst.Expr) or statement.value is not call:
+        raise NoEdit("display", f"the value of {name}() is used", [candidate(script, call)])
+    return Change(script, (remove(script, statement),), script.line(call))
+
+
+def _repeats(script: Script, call: cst.Call) -> bool:
+    """Whether a call stands in a loop, or in a function of the script that is called from one."""
+    if enclosing_loop(script, call) is not None:
+        return True
+    function = script.function_of(call)
+    return function is not None and any(
+        enclosing_loop(script, caller) is not None and origins(script).definition(caller.func) is function
+        for caller in script.all(cst.Call)
+    )
+
+
+@codemod("set-call-args", words=())
+def set_call_args(place: Place, params: Mapping[str, Any]) -> Change:
+    """Sets and removes keyword arguments of the one call of a named function or class."""
+    callee = str(params["callee"])
+    wanted = {str(k): str(v) for k, v in dict(params.get("args") or {}).items()}
+    unwanted = [str(name) for name in params.get("remove") or []]
+    calls: list[tuple[Script, Any]] = [(s, c) for s in place.scripts for c in s.calls(callee)]
+    bare = [(s, d) for s in place.scripts for d in s.all(cst.Decorator) if s.qualified(d.decorator) == callee]
+    found = [*calls, *[(s, d) for s, d in bare if not isinstance(d.decorator, cst.Call)]]
+    if place.line is not None:
+        found = [(s, n) for s, n in found if s.lines(n)[0] <= place.line <= s.lines(n)[1]] or found
+    script, node = only(found, f"call {callee}", f"no call of {callee} was found")
+    if isinstance(node, cst.Decorator):
+        if not wanted:
+            raise NoEdit("already", f"{script.name}:{script.line(node)} passes no arguments")
+        end = script.span(node.decorator)[1]
+        text = "(" + ", ".join(f"{name}={value}" for name, value in wanted.items()) + ")"
+        return Change(script, (Edit(end, end, text, f"decorator:{end}", text),), script.line(node))
+    return Change(script, tuple(_edits(script, node, callee, wanted, unwanted)), script.line(node))
+
+
+def _edits(
+    script: Script, call: cst.Call, callee: str, wanted: dict[str, str], unwanted: list[str]
+) -> list[Edit]:
+    positions = _POSITIONS.get(callee, {})
+    if any(a.star for a in call.args):
+        raise NoEdit(
+            "display", "the call takes *args or **kwargs that may hold these", [candidate(script, call)]
+        )
+    for one, other in _EXCLUSIVE.get(callee, ()):
+        if (one in wanted and argument(call, other)) or (other in wanted and argument(call, one)):
+            raise NoEdit("display", f"{one} and {other} exclude each other", [candidate(script, call)])
+    positional = sum(a.keyword is None for a in call.args)
+    if positional > _ONE_POSITIONAL and not positions:
+        raise NoEdit("display", "arguments passed by position may be these", [candidate(script, call)])
+    edits, added = [], {}
+    for name, value in wanted.items():
+        there = argument(call, name, positions.get(name))
+        if there is None:
+            added[name] = value
+        elif script.code(there.value) != value:
+            edits.append(set_argument(script, call, there, value))
+    for name in unwanted:
+        there = argument(call, name, positions.get(name))
+        if there is not None and there.keyword is not None:
+            edits.append(remove_argument(script, call, there))
+    edits += add_arguments(script, call, added)
+    if not edits:
+        raise NoEdit("already", f"{script.name}:{script.line(call)} has these arguments already")
+    return edits

@@ -1,0 +1,116 @@
+"""`graph-break-line`: what stands on the line where torch.compile had to leave the graph decides what helps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, codemod
+from trace_doctor.fixes.codemods.program import configure
+from trace_doctor.fixes.edits import Change, NoEdit, remove
+from trace_doctor.loaders.script import Script, Statement, dotted
+
+_PRINTS = ("print", "breakpoint", "pdb.set_trace", "warnings.warn", "sys.stdout.write", "sys.stderr.write")
+_LOGGER = re.compile(
+    r"(?:self\.)?_?(?:log|logger|logging)\.(?:debug|info|warning|error|critical|exception|log)", re.I
+)
+_SCALARS = ("item",)
+
+
+@codemod("graph-break-line", words=())
+def graph_break_line(place: Place, params: Mapping[str, Any]) -> Change:
+    """Drops a print or log line inside compiled code, or captures the scalar that is read there."""
+    line = place.line or params.get("line")
+    script = place.script
+    if script is None or not isinstance(line, int):
+        raise NoEdit("unresolved", "the line of the break was not captured: record with with_stack=True")
+    statements = script.statements_on(line)
+    if not statements:
+        raise NoEdit(
+            "unresolved", f"nothing stands on {script.name}:{line}; the script has changed since the capture"
+        )
+    statement = statements[0]
+    if isinstance(statement, cst.Expr) and _is_output(script, statement.value):
+        return _drop(script, statement)
+    branch = _branch(script, statements, line)
+    if branch is not None:
+        raise NoEdit("display", _BRANCH, [candidate(script, branch)])
+    if _reads_scalar(script, statement):
+        return configure(script, "torch._dynamo.config.capture_scalar_outputs", "True")
+    raise NoEdit("display", _why(script, statement), [candidate(script, statement)])
+
+
+_BRANCH = (
+    "a branch on the value of a tensor cannot stay in the graph: use torch.where or torch.cond, torch._check for an "
+    "assertion, or move the test out of the compiled function"
+)
+
+
+def _is_output(script: Script, call: cst.BaseExpression) -> bool:
+    if not isinstance(call, cst.Call):
+        return False
+    name = script.callee(call) or dotted(call.func) or ""
+    return (
+        name in _PRINTS
+        or name.startswith("logging.")
+        or _LOGGER.fullmatch(dotted(call.func) or "") is not None
+    )
+
+
+def _drop(script: Script, statement: cst.Expr) -> Change:
+    if any(isinstance(n, cst.NamedExpr | cst.Await) for n in script.below(statement)):
+        raise NoEdit(
+            "display", "the line also assigns: move the print out by hand", [candidate(script, statement)]
+        )
+    return Change(script, (remove(script, statement),), script.line(statement))
+
+
+def _branch(script: Script, statements: list[Statement], line: int) -> cst.CSTNode | None:
+    """A test that depends on what this line reads: the line is one, or a name it assigns is tested further down."""
+    for statement in statements:
+        if isinstance(statement, cst.If | cst.While | cst.Assert):
+            return statement
+        if script.all(cst.IfExp, within=statement):
+            return statement
+        break
+    statement = statements[0]
+    if not isinstance(statement, cst.Assign):
+        return None
+    names = {dotted(t.target) for t in statement.targets}
+    function = script.function_of(statement) or script.module
+    for node in script.below(function):
+        if isinstance(node, cst.If | cst.While | cst.IfExp | cst.Assert) and script.line(node) > line:
+            read = {dotted(n) for n in script.below(node.test)}
+            if names & read:
+                return node
+    return None
+
+
+def _reads_scalar(script: Script, statement: Statement) -> bool:
+    for call in script.all(cst.Call, within=statement):
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value in _SCALARS and not call.args:
+            return True
+        if script.callee(call) in ("float", "int") and len(call.args) == 1:
+            return True
+    return False
+
+
+def _why(script: Script, statement: Statement) -> str:
+    names = [script.callee(c) or dotted(c.func) or "" for c in script.all(cst.Call, within=statement)]
+    if any(n.split(".")[0] == "numpy" or n.endswith(".numpy") for n in names):
+        return "NumPy leaves the graph: use the torch function of the same name"
+    if any(
+        n.endswith((".tolist", ".nonzero", ".unique")) or n in ("torch.nonzero", "torch.unique")
+        for n in names
+    ):
+        return (
+            "the result's size depends on the data: mask with torch.where, or set "
+            "torch._dynamo.config.capture_dynamic_output_shape_ops = True"
+        )
+    return (
+        "the compiler cannot trace this line: rewrite it with torch operators, move it out of the compiled function, or "
+        "mark what it calls with torch.compiler.disable so that the break is deliberate"
+    )

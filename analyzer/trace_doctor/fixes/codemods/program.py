@@ -1,0 +1,186 @@
+"""`allocator-setting` and `set-config`: settings of the whole program, made once where it starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only
+from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.fixes.versions import allocator_variable
+from trace_doctor.loaders.script import Script, dotted, imported_modules, literal
+
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_LAZY_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
+
+
+@codemod("allocator-setting", scope="program", words=("torch",))
+def allocator_setting(place: Place, params: Mapping[str, Any]) -> Change:
+    """Sets an option of the CUDA caching allocator before torch is imported."""
+    setting = f"{params['key']}:{params['value']}"
+    script, _ = only(
+        [(s, s.module) for s in place.scripts], "can be the script that is started", "no script found"
+    )
+    if (done := _extend(script, str(params["key"]), setting)) is not None:
+        return done
+    first = _first_foreign_import(script)
+    if first is None:
+        raise NoEdit("unresolved", f"{script.name} imports no torch, so it is not the script that is started")
+    name = allocator_variable(place.torch)
+    code = f'os.environ.setdefault("{name}", "{setting}")  # read when torch starts'
+    if not _imports_os(script, first):
+        code = f"import os\n\n{code}"
+    edit = insert_before(script, first, code, "allocator-setting")
+    return Change(script, (edit,), script.line(first), "safe")
+
+
+def _extend(script: Script, key: str, setting: str) -> Change | None:
+    """The script sets the variable itself: adds the option to its text, or refuses where it is no literal."""
+    for value, node in _settings(script):
+        text = literal(value)
+        if not isinstance(text, str):
+            raise NoEdit("display", f"add {setting} to what this line sets", [candidate(script, node)])
+        options = [option.strip() for option in text.split(",") if option.strip()]
+        if setting in (o.replace(" ", "") for o in options):
+            raise NoEdit("already", f"{script.name}:{script.line(node)} sets {setting} already")
+        if any(o.split(":")[0].strip() == key for o in options):
+            raise NoEdit("display", f"{key} is set to another value on purpose", [candidate(script, node)])
+        if not isinstance(value, cst.SimpleString):
+            raise NoEdit("display", f"add {setting} to what this line sets", [candidate(script, node)])
+        new = value.prefix + value.quote + ",".join([*options, setting]) + value.quote
+        start, end = script.span(value)
+        return Change(
+            script, (Edit(start, end, new, "allocator-setting", setting),), script.line(node), "safe"
+        )
+    return None
+
+
+def _settings(script: Script) -> list[tuple[cst.BaseExpression, cst.CSTNode]]:
+    """(value, statement) of every place that sets an allocator variable."""
+    found: list[tuple[cst.BaseExpression, cst.CSTNode]] = []
+    for assign in script.all(cst.Assign):
+        for target in assign.targets:
+            if isinstance(target.target, cst.Subscript) and _names_variable(target.target.slice[0].slice):
+                found.append((assign.value, assign))
+    for call in script.all(cst.Call):
+        positional = [a.value for a in call.args if a.keyword is None]
+        method = dotted(call.func) or ""
+        if method.endswith(("setdefault", "putenv")) and len(positional) == 2 and _is_variable(positional[0]):
+            found.append((positional[1], call))
+        elif (script.callee(call) or "").endswith("_set_allocator_settings") and positional:
+            found.append((positional[0], call))
+    for element in script.all(cst.DictElement):
+        if _is_variable(element.key):
+            found.append((element.value, element))
+    return found
+
+
+def _names_variable(index: cst.BaseSlice) -> bool:
+    return isinstance(index, cst.Index) and _is_variable(index.value)
+
+
+def _is_variable(node: cst.BaseExpression) -> bool:
+    return literal(node) in ALLOCATOR_VARIABLES
+
+
+def _first_foreign_import(script: Script) -> cst.CSTNode | None:
+    """The first top-level statement that imports something outside the standard library: any of it may load torch."""
+    for statement in script.module.body:
+        if _is_type_checking(statement):
+            continue
+        for node in script.imports(statement):
+            if script.function_of(node) is None and not all(map(_standard, imported_modules(node))):
+                return statement
+    return None
+
+
+def _is_type_checking(statement: cst.CSTNode) -> bool:
+    return isinstance(statement, cst.If) and (dotted(statement.test) or "").endswith("TYPE_CHECKING")
+
+
+def _standard(module: str) -> bool:
+    return module.split(".")[0] in sys.stdlib_module_names
+
+
+def _imports_os(script: Script, before: cst.CSTNode) -> bool:
+    """Whether `os` is a module-level name above a statement."""
+    for node in script.all(cst.Import):
+        if script.line(node) >= script.line(before) or not isinstance(
+            script.parent(script.parent(node) or node), cst.Module
+        ):
+            continue
+        for alias in node.names:
+            bound = alias.asname.name if alias.asname else alias.name
+            if dotted(alias.name) in ("os", "os.path") and (dotted(bound) or "").split(".")[0] == "os":
+                return True
+    return False
+
+
+@codemod("set-config", scope="program", words=("torch",))
+def set_config(place: Place, params: Mapping[str, Any]) -> Change:
+    """Sets a configuration variable of torch after the imports."""
+    script, _ = only(
+        [(s, s.module) for s in place.scripts], "can be the script that is started", "no script found"
+    )
+    return configure(script, str(params["name"]), str(params["value"]))
+
+
+def configure(script: Script, name: str, value: str) -> Change:
+    """Assigns `name = value` at module level, or changes the assignment that is there."""
+    for assign in script.all(cst.Assign):
+        if any(script.qualified(t.target) == name or dotted(t.target) == name for t in assign.targets):
+            where = f"{script.name}:{script.line(assign)}"
+            if script.code(assign.value) == value:
+                raise NoEdit("already", f"{where} sets {name} already")
+            if literal(assign.value) is ...:
+                raise NoEdit("display", f"{name} is set from something else", [candidate(script, assign)])
+            start, end = script.span(assign.value)
+            return Change(script, (Edit(start, end, value, f"config:{name}", value),), script.line(assign))
+    last = _last_import(script)
+    if last is None:
+        raise NoEdit("unresolved", f"{script.name} imports no torch")
+    module = next((m for m in _LAZY_MODULES if name.startswith(m + ".")), "torch")
+    code = f"{name} = {value}"
+    if not _imports(script, module, last):
+        code = f"import {module}\n\n{code}"
+    edit = _insert_lines_after(script, last, code, f"config:{name}")
+    return Change(script, (edit,), script.line(last))
+
+
+def _insert_lines_after(script: Script, statement: cst.SimpleStatementLine, code: str, key: str) -> Edit:
+    first, *rest = code.split("\n")
+    edit = insert_after(script, statement.body[-1], first, key)
+    lead = "\n" if edit.text.startswith("\n") else ""
+    lines = first if rest else f"\n{first}"
+    body = "\n".join([lines, *rest])
+    return Edit(edit.start, edit.end, lead + body + ("" if lead else "\n"), key, code)
+
+
+def _last_import(script: Script) -> cst.SimpleStatementLine | None:
+    """The last statement of the leading run of top-level imports that holds torch's."""
+    last, seen_torch = None, False
+    for statement in script.module.body:
+        if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
+            if seen_torch:
+                break
+            continue
+        node = statement.body[0]
+        if isinstance(node, cst.Import | cst.ImportFrom):
+            last = statement
+            seen_torch |= any(m.split(".")[0] == "torch" for m in imported_modules(node))
+        elif seen_torch:
+            break
+    return last if seen_torch else None
+
+
+def _imports(script: Script, module: str, last: cst.CSTNode) -> bool:
+    """Whether `import module` stands at module level, so that `module.x` is a name."""
+    for node in script.all(cst.Import):
+        if script.line(node) > script.line(last):
+            continue
+        if any(dotted(alias.name) == module and alias.asname is None for alias in node.names):
+            return True
+    return False

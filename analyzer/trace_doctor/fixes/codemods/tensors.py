@@ -1,0 +1,237 @@
+"""Edits of single expressions: detach a running sum, guard a log line, create a tensor where it is used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only
+from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, shares_line
+from trace_doctor.fixes.loops import backward_values, enclosing_loop, names_in
+from trace_doctor.loaders.script import Script, argument, dotted
+
+_LOG_CALLS = re.compile(
+    r"print|(.*\.)?(log|logger|logging|wandb|writer|tb|pbar|bar|tqdm|progress\w*|run|mlflow)\."
+    r"(log|info|debug|warning|add_scalar|add_scalars|set_postfix|set_postfix_str|set_description|write|log_metric|log_metrics)",
+    re.IGNORECASE,
+)
+_FILLS = (
+    "zeros",
+    "ones",
+    "full",
+    "empty",
+    "eye",
+    "arange",
+    "linspace",
+    "tensor",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+)
+_RANDOM = ("rand", "randn", "randint", "randperm")
+
+
+# ---------------------------------------------------------------------- detach-accumulation
+
+
+@codemod("detach-accumulation", words=("+=", ".append(", " + "))
+def detach_accumulation(place: Place, params: Mapping[str, Any]) -> Change:
+    """Adds detach() where a loss is kept in a running sum or list, which would keep its graph."""
+    found = [(s, v) for s in place.scripts for v in _kept_losses(s)]
+    if place.line is not None:
+        found = [(s, v) for s, v in found if s.lines(v)[0] <= place.line <= s.lines(v)[1]]
+    script, value = only(found, "keep a loss with its graph", "no running sum or list of a loss was found")
+    end = script.outer_span(value)[1]
+    edits = [Edit(end, end, ".detach()")]
+    if isinstance(value, cst.BinaryOperation) and not value.lpar:
+        start = script.outer_span(value)[0]
+        edits = [Edit(start, start, "("), Edit(end, end, ").detach()")]
+    return Change(script, tuple(edits), script.line(value), "safe")
+
+
+def _kept_losses(script: Script) -> list[cst.BaseExpression]:
+    """Expressions that a loop adds to a sum or list, that backward was called on, and whose sum is not differentiated."""
+    found: list[tuple[cst.BaseExpression, cst.BaseExpression]] = []
+    for augmented in script.all(cst.AugAssign):
+        if isinstance(augmented.operator, cst.AddAssign):
+            found.append((augmented.target, augmented.value))
+    for assign in script.all(cst.Assign):
+        value = assign.value
+        if (
+            len(assign.targets) == 1
+            and isinstance(value, cst.BinaryOperation)
+            and isinstance(value.operator, cst.Add)
+        ):
+            target = assign.targets[0].target
+            if script.code(value.left) == script.code(target):
+                found.append((target, value.right))
+    for call in script.all(cst.Call):
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "append" and len(call.args) == 1:
+            found.append((call.func.value, call.args[0].value))
+    return [value for target, value in found if _keeps_graph(script, target, value)]
+
+
+def _keeps_graph(script: Script, target: cst.BaseExpression, value: cst.BaseExpression) -> bool:
+    loop = enclosing_loop(script, value)
+    if loop is None:
+        return False
+    home = script.function_of(loop) or script.module
+    differentiated = [names_in(script, v) for v in backward_values(script, home)]
+    losses = set().union(*differentiated) if differentiated else set()
+    kept = script.code(target)
+    root = _loss_root(value)
+    if root is None or root not in losses or _reaches(script, home, kept, losses):
+        return False
+    return root != kept
+
+
+def _loss_root(value: cst.BaseExpression) -> str | None:
+    """The loss in `loss`, `loss * n`, `loss / k`; None where a call already takes it out of the graph."""
+    if isinstance(value, cst.BinaryOperation):
+        return _loss_root(value.left) or _loss_root(value.right)
+    return dotted(value)
+
+
+def _reaches(script: Script, home: cst.CSTNode, kept: str, losses: set[str]) -> bool:
+    """Whether the sum itself is differentiated, directly or through a name assigned from it."""
+    tainted = {kept}
+    for _ in range(4):
+        for assign in script.all(cst.Assign, within=home):
+            names = {dotted(t.target) for t in assign.targets} - {None}
+            if names_in(script, assign.value) & tainted:
+                tainted |= {str(n) for n in names}
+    return bool(tainted & losses)
+
+
+# ---------------------------------------------------------------------- every-n-guard
+
+
+@codemod("every-n-guard", words=(".item(", "float(", ".cpu("))
+def every_n_guard(place: Place, params: Mapping[str, Any]) -> Change:
+    """Runs a log line that reads a value from the device only every N iterations."""
+    every = int(params.get("every") or 50)
+    found = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
+    if place.line is not None:
+        found = [(s, e) for s, e in found if s.lines(e)[0] <= place.line <= s.lines(e)[1]]
+    script, statement = only(found, "log a value in a loop", "no log line with .item() was found there")
+    loop = enclosing_loop(script, statement)
+    counter = _counter(script, loop)
+    if counter is None:
+        raise NoEdit(
+            "display", "the loop has no counter to guard the line with", [candidate(script, statement)]
+        )
+    if shares_line(script, statement):
+        raise NoEdit("display", "other statements share the line", [candidate(script, statement)])
+    return Change(
+        script, tuple(_wrap(script, statement, f"if {counter} % {every} == 0:")), script.line(statement)
+    )
+
+
+def _logs_a_value(script: Script, statement: cst.Expr) -> bool:
+    if not isinstance(statement.value, cst.Call) or enclosing_loop(script, statement) is None:
+        return False
+    name = script.callee(statement.value) or dotted(statement.value.func) or ""
+    short = dotted(statement.value.func) or ""
+    if not (_LOG_CALLS.fullmatch(name) or _LOG_CALLS.fullmatch(short)):
+        return False
+    reads = [
+        c
+        for c in script.all(cst.Call, within=statement)
+        if isinstance(c.func, cst.Attribute) and c.func.attr.value in ("item", "cpu", "tolist")
+    ]
+    return bool(reads) and not _guarded(script, statement)
+
+
+def _guarded(script: Script, statement: cst.Expr) -> bool:
+    loop = enclosing_loop(script, statement)
+    for up in script.ancestors(statement):
+        if up is loop:
+            return False
+        if isinstance(up, cst.If):
+            return True
+    return False
+
+
+def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
+    """The index of `for i, x in enumerate(...)` or `for i in range(...)`."""
+    if not isinstance(loop, cst.For) or not isinstance(loop.iter, cst.Call):
+        return None
+    wrapped = [loop.iter, *script.all(cst.Call, within=loop.iter)]
+    if any(script.callee(c) == "enumerate" for c in wrapped[:3]) and isinstance(loop.target, cst.Tuple):
+        return dotted(loop.target.elements[0].value)
+    if script.callee(loop.iter) in ("range", "tqdm.trange"):
+        return dotted(loop.target)
+    return None
+
+
+def _wrap(script: Script, statement: cst.Expr, header: str) -> list[Edit]:
+    """Puts a statement's lines one level deeper below a header. Lines inside strings stay where they are."""
+    first, last = script.lines(statement)
+    indent = script.indent(statement)
+    unit = script.module.default_indent
+    strings = [
+        script.lines(n)
+        for kind in (cst.SimpleString, cst.FormattedString)
+        for n in script.all(kind, statement)
+    ]
+    start = script.line_starts[first - 1]
+    edits = [Edit(start, start, f"{indent}{header}\n{unit}", f"guard:{start}", header)]
+    for line in range(first + 1, last + 1):
+        if script.line_text(line).strip() and not any(a < line <= b for a, b in strings):
+            at = script.line_starts[line - 1]
+            edits.append(Edit(at, at, unit, f"indent:{at}", unit))
+    return edits
+
+
+# ---------------------------------------------------------------------- tensor-device
+
+
+@codemod("tensor-device", words=("torch",))
+def tensor_device(place: Place, params: Mapping[str, Any]) -> Change:
+    """Creates a tensor on the device instead of copying it there."""
+    found = [(s, c) for s in place.scripts for c in s.all(cst.Call) if _made_then_copied(s, c) is not None]
+    if place.line is not None:
+        found = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]]
+    else:
+        found = [(s, c) for s, c in found if enclosing_loop(s, c) is not None or s.function_of(c) is not None]
+    script, copy = only(found, "create a tensor and then copy it", "no tensor is created and copied there")
+    made = _made_then_copied(script, copy)
+    assert made is not None
+    create, device = made
+    if any(a.star for a in create.args):
+        raise NoEdit("display", "the tensor's arguments are not visible", [candidate(script, copy)])
+    notes: tuple[str, ...] = ()
+    if (script.callee(create) or "").split(".")[-1] in _RANDOM:
+        notes = ("the random numbers of the device differ from those of the CPU",)
+    cut = Edit(script.span(create)[1], script.span(copy)[1], "")
+    return Change(
+        script, (*add_arguments(script, create, {"device": device}), cut), script.line(copy), notes=notes
+    )
+
+
+def _made_then_copied(script: Script, copy: cst.Call) -> tuple[cst.Call, str] | None:
+    """(creating call, device) of `torch.zeros(...).to(device)`, `.cuda()`."""
+    if not isinstance(copy.func, cst.Attribute) or not isinstance(copy.func.value, cst.Call):
+        return None
+    create, method = copy.func.value, copy.func.attr.value
+    name = script.callee(create) or ""
+    if (
+        name not in {f"torch.{fill}" for fill in _FILLS}
+        or argument(create, "device") is not None
+        or create.lpar
+    ):
+        return None
+    if method == "cuda" and not copy.args:
+        return create, '"cuda"'
+    if method != "to" or not copy.args:
+        return None
+    device = argument(copy, "device", 0)
+    others = [a for a in copy.args if a is not device]
+    if device is None or any(a.keyword is None or a.keyword.value != "non_blocking" for a in others):
+        return None
+    text = script.code(device.value)
+    return (create, text) if re.search(r"device|cuda|xpu|mps|rank|gpu", text, re.IGNORECASE) else None

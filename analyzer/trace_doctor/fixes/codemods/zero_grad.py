@@ -1,0 +1,221 @@
+"""`zero-grad`: gradients are freed right after the optimizer has used them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
+from trace_doctor.fixes.edits import Change, NoEdit, insert_after, remove, remove_argument
+from trace_doctor.fixes.loops import Loop, backward_values, enclosing_loop, optimizer_steps, zero_grads
+from trace_doctor.loaders.script import Script, argument, literal
+
+Step = tuple[cst.Call, str]
+
+
+@codemod("zero-grad", words=("zero_grad", ".step("), elsewhere=True)
+def zero_grad(place: Place, params: Mapping[str, Any]) -> Change:
+    """Adds, moves or cleans zero_grad() so that gradients are freed after the optimizer's step."""
+    mode = params.get("mode", "add")
+    if mode == "drop-set-to-none-false":
+        return _drop(place)
+    script, (call, optimizer) = _step(place)
+    statement = script.statement_of(call)
+    if not isinstance(statement, cst.Expr) or (
+        any(a.keyword is None for a in call.args) and _closure(script, call)
+    ):
+        raise NoEdit(
+            "display", "step() is called with a closure or its value is used", [candidate(script, call)]
+        )
+    loop = enclosing_loop(script, call)
+    home = loop or script.function_of(call) or script.module
+    clears = [(c, r) for c, r in zero_grads(script, home) if r == optimizer or _is_model(script, c)]
+    if mode == "add":
+        return _add(script, statement, optimizer, clears)
+    return _move(script, statement, optimizer, clears, loop)
+
+
+# ---------------------------------------------------------------------- which step
+
+
+def _step(place: Place) -> tuple[Script, Step]:
+    """The optimizer step that the finding is about; steps outside loops count only where there is no other."""
+    found = [(s, step) for s in place.scripts for step in optimizer_steps(s)]
+    if place.line is not None and place.script is not None:
+        near = [(s, step) for s, step in found if _covers(s, step[0], place.line)]
+        found = near or found
+    looped = [(s, step) for s, step in found if enclosing_loop(s, step[0]) is not None]
+    found = looped or found
+    if len(found) > 1:
+        raise NoEdit(
+            "ambiguous",
+            f"{len(found)} places step an optimizer",
+            [candidate(s, step[0]) for s, step in found],
+        )
+    return only(found, "", "no optimizer.step() was found")
+
+
+def _covers(script: Script, call: cst.Call, line: int) -> bool:
+    """Whether a line is the step itself, its loop's header, or a statement of the same loop body."""
+    first, last = script.lines(call)
+    if first <= line <= last:
+        return True
+    loop = enclosing_loop(script, call)
+    return loop is not None and script.lines(loop)[0] <= line <= script.lines(loop)[1]
+
+
+def _closure(script: Script, call: cst.Call) -> bool:
+    """`optimizer.step(closure)`; the optimizer in `scaler.step(optimizer)` is none."""
+    if not isinstance(call.func, cst.Attribute):
+        return True
+    return not any(script.code(a.value) == o for a in call.args for _, o in optimizer_steps(script, call))
+
+
+def _is_model(script: Script, call: cst.Call) -> bool:
+    """`model.zero_grad()`: clears what any optimizer of the loop would."""
+    assert isinstance(call.func, cst.Attribute)
+    return not any(script.code(call.func.value) == o for _, o in optimizer_steps(script))
+
+
+# ---------------------------------------------------------------------- the edits
+
+
+def _last_of_step(script: Script, statement: cst.Expr) -> cst.BaseSmallStatement:
+    """The statement to insert after: the step, or the `scaler.update()` that follows it."""
+    following = _following(script, statement)
+    if isinstance(following, cst.Expr) and isinstance(following.value, cst.Call):
+        func = following.value.func
+        if (
+            isinstance(func, cst.Attribute)
+            and func.attr.value == "update"
+            and "scaler" in script.code(func.value).lower()
+        ):
+            return following
+    return statement
+
+
+def _following(script: Script, statement: cst.BaseSmallStatement) -> cst.CSTNode | None:
+    up = script.parent(statement)
+    assert isinstance(up, cst.SimpleStatementLine | cst.SimpleStatementSuite)
+    index = next(i for i, s in enumerate(up.body) if s is statement)
+    if index + 1 < len(up.body):
+        return up.body[index + 1]
+    if isinstance(up, cst.SimpleStatementSuite):
+        return None
+    block, index = script.block_of(up)
+    after = block.body[index + 1] if index + 1 < len(block.body) else None
+    return after.body[0] if isinstance(after, cst.SimpleStatementLine) else after
+
+
+def _add(script: Script, statement: cst.Expr, optimizer: str, clears: list[Step]) -> Change:
+    if clears:
+        where = script.line(clears[0][0])
+        raise NoEdit("already", f"{script.name}:{where} clears the gradients in this loop already")
+    edit = insert_after(
+        script,
+        _last_of_step(script, statement),
+        f"{optimizer}.zero_grad(set_to_none=True)",
+        "zero_grad:" + optimizer,
+    )
+    return Change(script, (edit,), script.line(statement))
+
+
+def _move(
+    script: Script, statement: cst.Expr, optimizer: str, clears: list[Step], loop: Loop | None
+) -> Change:
+    if not clears:
+        return _add(script, statement, optimizer, clears)
+    if len(clears) > 1:
+        raise NoEdit(
+            "ambiguous",
+            f"{len(clears)} places clear the gradients",
+            [candidate(script, c) for c, _ in clears],
+        )
+    call, _ = clears[0]
+    old = script.statement_of(call)
+    anchor = _last_of_step(script, statement)
+    if not isinstance(old, cst.Expr):
+        raise NoEdit("display", "zero_grad() is part of a larger expression", [candidate(script, call)])
+    if _following(script, anchor) is old or _following(script, statement) is old:
+        raise NoEdit(
+            "already", f"{script.name}:{script.line(call)} clears the gradients right after the step already"
+        )
+    _refuse_changed_meaning(script, statement, old, loop)
+    text = _without_false(script, call)
+    edits = (remove(script, old), insert_after(script, anchor, text, "zero_grad:" + optimizer))
+    return Change(script, edits, script.line(old))
+
+
+def _refuse_changed_meaning(script: Script, step: cst.Expr, old: cst.Expr, loop: Loop | None) -> None:
+    """Moving is right only when both run equally often and nothing reads a gradient between."""
+    here = [candidate(script, old), candidate(script, step)]
+    if loop is None or enclosing_loop(script, old) is not loop:
+        raise NoEdit("display", "zero_grad() and step() are not in the same loop", here)
+    if _conditions(script, old, loop) != _conditions(script, step, loop):
+        raise NoEdit("display", "zero_grad() and step() run under different conditions", here)
+    if any(a.attr.value == "grad" for a in script.all(cst.Attribute, within=loop)):
+        raise NoEdit("display", "the loop reads .grad, which would be gone after the move", here)
+    if not _after_forward(script, old, loop):
+        raise NoEdit(
+            "already",
+            f"{script.name}:{script.line(old)} clears the gradients before the forward pass already",
+        )
+
+
+def _conditions(script: Script, node: cst.CSTNode, loop: Loop) -> list[str]:
+    """Tests and other blocks between a statement and its loop. A `with` changes nothing about how often it runs."""
+    found = []
+    inner: cst.CSTNode = node
+    for up in script.ancestors(node):
+        if up is loop:
+            break
+        if isinstance(up, cst.If):
+            found.append(script.code(up.test) if up.body is inner else f"not {script.code(up.test)}")
+        elif isinstance(up, cst.Try | cst.TryStar | cst.ExceptHandler | cst.Finally | cst.Else | cst.Match):
+            found.append(type(up).__name__)
+        inner = up
+    return found
+
+
+def _after_forward(script: Script, old: cst.Expr, loop: Loop) -> bool:
+    """Whether the loop has called something on this iteration's data before it clears: a model, or what makes the loss."""
+    roots = {script.code(value) for value in backward_values(script, loop)}
+    tracked = origins(script)
+    begin, end = script.span(loop.body)[0], script.span(old)[0]
+    for call in script.all(cst.Call, within=loop.body):
+        if not begin <= script.span(call)[0] < end:
+            continue
+        if tracked.all_are(call.func, tracked.is_model):
+            return True
+        target = script.statement_of(call)
+        if isinstance(target, cst.Assign) and any(script.code(t.target) in roots for t in target.targets):
+            return True
+    return False
+
+
+def _without_false(script: Script, call: cst.Call) -> str:
+    given = argument(call, "set_to_none", 0)
+    receiver = script.code(call.func)
+    return f"{receiver}()" if given is None or literal(given.value) is False else script.code(call)
+
+
+def _drop(place: Place) -> Change:
+    """`zero_grad(set_to_none=False)` writes zeros and keeps the memory; the default frees it (torch 2.0 and later)."""
+    calls = [(s, c) for s in place.scripts for c, _ in zero_grads(s)]
+    named = [
+        (s, c) for s, c in calls if place.line is not None and s.lines(c)[0] <= place.line <= s.lines(c)[1]
+    ]
+    found = [(s, c) for s, c in named or calls if _keeps_zeros(c) is not None]
+    if named and not found:
+        raise NoEdit("already", f"{named[0][0].name}:{place.line} frees the gradients already")
+    script, call = only(found, "pass set_to_none=False", "no zero_grad(set_to_none=False) was found")
+    given = _keeps_zeros(call)
+    assert given is not None
+    return Change(script, (remove_argument(script, call, given),), script.line(call))
+
+
+def _keeps_zeros(call: cst.Call) -> cst.Arg | None:
+    given = argument(call, "set_to_none", 0)
+    return given if given is not None and literal(given.value) is False else None

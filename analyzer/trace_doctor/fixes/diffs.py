@@ -1,0 +1,73 @@
+"""Unified diffs that `git apply` takes, made from bytes so that any encoding and line end survives."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+_CONTEXT = 3
+
+
+def unified(path: str, before: bytes, after: bytes) -> bytes:
+    """One file's diff with `diff --git` header (paths from the top of the repository); empty when nothing changes."""
+    if before == after:
+        return b""
+    a, b = _lines(before), _lines(after)
+    head = [f"diff --git {_quote('a/' + path)} {_quote('b/' + path)}"]
+    tab = "\t" if " " in path else ""
+    head += [f"--- {_quote('a/' + path)}{tab}", f"+++ {_quote('b/' + path)}{tab}"]
+    body: list[str] = []
+    for group in _groups(a, b):
+        body.append(_range_line(group))
+        for tag, i1, i2, j1, j2 in group:
+            if tag == "equal":
+                body += [" " + line for line in a[i1:i2]]
+                continue
+            body += ["-" + line for line in a[i1:i2]]
+            body += ["+" + line for line in b[j1:j2]]
+    text = [line + "\n" for line in head] + [_closed(line) for line in body]
+    # latin-1 maps bytes to characters one to one; the path alone is real text
+    return "".join(text[:3]).encode("utf-8") + "".join(text[3:]).encode("latin-1")
+
+
+def _lines(data: bytes) -> list[str]:
+    """Lines with their end, split at LF only, as git does; a range line marks those without."""
+    return re.findall(r"[^\n]*\n|[^\n]+", data.decode("latin-1"))
+
+
+def _closed(line: str) -> str:
+    return (
+        line
+        if line.endswith("\n")
+        else (line + "\n" if line.startswith("@@") else line + "\n\\ No newline at end of file\n")
+    )
+
+
+Opcode = tuple[str, int, int, int, int]
+
+
+def _groups(a: Sequence[str], b: Sequence[str]) -> list[list[Opcode]]:
+    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
+    return [list(group) for group in matcher.get_grouped_opcodes(_CONTEXT)]
+
+
+def _range_line(group: list[Opcode]) -> str:
+    first, last = group[0], group[-1]
+    return f"@@ -{_extent(first[1], last[2])} +{_extent(first[3], last[4])} @@"
+
+
+def _extent(start: int, stop: int) -> str:
+    count = stop - start
+    if count == 1:
+        return f"{start + 1}"
+    return f"{start + 1 if count else start},{count}"
+
+
+def _quote(path: str) -> str:
+    """As git writes names that hold quotes, backslashes or control characters."""
+    if not re.search(r'["\\\x00-\x1f\x7f]', path):
+        return path
+    escapes = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+    out = "".join(escapes.get(c, c if c >= " " and c != "\x7f" else f"\\{ord(c):03o}") for c in path)
+    return f'"{out}"'

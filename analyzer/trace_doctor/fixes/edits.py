@@ -1,0 +1,261 @@
+"""Edits of a script's text: ranges of characters with their new text, and the few shapes that codemods need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import libcst as cst
+
+from trace_doctor.loaders.script import Script, Statement
+from trace_doctor.model import Safety
+
+Refusal = Literal["already", "ambiguous", "unresolved", "display"]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replaces characters [start, end) of the script's text.
+
+    Edits with the same `key` mean the same thing when their `meaning` is equal (two fixes that both set
+    `pin_memory=True`), and contradict each other when it is not.
+    """
+
+    start: int
+    end: int
+    text: str
+    key: str = ""
+    meaning: str = ""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return (self.key or f"{self.start}:{self.end}", self.meaning or self.text)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a codemod wants to do to one script."""
+
+    script: Script
+    edits: tuple[Edit, ...]
+    line: int
+    """line of the script (1-based) that the change is about"""
+    safety: Safety = "unsafe"
+    notes: tuple[str, ...] = ()
+    framework: str | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A place of the source that a fix could mean."""
+
+    file: str
+    line: int
+    code: str
+
+
+class NoEdit(Exception):
+    """A codemod that leaves the script alone, and why.
+
+    `already`: nothing to do; `ambiguous`: several places, none chosen; `unresolved`: the place was not found or is not
+    understood; `display`: understood, but not to be done by a machine.
+    """
+
+    def __init__(self, kind: Refusal, why: str, candidates: Iterable[Candidate] = ()) -> None:
+        super().__init__(why)
+        self.kind: Refusal = kind
+        self.why = why
+        self.candidates = tuple(candidates)
+
+
+@dataclass
+class Merged:
+    """Edits of several fixes on one script, with those that contradict each other left out."""
+
+    edits: list[Edit] = field(default_factory=list)
+    conflicts: list[tuple[int, int]] = field(default_factory=list)
+    """pairs of positions in the input that cannot both be done"""
+
+
+def clash(a: Iterable[Edit], b: Iterable[Edit]) -> bool:
+    """Whether two sets of edits cannot both be made."""
+    for left in a:
+        for right in b:
+            if left.identity == right.identity:
+                continue
+            if left.identity[0] == right.identity[0]:
+                return True
+            if left.start < right.end and right.start < left.end and not _same_gap(left, right):
+                return True
+            if _within(left, right) or _within(right, left):
+                return True
+    return False
+
+
+def _same_gap(a: Edit, b: Edit) -> bool:
+    return a.start == a.end == b.start == b.end
+
+
+def _within(insertion: Edit, other: Edit) -> bool:
+    return insertion.start == insertion.end and other.start < insertion.start < other.end
+
+
+def union(groups: Iterable[Sequence[Edit]]) -> list[Edit]:
+    """The edits of several fixes that do not clash, each once, by place."""
+    found: dict[tuple[str, str], Edit] = {}
+    for edit in (e for group in groups for e in group):
+        found.setdefault(edit.identity, edit)
+    order = {identity: i for i, identity in enumerate(found)}
+    return sorted(found.values(), key=lambda e: (e.start, e.end, order[e.identity]))
+
+
+def apply(script: Script, edits: Iterable[Edit]) -> str:
+    """The script's text after edits that do not overlap. Line ends of inserted text become those of the file."""
+    out, at = [], 0
+    for edit in sorted(edits, key=lambda e: (e.start, e.end)):
+        if edit.start < at:
+            raise ValueError("edits overlap")
+        out.append(script.text[at : edit.start])
+        out.append(edit.text.replace("\n", script.newline))
+        at = edit.end
+    return "".join([*out, script.text[at:]])
+
+
+# ---------------------------------------------------------------------- statements
+
+
+def line_span(script: Script, node: cst.CSTNode) -> tuple[int, int]:
+    """Range of the whole lines that a node stands on, with the last line end."""
+    first, last = script.lines(node)
+    start = script.line_starts[first - 1]
+    end = script.line_starts[last] if last < len(script.line_starts) else len(script.text)
+    return start, end
+
+
+def shares_line(script: Script, statement: Statement) -> bool:
+    """Whether other statements stand on the line of a small statement (`a(); b()`, `if x: a()`)."""
+    up = script.parent(statement)
+    if isinstance(up, cst.SimpleStatementLine):
+        return len(up.body) > 1
+    return isinstance(up, cst.SimpleStatementSuite)
+
+
+def remove(script: Script, statement: cst.BaseSmallStatement) -> Edit:
+    """Takes a small statement out. A block that would be left empty goes with it where that changes nothing,
+    else it keeps a `pass`."""
+    up = script.parent(statement)
+    assert isinstance(up, cst.SimpleStatementLine | cst.SimpleStatementSuite)
+    if len(up.body) > 1:
+        index = next(i for i, s in enumerate(up.body) if s is statement)
+        if index + 1 < len(up.body):
+            return Edit(script.span(statement)[0], script.span(up.body[index + 1])[0], "")
+        return Edit(script.span(up.body[index - 1])[1], script.span(statement)[1], "")
+    if isinstance(up, cst.SimpleStatementLine):
+        block = script.parent(up)
+        if not isinstance(block, cst.IndentedBlock) or len(block.body) > 1:
+            return Edit(*line_span(script, up), "")
+        owner = script.parent(block)
+    else:
+        owner = script.parent(up)
+    if isinstance(owner, cst.If) and _removable(script, owner):
+        return Edit(*line_span(script, owner), "")
+    return Edit(*script.span(statement), "pass")
+
+
+def _removable(script: Script, owner: cst.If) -> bool:
+    """An `if` without other branches whose test has no effect, and which is not its block's only statement."""
+    quiet = not any(script.all(kind, within=owner.test) for kind in (cst.Call, cst.Await, cst.NamedExpr))
+    block = script.parent(owner)
+    alone = not isinstance(block, cst.IndentedBlock | cst.Module) or len(block.body) == 1
+    return (
+        quiet and owner.orelse is None and not alone and not isinstance(owner.test, cst.NamedExpr | cst.Call)
+    )
+
+
+def insert_before(script: Script, statement: cst.CSTNode, code: str, key: str = "") -> Edit:
+    """New lines above a statement's line, with its indentation."""
+    start = script.line_starts[script.line(statement) - 1]
+    indent = script.indent(statement)
+    text = "".join(f"{indent}{line}\n" if line else "\n" for line in code.split("\n"))
+    return Edit(start, start, text, key, code)
+
+
+def insert_after(script: Script, statement: Statement, code: str, key: str = "") -> Edit:
+    """A statement right after another, on a line of its own unless the other shares its line."""
+    if shares_line(script, statement):
+        end = script.span(statement)[1]
+        return Edit(end, end, f"; {code}", key, code)
+    end = line_span(script, statement)[1]
+    line = f"{script.indent(statement)}{code}"
+    if end and script.text[end - 1] not in "\r\n":
+        return Edit(end, end, f"\n{line}", key, code)
+    return Edit(end, end, f"{line}\n", key, code)
+
+
+# ---------------------------------------------------------------------- call arguments
+
+
+def argument_end(script: Script, arg: cst.Arg) -> int:
+    """Offset right after an argument's value, before its comma."""
+    if isinstance(arg.comma, cst.Comma):
+        return script.span(arg.comma)[0] - len(cst.Module([]).code_for_node(arg.comma.whitespace_before))
+    return script.span(arg)[1]
+
+
+def set_argument(script: Script, call: cst.Call, arg: cst.Arg, value: str) -> Edit:
+    """Replaces the value of an argument that is there."""
+    key = f"arg:{script.span(call)[0]}:{arg.keyword.value if arg.keyword else script.span(arg)[0]}"
+    outer = script.outer_span(arg.value)
+    return Edit(outer[0], outer[1], value, key, value)
+
+
+def add_arguments(script: Script, call: cst.Call, values: dict[str, str], limit: int = 100) -> list[Edit]:
+    """Appends keyword arguments to a call in the style it is written in, one edit each."""
+    start, close = script.span(call)[0], script.span(call)[1] - 1
+    pairs = [(f"arg:{start}:{name}", f"{name}={value}", value) for name, value in values.items()]
+    if not call.args:
+        return [
+            Edit(close, close, text if i == 0 else f", {text}", key, value)
+            for i, (key, text, value) in enumerate(pairs)
+        ]
+    last = call.args[-1]
+    at = argument_end(script, last)
+    if "#" in script.text[at:close]:  # the comment belongs to the last argument: new lines go below it
+        indent, below = script.indent(last), script.line_starts[script.line_of(close) - 1]
+        comma = [] if isinstance(last.comma, cst.Comma) else [Edit(at, at, ",", f"comma:{start}", ",")]
+        return comma + [Edit(below, below, f"{indent}{text},\n", key, value) for key, text, value in pairs]
+    column = script.span(last)[0] - script.line_starts[script.line(last) - 1]
+    if _one_per_line(script, call):
+        first_gap = gap = "\n" + script.line_text(script.line(last))[:column]
+    else:
+        width = len(script.line_text(script.lines(last)[1])) + sum(len(text) + 2 for _, text, _ in pairs)
+        first_gap, gap = (" " if width <= limit else _aligned_gap(script, call)), " "
+    return [
+        Edit(at, at, f",{first_gap if i == 0 else gap}{text}", key, value)
+        for i, (key, text, value) in enumerate(pairs)
+    ]
+
+
+def _one_per_line(script: Script, call: cst.Call) -> bool:
+    starts = [script.line(a) for a in call.args]
+    return script.line(call.func) < starts[0] and len(set(starts)) == len(starts)
+
+
+def _aligned_gap(script: Script, call: cst.Call) -> str:
+    """A new line, with the next argument under the first one."""
+    first = call.args[0]
+    column = script.span(first)[0] - script.line_starts[script.line(first) - 1]
+    lead = script.indent(first)
+    return "\n" + lead + " " * (column - len(lead))
+
+
+def remove_argument(script: Script, call: cst.Call, arg: cst.Arg) -> Edit:
+    """Takes one argument out of a call, with the comma that separated it."""
+    index = next(i for i, a in enumerate(call.args) if a is arg)
+    key = f"arg:{script.span(call)[0]}:{arg.keyword.value if arg.keyword else script.span(arg)[0]}"
+    if index + 1 < len(call.args):
+        return Edit(script.span(arg)[0], script.span(call.args[index + 1])[0], "", key, "removed")
+    if index > 0:
+        return Edit(argument_end(script, call.args[index - 1]), argument_end(script, arg), "", key, "removed")
+    return Edit(script.span(arg)[0], script.span(call)[1] - 1, "", key, "removed")

@@ -1,0 +1,95 @@
+"""Training loops of a script: which loops call backward, and which statements of them step and clear."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import origins
+from trace_doctor.loaders.script import Script, dotted
+
+Loop = cst.For | cst.While
+_OPTIMIZER_NAME = re.compile(r"(?:.*[._])?(?:optimi[sz]er|optim|opt)(?:_\w+)?", re.IGNORECASE)
+
+
+def loops(script: Script) -> list[Loop]:
+    return sorted([*script.all(cst.For), *script.all(cst.While)], key=script.span)
+
+
+def method_calls(
+    script: Script, method: str, within: cst.CSTNode | None = None
+) -> Iterator[tuple[cst.Call, cst.BaseExpression]]:
+    """Calls `receiver.method(...)` with their receivers."""
+    for call in script.all(cst.Call, within):
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == method:
+            yield call, call.func.value
+
+
+def backward_values(script: Script, within: cst.CSTNode) -> list[cst.BaseExpression]:
+    """What is differentiated: `loss` of `loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`."""
+    found: list[cst.BaseExpression] = []
+    for method in ("backward", "manual_backward"):
+        for call, receiver in method_calls(script, method, within):
+            inner = receiver if isinstance(receiver, cst.Call) else call
+            found += [a.value for a in inner.args if a.keyword is None] if inner.args else [receiver]
+            if inner is call and call.args:
+                found.append(receiver)
+    return found
+
+
+def names_in(script: Script, node: cst.CSTNode) -> set[str]:
+    """Dotted names that an expression reads, itself included."""
+    nodes = [node, *script.all(cst.Name, within=node), *script.all(cst.Attribute, within=node)]
+    return {name for name in map(dotted, nodes) if name is not None}
+
+
+def trains(script: Script, loop: cst.CSTNode) -> bool:
+    """Whether a loop calls `backward`, itself or in a function of this script that it calls."""
+    if any(True for _ in method_calls(script, "backward", loop)):
+        return True
+    for call in script.all(cst.Call, within=loop):
+        target = origins(script).definition(call.func)
+        if isinstance(target, cst.FunctionDef) and any(
+            True for _ in method_calls(script, "backward", target)
+        ):
+            return True
+    return False
+
+
+def is_optimizer(script: Script, node: cst.BaseExpression) -> bool:
+    """Whether an expression is an optimizer: by what it was assigned, else (when nothing is known) by its name."""
+    tracked = origins(script)
+    found = tracked.of(node)
+    if found and all(tracked.is_optimizer(o) for o in found):
+        return True
+    known = any(isinstance(o, cst.Call) and script.callee(o) is not None for o in found)
+    return not known and _OPTIMIZER_NAME.fullmatch(dotted(node) or "") is not None
+
+
+def optimizer_steps(script: Script, within: cst.CSTNode | None = None) -> list[tuple[cst.Call, str]]:
+    """Calls that step an optimizer (`opt.step()`, `scaler.step(opt)`), with the optimizer's text."""
+    found = []
+    for call, receiver in method_calls(script, "step", within):
+        first = call.args[0].value if call.args and call.args[0].keyword is None else None
+        if is_optimizer(script, receiver):
+            found.append((call, script.code(receiver)))
+        elif first is not None and is_optimizer(script, first):
+            found.append((call, script.code(first)))
+    return found
+
+
+def zero_grads(script: Script, within: cst.CSTNode | None = None) -> list[tuple[cst.Call, str]]:
+    """Calls of `zero_grad`, with the receiver's text."""
+    return [(call, script.code(receiver)) for call, receiver in method_calls(script, "zero_grad", within)]
+
+
+def enclosing_loop(script: Script, node: cst.CSTNode) -> Loop | None:
+    """The innermost loop around a node, within its function."""
+    for up in script.ancestors(node):
+        if isinstance(up, cst.For | cst.While):
+            return up
+        if isinstance(up, cst.FunctionDef | cst.Lambda | cst.ClassDef):
+            return None
+    return None

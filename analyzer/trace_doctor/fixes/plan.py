@@ -1,0 +1,327 @@
+"""From findings to edits: where each fix belongs in the source, what it changes, and which fixes go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from trace_doctor.errors import UnreadableScript
+from trace_doctor.evidence.frames import is_user_frame
+from trace_doctor.fixes import edits as editing
+from trace_doctor.fixes.codemods import Codemod, Place, codemods
+from trace_doctor.fixes.diffs import unified
+from trace_doctor.fixes.edits import Candidate, Change, NoEdit
+from trace_doctor.fixes.entry import entry_scripts
+from trace_doctor.fixes.versions import TorchBounds, bounds
+from trace_doctor.loaders.script import Script
+from trace_doctor.loaders.source import SourceTree, same_function
+from trace_doctor.model import Finding, Fix, Result, Safety, Target
+
+Status = Literal[
+    "ready", "held", "conflict", "covered", "already", "ambiguous", "unresolved", "display", "advice"
+]
+NOT_PATCHED = "# not patched:"
+"""starts the lines that a result's fix carries when an earlier look at a source found no place for it"""
+_SAFETY_ORDER: tuple[Safety, ...] = ("safe", "unsafe", "display")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One fix of one finding, resolved against the source."""
+
+    finding: Finding
+    index: int
+    """position in finding.fixes"""
+    fix: Fix
+    status: Status
+    why: str = ""
+    candidates: tuple[Candidate, ...] = ()
+    change: Change | None = None
+    diff: bytes = b""
+
+    @property
+    def label(self) -> str:
+        return self.finding.id if len(self.finding.fixes) == 1 else f"{self.finding.id}.{self.index + 1}"
+
+    @property
+    def safety(self) -> Safety:
+        """The less safe of what the rule and the codemod say."""
+        said = [self.fix.safety, self.change.safety if self.change else "safe"]
+        return max(said, key=_SAFETY_ORDER.index)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All fixes of a result. `ready` ones can be made together; the rest say why not."""
+
+    tree: SourceTree
+    prefix: str
+    """path of the source folder inside its git work tree, with a final slash; empty outside of one"""
+    items: tuple[Planned, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def of(self, *statuses: Status) -> list[Planned]:
+        return [item for item in self.items if item.status in statuses]
+
+    def only(self, chosen: Iterable[Planned]) -> Plan:
+        """The plan with just these fixes ready."""
+        keep = {(c.finding.id, c.index) for c in chosen}
+        items = [
+            i
+            if i.status != "ready" or (i.finding.id, i.index) in keep
+            else replace(i, status="held", why="not chosen")
+            for i in self.items
+        ]
+        return replace(self, items=tuple(items))
+
+    @cached_property
+    def outputs(self) -> dict[str, tuple[Script, bytes]]:
+        """Script name -> (script, its new bytes), for the ready fixes together."""
+        found: dict[str, tuple[Script, list[Sequence[editing.Edit]]]] = {}
+        for item in self.of("ready"):
+            assert item.change is not None
+            script = item.change.script
+            found.setdefault(script.name, (script, []))[1].append(item.change.edits)
+        return {
+            name: (script, checked(script, editing.union(groups)))
+            for name, (script, groups) in sorted(found.items())
+        }
+
+    def patch(self) -> bytes:
+        """One diff of everything that is ready, for `git apply`."""
+        return b"".join(
+            unified(self.prefix + n, script.data, new) for n, (script, new) in self.outputs.items()
+        )
+
+
+def plan(
+    result: Result,
+    source: Path,
+    *,
+    unsafe: bool = True,
+    select: Sequence[str] = (),
+    torch_version: str | None = None,
+    tree: SourceTree | None = None,
+) -> Plan:
+    """Resolves every fix of a result against the scripts below `source` (a folder or one file).
+
+    `unsafe` also readies fixes that may change numerics; `select` keeps findings by id, code prefix or name. Raises
+    UsageError when there is no such source.
+    """
+    tree = tree or SourceTree(source)
+    prefix = git_prefix(tree.root)
+    torch = bounds(result, _requirements(tree.root), torch_version)
+    named = _named_files(result, tree)
+    planned = [
+        _resolve(finding, index, fix, tree, torch, named, prefix)
+        for finding in result.findings
+        if selected(finding, select)
+        for index, fix in enumerate(finding.fixes)
+    ]
+    items = _together([_held(item, unsafe) for item in planned])
+    return Plan(tree, prefix, tuple(items), tuple(tree.unreadable[name] for name in sorted(tree.unreadable)))
+
+
+def selected(finding: Finding, select: Sequence[str]) -> bool:
+    """Whether a finding is meant by its id, a prefix of its code, or its rule's name; all are when nothing is asked."""
+    return not select or any(
+        finding.code.startswith(s.upper()) or finding.id.upper() == s.upper() or finding.name == s
+        for s in select
+    )
+
+
+# ---------------------------------------------------------------------- resolving one fix
+
+
+def _resolve(
+    finding: Finding,
+    index: int,
+    fix: Fix,
+    tree: SourceTree,
+    torch: TorchBounds,
+    named: list[str],
+    prefix: str,
+) -> Planned:
+    fix = _untold(fix)
+    bare = Planned(finding, index, fix, "advice")
+    if fix.codemod is None:
+        return bare
+    if fix.codemod not in codemods():
+        return replace(bare, status="unresolved", why=f"this version has no codemod named {fix.codemod}")
+    mod = codemods()[fix.codemod]
+    try:
+        change = _run(mod, finding, fix, tree, torch, named)
+        after = checked(change.script, change.edits)
+    except NoEdit as refused:
+        return replace(bare, status=refused.kind, why=refused.why, candidates=refused.candidates)
+    except UnreadableScript as error:
+        return replace(bare, status="unresolved", why=str(error))
+    diff = unified(prefix + change.script.name, change.script.data, after)
+    if not diff:
+        return replace(bare, status="already", why="nothing to change")
+    status: Status = "display" if fix.safety == "display" else "ready"
+    why = "shown only: it has to be judged by a person" if status == "display" else ""
+    return replace(bare, status=status, why=why, change=change, diff=diff)
+
+
+def _untold(fix: Fix) -> Fix:
+    """The fix as its rule made it, as far as a saved result still tells: another source may hold its place."""
+    lines = fix.text.split("\n")
+    own = [line for line in lines if not line.startswith(NOT_PATCHED)]
+    if len(own) == len(lines):
+        return fix
+    return msgspec.structs.replace(fix, safety="unsafe", text="\n".join(own))
+
+
+def _run(
+    mod: Codemod, finding: Finding, fix: Fix, tree: SourceTree, torch: TorchBounds, named: list[str]
+) -> Change:
+    if mod.scope == "program" and fix.target is None:
+        return mod.run(Place(entry_scripts(tree, named, mod.words), torch=torch), fix.params)
+    place = _place(mod, finding, fix, tree, torch)
+    try:
+        return mod.run(place, fix.params)
+    except NoEdit as refused:
+        if refused.kind != "unresolved" or not mod.elsewhere or place.line is None:
+            raise
+        return mod.run(Place(_scripts(mod, fix, tree), torch=torch), fix.params)
+
+
+def _place(mod: Codemod, finding: Finding, fix: Fix, tree: SourceTree, torch: TorchBounds) -> Place:
+    """The file and line that the fix, its parameters or else the finding names, as one of the source's scripts."""
+    target = _target(finding, fix)
+    if target is None or target.file is None or not is_user_frame(target.file):
+        return Place(_scripts(mod, fix, tree), torch=torch)
+    names = tree.matches(target.file, target.function, target.line)
+    if not names and tree.single is not None:
+        return Place(_scripts(mod, fix, tree), torch=torch)
+    if not names:
+        raise NoEdit(
+            "unresolved", f"the capture names {_short(target.file)}, which is not below the source folder"
+        )
+    if len(names) > 1:
+        raise NoEdit(
+            "ambiguous",
+            f"{_short(target.file)} can be {len(names)} files",
+            [Candidate(n, target.line or 1, "") for n in names],
+        )
+    script = tree.script(names[0])
+    if script is None:
+        raise NoEdit("unresolved", tree.unreadable.get(names[0], f"{names[0]} cannot be read"))
+    if target.line is not None and not same_function(script.enclosing_function(target.line), target.function):
+        raise NoEdit(
+            "unresolved",
+            f"{script.name}:{target.line} is not in {target.function}: the script has changed since the capture",
+        )
+    return Place([script], target.line, target.function, torch)
+
+
+def _target(finding: Finding, fix: Fix) -> Target | None:
+    if fix.target is not None and fix.target.file is not None:
+        return fix.target
+    params = fix.params
+    if isinstance(params.get("file"), str):
+        return Target(file=params["file"], line=params.get("line"), function=params.get("function"))
+    location = finding.location
+    return (
+        Target(file=location.file, line=location.line, function=location.function) if location.file else None
+    )
+
+
+def _scripts(mod: Codemod, fix: Fix, tree: SourceTree) -> list[Script]:
+    """Scripts that can hold what a codemod looks for."""
+    named = [str(fix.params[key]).split(".")[-1] for key in ("call", "callee") if key in fix.params]
+    return tree.mentioning(*(named or mod.words or ("torch",)))
+
+
+def _named_files(result: Result, tree: SourceTree) -> list[str]:
+    """Scripts that any finding of the result points into."""
+    found = set()
+    for finding in result.findings:
+        file = finding.location.file
+        if file and is_user_frame(file):
+            names = tree.matches(file)
+            found |= set(names) if len(names) == 1 else set()
+    return sorted(found)
+
+
+def checked(script: Script, changes: Iterable[editing.Edit]) -> bytes:
+    """The script's new bytes, which parse. Raises NoEdit where an edit would break the file."""
+    text = editing.apply(script, changes)
+    try:
+        data = script.encode(text)
+        Script(data, script.name)
+    except (UnreadableScript, UnicodeEncodeError):
+        raise NoEdit("unresolved", f"the edit would leave {script.name} unreadable") from None
+    return data
+
+
+# ---------------------------------------------------------------------- several fixes together
+
+
+def _held(item: Planned, unsafe: bool) -> Planned:
+    if item.status == "ready" and item.safety == "unsafe" and not unsafe:
+        return replace(item, status="held", why="unsafe: needs --unsafe-fixes")
+    return item
+
+
+def _together(items: list[Planned]) -> list[Planned]:
+    """Drops what another fix does as well; refuses both of two fixes that contradict each other."""
+    refused: dict[int, str] = {}
+    covered: dict[int, str] = {}
+    ready = [i for i, item in enumerate(items) if item.status == "ready"]
+    for position, later in enumerate(ready):
+        for earlier in ready[:position]:
+            if earlier in covered or later in covered:
+                continue
+            a, b = items[earlier], items[later]
+            assert a.change is not None and b.change is not None
+            if a.change.script is not b.change.script:
+                continue
+            same = {e.identity for e in b.change.edits} <= {e.identity for e in a.change.edits}
+            contradict = editing.clash(a.change.edits, b.change.edits)
+            kin = a.finding.id == b.finding.id or (
+                a.finding.code == b.finding.code and a.fix.codemod == b.fix.codemod
+            )
+            if same or (contradict and kin):
+                covered[later] = f"{a.label} does this already" if same else f"an alternative to {a.label}"
+            elif contradict:
+                refused.setdefault(earlier, f"contradicts {b.label}")
+                refused.setdefault(later, f"contradicts {a.label}")
+    out = []
+    for index, item in enumerate(items):
+        if index in covered:
+            item = replace(item, status="covered", why=covered[index])
+        elif index in refused:
+            item = replace(item, status="conflict", why=refused[index])
+        out.append(item)
+    return out
+
+
+def _short(path: str) -> str:
+    """The last parts of a captured path: no absolute paths of another machine in outputs."""
+    return "/".join(path.replace("\\", "/").split("/")[-2:])
+
+
+def _requirements(root: Path) -> list[str]:
+    texts = []
+    for pattern in ("requirements*.txt", "pyproject.toml", "environment*.y*ml", "setup.cfg"):
+        for path in sorted(root.glob(pattern)):
+            if path.is_file() and not path.is_symlink() and path.stat().st_size < 200_000:
+                texts.append(path.read_text(encoding="utf-8", errors="replace"))
+    return texts
+
+
+def git_prefix(root: Path) -> str:
+    """Path of a folder inside its git work tree as `a/b/`; empty at its top and outside of any."""
+    here = root.resolve()
+    for folder in (here, *here.parents):
+        if (folder / ".git").exists():
+            inside = here.relative_to(folder).as_posix()
+            return "" if inside == "." else f"{inside}/"
+    return ""

@@ -1,0 +1,93 @@
+"""What the source adds to a result: diffs and targets of its fixes, script names, and the lines around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from trace_doctor.evidence.frames import is_user_frame
+from trace_doctor.fixes.edits import Change
+from trace_doctor.fixes.plan import NOT_PATCHED, Planned, plan
+from trace_doctor.loaders.source import SourceTree
+from trace_doctor.model import Finding, Fix, Location, Result, Target
+
+_EXCERPT_LINES = 3
+
+
+def with_diffs(
+    result: Result, source: Path, *, torch_version: str | None = None, excerpts: bool = True
+) -> Result:
+    """The result with what the source tells: diffs and targets of fixes, script names of locations, source lines.
+
+    A fix that has no place of its own becomes `display`, with the reason in its text.
+    """
+    tree = SourceTree(source)
+    made = plan(result, source, torch_version=torch_version, tree=tree)
+    by_finding: dict[str, list[Planned]] = {}
+    for item in made.items:
+        by_finding.setdefault(item.finding.id, []).append(item)
+    shown: dict[str, set[int]] = {}
+    findings = []
+    for finding in result.findings:
+        location = _script_location(finding, tree)
+        if location.file is not None and location.line is not None and location.file in tree.files:
+            shown.setdefault(location.file, set()).update(_around(location.line))
+        fixes = []
+        for item in by_finding.get(finding.id, []):
+            fixes.append(_told(item))
+            if item.change is not None:
+                shown.setdefault(item.change.script.name, set()).update(_edited_lines(item.change))
+        findings.append(msgspec.structs.replace(finding, location=location, fixes=fixes))
+    lines = _excerpts(tree, shown) if excerpts else {}
+    return msgspec.structs.replace(result, findings=findings, source_excerpts=lines)
+
+
+def _told(item: Planned) -> Fix:
+    fix = item.fix
+    if item.change is None:
+        if fix.codemod is None or not item.why:
+            return fix
+        places = "".join(f"\n{NOT_PATCHED}  {c.file}:{c.line}: {c.code}".rstrip() for c in item.candidates)
+        text = "\n".join(filter(None, [fix.text, f"{NOT_PATCHED} {item.why}{places}"]))
+        return msgspec.structs.replace(
+            fix, safety=fix.safety if item.status == "already" else "display", text=text
+        )
+    change = item.change
+    return msgspec.structs.replace(
+        fix,
+        safety=item.safety,
+        framework=change.framework or fix.framework,
+        target=Target(
+            file=change.script.name, line=change.line, function=change.script.enclosing_function(change.line)
+        ),
+        diff=item.diff.decode(change.script.encoding, "replace"),
+        risk=" ".join([fix.risk, *(f"Note: {n}." for n in change.notes)]).strip(),
+    )
+
+
+def _script_location(finding: Finding, tree: SourceTree) -> Location:
+    location = finding.location
+    if location.file is None or not is_user_frame(location.file):
+        return location
+    names = tree.matches(location.file, location.function, location.line)
+    return msgspec.structs.replace(location, file=names[0]) if len(names) == 1 else location
+
+
+def _around(line: int) -> range:
+    return range(max(1, line - _EXCERPT_LINES), line + _EXCERPT_LINES + 1)
+
+
+def _edited_lines(change: Change) -> set[int]:
+    lines = {change.script.line_of(e.start) for e in change.edits} | {change.line}
+    return {near for line in lines for near in _around(line)}
+
+
+def _excerpts(tree: SourceTree, wanted: dict[str, set[int]]) -> dict[str, list[tuple[int, str]]]:
+    found = {}
+    for name, lines in sorted(wanted.items()):
+        script = tree.script(name)
+        if script is not None:
+            count = len(script.line_starts)
+            found[name] = [(n, script.line_text(n)) for n in sorted(lines) if n <= count]
+    return found

@@ -1,0 +1,145 @@
+"""The folder of the user's scripts: which files belong to it, and which of them a capture's path means.
+
+Links are never followed and nothing outside the folder is ever opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from trace_doctor.errors import UnreadableScript, UsageError
+
+if TYPE_CHECKING:
+    from trace_doctor.loaders.script import Script
+
+MAX_FILES = 5_000
+MAX_BYTES = 2_000_000
+SKIPPED = frozenset(
+    ["__pycache__", "site-packages", "dist-packages", "node_modules", "build", "dist", "venv", "env"]
+)
+
+
+class SourceTree:
+    """Python files below a folder, or one file. Raises UsageError when there is neither."""
+
+    def __init__(self, source: Path) -> None:
+        if not source.exists():
+            raise UsageError(f"--source {source}: no such folder or file")
+        self.single = None if source.is_dir() else source
+        self.root = source if source.is_dir() else source.parent
+        self.unreadable: dict[str, str] = {}
+        self._scripts: dict[str, Script | None] = {}
+        self._bytes: dict[str, bytes] = {}
+
+    @cached_property
+    def files(self) -> list[str]:
+        """Names of the scripts, relative to `root` with forward slashes, sorted."""
+        if self.single is not None:
+            return [self.single.name]
+        return sorted(self._walk())[:MAX_FILES]
+
+    def _walk(self) -> Iterator[str]:
+        for folder, names, files in os.walk(self.root, followlinks=False):
+            here = Path(folder)
+            names[:] = sorted(n for n in names if not self._skip(here / n))
+            for file in files:
+                path = here / file
+                if file.endswith(".py") and not path.is_symlink() and path.is_file():
+                    yield path.relative_to(self.root).as_posix()
+
+    @staticmethod
+    def _skip(folder: Path) -> bool:
+        return (
+            folder.name in SKIPPED
+            or folder.name.startswith(".")
+            or folder.is_symlink()
+            or (folder / "pyvenv.cfg").exists()
+        )
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def data(self, name: str) -> bytes:
+        """Bytes of a script as first read; empty for one that is too large or unreadable."""
+        if name not in self._bytes:
+            path = self.path(name)
+            try:
+                too_large = path.stat().st_size > MAX_BYTES
+                self._bytes[name] = b"" if too_large else path.read_bytes()
+            except OSError as error:
+                too_large = False
+                self._bytes[name] = b""
+                self.unreadable[name] = f"{name}: {error.strerror or 'cannot be read'}"
+            if too_large:
+                self.unreadable[name] = f"{name}: larger than {MAX_BYTES // 1_000_000} MB; it is left alone"
+        return self._bytes[name]
+
+    def script(self, name: str) -> Script | None:
+        """The script by its name, or None (and a line in `unreadable`) when it cannot be parsed."""
+        if name not in self._scripts:
+            from trace_doctor.loaders.script import Script
+
+            data = self.data(name)
+            try:
+                self._scripts[name] = None if name in self.unreadable else Script(data, name, self.path(name))
+            except UnreadableScript as error:
+                self.unreadable[name] = str(error)
+                self._scripts[name] = None
+        return self._scripts[name]
+
+    def mentioning(self, *words: str) -> list[Script]:
+        """Scripts whose bytes hold one of these words (a cheap test before parsing)."""
+        wanted = [w.encode() for w in words]
+        names = [n for n in self.files if any(w in self.data(n) for w in wanted)]
+        return [s for s in map(self.script, names) if s is not None]
+
+    def matches(self, path: str, function: str | None = None, line: int | None = None) -> list[str]:
+        """Names of the files that a path of a capture can mean: those that share the longest suffix with it.
+
+        Several are narrowed by the function that stands on the line. One element is an answer, more are a doubt.
+        """
+        wanted = PurePosixPath(path.replace("\\", "/")).parts
+        if "/".join(wanted) in self.files:
+            return ["/".join(wanted)]  # the profiler strips sys.path, so this is how a script names itself
+        scored: dict[int, list[str]] = {}
+        for name in self.files:
+            shared = _common_suffix(PurePosixPath(self._long_name(name)).parts, wanted)
+            if shared:
+                scored.setdefault(shared, []).append(name)
+        if not scored:
+            return []
+        best = scored[max(scored)]
+        if len(best) > 1 and function and line:
+            named = [n for n in best if self._holds(n, function, line)]
+            return named or best
+        return best
+
+    def _long_name(self, name: str) -> str:
+        """With the folder's own name in front, so that `proj/train.py` matches `/home/x/proj/train.py` further."""
+        return f"{self.root.resolve().name}/{name}"
+
+    def _holds(self, name: str, function: str, line: int) -> bool:
+        script = self.script(name)
+        return script is not None and same_function(script.enclosing_function(line), function)
+
+
+def same_function(in_script: str | None, in_capture: str | None) -> bool:
+    """Whether a function of the script is the one that a capture names, as far as both know it."""
+    if not in_capture or in_capture in ("<module>", "<listcomp>", "<genexpr>", "<dictcomp>", "<lambda>"):
+        return in_script is None or in_capture != "<module>"
+    if in_script is None:
+        return False
+    return in_script.split(".")[-1] == in_capture.replace("<locals>.", "").split(".")[-1]
+
+
+def _common_suffix(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    count = 0
+    for left, right in zip(reversed(a), reversed(b), strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
