@@ -21,7 +21,7 @@ Progress = Callable[[str, str], None]
 
 def load(path: str | Path) -> Run | Snapshot:
     """One trace or snapshot as columns. Raises NotACapture or DamagedCapture with one line that says why."""
-    found = discover([path]).files
+    found = discover([path]).found
     if len(found) != 1:
         raise NoCaptures(f"{path}: {len(found)} captures below; name one file")
     return _read(found[0])  # type: ignore[no-any-return]
@@ -78,11 +78,9 @@ def read_captures(
     A damaged file found by walking a folder is listed in the second value; one given by name raises.
     """
     discovery = discover(paths)
-    ignored = [Ignored(path=i.path, reason=i.reason) for i in discovery.ignored]
+    ignored = [Ignored(path=i.display, reason=i.reason) for i in discovery.ignored]
     loaded: list[tuple[Found, Any]] = []
-    for found in discovery.files:
-        if rank is not None and found.rank is not None and found.rank != rank:
-            continue
+    for found in discovery.found:
         progress("reading", found.display)
         try:
             loaded.append((found, _read(found)))
@@ -106,11 +104,11 @@ def _read(found: Found) -> Any:
     if found.kind == "trace":
         from trace_doctor.loaders.kineto import load_trace
 
-        return load_trace(found.path, found.display, rank=found.rank or 0, rank_how=found.rank_how)
+        return load_trace(found.path, found.display, rank=found.rank, rank_how=found.rank_how)
     if found.kind == "snapshot":
         from trace_doctor.loaders.snapshot import load_snapshot
 
-        return load_snapshot(found.path, found.display, rank=found.rank or 0, rank_how=found.rank_how)
+        return load_snapshot(found.path, found.display, rank=found.rank, rank_how=found.rank_how)
     from trace_doctor.loaders.torch_trace import load_torch_trace
 
     return load_torch_trace(found.path, found.display)

@@ -19,10 +19,9 @@ from trace_doctor.loaders.stream import head
 Kind = Literal["trace", "snapshot", "torch_trace"]
 
 # Names worth a look inside when walking a folder; a file given by name is always looked into.
-_CANDIDATE = re.compile(
-    r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.json\.|dedicated_log_torch_trace|tfevents", re.I
-)
-_LOG = re.compile(r"\.(?:log|jsonl)(?:\.gz)?$", re.I)
+_CANDIDATE = re.compile(r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.json\.|dedicated_log_torch_trace|tfevents", re.I)
+# Looked into as well, but of no interest when they are something else: logs, files without a suffix.
+_POSSIBLE = re.compile(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
@@ -36,6 +35,8 @@ class Found:
     kind: Kind
     rank: int = 0
     rank_how: str = ""
+    named: bool = False
+    """given by name, not found by walking: a failure to read it is an error"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,11 @@ def discover(paths: Sequence[str | Path]) -> Discovery:
         except (NotACapture, DamagedCapture) as refused:
             if candidate.named:
                 raise
-            if not _LOG.search(display):  # a text log beside the captures is nobody's mistake
+            if _CANDIDATE.search(candidate.path.name):
                 ignored.append(Ignored(display, str(refused).removeprefix(f"{display}: ")))
         else:
             rank = rank_in_name(display)
-            found.append(Found(candidate.path, display, kind, rank or 0, "" if rank is None else "file name"))
+            found.append(Found(candidate.path, display, kind, rank or 0, "" if rank is None else "file name", candidate.named))
     if not found:
         raise NoCaptures(_nothing(paths, len(ignored)))
     return Discovery(tuple(found), tuple(ignored))
@@ -157,7 +158,7 @@ def _walk(root: Path) -> Iterator[Path]:
                 if entry.is_dir():
                     if not entry.name.startswith(".") and entry.name not in _SKIPPED_FOLDERS:
                         below.append(Path(entry.path))
-                elif entry.is_file() and (_CANDIDATE.search(entry.name) or _LOG.search(entry.name)):
+                elif entry.is_file() and (_CANDIDATE.search(entry.name) or _POSSIBLE.search(entry.name)):
                     yield Path(entry.path)
             except OSError:
                 continue
