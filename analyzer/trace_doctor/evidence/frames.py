@@ -100,6 +100,13 @@ def python_frame(name: str) -> Frame | None:
     return Frame(found.group(1), int(found.group(2)), found.group(3)) if found else None
 
 
+def same_file(one: str, other: str) -> bool:
+    """Whether two captured names can be the same file: the shorter is a tail of the longer, by whole folders."""
+    a, b = (name.replace("\\", "/").removeprefix("./").split("/") for name in (one, other))
+    short, long = sorted((a, b), key=len)
+    return long[len(long) - len(short) :] == short
+
+
 def shown_path(filename: str, source: Path | None) -> str:
     """A captured file name as it is below the user's `--source`, when that has such a file; else as captured.
 

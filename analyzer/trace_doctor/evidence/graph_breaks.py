@@ -1,0 +1,344 @@
+"""Graph breaks out of nested compiled regions: where each is, and the host time between the pieces.
+
+Every region inside another stands for a break of the outer function at that moment. With the names of the functions
+(stacks, or TORCH_TRACE logs) each is led back to the innermost break that caused it: a function that calls a broken
+one is cut as well, but at a line that needs no change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from trace_doctor.evidence.compile_regions import Region, Regions
+from trace_doctor.evidence.frames import Frame, is_user_frame, python_frame, same_file
+from trace_doctor.evidence.intervals import clip, pairs, total, union
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.loaders.torch_trace import LogFrame, LoggedBreak
+from trace_doctor.run import I64, Cat, Run
+
+_DYNAMO = ("TorchDynamo Cache Lookup", "Pregraph bytecode", "AOTDispatcher ", "Torch-Compiled Region")
+_CALLS = ("CompiledFunction", "## Call CompiledFxGraph", "CompiledFxGraph")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Break:
+    """One graph break: a line where a compiled function is cut, over all calls of the steady steps."""
+
+    function: str | None = None
+    """the function that is cut; None when the capture has no names"""
+    file: str | None = None
+    line: int | None = None
+    """the line that breaks; None when it was not captured"""
+    defined: int | None = None
+    """first line of the function, where known"""
+    callee: Frame | None = None
+    """the compiled function called on that line, when it is not known to break itself"""
+    calls: int = 0
+    """calls of the outermost compiled function in which it was seen"""
+    pieces: int = 0
+    """regions that begin behind it, in all calls"""
+    chain: int = 0
+    """regions below the outermost one, at most in one line of nesting"""
+    regions: tuple[str, ...] = ()
+    """`frame/recompile` of the pieces; of the code that ends here where there are none"""
+    outermost: str = ""
+    """frame id of the outermost region"""
+    gaps: tuple[tuple[int, int, int], ...] = ()
+    """(thread, start, end) ns of host time between the end of the compiled code before it and the next piece"""
+    logged: tuple[LoggedBreak, ...] = ()
+    """what PyTorch said of this line, in a TORCH_TRACE log"""
+    whole: bool = False
+    """nothing of the function is compiled: it runs eagerly inside a compiled region"""
+
+
+class _Key(NamedTuple):
+    function: str | None
+    file: str | None
+    line: int | None
+    outermost: str
+
+
+@dataclass
+class _Found:
+    callee: Frame | None = None
+    defined: int | None = None
+    roots: set[int] = field(default_factory=set)
+    pieces: list[int] = field(default_factory=list)
+    chain: int = 0
+
+
+def find_breaks(
+    run: Run,
+    nesting: Nesting,
+    regions: Regions,
+    roots: Sequence[int],
+    blocking: I64,
+    logged: Sequence[LoggedBreak],
+) -> tuple[Break, ...]:
+    """The breaks in these outermost regions, by place.
+
+    `blocking`: rows of calls that wait for the device; that time is theirs, not the break's.
+    """
+    found: dict[_Key, _Found] = {}
+    for root in roots:
+        owners = _Owners(regions, root, logged)
+        chain = max((regions.all[i].depth for i in regions.below(root)), default=0) - regions.all[root].depth
+        for piece, key in owners.of.items():
+            here = found.setdefault(key, _Found())
+            here.roots.add(root)
+            here.pieces.append(piece)
+            here.chain = max(here.chain, chain)
+            here.callee = here.callee or owners.callee.get(key)
+            here.defined = here.defined or owners.defined.get(key)
+    between = _Between(run, nesting, blocking)
+    made = [
+        Break(
+            function=key.function,
+            file=key.file,
+            line=key.line,
+            defined=here.defined,
+            callee=here.callee,
+            calls=len(here.roots),
+            pieces=len(here.pieces),
+            chain=here.chain,
+            regions=_ids(regions, here.pieces),
+            outermost=key.outermost,
+            gaps=tuple(g for p in sorted(here.pieces) for g in between.gaps(regions, p)),
+            logged=tuple(b for b in logged if key.line and _same_place(b, key)),
+        )
+        for key, here in found.items()
+    ]
+    return tuple(sorted(made, key=lambda b: (b.file or "", b.line or 0, b.function or "", b.outermost)))
+
+
+class _Owners:
+    """For each region below a root: the break that it begins behind."""
+
+    def __init__(self, regions: Regions, root: int, logged: Sequence[LoggedBreak]) -> None:
+        self._regions = regions
+        self._logged = logged
+        self._outermost = regions.all[root].frame_id or ""
+        self.of: dict[int, _Key] = {}
+        self.callee: dict[_Key, Frame] = {}
+        self.defined: dict[_Key, int] = {}
+        self._visit(root)
+
+    def _visit(self, parent: int) -> None:
+        """Gives every child its break; a function that was called on a broken line comes before the continuation."""
+        called: list[int] = []
+        for child in self._regions.children[parent]:
+            self._visit(child)
+            resumed = self._regions.all[child].resumes
+            if resumed is None:
+                called.append(child)
+                continue
+            inner = [key for c in called if (key := self._last_break_in(c))]
+            key = inner[-1] if inner else self._key(resumed, parent, called)
+            self.of[child] = key
+            for c in called:
+                self.of[c] = self._first_break_in(c) or key
+            called = []
+        for c in called:
+            self.of[c] = self._first_break_in(c) or self._unplaced(parent, c)
+
+    def _first_break_in(self, region: int) -> _Key | None:
+        return next((self.of[i] for i in self._regions.below(region) if i in self.of), None)
+
+    def _last_break_in(self, region: int) -> _Key | None:
+        return next((self.of[i] for i in reversed(self._regions.below(region)) if i in self.of), None)
+
+    def _key(self, at: Frame, parent: int, called: list[int]) -> _Key:
+        key = _Key(at.function, at.file, at.line, self._outermost)
+        if called and (frame := self._regions.all[called[-1]].frame):
+            self.callee.setdefault(key, frame)
+        if (line := self._definition(at, parent)) is not None:
+            self.defined.setdefault(key, line)
+        return key
+
+    def _definition(self, at: Frame, parent: int) -> int | None:
+        """First line of the broken function: of the enclosing region that runs it from its start."""
+        while parent >= 0:
+            above = self._regions.all[parent]
+            if above.frame and above.resumes is None:
+                return above.frame.line if above.frame.function == at.function else None
+            parent = above.parent
+        return None
+
+    def _unplaced(self, parent: int, child: int) -> _Key:
+        """A region without continuation behind it: the log may know the line; the trace knows the function at best."""
+        above, below = self._regions.all[parent], self._regions.all[child]
+        said = next((b for b in self._logged if b.compile_id == above.compile_id and b.site), None)
+        if said and said.site:
+            return _Key(said.site.function or None, said.site.file, said.site.line, self._outermost)
+        frame = above.resumes or above.frame
+        if frame is None:
+            return _Key(None, None, None, self._outermost)
+        key = _Key(frame.function, frame.file, None, self._outermost)
+        if below.frame:
+            self.callee.setdefault(key, below.frame)
+        if above.resumes is None:
+            self.defined.setdefault(key, frame.line)
+        return key
+
+
+class _Between:
+    """The host time that a break costs: from the end of the compiled code before it to the start of the next piece."""
+
+    def __init__(self, run: Run, nesting: Nesting, blocking: I64) -> None:
+        self._run = run
+        self._nesting = nesting
+        taken = [blocking]
+        if not len(run.gpu):  # without a device, operators are the work itself
+            taken.append(run.named(lambda n: not n.startswith(_DYNAMO), Cat.CPU_OP))
+        self._taken = np.unique(np.concatenate(taken))
+
+    def gaps(self, regions: Regions, piece: int) -> list[tuple[int, int, int]]:
+        region = regions.all[piece]
+        outer = regions.all[region.parent]
+        start = self._behind_compiled(regions, region, outer)
+        if start >= region.start:
+            return []
+        run, rows = self._run, self._taken
+        mine = rows[
+            (run.thread[rows] == region.thread) & (run.end[rows] > start) & (run.ts[rows] < region.start)
+        ]
+        busy = clip(union(pairs(run.ts[mine], run.end[mine])), start, region.start)
+        edges = [start, *busy.ravel().tolist(), region.start]
+        return [(region.thread, a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+
+    def _behind_compiled(self, regions: Regions, region: Region, outer: Region) -> int:
+        """When the compiled code before this piece ended."""
+        siblings = [regions.all[i].end for i in regions.children[region.parent]] if region.parent >= 0 else []
+        earliest = max([outer.start, *(end for end in siblings if end <= region.start)])
+        run = self._run
+        inside = self._nesting.children(outer.row)
+        stack: list[I64] = [inside]
+        best = earliest
+        compiled = -1
+        while stack:
+            rows = stack.pop()
+            rows = rows[(run.ts[rows] < region.start) & (run.end[rows] > earliest)]
+            for row in rows.tolist():
+                name, end = run.text(row), int(run.end[row])
+                if run.cat[row] == Cat.PYTHON:
+                    stack.append(self._nesting.children(row))
+                elif name.startswith(_CALLS):
+                    compiled = max(compiled, min(end, region.start))
+                elif not name.startswith(_DYNAMO) and end <= region.start:
+                    best = max(best, end)
+        return compiled if compiled >= 0 else best
+
+
+def run_eagerly(
+    run: Run, nesting: Nesting, regions: Regions, roots: Iterable[int], logged: Sequence[LoggedBreak]
+) -> tuple[Break, ...]:
+    """Functions of the user that run as ordinary Python inside a compiled region that calls no graph at all.
+
+    Dynamo gives up on a whole function when it breaks inside a loop or a context manager. Only stacks show it, and
+    only a log knows the line.
+    """
+    found: dict[tuple[str, Frame], _Found] = {}
+    for root in roots:
+        for at in (root, *regions.below(root)):
+            region = regions.all[at]
+            if regions.children[at] or region.frame is None:
+                continue
+            frame = _eager_function(run, nesting, region)
+            if frame is not None:
+                here = found.setdefault((regions.all[root].frame_id or "", frame), _Found())
+                here.roots.add(root)
+                here.pieces.append(at)
+    made = []
+    for (outermost, frame), here in sorted(found.items(), key=lambda kv: (kv[0][1].file, kv[0][1].line)):
+        said = tuple(b for b in logged if b.skips_frame and b.site and _is_in(b.site, frame))
+        made.append(
+            Break(
+                function=frame.function,
+                file=frame.file,
+                line=next((b.site.line for b in said if b.site), None),
+                defined=frame.line,
+                calls=len(here.roots),
+                pieces=len(here.pieces),
+                regions=_ids(regions, here.pieces),
+                outermost=outermost,
+                logged=said,
+                whole=True,
+            )
+        )
+    return tuple(made)
+
+
+def only_logged(regions: Regions, known: Sequence[Break], logged: Sequence[LoggedBreak]) -> tuple[Break, ...]:
+    """Breaks that only the log shows: nothing behind them was worth compiling, or a function was given up whole.
+
+    Counted where the code that they end ran in the trace (or the trace has no ids to tell).
+    """
+    ran = {r.compile_id for r in regions.all}
+    places = {(b.function, b.line) for b in known if b.line is not None}
+    found: dict[LogFrame, list[LoggedBreak]] = {}
+    for said in logged:
+        if said.site is None or (said.site.function, said.site.line) in places:
+            continue
+        if said.compile_id in ran or said.skips_frame or ran <= {None}:
+            found.setdefault(said.site, []).append(said)
+    return tuple(
+        Break(
+            function=site.function or None,
+            file=site.file,
+            line=site.line,
+            regions=tuple(dict.fromkeys(b.compile_id for b in said)),
+            outermost=said[0].compile_id.rsplit("/", 1)[0],
+            logged=tuple(said),
+            whole=any(b.skips_frame for b in said),
+        )
+        for site, said in sorted(found.items(), key=lambda kv: (kv[0].file, kv[0].line))
+    )
+
+
+def _eager_function(run: Run, nesting: Nesting, region: Region) -> Frame | None:
+    """The outermost user function called from a region that holds operators but calls no compiled graph."""
+    rows = nesting.thread_rows(region.thread)
+    first, behind = np.searchsorted(run.ts[rows], [region.start, region.end])
+    inside = rows[first:behind]
+    operators = False
+    calls: list[Frame] = []
+    for row in inside.tolist():
+        name = run.text(row)
+        if run.cat[row] == Cat.CPU_OP and row != region.row:
+            if name.startswith((*_CALLS, *_DYNAMO[1:])):
+                return None
+            operators |= name.startswith("aten::")
+        elif run.cat[row] == Cat.USER_ANNOTATION and name.startswith(_CALLS):
+            return None
+        elif run.cat[row] == Cat.PYTHON:
+            frame = python_frame(name)
+            if frame and is_user_frame(frame.file) and frame != region.frame:
+                calls.append(frame)
+    return calls[0] if operators and calls else None
+
+
+def _same_place(said: LoggedBreak, key: _Key) -> bool:
+    site = said.site
+    return (
+        site is not None and key.file is not None and site.line == key.line and same_file(site.file, key.file)
+    )
+
+
+def _is_in(site: LogFrame, frame: Frame) -> bool:
+    return site.function == frame.function and same_file(site.file, frame.file)
+
+
+def _ids(regions: Regions, pieces: Iterable[int]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(regions.all[p].compile_id or "" for p in sorted(pieces)))
+
+
+def host_ns(some: Iterable[tuple[int, int, int]]) -> int:
+    """Length of host spans together, overlaps within a thread counted once."""
+    by_thread: dict[int, list[tuple[int, int]]] = {}
+    for thread, start, end in some:
+        by_thread.setdefault(thread, []).append((start, end))
+    return sum(total(union(np.array(spans, dtype=np.int64))) for spans in by_thread.values())

@@ -1,0 +1,160 @@
+"""Compilation that happened while the trace was recorded, with the id of the code it made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trace_doctor.evidence.compile_regions import Region, Regions
+from trace_doctor.evidence.frames import Frame
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.run import I64, Cat, Run
+
+_TIMED = re.compile(r"(.+) \(dynamo_timed\)")
+# no compilation: recording a CUDA graph, and what Dynamo runs beside a compilation
+_NOT_COMPILING = re.compile(r"CUDAGraphNode\.record|gc|.*cudagraph.*", re.IGNORECASE)
+_COMPILE_ID = re.compile(r"\bcompile_id=(!?[\d/]+)")
+_OF_A_FRAME = ("_compile.compile_inner", "entire_frame_compile", "dynamo")
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One outermost stretch of compiling on one thread."""
+
+    row: int
+    thread: int
+    start: int
+    end: int
+    what: str
+    """the event, e.g. `_compile.compile_inner` or `backward._backward_impl`"""
+    compile_id: str | None
+    """`frame/recompile` of the code it makes; None where nothing says"""
+    frame: Frame | None
+    """the function compiled; `line` is its first"""
+    changed: tuple[str, ...]
+    """why the code at hand did not fit: PyTorch's own words (TORCH_TRACE), or input shapes that differ"""
+    from_log: bool = False
+    """`changed` is PyTorch's own account"""
+
+    @property
+    def ns(self) -> int:
+        return self.end - self.start
+
+    @property
+    def of_frame(self) -> bool:
+        """Dynamo compiles a function (not the backward of one, nor a Triton kernel)."""
+        return self.what in _OF_A_FRAME
+
+    @property
+    def recompile_id(self) -> int | None:
+        """0 for the first compilation of a function, then 1, 2 …"""
+        tail = (self.compile_id or "").rsplit("/", 1)[-1]
+        return int(tail) if tail.isdigit() else None
+
+    @property
+    def frame_id(self) -> str | None:
+        return self.compile_id.rsplit("/", 1)[0] if self.compile_id and "/" in self.compile_id else None
+
+
+def find_compilations(
+    run: Run,
+    nesting: Nesting,
+    regions: Regions,
+    logged_frames: Mapping[str, Frame],
+    logged_reasons: Mapping[str, Sequence[str]],
+) -> tuple[Compilation, ...]:
+    """All outermost `… (dynamo_timed)` events, by start."""
+    rows = nesting.outermost(np.sort(run.named(_is_compiling, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)))
+    ids = _compile_ids(run, rows, regions)
+    shapes = _InputShapes(run, nesting, regions)
+    made = []
+    for row in rows.tolist():
+        found = _TIMED.fullmatch(run.text(row))
+        assert found is not None
+        compile_id = ids.get(row)
+        region = shapes.first_run(compile_id, int(run.end[row])) if compile_id else None
+        reasons = tuple(logged_reasons.get(compile_id or "", ()))
+        of_frame = found.group(1) in _OF_A_FRAME
+        made.append(
+            Compilation(
+                row=row,
+                thread=int(run.thread[row]),
+                start=int(run.ts[row]),
+                end=int(run.end[row]),
+                what=found.group(1),
+                compile_id=compile_id,
+                frame=region.frame if region and region.frame else logged_frames.get(compile_id or ""),
+                changed=reasons or (shapes.changed(region) if region and of_frame else ()),
+                from_log=bool(reasons),
+            )
+        )
+    return tuple(made)
+
+
+def _is_compiling(name: str) -> bool:
+    found = _TIMED.fullmatch(name)
+    return found is not None and _NOT_COMPILING.fullmatch(found.group(1)) is None
+
+
+def _compile_ids(run: Run, rows: I64, regions: Regions) -> dict[int, str]:
+    """Row -> compile id: from the `…_data: compile_id=` annotation before or inside, else from the code run next."""
+    data = run.named(lambda n: "compile_id=" in n and _COMPILE_ID.search(n) is not None)
+    found: dict[int, str] = {}
+    behind: dict[int, int] = {}  # thread -> end of the compilation before
+    for row in rows.tolist():
+        thread, start, end = int(run.thread[row]), int(run.ts[row]), int(run.end[row])
+        near = data[
+            (run.thread[data] == thread) & (run.ts[data] >= behind.get(thread, 0)) & (run.ts[data] < end)
+        ]
+        behind[thread] = end
+        if len(near):
+            at = int(np.searchsorted(run.ts[near], start, side="right")) - 1
+            said = _COMPILE_ID.search(run.text(int(near[max(at, 0)])))
+            assert said is not None
+            found[row] = said.group(1)
+        elif run.text(row).startswith(_OF_A_FRAME):
+            following = (r for r in regions.all if r.thread == thread and r.start >= end and r.compile_id)
+            region = next(following, None)
+            if region is not None and region.compile_id is not None:
+                found[row] = region.compile_id
+    return found
+
+
+class _InputShapes:
+    """Shapes of a compiled function's inputs, where `record_shapes` put them on its first operator."""
+
+    def __init__(self, run: Run, nesting: Nesting, regions: Regions) -> None:
+        self._run, self._nesting, self._regions = run, nesting, regions
+
+    def first_run(self, compile_id: str, behind: int) -> Region | None:
+        """The first run of this code that starts after a moment (ns)."""
+        runs = (r for r in self._regions.all if r.compile_id == compile_id and r.start >= behind)
+        return min(runs, key=lambda r: r.start, default=None)
+
+    def changed(self, region: Region) -> tuple[str, ...]:
+        """How the inputs differ from those of the run before of the same function."""
+        earlier = (r for r in self._regions.all if r.frame_id == region.frame_id and r.end <= region.start)
+        before = max(earlier, key=lambda r: r.start, default=None)
+        if before is None:
+            return ()
+        old, new = self._inputs(before), self._inputs(region)
+        if not old or len(old) != len(new):
+            return ()
+        return tuple(
+            f"input {i}: {was} became {now}"
+            for i, (was, now) in enumerate(zip(old, new, strict=True))
+            if was != now
+        )
+
+    def _inputs(self, region: Region) -> list[str]:
+        rows = self._nesting.thread_rows(region.thread)
+        first, behind = np.searchsorted(self._run.ts[rows], [region.start, region.end])
+        inside = rows[first:behind]
+        operators = inside[self._run.cat[inside] == Cat.CPU_OP]
+        called = [r for r in operators.tolist() if self._run.text(r).startswith("CompiledFunction")][:1]
+        for said in self._run.args(called):
+            return [str(d) for d in said.get("Input Dims") or []]
+        return []
