@@ -1,4 +1,7 @@
-"""The folder of real captures beside the checkout, for tests marked `captures`."""
+"""The real captures: public data of many origins, kept beside the checkout and never part of the project.
+
+A test with an argument `trace_file` or `snapshot_file` runs once for each of them; `captures_dir` is their folder.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,24 @@ from pathlib import Path
 
 import pytest
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
-ABSENT = (
-    f"the folder of real captures is not beside the checkout ({SHARED.name}/traces, {SHARED.name}/snapshots)"
-)
+CAPTURES = Path(__file__).resolve().parents[2] / "shared"
+_ABSENT = "the real captures are not there (../shared, beside the checkout)"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def captures_dir() -> Path:
-    """`../shared`, with `traces/` and `snapshots/`; the test is skipped where it is absent."""
-    if not (SHARED / "traces").is_dir():
-        pytest.skip(ABSENT)
-    return SHARED
+    if not (CAPTURES / "traces").is_dir():
+        pytest.skip(_ABSENT)
+    return CAPTURES
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`trace_path` and `snapshot_path`: the test runs once for every real capture of that kind."""
-    for name, folder in (("trace_path", "traces"), ("snapshot_path", "snapshots")):
-        if name in metafunc.fixturenames:
-            files = sorted(p for p in (SHARED / folder).rglob("*") if p.is_file())
-            params = [pytest.param(p, id=str(p.relative_to(SHARED / folder))) for p in files]
-            metafunc.parametrize(
-                name, params or [pytest.param(SHARED, marks=pytest.mark.skip(reason=ABSENT), id="absent")]
-            )
+    for argument, kind, suffixes in (
+        ("trace_file", "traces", (".json", ".json.gz")),
+        ("snapshot_file", "snapshots", (".pickle", ".pkl")),
+    ):
+        if argument in metafunc.fixturenames:
+            folder = CAPTURES / kind
+            files = sorted(p for p in folder.rglob("*") if p.name.endswith(suffixes))
+            absent = [pytest.param(None, marks=pytest.mark.skip(reason=_ABSENT), id="absent")]
+            metafunc.parametrize(argument, files or absent, ids=[p.relative_to(folder).as_posix() for p in files] or None)

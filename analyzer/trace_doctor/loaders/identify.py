@@ -95,4 +95,4 @@ def refusal(display: str, head: bytes, top_level: Collection[str] = ()) -> str:
             name = "JSON without trace events"
         else:
             name = "neither JSON nor a pickle"
-    return f"{display}: not a PyTorch profiler trace or memory snapshot; it looks like {name}"
+    return f"{display}: {name}, not a PyTorch profiler trace or memory snapshot"
