@@ -1,0 +1,460 @@
+"""TD201 host-device-sync."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trace_doctor import (
+    Claim,
+    Column,
+    Confidence,
+    Context,
+    Fix,
+    Location,
+    NotCaptured,
+    Rule,
+    Saving,
+    Table,
+    Target,
+    threshold,
+)
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.replay import Replay, ReplayOutcome
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.sync_sites import SyncKind, SyncSite, SyncSites
+from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+
+
+def _training(
+    *, sync: str = "item", per_step: int = 1, every: int = 1, gpu_us: float = 400.0, stacks: bool = False
+) -> RunBuilder:
+    """Steps with as much host work as GPU work, which would overlap if nothing waited."""
+    b = RunBuilder(stacks=stacks)
+    for n in range(6):
+        with b.step(), b.python("train.py", 12, "train_step"):
+            for _ in range(per_step):
+                for _ in range(10):
+                    with b.op("aten::mm", us=30):
+                        b.launch(gpu_us / 10)
+                if n % every == 0:
+                    _wait(b, sync)
+                b.wait(100)
+    return b
+
+
+def _wait(b: RunBuilder, sync: str) -> None:
+    if sync == "item":
+        b.item()
+    elif sync == "nonzero":
+        with b.op("aten::nonzero"):
+            b.copy(1.5, "DtoH (Device -> Pageable)", bytes=8)
+            b.sync()
+    elif sync == "cpu":
+        with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
+            b.copy(3, "DtoH (Device -> Pageable)", bytes=1 << 12)
+            b.sync()
+    elif sync == "synchronize":
+        b.sync("cudaDeviceSynchronize")
+    elif sync == "to_device":
+        with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
+            b.copy(3, "HtoD (Pageable -> Device)", bytes=1 << 20)
+            b.sync()
+    elif sync == "compile":
+        with b.op("_compile.compile_inner (dynamo_timed)"):
+            b.item()
+
+
+def _gpu_bound() -> RunBuilder:
+    """The host waits long, but the GPU never runs dry: a deep queue stands behind every wait."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            for _ in range(10):
+                with b.op("aten::mm", us=2):
+                    b.launch(300, stream=7)
+            with b.op("aten::mm", us=2):
+                b.launch(9000, stream=20)
+            b.item(stream=7)
+    return b
+
+
+def _without_gpu() -> RunBuilder:
+    b = RunBuilder(gpu=None)
+    for _ in range(3):
+        with b.step(), b.op("aten::item", us=200):
+            pass
+    return b
+
+
+_SCRIPT = """for i, batch in enumerate(loader):
+    loss = model(batch).mean()
+    loss.backward()
+    optimizer.step()
+    print(i, loss.item())
+"""
+_PATCHED = """for i, batch in enumerate(loader):
+    loss = model(batch).mean()
+    loss.backward()
+    optimizer.step()
+    if i % 50 == 0:
+        print(i, loss.item())
+"""
+
+
+@dataclass(frozen=True)
+class HostDeviceSync(Rule):
+    """The training loop waits for the GPU, and then the GPU waits for the loop.
+
+    What it does
+    Finds lines that make the host wait for the device again and again (`.item()`, `.cpu()`, `nonzero`, a printed tensor,
+    `torch.cuda.synchronize()`) and re-times the captured steps with these calls made asynchronous.
+
+    Why is this bad
+    The host normally runs ahead of the GPU and keeps its queue filled. A call that reads a result back holds the host
+    until the queue is empty; afterwards the GPU idles until new work has been prepared. The wait itself is usually spent
+    with a busy GPU: what it costs is the idle time that follows.
+
+    Evidence
+    Calls that block (synchronises, synchronous copies, copies to pageable memory), by operator path and, with stacks, by
+    the user's line. The time for which such a call held the host while the device was busy is lead lost; later idle time
+    with nothing else to blame is charged to it until that lead is used up. The profiler's own synchronise, warm-up, end of
+    the run, compilation, graph capture and waits for host-to-device copies (TD102) do not count.
+
+    How the saving is estimated
+    The captured steps are re-timed with the calls of that one place returning at once. An upper bound, "up to": whatever
+    needs the value must then come later. No claim is made where the replay leaves more than 3 % unexplained.
+
+    Fix
+    Keep sums on the device and read them every N steps; use loss.detach() in running sums; remove debug prints and
+    synchronises; use operators whose output size does not depend on data. A value that is only logged can be guarded
+    (`if step % 50 == 0:`) by the codemod.
+
+    Fix safety
+    Unsafe: logging happens less often, and code that acts on the value (early stopping, NaN checks) acts later.
+
+    When to ignore
+    When the value decides what the program does next in every step, or the loop measures time.
+
+    References
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
+    """
+
+    code = "TD201"
+    name = "host-device-sync"
+    title = "The host waits for the GPU again and again"
+    needs = (Steps, GpuTimeline, SyncSites, Replay, Moments)
+    wants = (TimeLedger,)
+
+    min_saving: float = threshold(
+        0.03,
+        "saving of the replay, as a share of the step",
+        unit="share",
+        source="the severity `warning` begins there",
+    )
+    max_unexplained: float = threshold(
+        0.03, "unexplained GPU delays above which the rule abstains", unit="share", source="Replay.usable"
+    )
+    min_times: int = threshold(
+        10,
+        "waits of one place that count however they are spread",
+        source="fewer are an evaluation or a checkpoint",
+    )
+    max_unattributed: float = threshold(
+        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
+    )
+
+    VALID = [
+        Valid("nothing waits", lambda: _training(sync="")),
+        Valid("waits behind a full queue", _gpu_bound),
+        Valid("read once in six steps", lambda: _training(every=6)),
+        Valid("waits for copies to the device", lambda: _training(sync="to_device")),
+        Valid("inside compilation", lambda: _training(sync="compile")),
+        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+    ]
+    INVALID = [
+        Invalid(
+            "loss.item() in every step",
+            lambda: _training(stacks=True),
+            message="aten::item",
+            file="train.py",
+            confidence="high",
+            codemod="every-n-guard",
+            before=_SCRIPT,
+            after=_PATCHED,
+        ),
+        Invalid(
+            "several times a step, without stacks",
+            lambda: _training(per_step=3),
+            message="3 times",
+            confidence="medium",
+        ),
+        Invalid("nonzero", lambda: _training(sync="nonzero"), message="aten::nonzero"),
+        Invalid(".cpu()", lambda: _training(sync="cpu"), message="aten::to"),
+        Invalid(
+            "torch.cuda.synchronize()",
+            lambda: _training(sync="synchronize"),
+            message="cudaDeviceSynchronize",
+            codemod="remove-call",
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        replay, count = ctx[Replay], ctx[Steps].count
+        sites = [s for s in ctx[SyncSites].sites if self._again_and_again(s, count) and s.idle_ns]
+        if not sites:
+            return
+        together = replay.without(_asynchronous(sites))
+        if together.share_of_step < self.min_saving:
+            return
+        if (replay.unexplained_share or 0.0) > self.max_unexplained:
+            raise NotCaptured(
+                replay.limit, "record a few steady steps, with all streams and without other profilers"
+            )
+        alone = [(site, replay.without(_asynchronous([site]))) for site in sites]
+        worth = [(site, outcome) for site, outcome in alone if outcome.share_of_step >= self.min_saving]
+        for site, outcome in worth:
+            yield self._claim(ctx, [site], outcome)
+        if not worth:  # each wait hides behind the next
+            yield self._claim(ctx, sites, together)
+
+    def _again_and_again(self, site: SyncSite, count: int) -> bool:
+        """Ten times, or in every step (one may lack it) of two or more."""
+        return site.times >= self.min_times or site.steps >= max(2, count - 1)
+
+    def _claim(self, ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> Claim:
+        first = sites[0]
+        moments, count = ctx[Moments], ctx[Steps].count
+        idle = sorted((int(s), int(e)) for site in sites for s, e in site.idle)
+        longest = sorted(idle, key=lambda w: w[0] - w[1])[:10]
+        confidence = self._confidence(ctx, sites, outcome)
+        return Claim(
+            message=_message(sites, outcome, count),
+            confidence=confidence,
+            severity="info" if confidence == "low" else None,
+            saving=Saving(
+                time_us_per_step=outcome.saved_us_per_step,
+                share_of_step=outcome.share_of_step,
+                basis=outcome.basis,
+                how=outcome.how,
+            ),
+            location=Location(
+                file=first.site.file if first.site else None,
+                line=first.site.line if first.site else None,
+                function=first.site.function if first.site else None,
+                ts_us=moments.ts_us(longest[0][0]),
+            ),
+            evidence=_tables(ctx, sites, outcome),
+            spans=[moments.span(s, e, "idle after a wait") for s, e in sorted(longest)],
+            fixes=[fix for site in _one_of_each_kind(sites) for fix in _fixes(site)],
+            removal=_asynchronous(sites),
+            owned=idle,
+            key=" + ".join("/".join(s.path) for s in sites),
+        )
+
+    def _confidence(self, ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> Confidence:
+        """Sure with the user's line; without it the reader has to find out whether the wait can go."""
+        if outcome.basis != "replay":
+            return "low"
+        ledger = ctx.get(TimeLedger)
+        if ctx[Steps].source == "none" or (
+            ledger is not None and ledger.unattributed_share > self.max_unattributed
+        ):
+            return "medium"
+        return "high" if all(s.site for s in sites) else "medium"
+
+
+def _asynchronous(sites: Sequence[SyncSite]) -> Removal:
+    return Removal(make_async=tuple(sorted(row for site in sites for row in site.rows)))
+
+
+def _one_of_each_kind(sites: Sequence[SyncSite]) -> list[SyncSite]:
+    return list({(s.kind, s.site): s for s in reversed(sites)}.values())[::-1]
+
+
+# -- words -----------------------------------------------------------------------------------------------------
+
+
+def _message(sites: Sequence[SyncSite], outcome: ReplayOutcome, count: int) -> str:
+    """One sentence: what blocks, where, how often, and what a step could take."""
+    first = sites[0]
+    before = outcome.step_us + outcome.saved_us_per_step
+    what = first.name + (f" in {first.site}" if first.site else "")
+    if len(sites) > 1:
+        what += f" and {len(sites) - 1} more place{'s' if len(sites) > 2 else ''}"
+    block = "blocks" if len(sites) == 1 else "block"
+    idle = sum(s.idle_ns for s in sites) / count / 1e3
+    return (
+        f"{what} {block} the host {_often(sum(s.times for s in sites), count)}, and the GPU then idles "
+        f"{_ms(idle)} ms of a step: {_ms(before)} ms a step could become {_ms(outcome.step_us)} ms "
+        f"(up to {outcome.share_of_step:.0%} less)."
+    )
+
+
+def _often(times: int, count: int) -> str:
+    per_step = times / count
+    number = f"{per_step:.0f}" if per_step >= 2 else f"{per_step:.1f}".removesuffix(".0")
+    return "once a step" if number == "1" else f"{number} times a step"
+
+
+def _ms(us: float) -> str:
+    ms = us / 1e3
+    return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2g}"
+
+
+def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> list[Table]:
+    count, replay = ctx[Steps].count, ctx[Replay]
+    before = outcome.step_us + outcome.saved_us_per_step
+    return [
+        Table(
+            title="Where the host waits (per steady step)",
+            columns=[
+                Column("operator"),
+                Column("line", "location"),
+                Column("waits", "count"),
+                Column("held while the GPU was busy", "us"),
+                Column("idle charged to it", "us"),
+                Column("saves alone", "us"),
+            ],
+            rows=[
+                [
+                    s.name,
+                    str(s.site) if s.site else None,
+                    round(s.times / count, 2),
+                    s.held_ns / count / 1e3,
+                    s.idle_ns / count / 1e3,
+                    replay.without(_asynchronous([s])).saved_us_per_step,
+                ]
+                for s in sites
+            ],
+        ),
+        Table(
+            title="What if these calls did not wait",
+            columns=[Column("replay"), Column("step", "us"), Column("saved", "share")],
+            rows=[["as captured", before, 0.0], ["asynchronous", outcome.step_us, outcome.share_of_step]],
+        ),
+    ]
+
+
+# -- fixes -----------------------------------------------------------------------------------------------------
+
+_VERIFY = (
+    "record the same steps again: TD201 should no longer name this place, and the step should be shorter"
+)
+_LATER = "code that acts on the value in every step (early stopping, NaN checks) sees it later"
+
+
+def _fixes(site: SyncSite) -> list[Fix]:
+    at = site.site
+    target = Target(file=at.file, line=at.line if at.exact else None, function=at.function) if at else None
+    return _FIXES[site.kind](target, site)
+
+
+def _item(target: Target | None, _: SyncSite) -> list[Fix]:
+    return [
+        Fix(
+            title="Read the value only every 50 steps",
+            kind="patch",
+            codemod="every-n-guard",
+            params={"every": 50},
+            target=target,
+            text="if step % 50 == 0:\n    print(step, loss.item())",
+            verify=_VERIFY,
+            risk=_LATER,
+        ),
+        Fix(
+            title="Keep running sums on the device",
+            kind="advice",
+            target=target,
+            text=(
+                "total = torch.zeros((), device=device)\n"
+                "for step, batch in enumerate(loader):\n"
+                "    ...\n"
+                "    total += loss.detach()          # no wait\n"
+                "    if step % 50 == 49:\n"
+                "        print(total.item() / 50)    # one wait for 50 steps\n"
+                "        total.zero_()"
+            ),
+            verify=_VERIFY,
+            risk=_LATER,
+        ),
+    ]
+
+
+def _shape(target: Target | None, site: SyncSite) -> list[Fix]:
+    return [
+        Fix(
+            title="Keep the size of the result independent of the data",
+            kind="advice",
+            target=target,
+            text=(
+                f"{site.path[-1]} must know how many elements it returns, so the host waits. Multiply by the mask or use\n"
+                "torch.where(mask, x, 0) instead of x[mask]; torch.nonzero_static(mask, size=n) where a bound is known;\n"
+                "topk or sort instead of a data-dependent selection."
+            ),
+            verify=_VERIFY,
+            risk="masked-out elements are computed as well; sums and means must be divided by mask.sum()",
+        )
+    ]
+
+
+def _to_host(target: Target | None, _: SyncSite) -> list[Fix]:
+    return [
+        Fix(
+            title="Copy results to the host less often, all at once",
+            kind="advice",
+            target=target,
+            text=(
+                "Collect on the device and copy once after N steps:\n"
+                "kept.append(output.detach())                      # no wait\n"
+                "results = torch.stack(kept).cpu()                 # one wait for all"
+            ),
+            verify=_VERIFY,
+            risk="what is collected stays in GPU memory until it is copied",
+        ),
+        Fix(
+            title="Or copy to pinned memory and read it a step later",
+            kind="advice",
+            safety="display",
+            target=target,
+            text=(
+                "buffer = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)\n"
+                "buffer.copy_(output, non_blocking=True)\n"
+                "done = torch.cuda.Event(); done.record()\n"
+                "...                                               # the next step\n"
+                "done.synchronize(); use(buffer)"
+            ),
+            verify=_VERIFY,
+            risk="reading the buffer before the event is done gives wrong numbers",
+        ),
+    ]
+
+
+def _synchronize(target: Target | None, site: SyncSite) -> list[Fix]:
+    return [
+        Fix(
+            title="Remove torch.cuda.synchronize() from the loop",
+            kind="patch" if site.device_wide else "advice",
+            codemod="remove-call" if site.device_wide else None,
+            params={"call": "torch.cuda.synchronize"} if site.device_wide else {},
+            target=target,
+            text=(
+                "Delete the synchronise. To measure time, record torch.cuda.Event(enable_timing=True) around the work and\n"
+                "read elapsed_time() after the loop."
+            ),
+            verify=_VERIFY,
+            risk="timers around asynchronous work then measure its launch only",
+        )
+    ]
+
+
+_FIXES: dict[SyncKind, Callable[[Target | None, SyncSite], list[Fix]]] = {
+    "item": _item,
+    "shape": _shape,
+    "to_host": _to_host,
+    "synchronize": _synchronize,
+}
