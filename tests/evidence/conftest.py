@@ -58,3 +58,9 @@ def facts() -> Callable[..., Facts]:
         return Facts(Capture(0, build_run(events, **more)), options)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_run() -> Callable[..., Run]:
+    """`make_run(events)`: the run alone, for tests that make many."""
+    return build_run
