@@ -154,13 +154,21 @@ def remove(script: Script, statement: cst.BaseSmallStatement) -> Edit:
     if isinstance(up, cst.SimpleStatementLine):
         block = script.parent(up)
         if not isinstance(block, cst.IndentedBlock) or len(block.body) > 1:
-            return Edit(*line_span(script, up), "")
+            return _cut_lines(script, up)
         owner = script.parent(block)
     else:
         owner = script.parent(up)
     if isinstance(owner, cst.If) and _removable(script, owner):
-        return Edit(*line_span(script, owner), "")
+        return _cut_lines(script, owner)
     return Edit(*script.span(statement), "pass")
+
+
+def _cut_lines(script: Script, node: cst.CSTNode) -> Edit:
+    """Takes whole lines out; the last line of a file that ends without a line end takes the one before it along."""
+    start, end = line_span(script, node)
+    if end == len(script.text) and start and script.text[end - 1] not in "\r\n":
+        start -= 2 if script.text[start - 2 : start] == "\r\n" else 1
+    return Edit(start, end, "")
 
 
 def _removable(script: Script, owner: cst.If) -> bool:
@@ -225,16 +233,18 @@ def add_arguments(script: Script, call: cst.Call, values: dict[str, str], limit:
         indent, below = script.indent(last), script.line_starts[script.line_of(close) - 1]
         comma = [] if isinstance(last.comma, cst.Comma) else [Edit(at, at, ",", f"comma:{start}", ",")]
         return comma + [Edit(below, below, f"{indent}{text},\n", key, value) for key, text, value in pairs]
-    column = script.span(last)[0] - script.line_starts[script.line(last) - 1]
     if _one_per_line(script, call):
-        first_gap = gap = "\n" + script.line_text(script.line(last))[:column]
-    else:
-        width = len(script.line_text(script.lines(last)[1])) + sum(len(text) + 2 for _, text, _ in pairs)
-        first_gap, gap = (" " if width <= limit else _aligned_gap(script, call)), " "
-    return [
-        Edit(at, at, f",{first_gap if i == 0 else gap}{text}", key, value)
-        for i, (key, text, value) in enumerate(pairs)
-    ]
+        column = script.span(last)[0] - script.line_starts[script.line(last) - 1]
+        gap = "\n" + script.line_text(script.line(last))[:column]
+        return [Edit(at, at, f",{gap}{text}", key, value) for key, text, value in pairs]
+    aligned = _aligned_gap(script, call)
+    width, edits = at - script.line_starts[script.line_of(at) - 1], []
+    for key, text, value in pairs:
+        fits = width + len(text) + 3 <= limit
+        gap = " " if fits else aligned
+        width = (width + 2 if fits else len(gap)) + len(text)
+        edits.append(Edit(at, at, f",{gap}{text}", key, value))
+    return edits
 
 
 def _one_per_line(script: Script, call: cst.Call) -> bool:
@@ -258,4 +268,5 @@ def remove_argument(script: Script, call: cst.Call, arg: cst.Arg) -> Edit:
         return Edit(script.span(arg)[0], script.span(call.args[index + 1])[0], "", key, "removed")
     if index > 0:
         return Edit(argument_end(script, call.args[index - 1]), argument_end(script, arg), "", key, "removed")
-    return Edit(script.span(arg)[0], script.span(call)[1] - 1, "", key, "removed")
+    gap = len(cst.Module([]).code_for_node(call.whitespace_before_args))
+    return Edit(script.outer_span(arg)[0] - gap, script.span(call)[1] - 1, "", key, "removed")

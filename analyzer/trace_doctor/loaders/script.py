@@ -89,7 +89,9 @@ class Script:
         return [0, *(m.end() for m in _NEWLINE.finditer(self.text))]
 
     def offset(self, line: int, column: int) -> int:
-        return self.line_starts[line - 1] + column
+        if line > len(self.line_starts):  # LibCST ends the last line even where the file does not
+            return len(self.text)
+        return min(self.line_starts[line - 1] + column, len(self.text))
 
     def line_of(self, offset: int) -> int:
         return bisect_right(self.line_starts, offset)
@@ -234,7 +236,7 @@ class Script:
 
     def callee(self, call: cst.CSTNode) -> str | None:
         """Qualified name of what a call calls; builtins by their bare name."""
-        if not isinstance(call, cst.Call):
+        if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Name | cst.Attribute):
             return None
         found = self._qualified(call.func)
         if len(found) == 1 and (only := next(iter(found))).source is QualifiedNameSource.BUILTIN:

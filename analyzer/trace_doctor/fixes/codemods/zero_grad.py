@@ -44,8 +44,8 @@ def _step(place: Place) -> tuple[Script, Step]:
     """The optimizer step that the finding is about; steps outside loops count only where there is no other."""
     found = [(s, step) for s in place.scripts for step in optimizer_steps(s)]
     if place.line is not None and place.script is not None:
-        near = [(s, step) for s, step in found if _covers(s, step[0], place.line)]
-        found = near or found
+        exact = [(s, step) for s, step in found if _within(s.lines(step[0]), place.line)]
+        found = exact or [(s, step) for s, step in found if _loops_over(s, step[0], place.line)] or found
     looped = [(s, step) for s, step in found if enclosing_loop(s, step[0]) is not None]
     found = looped or found
     if len(found) > 1:
@@ -57,13 +57,14 @@ def _step(place: Place) -> tuple[Script, Step]:
     return only(found, "", "no optimizer.step() was found")
 
 
-def _covers(script: Script, call: cst.Call, line: int) -> bool:
-    """Whether a line is the step itself, its loop's header, or a statement of the same loop body."""
-    first, last = script.lines(call)
-    if first <= line <= last:
-        return True
+def _within(lines: tuple[int, int], line: int) -> bool:
+    return lines[0] <= line <= lines[1]
+
+
+def _loops_over(script: Script, call: cst.Call, line: int) -> bool:
+    """Whether a line is in the same loop as the step."""
     loop = enclosing_loop(script, call)
-    return loop is not None and script.lines(loop)[0] <= line <= script.lines(loop)[1]
+    return loop is not None and _within(script.lines(loop), line)
 
 
 def _closure(script: Script, call: cst.Call) -> bool:

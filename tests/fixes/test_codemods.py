@@ -1,0 +1,142 @@
+"""Every codemod by its cases in `cases/*.md`: a heading says what happens, then the input, then the output or a refusal.
+
+## heading
+params: {json}          at: text on the line that the capture names (optional)          torch: 2.12 (optional)
+```python
+input
+```
+```python
+output
+```
+or, instead of the second block, `refuses: kind, words of the reason`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.fixes.codemods import Place, codemods
+from trace_doctor.fixes.edits import Change, NoEdit
+from trace_doctor.fixes.plan import checked
+from trace_doctor.fixes.versions import TorchBounds, parse
+from trace_doctor.loaders.script import Script
+
+
+@dataclass(frozen=True)
+class Case:
+    codemod: str
+    title: str
+    params: dict[str, object]
+    at: str | None
+    torch: str | None
+    before: str
+    after: str | None
+    refuses: tuple[str, str] | None
+
+    def place(self, script: Script) -> Place:
+        line = None
+        if self.at is not None:
+            hits = [n for n, text in enumerate(self.before.split("\n"), 1) if self.at in text]
+            assert hits, f"no line holds {self.at!r}"
+            line = hits[0]
+        version = parse(self.torch)
+        return Place([script], line, None, TorchBounds(version, version))
+
+    def change(self, script: Script) -> Change:
+        return codemods()[self.codemod].run(self.place(script), self.params)
+
+
+def read_cases(path: Path) -> list[Case]:
+    found = []
+    for part in path.read_text(encoding="utf-8").split("\n## ")[1:]:
+        title, _, body = part.partition("\n")
+        codes = [
+            code + "\n" for code in re.findall(r"^```python\n(.*?)\n?```$", body, re.DOTALL | re.MULTILINE)
+        ]
+        fields = dict(
+            re.findall(r"^(params|at|torch|refuses): (.*)$", re.sub(r"(?s)```.*?```", "", body), re.MULTILINE)
+        )
+        kind, _, words = fields.get("refuses", "").partition(", ")
+        assert bool(kind) == (len(codes) == 1), f"{path.name}: {title}"
+        found.append(
+            Case(
+                path.stem, title, json.loads(fields.get("params", "{}")), fields.get("at"), fields.get("torch"),
+                codes[0], codes[1] if len(codes) == 2 else None, (kind, words) if kind else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+CASES = [case for path in sorted((Path(__file__).parent / "cases").glob("*.md")) for case in read_cases(path)]
+EDITS = [case for case in CASES if case.after is not None]
+
+
+def ident(case: Case) -> str:
+    return f"{case.codemod}: {case.title}"
+
+
+@pytest.mark.parametrize("case", EDITS, ids=ident)
+def test_edit_gives_the_expected_script(case: Case) -> None:
+    script = Script(case.before.encode(), "train.py")
+    text = checked(script, case.change(script).edits).decode()
+    assert text == case.after
+    compile(text, "train.py", "exec")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.refuses], ids=ident)
+def test_refusal_says_why(case: Case) -> None:
+    script = Script(case.before.encode(), "train.py")
+    with pytest.raises(NoEdit) as refused:
+        case.change(script)
+    assert case.refuses is not None
+    assert (refused.value.kind, case.refuses[1] in refused.value.why) == (case.refuses[0], True), (
+        refused.value.why
+    )
+    if refused.value.kind == "ambiguous":
+        assert len(refused.value.candidates) > 1
+
+
+@pytest.mark.parametrize("case", EDITS, ids=ident)
+def test_second_run_changes_nothing(case: Case) -> None:
+    """With the line that the capture named, which by now may hold something else."""
+    script = Script((case.after or "").encode(), "train.py")
+    try:
+        change = case.change(script)
+    except NoEdit:
+        return
+    assert checked(script, change.edits) == script.data
+
+
+@pytest.mark.parametrize("case", EDITS, ids=ident)
+@pytest.mark.parametrize("style", ["crlf", "bom", "latin-1", "no final newline", "tabs"])
+def test_bytes_of_the_file_survive(case: Case, style: str) -> None:
+    def dress(text: str) -> bytes:
+        if style == "crlf":
+            return text.replace("\n", "\r\n").encode()
+        if style == "bom":
+            return codecs.BOM_UTF8 + text.encode()
+        if style == "latin-1":
+            return ("# -*- coding: latin-1 -*-\n" + text + "# für später\n").encode("latin-1")
+        if style == "tabs":
+            return re.sub(r"(?m)^((?: {4})+)", lambda m: "\t" * (len(m[0]) // 4), text).encode()
+        return text.rstrip("\n").encode()
+
+    if style == "tabs" and ("\n     " in case.before or "\n     " in (case.after or "")):
+        pytest.skip("aligned continuation lines are no indentation")
+    before = dress(case.before)
+    script = Script(before, "train.py")
+    place = case.place(script)
+    if style == "latin-1" and place.line is not None:
+        place = Place([script], place.line + 1, None, place.torch)
+    changed = checked(script, codemods()[case.codemod].run(place, case.params).edits)
+    assert changed == dress(case.after or "")
+
+
+def test_every_codemod_has_cases() -> None:
+    assert {case.codemod for case in EDITS} == set(codemods())
