@@ -8,7 +8,9 @@ import pytest
 
 from trace_doctor import model as m
 
-HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31mred\x1b[0m \u202etxt.exe\u2028 `'\"&amp; <!-- ]]> 漢字"
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)>\x1b[31mred\x1b[0m \u202etxt.exe\u2028 `'\"&amp; <!-- ]]> 漢字"
+)
 DIFF = """--- a/train.py
 +++ b/train.py
 @@ -38,7 +38,8 @@
@@ -23,7 +25,11 @@ DIFF = """--- a/train.py
 
 def time_row(rank: int = 0, device: int = 0, phase: str = "steady", steps: int = 5) -> m.TimeLedgerRow:
     idle = m.IdleNs(
-        data_loading=296_500_000, launch=45_000_000, dispatch=21_300_000, sync=9_000_000, unattributed=3_200_000
+        data_loading=296_500_000,
+        launch=45_000_000,
+        dispatch=21_300_000,
+        sync=9_000_000,
+        unattributed=3_200_000,
     )
     compute, comm, copy = 502_700_000, 0 if rank == 0 else 31_000_000 * rank, 10_300_000
     return m.TimeLedgerRow(
@@ -40,7 +46,10 @@ def lane(rank: int = 0, device: int = 0, steps: int = 5, detail: int = 40) -> m.
             segments.append(m.Segment(at, length, kind))
             at += length
         for i in range(detail):
-            for kind, length in (("compute", 2_400.0 + 37 * (i % 5)), (("launch", "dispatch", "sync")[(i + step) % 3], 260.0)):
+            for kind, length in (
+                ("compute", 2_400.0 + 37 * (i % 5)),
+                (("launch", "dispatch", "sync")[(i + step) % 3], 260.0),
+            ):
                 segments.append(m.Segment(at, length, kind))
                 at += length
     return m.Lane(
@@ -224,3 +233,18 @@ def rich_result() -> m.Result:
 @pytest.fixture
 def hostile_result() -> m.Result:
     return rich(HOSTILE)
+
+
+@pytest.fixture
+def snapshot_result() -> m.Result:
+    return snapshot_only()
+
+
+@pytest.fixture
+def cpu_result() -> m.Result:
+    return cpu_only()
+
+
+@pytest.fixture
+def many_ranks() -> m.Result:
+    return rich(ranks=200)

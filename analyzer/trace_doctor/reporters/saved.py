@@ -7,8 +7,15 @@ from pathlib import Path
 import msgspec
 
 from trace_doctor.errors import NotACapture
-from trace_doctor.model import SCHEMA_VERSION, Result
+from trace_doctor.model import SCHEMA_VERSION, Result, Tool
 from trace_doctor.reporters.island import extract
+
+
+class _Head(msgspec.Struct):
+    """What tells a result from any other JSON."""
+
+    schema_version: int
+    tool: Tool
 
 
 def read_saved(path: Path) -> Result:
@@ -20,13 +27,13 @@ def read_saved(path: Path) -> Result:
     try:
         if data.lstrip()[:1] == b"<":
             data = extract(data.decode())
-        result = Result.from_json(data)
+        schema = msgspec.json.decode(data, type=_Head).schema_version
+        if schema > SCHEMA_VERSION:
+            raise NotACapture(
+                f"written by a newer trace-doctor (schema {schema}, this one reads {SCHEMA_VERSION})"
+            )
+        return Result.from_json(data)
     except NotACapture as error:
         raise NotACapture(f"{path.name}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise NotACapture(f"{path.name} is no trace-doctor result: {error}") from error
-    if result.schema_version > SCHEMA_VERSION:
-        raise NotACapture(
-            f"{path.name} was written by a newer trace-doctor (schema {result.schema_version}, this one reads {SCHEMA_VERSION})"
-        )
-    return result

@@ -151,7 +151,7 @@ def _largest(parts: dict[str, int]) -> list[tuple[str, int]]:
 
 def _finding(paper: Paper, finding: Finding) -> None:
     saving = saving_words(finding.saving)
-    head = [(f"{SYMBOL[finding.severity]} {finding.code} {finding.name}", finding.severity)]
+    head: list[Piece] = [(f"{SYMBOL[finding.severity]} {finding.code} {finding.name}", finding.severity)]
     if saving:
         head.append((saving, "bold"))
     if where(finding.location):

@@ -125,7 +125,10 @@ class Scale:
             return ""
         if not self.numeric or isinstance(value, str):
             return str(value)
-        return f"{value / self.factor:,.{self.decimals}f}"
+        scaled = value / self.factor
+        if value and abs(scaled) < 0.5 * 10**-self.decimals:
+            return f"<{10**-self.decimals:.{self.decimals}f}"
+        return f"{scaled:,.{self.decimals}f}"
 
     def with_unit(self, value: Cell) -> str:
         text = self.cell(value)
@@ -135,12 +138,10 @@ class Scale:
 
 
 def exact(value: Cell, kind: Unit) -> str:
-    """The unrounded value with its base unit, for a tooltip."""
+    """The unrounded value with its base unit, for a tooltip: `59300.2 µs`."""
     if not isinstance(value, int | float):
         return ""
-    return {"us": f"{value:,} µs", "bytes": f"{value:,} bytes", "share": f"{value:.6f}"}.get(
-        kind, f"{value:,}"
-    )
+    return f"{value!r} {dict(us='µs', bytes='bytes').get(kind, '')}".rstrip()
 
 
 _HIDDEN = {*range(0x20), *range(0x7F, 0xA0), 0x061C, *range(0x200B, 0x2010), *range(0x2028, 0x202F)}

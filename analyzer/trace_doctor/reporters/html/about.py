@@ -6,11 +6,11 @@ from typing import Any
 
 from trace_doctor.model import Column, Input, Result, TorchVersion
 from trace_doctor.reporters.html.dom import Html, el
-from trace_doctor.reporters.html.parts import data_table, section
+from trace_doctor.reporters.html.parts import Row, data_table, section
 from trace_doctor.reporters.units import share
 from trace_doctor.reporters.words import GLOSSARY
 
-_MOST_INPUTS = 64
+_MOST_INPUTS = 32
 
 
 def render(result: Result) -> Html:
@@ -49,7 +49,7 @@ def _inputs(inputs: list[Input]) -> Html:
         Column("File"), Column("Kind"), Column("Rank", "count"), Column("Events", "count"), Column("Steps", "count"),
         Column("Device"), Column("torch"), Column("Recorded"),
     ]  # fmt: skip
-    rows: list[list[str | int | float | Html | None]] = [
+    rows: list[Row] = [
         [
             el("bdi", i.path),
             i.kind,
@@ -89,9 +89,7 @@ def _recorded(source: Input) -> str | None:
 
 
 def _config(config: dict[str, Any]) -> Html:
-    rows: list[list[str | int | float | Html | None]] = [
-        [el("code", name), el("code", value)] for name, value in sorted(_flat(config))
-    ]
+    rows: list[Row] = [[el("code", name), el("code", value)] for name, value in sorted(_flat(config))]
     table = data_table(
         "Configuration in force", [Column("Setting"), Column("Value")], rows, hide_caption=True
     )

@@ -56,5 +56,5 @@ def pre(value: str, **attributes: Any) -> Html:
 def _attribute(name: str, value: Any) -> str:
     if value is None or value is False:
         return ""
-    name = name.rstrip("_").replace("_", "-") if name != "viewBox" else name
+    name = name.rstrip("_").replace("_", "-")
     return f" {name}" if value is True else f' {name}="{text(value)}"'

@@ -6,14 +6,24 @@ from typing import Any
 
 from trace_doctor.model import Column, Finding, Fix, Result, Span
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import badge, copyable, data_table, mini_bar, section, term
+from trace_doctor.reporters.html.parts import (
+    Row,
+    anchors,
+    badge,
+    copyable,
+    data_table,
+    gain,
+    links,
+    mini_bar,
+    section,
+    term,
+)
 from trace_doctor.reporters.units import plural
 from trace_doctor.reporters.words import (
     BASIS,
     SAFETY,
     device_name,
     is_patch,
-    saving_words,
     where,
     where_in_capture,
     why_not_applied,
@@ -61,9 +71,7 @@ def _card(finding: Finding, index: int, result: Result, *, first_of_code: bool) 
         "summary",
         badge(finding.severity),
         el("h3", el("span", finding.code, class_="code-id"), " ", finding.title or finding.name),
-        el("span", saving_words(saving), mini_bar(share), class_="gain-words")
-        if saving_words(saving)
-        else None,
+        el("span", gain(saving), mini_bar(share), class_="gain-words") if gain(saving) else None,
         el("span", f"{finding.confidence} confidence", class_="muted"),
         el("code", place, class_="where") if place else None,
         el("span", "has a patch", class_="tag") if any(is_patch(f) for f in finding.fixes) else None,
@@ -74,7 +82,7 @@ def _card(finding: Finding, index: int, result: Result, *, first_of_code: bool) 
         el(
             "div",
             el("p", finding.message, class_="message"),
-            _facts(finding),
+            _facts(finding, result),
             _excerpt(finding, result),
             [data_table(t.title, t.columns, t.rows, of=t.of) for t in finding.evidence],
             _spans(finding),
@@ -94,14 +102,12 @@ def _card(finding: Finding, index: int, result: Result, *, first_of_code: bool) 
     )
 
 
-def _facts(finding: Finding) -> Html:
+def _facts(finding: Finding, result: Result) -> Html:
     """What else is known, as a short list."""
     facts: list[tuple[Child, Child]] = []
     saving = finding.saving
-    if saving_words(saving) and saving:
-        facts.append(
-            (term("saving", "Saving"), [saving_words(saving), f" – {BASIS[saving.basis]}. ", saving.how])
-        )
+    if gain(saving) and saving:
+        facts.append((term("saving", "Saving"), [gain(saving), f" – {BASIS[saving.basis]}. ", saving.how]))
     elif saving and saving.how:
         facts.append(("Saving", saving.how))
     facts.append((term("confidence", "Confidence"), finding.confidence))
@@ -110,7 +116,7 @@ def _facts(finding: Finding) -> Html:
     if where_in_capture(finding.location):
         facts.append(("In the capture", where_in_capture(finding.location)))
     if finding.refers_to:
-        facts.append(("See also", [[" ", el("a", r, href=f"#{r}")] for r in finding.refers_to]))
+        facts.append(("See also", links(finding.refers_to, anchors(result))))
     return el("dl", [[el("dt", name), el("dd", value)] for name, value in facts], class_="facts")
 
 
@@ -141,7 +147,7 @@ def _spans(finding: Finding) -> Html | None:
         return None
     shown = finding.spans[:_MOST_SPANS]
     columns = [Column("Moment"), Column("Where"), Column("ts in the capture (µs)"), Column("Lasts", "us")]
-    rows: list[list[str | int | float | Html | None]] = [
+    rows: list[Row] = [
         [s.label or finding.name, _span_place(s), Html(f"{s.ts_us:.3f}"), s.dur_us] for s in shown
     ]
     query = (
@@ -232,9 +238,7 @@ def _inline(text: str) -> list[Child]:
 def _thresholds(finding: Finding) -> Html | None:
     if not finding.thresholds:
         return None
-    rows: list[list[str | int | float | Html | None]] = [
-        [el("code", k), _value(v)] for k, v in sorted(finding.thresholds.items())
-    ]
+    rows: list[Row] = [[el("code", k), _value(v)] for k, v in sorted(finding.thresholds.items())]
     table = data_table(
         "Thresholds in force", [Column("Threshold", "code"), Column("Value")], rows, hide_caption=True
     )

@@ -9,13 +9,14 @@ from trace_doctor.reporters.html.charts import memory as memory_chart
 from trace_doctor.reporters.html.charts import timeline as timeline_chart
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import data_table, section, swatch, term
+from trace_doctor.reporters.html.parts import Row, data_table, section, swatch, term
 from trace_doctor.reporters.html.verdict import is_cpu
 from trace_doctor.reporters.units import duration, plural, share, size
 from trace_doctor.reporters.words import IDLE, KINDS, MEMORY, device_name, place
 
 _MOST_LANES = 16
 _MOST_CHARTS = 4
+_MOST_ROWS = 32
 
 
 def parts_of(row: TimeLedgerRow) -> dict[str, int]:
@@ -70,7 +71,7 @@ def _time_lead(rows: list[TimeLedgerRow], result: Result) -> list[Child]:
 def _legend(row: TimeLedgerRow, result: Result) -> Html:
     """The bar as a table: every part, its time a step and what it means."""
     steps = max(1, row.steps)
-    table_rows = [
+    table_rows: list[Row] = [
         [
             el("span", swatch(kind), KINDS[kind].label, class_="key"),
             ns / steps / 1e3,
@@ -105,14 +106,14 @@ def _comparison(rows: list[TimeLedgerRow], ranks: int) -> Html:
     keys = el("ul", [el("li", swatch(k), KINDS[k].label) for k in shown], class_="keys")
     columns = [Column("Device"), Column("Step", "us"), Column("Idle", "share")]
     columns += [Column(KINDS[k].label[0].upper() + KINDS[k].label[1:], "share") for k in shown]
-    table_rows = [
+    table_rows: list[Row] = [
         [
             place(r.rank, r.device, ranks) or device_name(r.device),
             r.step_us,
             r.idle_ns.total() / max(1, r.window_ns),
+            *(parts_of(r)[k] / max(1, r.window_ns) for k in shown),
         ]
-        + [parts_of(r)[k] / max(1, r.window_ns) for k in shown]
-        for r in rows[:256]
+        for r in rows[:_MOST_ROWS]
     ]
     table = data_table("Shares of the window, device by device", columns, table_rows, of=len(rows))
     return el("div", keys, el("details", el("summary", "Compare as a table"), table, class_="more"))
@@ -127,8 +128,8 @@ def _other_phases(rows: list[TimeLedgerRow], ranks: int) -> Html:
         Column("Idle", "share"),
         Column("Largest cause"),
     ]
-    table_rows: list[list[str | int | float | Html | None]] = []
-    for r in rows[:64]:
+    table_rows: list[Row] = []
+    for r in rows[:_MOST_ROWS]:
         causes = {k: v for k, v in parts_of(r).items() if k in IDLE and v}
         first = next(iter(causes), None)
         largest = f"{KINDS[first].label}, {share(causes[first] / max(1, r.window_ns))}" if first else "none"
@@ -189,13 +190,13 @@ def _reduced(lanes: list[Lane]) -> Html | None:
 def _gap_table(lanes: list[Lane], worst: list[timeline_chart.Gap], steps: list[StepRow]) -> Html:
     ranks = len({lane.rank for lane in lanes})
     columns = [
-        Column("Gap", "count"),
+        Column("Gap"),
         Column("Mostly"),
         Column("Lasts", "us"),
         Column("Begins at", "us"),
         Column("Where"),
     ]
-    rows: list[list[str | int | float | Html | None]] = []
+    rows: list[Row] = []
     for n, gap in enumerate(worst, 1):
         lane = lanes[gap.lane]
         cause = el(
@@ -210,7 +211,7 @@ def _gap_table(lanes: list[Lane], worst: list[timeline_chart.Gap], steps: list[S
             None,
         )
         at = [place(lane.rank, lane.device, ranks), f"step {step.index}" if step else ""]
-        rows.append([Html(f"{n}"), cause, gap.dur_us, gap.start_us, ", ".join(a for a in at if a)])
+        rows.append([str(n), cause, gap.dur_us, gap.start_us, ", ".join(a for a in at if a)])
     return data_table("The longest gaps", columns, rows, class_="gaps")
 
 
@@ -281,7 +282,7 @@ def _peak(row: MemoryLedgerRow, n: int) -> Html:
     parts = {k: v for k, v in msgspec.structs.asdict(row.by_category).items() if v}
     parts = dict(sorted(parts.items(), key=lambda kv: (-kv[1], kv[0])))
     bar = Bar("peak", [(f"mem-{k}", MEMORY[k].label, v) for k, v in parts.items()])
-    rows = [
+    rows: list[Row] = [
         [
             el("span", swatch(f"mem-{k}"), MEMORY[k].label, class_="key"),
             v,
@@ -312,6 +313,6 @@ def _peak(row: MemoryLedgerRow, n: int) -> Html:
 
 def _frames(row: MemoryLedgerRow) -> Html:
     columns = [Column("Allocated by", "code"), Column("At the peak", "bytes"), Column("Share", "share")]
-    rows = [[frame, count, count / max(1, row.peak_bytes)] for frame, count in row.by_frame[:12]]
+    rows: list[Row] = [[frame, count, count / max(1, row.peak_bytes)] for frame, count in row.by_frame[:12]]
     table = data_table("The frames that own most of the peak", columns, rows, of=len(row.by_frame))
     return el("details", el("summary", "By the code that allocated it"), table, class_="more")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trace_doctor.model import Column, Result, WhatIf
-from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import data_table, mini_bar, section, term
+from trace_doctor.model import Cell, Column, Result, WhatIf
+from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, mini_bar, section, term
 from trace_doctor.reporters.units import duration, estimate_share
 from trace_doctor.reporters.words import KINDS, place
 
@@ -15,7 +15,9 @@ def what_if(result: Result) -> Html | None:
     """Step time today, after each fix and after all: one combined replay, not a sum."""
     ranks = sorted({w.rank for w in result.what_if})
     blocks = [
-        b for rank in ranks if (b := _of_rank([w for w in result.what_if if w.rank == rank], len(ranks)))
+        b
+        for rank in ranks
+        if (b := _of_rank([w for w in result.what_if if w.rank == rank], len(ranks), anchors(result)))
     ]
     if not blocks:
         return None
@@ -31,14 +33,14 @@ def what_if(result: Result) -> Html | None:
     )
 
 
-def _of_rank(entries: list[WhatIf], ranks: int) -> Html | None:
+def _of_rank(entries: list[WhatIf], ranks: int, known: frozenset[str]) -> Html | None:
     longest = max(w.step_us for w in entries)
     today = next((w.step_us for w in entries if not w.fixes), longest)
     if len(entries) < 2 or not longest:
         return None
-    rows: list[list[str | int | float | Html | None]] = [
+    rows: list[Row] = [
         [
-            _name(w),
+            _name(w, known),
             mini_bar(w.step_us / longest, "accent" if w.fixes else "today"),
             w.step_us,
             _change(w.step_us, today),
@@ -46,19 +48,19 @@ def _of_rank(entries: list[WhatIf], ranks: int) -> Html | None:
         ]
         for w in entries
     ]
-    columns = [Column("After"), Column(""), Column("Step time", "us"), Column("Change"), Column("Basis")]
-    columns[1] = Column("Length")
+    columns = [
+        Column("After"),
+        Column("Length"),
+        Column("Step time", "us"),
+        Column("Change"),
+        Column("Basis"),
+    ]
     caption = "Step time today and after the fixes" + (f", rank {entries[0].rank}" if ranks > 1 else "")
     return data_table(caption, columns, rows, hide_caption=ranks == 1, class_="what-if")
 
 
-def _name(entry: WhatIf) -> Html:
-    if not entry.fixes:
-        return el("span", "today")
-    links: list[Child] = []
-    for n, fix in enumerate(entry.fixes):
-        links += [" + " if n else None, el("a", fix, href=f"#{fix}")]
-    return el("span", links)
+def _name(entry: WhatIf, known: frozenset[str]) -> Html:
+    return el("span", links(entry.fixes, known, " + ") if entry.fixes else "today")
 
 
 def _change(after: float, today: float) -> str:
@@ -82,9 +84,9 @@ def kernels(result: Result) -> Html | None:
     ]
     if devices > 1:
         columns.insert(1, Column("Device"))
-    rows: list[list[str | int | float | Html | None]] = []
+    rows: list[Row] = []
     for k in result.kernels[:_MOST_KERNELS]:
-        row: list[str | int | float | Html | None] = [
+        row: list[Cell | Html] = [
             _kernel(k.name),
             k.kind,
             k.count,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trace_doctor.model import Cell, Column, Severity, Unit
+from trace_doctor.model import Cell, Column, Result, Saving, Severity, Unit
 from trace_doctor.reporters.html.dom import Child, Html, el, pre, text
 from trace_doctor.reporters.units import Scale, exact
-from trace_doctor.reporters.words import GLOSSARY, SYMBOL
+from trace_doctor.reporters.words import GLOSSARY, SYMBOL, saving_words
+
+Row = Sequence[Cell | Html]
+"""Cells of a table: values to be formatted by their column, or markup."""
 
 
 def section(anchor: str, title: str, *children: Child, lead: Child = None, count: int | None = None) -> Html:
@@ -61,6 +64,25 @@ def mini_bar(share: float, kind: str = "accent") -> Html:
     )
 
 
+def gain(saving: Saving | None) -> str:
+    """What a finding may save, with real minus signs."""
+    return saving_words(saving).replace("-", "−")
+
+
+def anchors(result: Result) -> frozenset[str]:
+    """Where a link within the page may lead: findings, and codes of rules."""
+    ids = {f.id for f in result.findings} | {f.code for f in result.findings}
+    return frozenset(ids | {o.code for o in result.outcomes})
+
+
+def links(names: Sequence[str], known: frozenset[str], between: str = ", ") -> list[Child]:
+    """The findings or rules of these names, linked where the page has them."""
+    shown: list[Child] = []
+    for n, name in enumerate(names):
+        shown += [between if n else None, el("a", name, href=f"#{name}") if name in known else name]
+    return shown
+
+
 def copyable(source: str, *, label: str, path: str | None = None, diff: bool = False) -> Html:
     """Code to paste. The copy button is added by the script and takes the exact text from the embedded result when
     `path` (a JSON path of dots) names it."""
@@ -87,7 +109,7 @@ def _diff_line(line: str) -> Html:
 def data_table(
     caption: Child,
     table_columns: Sequence[Column],
-    rows: Sequence[Sequence[Cell | Html]],
+    rows: Sequence[Row],
     *,
     hide_caption: bool = False,
     class_: str = "",
@@ -112,7 +134,7 @@ def data_table(
         )
         for row in rows
     ]
-    cut = f" Showing {len(rows):,} of {of:,}." if of is not None and of > len(rows) else ""
+    cut = f" – showing {len(rows):,} of {of:,}" if of is not None and of > len(rows) else ""
     table = el(
         "table",
         el("caption", caption, cut, class_="hidden" if hide_caption and not cut else None),
@@ -143,7 +165,7 @@ def _cell(index: int, value: Cell | Html, unit: Unit, scale: Scale) -> Html:
         return el("th", shown, scope="row")
     if not scale.numeric or not isinstance(value, int | float):
         return el("td", shown, class_="num" if scale.numeric else None)
-    return el("td", shown, class_="num", data_value=repr(value), title=exact(value, unit))
+    return el("td", shown, class_="num", title=exact(value, unit))
 
 
 def _plain(value: Cell | Html) -> Cell:

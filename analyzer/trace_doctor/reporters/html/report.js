@@ -79,7 +79,7 @@
   /* sort */
   var value = function (row, column) {
     var cell = row.cells[column];
-    return cell.dataset.value !== undefined ? Number(cell.dataset.value) : cell.textContent.trim();
+    return cell.title ? parseFloat(cell.title) : cell.textContent.trim(); /* the title holds the exact number */
   };
   var compare = function (a, b) {
     if (typeof a === "number" && typeof b === "number") return a - b;

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from trace_doctor.model import Column, Outcome, Result
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import copyable, data_table, section, term
+from trace_doctor.reporters.html.parts import Row, anchors, copyable, data_table, links, section, term
 from trace_doctor.reporters.units import plural
 
 
@@ -15,8 +15,9 @@ def passed(result: Result) -> Html | None:
     if not rules:
         return None
     fired = {f.code for f in result.findings}
-    rows: list[list[str | int | float | Html | None]] = [
-        [_code(o, fired), el("code", o.name), o.title or None, _refers(o)] for o in rows_sorted(rules)
+    known = anchors(result)
+    rows: list[Row] = [
+        [_code(o, fired), el("code", o.name), o.title or None, _refers(o, known)] for o in rows_sorted(rules)
     ]
     columns = [Column("Rule"), Column("Name"), Column("What it looks for"), Column("Note")]
     table = data_table("Rules that looked and found nothing", columns, rows, hide_caption=True)
@@ -108,11 +109,7 @@ def _code(outcome: Outcome, fired: set[str]) -> Html:
     return el("span", outcome.code, id=outcome.code, class_="code-id", tabindex=-1)
 
 
-def _refers(outcome: Outcome) -> Html | None:
+def _refers(outcome: Outcome, known: frozenset[str]) -> Html:
     if not outcome.refers_to:
         return el("span", outcome.reason or "")
-    return el(
-        "span",
-        "see ",
-        [[", " if n else None, el("a", r, href=f"#{r}")] for n, r in enumerate(outcome.refers_to)],
-    )
+    return el("span", "see ", links(outcome.refers_to, known))

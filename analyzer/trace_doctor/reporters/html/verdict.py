@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trace_doctor.model import Finding, Result
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import badge, mini_bar, term
+from trace_doctor.reporters.html.parts import badge, gain, mini_bar, term
 from trace_doctor.reporters.units import (
     duration,
     estimate_duration,
@@ -14,7 +14,7 @@ from trace_doctor.reporters.units import (
     share,
     size,
 )
-from trace_doctor.reporters.words import SEVERITIES, saving_words, where
+from trace_doctor.reporters.words import SEVERITIES, where
 
 _TOP = 3
 
@@ -88,9 +88,7 @@ def _step(result: Result) -> Html:
     us = result.summary.step_us
     if us is None:
         return _missing("Step time", "no steps recorded" if result.time_ledger else "no trace given")
-    counted = sum(1 for s in result.steps if not s.warmup) or max(
-        (r.steps for r in result.time_ledger), default=0
-    )
+    counted = max((r.steps for r in result.time_ledger if r.phase == "steady"), default=0)
     note = ["median of ", f"{counted:,} ", term("steady", "steady " + ("step" if counted == 1 else "steps"))]
     return _tile("Step time", duration(us), note if counted else "median")
 
@@ -172,6 +170,6 @@ def _first(finding: Finding) -> Html:
         "li",
         badge(finding.severity),
         el("a", finding.title or finding.name, href=f"#{finding.id}"),
-        el("span", saving_words(finding.saving), class_="gain-words"),
+        el("span", gain(finding.saving), class_="gain-words"),
         el("code", where(finding.location), class_="where") if where(finding.location) else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trace_doctor.reporters.html.charts.svg import WIDTH, chart, label, number
+from trace_doctor.reporters.html.charts.svg import WIDTH, chart, label, number, picture
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.units import share
 
@@ -36,7 +36,7 @@ def stacked(anchor: str, title: str, bars: Sequence[Bar]) -> Html:
     bars = [bar for bar in bars if bar.whole > 0]
     description = ". ".join(bar.described() for bar in bars) or "Nothing to show"
     if len(bars) == 1:
-        return chart(anchor, title, description, 96, _single(bars[0]))
+        return _single(anchor, title, description, bars[0])
     gutter = max((len(bar.name) for bar in bars), default=0) * _CHAR + 16
     note = max((len(bar.note) for bar in bars), default=0) * _CHAR + 14
     rows = [_row(bar, 6 + 32 * n, gutter, WIDTH - note) for n, bar in enumerate(bars)]
@@ -67,18 +67,23 @@ def _segments(
     return drawn, edges
 
 
-def _single(bar: Bar) -> Html:
+def _single(anchor: str, title: str, description: str, bar: Bar) -> Html:
+    """The bar fills any width; its names stand below as text, so that they keep their size. Where they do not fit, the
+    table that follows every bar names the parts."""
     drawn, edges = _segments(bar, 0, 48, 0, WIDTH)
     named, free = [], 0.0
     for (left, right), (_, name, value) in zip(edges, bar.parts, strict=True):
         said = share(value / bar.whole)
-        if not value or right - left < max(len(name), len(said) + 2) * _CHAR or left < free:
+        room = max(len(name), len(said) + 2) * _CHAR + 8
+        if not value or right - left < room or left < free:
             continue
-        named.append(el("path", d=f"M{number(left + 0.5)} 54v32", class_="tick"))
-        named.append(label(left + 7, 66, said, class_="value"))
-        named.append(label(left + 7, 83, name, class_="muted"))
-        free = left + max(len(name), len(said) + 2) * _CHAR
-    return el("g", drawn, named)
+        style = f"left:{number(left / WIDTH * 100)}%"
+        named.append(el("span", el("b", said), name, style=style))
+        free = left + room
+    drawing = picture(
+        anchor, title, description, 48, drawn, class_="chart bar-chart", preserveAspectRatio="none"
+    )
+    return el("div", drawing, el("div", named, class_="bar-names", aria_hidden="true"))
 
 
 def _row(bar: Bar, y: float, left: float, right: float) -> Html:

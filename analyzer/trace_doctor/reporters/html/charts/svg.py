@@ -52,18 +52,32 @@ def patterns() -> Html:
     )
 
 
-def chart(anchor: str, title: str, description: str, height: float, *children: Child) -> Html:
-    """An SVG in a box that scrolls where the screen is narrower than the chart is legible."""
-    drawing = el(
+def picture(
+    anchor: str,
+    title: str,
+    description: str,
+    height: float,
+    *children: Child,
+    class_: str = "chart",
+    **attributes: str,
+) -> Html:
+    """An SVG with its name and description."""
+    return el(
         "svg",
         el("title", title, id=f"{anchor}-t"),
         el("desc", description, id=f"{anchor}-d"),
         *children,
-        class_="chart",
+        class_=class_,
         viewBox=f"0 0 {WIDTH} {number(height)}",
         role="img",
         aria_labelledby=f"{anchor}-t {anchor}-d",
+        **attributes,
     )
+
+
+def chart(anchor: str, title: str, description: str, height: float, *children: Child) -> Html:
+    """A picture in a box that scrolls where the screen is narrower than the picture is legible."""
+    drawing = picture(anchor, title, description, height, *children)
     return el("div", drawing, class_="scroll wide", tabindex=0, role="group", aria_label=title)
 
 

@@ -18,7 +18,7 @@ from trace_doctor.reporters.words import BUSY, KINDS, place
 _ORDER = list(KINDS)
 _HEIGHT = 46
 _ROW = 78
-_PATH_BUDGET = 60_000
+_PATH_BUDGET = 20_000
 """Bytes of all lanes together; columns get wider until they fit."""
 
 Column = tuple[tuple[str, int], ...]

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import itertools
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import msgspec
+import pytest
+
+from trace_doctor.model import Finding, Result
+from trace_doctor.reporters import render
+from trace_doctor.reporters.island import embed, extract
+
+VOID = {"meta", "br", "hr", "input", "link", "img"}
+FETCHES = {"src", "srcset", "data", "poster", "background", "action", "formaction", "ping", "xlink:href"}
+
+
+class Page(HTMLParser):
+    """Every element with its attributes and its text, and whether the tags match."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.open: list[int] = []
+        self.errors: list[str] = []
+        self.feed(source)
+        self.close()
+        if self.open:
+            self.errors.append(f"not closed: {[self.elements[i][0] for i in self.open]}")
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if len(dict(attrs)) != len(attrs):
+            self.errors.append(f"an attribute twice: {tag} {attrs}")
+        self.elements.append((tag, dict(attrs), []))
+        if tag not in VOID:
+            self.open.append(len(self.elements) - 1)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs), []))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.elements[self.open.pop()][0] != tag:
+            self.errors.append(f"</{tag}> closes nothing")
+
+    def handle_data(self, data: str) -> None:
+        for i in self.open:
+            self.elements[i][2].append(data)
+
+    def all(self, *tags: str) -> list[tuple[str, dict[str, str | None], str]]:
+        return [(tag, attrs, "".join(text)) for tag, attrs, text in self.elements if tag in tags]
+
+
+@pytest.fixture
+def page(result: Result) -> Page:
+    return Page(render(result, "html"))
+
+
+def test_well_formed(page: Page) -> None:
+    assert page.errors == []
+
+
+def test_nothing_is_fetched(result: Result) -> None:
+    page = Page(render(result, "html"))
+    for tag, attrs, _ in page.elements:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form", "audio", "video"}
+        assert not FETCHES & set(attrs), (tag, attrs)
+        if "href" in attrs:
+            assert tag == "a"
+            assert re.match(r"#|https://", attrs["href"] or "")
+        assert not any(name.startswith("on") for name in attrs)
+    for _, _, css in page.all("style"):
+        assert "@import" not in css
+        assert re.findall(r"url\((?!#)", css) == []
+
+
+def test_csp(page: Page) -> None:
+    policies = [
+        a["content"] for t, a, _ in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policies == [
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+    ]
+
+
+def test_structure_for_readers_and_screen_readers(page: Page) -> None:
+    assert page.all("html")[0][1]["lang"] == "en"
+    levels = [int(tag[1]) for tag, _, _ in page.all("h1", "h2", "h3", "h4", "h5", "h6")]
+    assert levels.count(1) == 1
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    ids = [attrs["id"] for _, attrs, _ in page.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    for _, attrs, _ in page.all("a"):
+        href = attrs.get("href") or ""
+        assert not href.startswith("#") or href[1:] in ids, href
+    for name in ("aria-labelledby", "aria-describedby"):
+        for _, attrs, _ in page.elements:
+            assert set((attrs.get(name) or "").split()) <= set(ids)
+    assert [t for t, _, _ in page.all("main", "header", "nav", "footer")].count("main") == 1
+
+
+def test_tables_have_captions_and_scopes(page: Page) -> None:
+    assert len(page.all("table")) == len(page.all("caption"))
+    assert all(text.strip() for _, _, text in page.all("caption"))
+    assert all(attrs.get("scope") in ("col", "row") for _, attrs, _ in page.all("th"))
+    assert all(text.strip() for _, attrs, text in page.all("th") if attrs["scope"] == "col")
+
+
+def test_charts_have_text(page: Page) -> None:
+    images = [
+        i for i, (tag, attrs, _) in enumerate(page.elements) if tag == "svg" and attrs.get("role") == "img"
+    ]
+    for i in images:
+        assert [page.elements[i + n][0] for n in (1, 2)] == ["title", "desc"]
+        assert all("".join(page.elements[i + n][2]).strip() for n in (1, 2))
+    assert all(
+        attrs.get("aria-hidden") == "true" or attrs.get("role") == "img"
+        for tag, attrs, _ in page.elements
+        if tag == "svg"
+    )
+
+
+def test_the_result_is_embedded_byte_for_byte(result: Result) -> None:
+    html = render(result, "html")
+    assert extract(html) == result.to_json()
+    island = next(
+        text for _, attrs, text in Page(html).all("script") if attrs.get("type") == "application/json"
+    )
+    assert msgspec.json.decode(island) == msgspec.json.decode(result.to_json())
+    assert not re.search("[<\u2028\u2029]", island)
+
+
+@pytest.mark.parametrize(
+    "text", ["<", "\\u003c", "\\\\u003c", "\\<", "</script>", "\u2028\\u2028", '"\\', "<!--<script>"]
+)
+def test_any_text_survives_the_island(text: str) -> None:
+    data = Result(limits=[text]).to_json()
+    assert extract(f'<script type="application/json" id="result">{embed(data)}</script>') == data
+
+
+def test_hostile_text_stays_text(hostile_result: Result) -> None:
+    source = render(hostile_result, "html")
+    page = Page(source)
+    assert page.errors == []
+    assert len(page.all("script")) == 3
+    assert "<img" not in source
+    shown = re.sub(r'<script type="application/json".*?</script>', "", source, flags=re.DOTALL)
+    assert not set(shown) & set("\x1b\u202e\u2028")
+    assert sum("onerror" in text for _, _, text in page.all("td", "p", "span", "code", "h1", "li")) > 10
+
+
+def test_the_order_of_the_page(rich_result: Result) -> None:
+    ids = [attrs.get("id") for _, attrs, _ in Page(render(rich_result, "html")).all("section")]
+    assert ids == [
+        "verdict", "time", "timeline", "memory", "what-if", "findings", "kernels", "collectives", "passed", "skipped",
+        "about", "help",
+    ]  # fmt: skip
+
+
+def test_a_finding_is_complete_without_scripts(rich_result: Result) -> None:
+    source = render(rich_result, "html")
+    page = Page(source)
+    card = next(text for _, attrs, text in page.all("details") if attrs.get("id") == "TD101-1")
+    for said in (
+        "critical", "TD101", "The GPU waits for data", "up to −33% step (59 ms, replay)", "high confidence", "train.py:41",
+        "DataLoader.__next__", "Re-timing the captured steps", "61.40", "may change numerics", "num_workers=4",
+        "Capture again", "Workers draw random numbers", "min_share", "1621401187223005.000", "SELECT ts, dur, name",
+    ):  # fmt: skip
+        assert said in card, said
+    assert "<button" not in source.split("<script>")[1]
+
+
+def test_codes_lead_to_the_finding_or_to_why_there_is_none(rich_result: Result) -> None:
+    ids = {attrs.get("id") for _, attrs, _ in Page(render(rich_result, "html")).elements}
+    assert {o.code for o in rich_result.outcomes} | {f.id for f in rich_result.findings} <= ids
+
+
+def test_the_timeline_names_the_longest_gaps(rich_result: Result) -> None:
+    source = render(rich_result, "html")
+    assert 'class="f-data_loading"' in source
+    gaps = source[source.index("<caption>The longest gaps") :]
+    assert re.search(r"data loading.*?59\.6", gaps[:2000], re.DOTALL)
+
+
+def test_an_oom_is_marked(snapshot_result: Result) -> None:
+    source = render(snapshot_result, "html")
+    assert "out of memory: asked for 512 MiB" in source
+    assert "No profiler trace was given" in source
+
+
+def test_a_cpu_capture_is_not_called_a_gpu(cpu_result: Result) -> None:
+    source = render(cpu_result, "html")
+    text = source[source.index("<main") : source.index('<section id="help"')]
+    assert "CPU busy" in text
+    assert "GPU" not in re.sub(r"<section id=\"(passed|skipped)\".*?</section>", "", text, flags=re.DOTALL)
+
+
+def test_many_ranks_are_cut_and_it_is_said(many_ranks: Result) -> None:
+    source = render(many_ranks, "html")
+    assert "Showing 16 of 200 devices." in source
+    without_data = re.sub(r'<script type="application/json".*?</script>', "", source, flags=re.DOTALL)
+    assert len(without_data.encode()) < 150_000
+
+
+def test_the_page_is_small(rich_result: Result) -> None:
+    source = render(rich_result, "html")
+    without_data = re.sub(r'<script type="application/json".*?</script>', "", source, flags=re.DOTALL)
+    assert len(without_data.encode()) < 100_000
+
+
+def test_nothing_found_says_what_could_not_be_checked(rich_result: Result) -> None:
+    found: list[Finding] = []
+    source = render(msgspec.structs.replace(rich_result, findings=found, what_if=[]), "html")
+    assert "Nothing found by the 2 rules that could look." in source
+    assert "4 rules could not" in source
+
+
+def _channel(value: int) -> float:
+    part = value / 255
+    return part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+
+
+def _contrast(one: str, other: str) -> float:
+    lights = []
+    for color in (one, other):
+        red, green, blue = (_channel(int(color[i : i + 2], 16)) for i in (1, 3, 5))
+        lights.append(0.2126 * red + 0.7152 * green + 0.0722 * blue)
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+def test_colours_contrast_in_both_themes() -> None:
+    css = files("trace_doctor.reporters.html").joinpath("report.css").read_text(encoding="utf-8")
+    colors = {n: (a, b) for n, a, b in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", css)}
+    texts = [("text", g) for g in ("bg", "surface", "raised", "warning-bg", "info-bg")]
+    texts += [(t, g) for t in ("muted", "accent") for g in ("bg", "surface", "raised")]
+    texts += [(s, f"{s}-bg") for s in ("critical", "warning", "info", "add", "del")] + [
+        ("good", "surface"),
+        ("warning", "surface"),
+    ]
+    texts += [("muted", "warning-bg"), ("muted", "info-bg"), ("critical", "surface")]
+    for theme in (0, 1):
+        for text, ground in texts:
+            assert _contrast(colors[text][theme], colors[ground][theme]) >= 4.5, (text, ground, theme)
+        for name in colors:
+            if name.startswith("k-") and name != "k-unattributed":
+                assert _contrast(colors[name][theme], colors["surface"][theme]) >= 3, (name, theme)

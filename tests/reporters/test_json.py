@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from trace_doctor.errors import NotACapture
+from trace_doctor.model import Result
+from trace_doctor.reporters import FORMATS, render, schema
+from trace_doctor.reporters.saved import read_saved
+
+
+def test_the_shipped_schema_is_current() -> None:
+    assert schema.PATH.read_text(encoding="utf-8") == schema.text(), (
+        "run python -m trace_doctor.reporters.schema"
+    )
+
+
+def test_results_fit_the_schema(result: Result) -> None:
+    shipped = json.loads(schema.PATH.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(shipped)
+    jsonschema.Draft202012Validator(shipped).validate(json.loads(render(result, "json")))
+
+
+@pytest.mark.parametrize("fmt", sorted(FORMATS))
+def test_a_saved_result_renders_the_same(result: Result, fmt: str) -> None:
+    assert render(Result.from_json(result.to_json()), fmt) == render(result, fmt)
+
+
+@pytest.mark.parametrize("fmt", ["json", "html"])
+def test_what_was_written_is_read_back(result: Result, fmt: str, tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    path.write_text(render(result, fmt), encoding="utf-8")
+    assert read_saved(path).to_json() == result.to_json()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{}", "no trace-doctor result"),
+        (b'{"traceEvents": []}', "no trace-doctor result"),
+        (b"<html></html>", "holds no trace-doctor result"),
+        (b"\xff\xfe", "no trace-doctor result"),
+        (b'{"schema_version": 99, "tool": {"name": "trace-doctor"}}', "newer trace-doctor"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(content: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_bytes(content)
+    with pytest.raises(NotACapture, match=says) as refused:
+        read_saved(path)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(NotACapture, match="missing"):
+        read_saved(tmp_path / "missing")

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+
+from trace_doctor.errors import UsageError
+from trace_doctor.model import Finding, Fix, Outcome, Result
+from trace_doctor.reporters import render
+from trace_doctor.reporters.units import columns
+
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize("width", [80, 60, 120])
+def test_every_line_fits(result: Result, width: int) -> None:
+    for ascii in (False, True):
+        text = render(
+            result, "text", width=width, ascii=ascii, show_skipped=True, report="trace-doctor-report.html"
+        )
+        assert [line for line in text.splitlines() if columns(line) > width] == []
+
+
+def test_colour_changes_no_layout(result: Result) -> None:
+    plain = render(result, "text")
+    colored = render(result, "text", color=True)
+    assert "\x1b" not in plain
+    assert SGR.sub("", colored) == plain
+
+
+def test_ascii_is_ascii(result: Result) -> None:
+    assert render(result, "text", ascii=True).isascii()
+
+
+def test_hostile_text_reaches_no_terminal(hostile_result: Result) -> None:
+    text = render(hostile_result, "text", show_skipped=True)
+    assert not set(text) & set("\x1b\u202e\u2028\r\t")
+    assert "\\x1b[31mred" in text
+
+
+def test_a_finding_says_what_where_how_much_and_what_to_do(rich_result: Result) -> None:
+    lines = render(rich_result, "text").splitlines()
+    head = lines.index("✖ TD101 dataloader-starvation  up to -33% step (59 ms, replay)  train.py:41")
+    assert lines[head + 1].strip().startswith("critical · high confidence")
+    assert any(line == "  fix: Load in worker processes [unsafe]" for line in lines)
+    assert any("not applied: no line of the script is known" in line for line in lines)
+
+
+def test_the_header_and_the_ledger(rich_result: Result) -> None:
+    text = render(rich_result, "text")
+    assert "177.6 ms a step · GPU busy 56.6%" in text
+    assert "idle 42.2% (data loading 33.4%" in text
+
+
+def test_skipped_rules_are_counted_by_reason(rich_result: Result) -> None:
+    text = " ".join(render(rich_result, "text").split())
+    assert "3 rules skipped: 2 needs Python stacks (with_stack=True), 1 needs a memory snapshot" in text
+    assert "TD502 recompile failed: ValueError: no such region" in text
+    shown = render(rich_result, "text", show_skipped=True)
+    assert "TD203 slow-launch-thread, TD204 tensor-indexing-loop" in shown
+    assert "record: profile(..., with_stack=True)" in shown
+
+
+def test_nothing_found_is_not_nothing_checked(cpu_result: Result) -> None:
+    assert "nothing found by the 2 rules that could look" in render(cpu_result, "text")
+    assert "nothing could be checked" in render(Result(), "text")
+    assert "CPU busy 70.0%" in render(cpu_result, "text")
+
+
+def test_an_unknown_saving_claims_nothing() -> None:
+    finding = Finding(
+        id="TD001-1", code="TD001", name="no-steps", title="No steps", severity="info", confidence="high",
+        message="No step marks.", fingerprint="x", fixes=[Fix(title="Call prof.step()", kind="advice", safety="display")],
+    )  # fmt: skip
+    text = render(Result(findings=[finding]), "text")
+    assert "up to" not in text
+    assert "● TD001 no-steps\n" in text
+
+
+def test_a_patch_is_offered_only_where_there_is_one(rich_result: Result) -> None:
+    assert "(1 patch ready)" in render(rich_result, "text")
+    without = msgspec.structs.replace(rich_result, findings=[rich_result.findings[1]])
+    assert "(1 fix can become a patch)" in render(without, "text")
+    nothing = Result(
+        outcomes=[Outcome(code="TD101", name="x", outcome="skipped", reason="no trace", capture="record")]
+    )
+    assert "trace-doctor capture" in render(nothing, "text")
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(UsageError, match="text, html, json"):
+        render(Result(), "pdf")
