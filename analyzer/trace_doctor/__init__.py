@@ -22,6 +22,7 @@ _HOMES = {
     "Fix": "trace_doctor.model",
     "Location": "trace_doctor.model",
     "Saving": "trace_doctor.model",
+    "Severity": "trace_doctor.model",
     "Span": "trace_doctor.model",
     "Table": "trace_doctor.model",
     "Column": "trace_doctor.model",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from trace_doctor.model import Location as Location
     from trace_doctor.model import Result as Result
     from trace_doctor.model import Saving as Saving
+    from trace_doctor.model import Severity as Severity
     from trace_doctor.model import Span as Span
     from trace_doctor.model import Table as Table
     from trace_doctor.model import Target as Target

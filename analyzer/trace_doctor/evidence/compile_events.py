@@ -12,13 +12,13 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compile_regions import Regions, read_regions
 from trace_doctor.evidence.frames import Frame
-from trace_doctor.evidence.graph_breaks import Break, find_breaks, only_logged, run_eagerly
+from trace_doctor.evidence.graph_breaks import Break, find_breaks, is_graph_call, only_logged, run_eagerly
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.recompiles import Compilation, find_compilations
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
 from trace_doctor.loaders.torch_trace import CompileLog, LoggedBreak
-from trace_doctor.run import Run
+from trace_doctor.run import Cat, Run
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class CompileEvents(Evidence):
     """at least one region's function is known, from stacks or a log"""
     has_log: bool
     """a TORCH_TRACE log of this rank was read"""
+    graphs_run: int
+    """calls of compiled graphs, with regions around them or (torch before 2.2, vLLM) without"""
     main_frames: tuple[Frame, ...] = field(default=())
     """functions of the outermost regions"""
 
@@ -67,6 +69,7 @@ class CompileEvents(Evidence):
             has_ids=any(r.frame_id is not None for r in regions.all),
             has_names=any(r.frame is not None for r in regions.all),
             has_log=log is not None,
+            graphs_run=len(run.named(is_graph_call, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)),
             main_frames=tuple(dict.fromkeys(named)),
         )
 

@@ -24,6 +24,11 @@ _DYNAMO = ("TorchDynamo Cache Lookup", "Pregraph bytecode", "AOTDispatcher ", "T
 _CALLS = ("CompiledFunction", "## Call CompiledFxGraph", "CompiledFxGraph")
 
 
+def is_graph_call(name: str) -> bool:
+    """The call of a graph that was compiled before."""
+    return name.startswith(_CALLS) and not name.startswith("CompiledFunctionBackward")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Break:
     """One graph break: a line where a compiled function is cut, over all calls of the steady steps."""

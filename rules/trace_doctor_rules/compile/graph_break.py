@@ -1,0 +1,450 @@
+"""TD501 graph-break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import (
+    Claim,
+    Column,
+    Confidence,
+    Context,
+    Fix,
+    Location,
+    NotCaptured,
+    Rule,
+    Saving,
+    Severity,
+    Table,
+    Target,
+    threshold,
+)
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.compile_events import CompileEvents
+from trace_doctor.evidence.graph_breaks import Break
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.replay import Replay, ReplayOutcome
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+
+_LINE = 8
+
+
+def _compiled(b: RunBuilder, gpu_us: float = 5.0) -> None:
+    """One graph: some kernels."""
+    with b.op("CompiledFunction", us=10):
+        for _ in range(3):
+            b.launch(gpu_us) if b.meta["deviceProperties"] else b.wait(gpu_us)
+
+
+def _broken(
+    *, stacks: bool = True, gpu: bool = True, between_us: float = 120, gpu_us: float = 5, steps: int = 5
+) -> RunBuilder:
+    """`forward` prints in its middle: what follows runs as a region inside the first."""
+    b = RunBuilder(stacks=stacks) if gpu else RunBuilder(stacks=stacks, gpu=None)
+    for _ in range(steps):
+        with b.step(), b.region(0), b.python("train.py", 5, "forward"):
+            _compiled(b, gpu_us)
+            b.wait(between_us)
+            resumed = b.python("train.py", _LINE, f"torch_dynamo_resume_in_forward_at_{_LINE}")
+            with b.region(1), resumed:
+                _compiled(b, gpu_us)
+                b.wait(between_us)
+                with b.region(2), b.python("train.py", _LINE, f"torch_dynamo_resume_in_forward_at_{_LINE}"):
+                    _compiled(b, gpu_us)
+    return b
+
+
+def _in_helper() -> RunBuilder:
+    """`forward` calls `helper`, which breaks: both are cut, one line is to blame."""
+    b = RunBuilder(stacks=True)
+    for _ in range(5):
+        with b.step(), b.region(0), b.python("train.py", 20, "forward"):
+            _compiled(b)
+            b.wait(50)
+            with b.region(1), b.python("train.py", 5, "helper"):
+                _compiled(b)
+                b.wait(50)
+                with (
+                    b.region(2),
+                    b.python("train.py", _LINE, f"torch_dynamo_resume_in_helper_at_{_LINE}"),
+                ):
+                    _compiled(b)
+            b.wait(50)
+            with b.region(3), b.python("train.py", 22, "torch_dynamo_resume_in_forward_at_22"):
+                _compiled(b)
+    return b
+
+
+def _chain_of_one() -> RunBuilder:
+    """A compiled function inside another, no stacks: it may be meant."""
+    b = RunBuilder()
+    for _ in range(5):
+        with b.step(), b.region(0):
+            _compiled(b)
+            b.wait(100)
+            with b.region(1):
+                _compiled(b)
+    return b
+
+
+def _siblings() -> RunBuilder:
+    """A compiled model and a compiled loss, and blocks compiled one by one."""
+    b = RunBuilder(stacks=True)
+    for _ in range(5):
+        with b.step():
+            for recompile in (0, 1, 1):
+                with b.region(0, recompile), b.python("model.py", 7, "forward"):
+                    _compiled(b)
+                b.wait(100)
+            with b.region(1), b.python("train.py", 30, "loss"):
+                _compiled(b)
+    return b
+
+
+def _without_ids() -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(5):
+        with b.step(), b.event("Torch-Compiled Region"), b.event("Torch-Compiled Region"):
+            _compiled(b)
+    return b
+
+
+def _eager_inside() -> RunBuilder:
+    """Dynamo gave `forward_blocks` up (a break in a loop): it runs as plain Python inside the region."""
+    b = RunBuilder(stacks=True)
+    for _ in range(5):
+        forward, blocks = b.python("train.py", 5, "forward"), b.python("train.py", 15, "forward_blocks")
+        with b.step(), b.region(0), forward, blocks, b.op("aten::mm"):
+            b.launch(20)
+    return b
+
+
+def _plain() -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(3):
+        with b.step(), b.op("aten::mm"):
+            b.launch(100)
+    return b
+
+
+_SCRIPT = """import torch
+
+@torch.compile
+class Net(torch.nn.Module):
+    def forward(self, x):
+        x = self.a(x)
+        y = x.relu()
+        print("shape", y.shape)
+        return self.b(y)
+"""
+
+
+@dataclass(frozen=True)
+class GraphBreak(Rule):
+    """torch.compile cuts a function in pieces.
+
+    What it does
+    Finds the lines at which a compiled function leaves its graph and goes on as another one, and the host time that
+    each costs between the pieces. Functions that are compiled separately, or block by block, are not breaks.
+
+    Why is this bad
+    Every piece is entered through Python again: guards are checked, the bytecode between the pieces is interpreted,
+    nothing is fused across the cut, and CUDA graphs end there. On a fast GPU the device waits meanwhile. A break inside
+    a loop makes torch.compile give up the whole function, silently.
+
+    Evidence
+    A `Torch-Compiled Region` inside another of a different frame id, on the same thread (torch 2.5 and later). With
+    `with_stack=True` the continuation is called `torch_dynamo_resume_in_<function>_at_<line>`, which names the line;
+    a TORCH_TRACE log beside the trace names it too, with PyTorch's own reason. A function that calls a broken one is
+    cut as well: only the innermost line is reported. Without names, nesting less than two deep or seen in one call only
+    is reported as a hint.
+
+    How the saving is estimated
+    The captured steps are re-timed without the host time between the end of one piece's compiled code and the start of
+    the next. Calls that wait for the device are left out (they are TD201's). What fusion across the cut would give
+    comes on top. Without GPU work it is that time as it stands.
+
+    Fix
+    By what stands on the line: drop prints and logging or move them out; `.item()`, `float()`, `int()` →
+    `torch._dynamo.config.capture_scalar_outputs = True`, or read the value outside; a branch or assertion on a
+    tensor's value → `torch.where`, `torch.cond`, `torch._check`; NumPy → torch; any other call →
+    `torch.compiler.disable`, which makes the break deliberate. Then `fullgraph=True` turns a new break into an error.
+
+    Fix safety
+    Unsafe: output disappears, and code that is compiled as one graph may differ in the last bits. `fullgraph=True` is
+    only shown, because it raises as long as any break is left.
+
+    When to ignore
+    When the break is deliberate (`torch.compiler.disable`), or the pieces are so long that the time between them does
+    not show.
+
+    References
+    https://docs.pytorch.org/docs/stable/compile/programming_model.common_graph_breaks.html
+    https://meta-pytorch.github.io/compile-graph-break-site/
+    """
+
+    code = "TD501"
+    name = "graph-break"
+    title = "A compiled function is cut in pieces"
+    needs = (Steps, CompileEvents, Replay, Moments)
+
+    min_chain: int = threshold(
+        2,
+        "nested regions below the outermost one, for a break without a name",
+        unit="count",
+        source="12 real captures nest one region in another without a break that stacks would show",
+    )
+    min_calls: int = threshold(
+        2,
+        "calls that show it, for a break without a name",
+        unit="count",
+        source="one call may be an accident",
+    )
+    min_share: float = threshold(
+        0.03,
+        "host time between the pieces below which it is a hint, as a share of the step",
+        unit="share",
+        source="the severity `warning` begins there",
+    )
+
+    VALID = [
+        Valid("a compiled model, its blocks and a compiled loss", _siblings),
+        Valid("nothing is compiled", _plain),
+        Valid("regions without ids", _without_ids, skipped="numbers"),
+    ]
+    INVALID = [
+        Invalid(
+            "a print in forward",
+            _broken,
+            message="train.py:8",
+            confidence="high",
+            saving_us=240,
+            tolerance=0.1,
+            file="train.py",
+            line=_LINE,
+            codemod="graph-break-line",
+            before=_SCRIPT,
+            after=_SCRIPT.replace('        print("shape", y.shape)\n', ""),
+        ),
+        Invalid(
+            "the same without stacks",
+            lambda: _broken(stacks=False),
+            message="not captured",
+            confidence="medium",
+            saving_us=240,
+            tolerance=0.1,
+        ),
+        Invalid(
+            "on the CPU", lambda: _broken(gpu=False), confidence="medium", message="train.py:8", saving_us=240
+        ),
+        Invalid(
+            "hidden behind GPU work",
+            lambda: _broken(gpu_us=300),
+            message="train.py:8",
+            severity="info",
+            saving_us=0,
+        ),
+        Invalid("in a helper", _in_helper, message="train.py:8", line=_LINE, saving_us=150, tolerance=0.1),
+        Invalid("a chain of one without names", _chain_of_one, severity="info", confidence="low"),
+        Invalid("given up whole", _eager_inside, severity="info", message="forward_blocks"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        events = ctx[CompileEvents]
+        if not events.regions.all and events.graphs_run and not events.breaks:
+            raise NotCaptured(
+                "compiled graphs run, but the trace has no Torch-Compiled Region around them",
+                "torch 2.5 or later, or TORCH_TRACE=folder beside the trace",
+            )
+        if events.regions.all and not events.has_ids and not events.breaks:
+            raise NotCaptured(
+                "compiled regions carry no numbers (torch before 2.5), so that breaks cannot be told from calls",
+                "torch 2.5 or later, or TORCH_TRACE=folder beside the trace",
+            )
+        ordinal: dict[str, int] = {}
+        for found in events.breaks:
+            name = f"{found.function or found.outermost}"
+            ordinal[name] = ordinal.get(name, 0) + 1
+            yield self._claim(ctx, found, f"{name}#{ordinal[name]}")
+
+    def _claim(self, ctx: Context, found: Break, key: str) -> Claim:
+        moments = ctx[Moments]
+        removal = Removal(host_spans=found.gaps)
+        outcome = ctx[Replay].without(removal) if found.gaps else None
+        confidence, severity = self._sure(found, outcome, on_gpu=ctx[Replay].graph is not None)
+        longest = sorted(found.gaps, key=lambda g: g[1] - g[2])[:10]
+        return Claim(
+            message=_message(found, outcome),
+            confidence=confidence,
+            severity=severity,
+            saving=_saving(outcome),
+            location=Location(
+                file=found.file,
+                line=found.line,
+                function=found.function,
+                ts_us=moments.ts_us(found.gaps[0][1]) if found.gaps else None,
+            ),
+            evidence=_tables(ctx, found),
+            spans=[
+                moments.span(s, e, "between two pieces") for _, s, e in sorted(longest, key=lambda g: g[1])
+            ],
+            fixes=_fixes(found),
+            removal=removal if found.gaps else None,
+            owned=tuple((s, e) for _, s, e in found.gaps),
+            key=key,
+        )
+
+    def _sure(
+        self, found: Break, outcome: ReplayOutcome | None, on_gpu: bool
+    ) -> tuple[Confidence, Severity | None]:
+        if outcome is None:
+            return "medium", "info"
+        placed = found.line is not None
+        if not placed and (found.chain < self.min_chain or found.calls < self.min_calls):
+            return "low", "info"
+        severity: Severity | None = "info" if outcome.share_of_step < self.min_share else None
+        if on_gpu and outcome.basis != "replay":
+            return "low", severity
+        return ("high" if placed and on_gpu else "medium"), severity
+
+
+# -- words -----------------------------------------------------------------------------------------------------
+
+
+def _message(found: Break, outcome: ReplayOutcome | None) -> str:
+    """One sentence: what is cut, where, why, how often, what it costs."""
+    reason = f" ({found.logged[0].reason})" if found.logged else ""
+    if found.whole:
+        where = f"{found.file}:{found.line or found.defined}"
+        at = f"breaks at {where}" if found.line else f"(defined at {where})"
+        return (
+            f"{found.function} {at} and is not compiled at all{reason}: it runs eagerly inside a compiled function"
+            f"{'' if found.line else '; the line was not captured'}."
+        )
+    if outcome is None:
+        return f"{_subject(found)} leaves its graph at {found.file}:{found.line}{reason}; nothing compiled follows."
+    per_call = found.pieces / max(found.calls, 1)
+    pieces = f"{per_call:.0f} more piece{'s' if per_call >= 1.5 else ''}"
+    where = f" at {found.file}:{found.line}{reason}" if found.line else "; the line was not captured"
+    cost = (
+        f"up to {_us(outcome.saved_us_per_step)} of a step ({outcome.share_of_step:.0%}) pass between the pieces"
+        if outcome.saved_us_per_step > 0
+        else "the time between the pieces is hidden behind other work"
+    )
+    return f"{_subject(found)} is cut into {pieces} in each of {found.calls} calls{where}: {cost}."
+
+
+def _subject(found: Break) -> str:
+    if found.function:
+        return found.function
+    return f"The compiled function of region {found.outermost}"
+
+
+def _us(us: float) -> str:
+    return f"{us / 1e3:.2g} ms" if us >= 1e3 else f"{us:.2g} µs"
+
+
+def _saving(outcome: ReplayOutcome | None) -> Saving | None:
+    if outcome is None:
+        return None
+    return Saving(
+        time_us_per_step=outcome.saved_us_per_step,
+        share_of_step=outcome.share_of_step,
+        basis=outcome.basis,
+        how=outcome.how,
+    )
+
+
+def _tables(ctx: Context, found: Break) -> list[Table]:
+    regions = ctx[CompileEvents].regions.all
+    rows = []
+    for compile_id in found.regions:
+        runs = [r for r in regions if r.compile_id == compile_id]
+        frame = next((r.frame for r in runs if r.frame), None)
+        took = sum(r.end - r.start for r in runs) / 1e3 / max(len(runs), 1)
+        depth = max((r.depth for r in runs), default=0)
+        name = f"{frame.function} ({frame.file}:{frame.line})" if frame else None
+        rows.append([compile_id, name, len(runs), depth, took])
+    tables = [
+        Table(
+            title="Pieces behind the break" if found.gaps else "Compiled code that ends there",
+            columns=[
+                Column("region", "code"),
+                Column("function", "code"),
+                Column("runs", "count"),
+                Column("nested", "count"),
+                Column("takes", "us"),
+            ],
+            rows=rows,
+        )
+    ]
+    if found.logged:
+        said = {(b.gb, b.reason): b for b in found.logged}.values()
+        tables.append(
+            Table(
+                title="What PyTorch says (TORCH_TRACE)",
+                columns=[Column("id", "code"), Column("reason"), Column("explanation"), Column("hint")],
+                rows=[[b.gb, b.reason, b.explanation, next(iter(b.hints), "")] for b in said],
+            )
+        )
+    return tables
+
+
+# -- fixes -----------------------------------------------------------------------------------------------------
+
+_VERIFY = "record the same steps again: TD501 should be gone; or run with TORCH_LOGS=graph_breaks, which names every break"
+_BY_LINE = """What helps depends on what stands on {where}:
+- print or logging: drop it, or move it out of the compiled function
+- .item(), float(), int(): torch._dynamo.config.capture_scalar_outputs = True, or read the value outside
+- if, while or assert on a tensor's value: torch.where, torch.cond, torch._check
+- NumPy: the torch function of the same name
+- a call that cannot be traced: @torch.compiler.disable, which makes the break deliberate"""
+
+
+def _fixes(found: Break) -> list[Fix]:
+    target = Target(file=found.file, line=found.line, function=found.function)
+    fixes: list[Fix] = []
+    if found.line is not None:
+        hints = [h for b in found.logged for h in b.hints]
+        text = _BY_LINE.format(where=f"{found.file}:{found.line}")
+        if hints:
+            text += "\nPyTorch's own hints:\n" + "\n".join(f"- {h}" for h in dict.fromkeys(hints))
+        fixes.append(
+            Fix(
+                title=f"Keep {found.file}:{found.line} inside the graph",
+                kind="patch",
+                safety="unsafe",
+                codemod="graph-break-line",
+                params={"line": found.line, "file": found.file, "function": found.function},
+                target=target,
+                text=text,
+                verify=_VERIFY,
+                risk="output on that line disappears; compiled as one graph, results may differ in the last bits",
+            )
+        )
+    else:
+        fixes.append(
+            Fix(
+                title="Find the line that breaks the graph",
+                kind="command",
+                safety="display",
+                text="TORCH_LOGS=graph_breaks python train.py\n"
+                "# or record the trace with with_stack=True, or with TORCH_TRACE=folder beside it",
+                verify="the log names file and line of every break",
+            )
+        )
+    fixes.append(
+        Fix(
+            title="Then make a new break an error",
+            kind="patch",
+            safety="display",
+            codemod="set-call-args",
+            params={"callee": "torch.compile", "args": {"fullgraph": "True"}, "remove": []},
+            text="model = torch.compile(model, fullgraph=True)",
+            verify="the script runs: no break is left",
+            risk="raises as long as any graph break is left",
+        )
+    )
+    return fixes
