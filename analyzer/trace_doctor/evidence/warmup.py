@@ -13,6 +13,7 @@ from trace_doctor.evidence.event_names import (
     is_synchronize,
 )
 from trace_doctor.evidence.intervals import covered, pairs, union
+from trace_doctor.evidence.launches import Launches
 from trace_doctor.run import I64, Bool, Cat, Run
 
 COLD_NS = 1_000_000
@@ -22,7 +23,7 @@ SLOW = 3.0
 _AUTOTUNE = ("benchmark_all_configs", "autotune_to_one_config", ": do_bench", "cudnnFind", "miopenFind")
 
 
-def leading_warmup(run: Run, spans: I64, pace: I64) -> tuple[int, str]:
+def leading_warmup(run: Run, launches: Launches, spans: I64, pace: I64) -> tuple[int, str]:
     """How many of the leading steps are warm-up, and why.
 
     `spans` are the steps, (n, 2) ns; `pace` how long each took until its GPU work was done.
@@ -32,7 +33,7 @@ def leading_warmup(run: Run, spans: I64, pace: I64) -> tuple[int, str]:
     marks = {
         "compiles": _holds(run, spans, run.named(is_compile)),
         "autotunes": _holds(run, spans, run.named(lambda n: any(a in n for a in _AUTOTUNE))),
-        "starts libraries cold": _holds(run, spans, cold_starts(run)),
+        "starts libraries cold": _holds(run, spans, cold_starts(run, launches)),
         "allocates device memory": _grows(run, spans),
         f"takes over {SLOW:g} medians": pace > SLOW * np.median(pace),
     }
@@ -42,19 +43,22 @@ def leading_warmup(run: Run, spans: I64, pace: I64) -> tuple[int, str]:
     return count, ", ".join(reasons)
 
 
-def cold_starts(run: Run) -> I64:
+def cold_starts(run: Run, launches: Launches) -> I64:
     """Runtime and driver calls of 1 ms or more that neither wait, copy nor allocate, while the GPU mostly idles.
 
-    A launch call held by a full queue is as long, but then the GPU is busy.
+    Only the first use of something is cold: a later call for the same kernel was held by something else. A launch
+    call held by a full queue is as long, but then the GPU is busy.
     """
-    ordinary = np.isin(
-        run.name, run.name_ids(lambda n: is_synchronize(n) or is_copy_call(n) or is_allocator(n))
+    ordinary = run.name_ids(lambda n: is_synchronize(n) or is_copy_call(n) or is_allocator(n))
+    calls = np.flatnonzero(run.is_cat(Cat.RUNTIME, Cat.DRIVER) & ~np.isin(run.name, ordinary))
+    work = launches.first_work(calls)
+    kind = run.name[calls].astype(np.int64) * (len(run.names) + 1) + np.where(
+        work >= 0, run.name[work], len(run.names)
     )
-    calls = np.flatnonzero(run.is_cat(Cat.RUNTIME, Cat.DRIVER) & ~ordinary & (run.dur >= COLD_NS))
-    if not len(calls):
-        return calls
+    calls = calls[np.sort(np.unique(kind, return_index=True)[1])]
+    calls = calls[run.dur[calls] >= COLD_NS]
     busy = union(pairs(run.ts[run.gpu], run.end[run.gpu]))
-    return calls[covered(pairs(run.ts[calls], run.end[calls]), busy) * 2 < run.dur[calls]]
+    return np.asarray(calls[covered(pairs(run.ts[calls], run.end[calls]), busy) * 2 < run.dur[calls]])
 
 
 def _holds(run: Run, spans: I64, rows: I64) -> Bool:
