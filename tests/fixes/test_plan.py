@@ -1,0 +1,404 @@
+"""From a result and a folder of scripts to patches: places, conflicts, what git takes, what is written."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trace_doctor.errors import UsageError
+from trace_doctor.fixes import plan, with_diffs
+from trace_doctor.fixes.apply import apply
+from trace_doctor.model import Finding, Fix, Location, Result, Safety, Target
+
+LOOP = """\
+import torch
+from torch.utils.data import DataLoader
+
+loader = DataLoader([1, 2], batch_size=1)
+optimizer = torch.optim.SGD(params, lr=0.1)
+
+
+def train():
+    total = 0
+    for x in loader:
+        loss = f(x)
+        loss.backward()
+        optimizer.step()
+        total += loss
+"""
+
+
+def fix(codemod: str | None, safety: Safety = "unsafe", target: Target | None = None, **params: Any) -> Fix:
+    kind = "patch" if codemod else "advice"
+    return Fix(
+        title=f"do {codemod}",
+        kind=kind,
+        safety=safety,
+        codemod=codemod,
+        params=params,
+        target=target,
+        text="snippet",
+    )
+
+
+def finding(number: int, *fixes: Fix, code: str = "TD101", name: str = "a-rule", **location: Any) -> Finding:
+    return Finding(
+        id=f"{code}-{number}", code=code, name=name, title="t", severity="info", confidence="high", message="m",
+        fingerprint="f", location=Location(**location), fixes=list(fixes),
+    )  # fmt: skip
+
+
+def result(*findings: Finding) -> Result:
+    return Result(findings=list(findings))
+
+
+WORKERS = fix("dataloader-args", num_workers=4, persistent_workers=True)
+PIN = fix("dataloader-args", "safe", pin_memory=True)
+ZERO = fix("zero-grad", mode="add")
+ALLOCATOR = fix("allocator-setting", "safe", key="expandable_segments", value="True")
+DETACH = fix("detach-accumulation", "safe")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "train.py").write_text(LOOP)
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-q", "-m", "x")
+    return tmp_path
+
+
+# ---------------------------------------------------------------------- patches that git takes
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("train.py", LOOP.encode()),
+        ("train.py", LOOP.replace("\n", "\r\n").encode()),
+        ("train.py", codecs.BOM_UTF8 + LOOP.encode()),
+        ("train.py", ("# coding: latin-1\n# für\n" + LOOP + "s = 'ü'").encode("latin-1")),
+        ("train.py", LOOP.rstrip().encode()),
+        ("a folder/my train.py", LOOP.encode()),
+        ("übung/train.py", LOOP.encode()),
+        ('od"d\\/train.py', LOOP.encode()),
+    ],
+)
+def test_patch_applies_with_git_and_equals_apply(tmp_path: Path, name: str, data: bytes) -> None:
+    git(tmp_path, "init", "-q")
+    script = tmp_path / name
+    script.parent.mkdir(exist_ok=True)
+    script.write_bytes(data)
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-q", "-m", "x")
+    made = plan(
+        result(finding(1, WORKERS), finding(2, ZERO), finding(3, ALLOCATOR), finding(4, DETACH)), tmp_path
+    )
+    assert [i.status for i in made.items] == ["ready"] * 4
+    (tmp_path / "p.patch").write_bytes(made.patch())
+    git(tmp_path, "apply", "--whitespace=nowarn", "p.patch")
+    patched = script.read_bytes()
+    assert patched == made.outputs[name][1]
+    assert b"num_workers=4" in patched
+    assert b"zero_grad" in patched
+    script.write_bytes(data)
+    apply(made)
+    assert script.read_bytes() == patched
+
+
+@pytest.mark.parametrize("start", [".", "jobs"])
+def test_patch_of_a_folder_inside_a_work_tree_applies_from_its_top_and_from_below(
+    tmp_path: Path, start: str
+) -> None:
+    (tmp_path / "jobs" / "a").mkdir(parents=True)
+    script = tmp_path / "jobs" / "a" / "train.py"
+    script.write_text(LOOP)
+    git(tmp_path, "init", "-q")
+    made = plan(result(finding(1, ZERO)), script.parent)
+    (tmp_path / "p.patch").write_bytes(made.patch())
+    git(tmp_path / start, "apply", str(tmp_path / "p.patch"))
+    assert "zero_grad" in script.read_text()
+
+
+def test_each_diff_of_a_result_applies_alone(repo: Path) -> None:
+    told = with_diffs(result(finding(1, WORKERS), finding(2, ALLOCATOR), finding(3, ZERO)), repo)
+    for one in told.findings:
+        assert one.fixes[0].diff
+        (repo / "p.patch").write_text(one.fixes[0].diff)
+        git(repo, "apply", "--check", "p.patch")
+
+
+# ---------------------------------------------------------------------- several fixes
+
+
+def test_same_edit_of_two_fixes_is_made_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    both = fix("dataloader-args", num_workers=4, pin_memory=True)
+    made = plan(result(finding(1, both), finding(2, PIN, code="TD102")), tmp_path)
+    assert [i.status for i in made.items] == ["ready", "covered"]
+    assert made.outputs["train.py"][1].decode().count("pin_memory") == 1
+
+
+def test_two_fixes_add_arguments_to_one_call(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    made = plan(result(finding(1, WORKERS), finding(2, PIN, code="TD102")), tmp_path)
+    assert [i.status for i in made.items] == ["ready", "ready"]
+    assert b"batch_size=1, num_workers=4, persistent_workers=True, pin_memory=True)" in made.patch()
+
+
+def test_contradicting_fixes_are_refused_together(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    more = fix("dataloader-args", num_workers=8)
+    made = plan(result(finding(1, WORKERS), finding(2, more, code="TD103"), finding(3, DETACH)), tmp_path)
+    assert [i.status for i in made.items] == ["conflict", "conflict", "ready"]
+    assert "TD103-2" in made.items[0].why
+    assert b"num_workers" not in made.patch()
+
+
+def test_ranks_that_ask_for_different_counts_are_one_fault(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    made = plan(result(finding(1, WORKERS), finding(2, fix("dataloader-args", num_workers=5))), tmp_path)
+    assert [i.status for i in made.items] == ["ready", "covered"]
+
+
+def test_second_fix_of_a_finding_is_an_alternative_where_they_contradict(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    made = plan(result(finding(1, WORKERS, fix("dataloader-args", num_workers=8), fix(None))), tmp_path)
+    assert [(i.label, i.status) for i in made.items] == [
+        ("TD101-1.1", "ready"), ("TD101-1.2", "covered"), ("TD101-1.3", "advice"),
+    ]  # fmt: skip
+
+
+def test_unsafe_fixes_are_held_back_and_safe_ones_are_not(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    made = plan(result(finding(1, WORKERS), finding(2, PIN), finding(3, ALLOCATOR)), tmp_path, unsafe=False)
+    assert [i.status for i in made.items] == ["held", "ready", "ready"]
+
+
+def test_a_rule_cannot_call_an_unsafe_codemod_safe(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    told = fix("dataloader-args", "safe", num_workers=4)
+    assert plan(result(finding(1, told)), tmp_path).items[0].safety == "unsafe"
+
+
+@pytest.mark.parametrize(("asked", "ready"), [("TD1", 1), ("td101-1", 1), ("a-rule", 1), ("TD4", 0)])
+def test_select_by_code_id_and_name(tmp_path: Path, asked: str, ready: int) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    assert len(plan(result(finding(1, WORKERS)), tmp_path, select=[asked]).of("ready")) == ready
+
+
+# ---------------------------------------------------------------------- finding the place
+
+
+def test_path_of_another_machine_is_matched_by_its_longest_suffix(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(LOOP)
+    made = plan(result(finding(1, ZERO, file="/mnt/u/job/b/train.py", line=13, function="train")), tmp_path)
+    assert list(made.outputs) == ["b/train.py"]
+
+
+def test_bare_name_that_two_files_bear_is_no_answer(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(LOOP)
+    item = plan(result(finding(1, ZERO, file="train.py", line=13, function="train")), tmp_path).items[0]
+    assert item.status == "ambiguous"
+    assert [c.file for c in item.candidates] == ["a/train.py", "b/train.py"]
+
+
+def test_function_name_tells_two_files_apart(tmp_path: Path) -> None:
+    for folder, name in (("a", "other"), ("b", "train")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(LOOP.replace("def train", f"def {name}"))
+    made = plan(result(finding(1, ZERO, file="train.py", line=13, function="train")), tmp_path)
+    assert list(made.outputs) == ["b/train.py"]
+
+
+def test_script_that_changed_since_the_capture_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    broken = fix("graph-break-line")
+    item = plan(result(finding(1, broken, file="train.py", line=4, function="forward")), tmp_path).items[0]
+    assert item.status == "unresolved"
+    assert "has changed" in item.why
+
+
+def test_file_that_is_not_below_the_source(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    item = plan(result(finding(1, ZERO, file="/home/someone/job/other.py", line=3)), tmp_path).items[0]
+    assert (item.status, "job/other.py" in item.why, "/home" in item.why) == ("unresolved", True, False)
+
+
+def test_loader_made_in_another_file_than_the_loop(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text("def train(loader):\n    for x in loader:\n        step(x)\n")
+    (tmp_path / "data.py").write_text("from torch.utils.data import DataLoader\nloader = DataLoader([1])\n")
+    made = plan(result(finding(1, WORKERS, file="engine.py", line=2, function="train")), tmp_path)
+    assert list(made.outputs) == ["data.py"]
+
+
+def test_library_frames_are_not_taken_for_the_users_files(tmp_path: Path) -> None:
+    (tmp_path / "dataloader.py").write_text("x = 1\n")
+    (tmp_path / "train.py").write_text(LOOP)
+    made = plan(result(finding(1, WORKERS, file="torch/utils/data/dataloader.py", line=1)), tmp_path)
+    assert list(made.outputs) == ["train.py"]
+
+
+def test_environments_and_hidden_folders_are_not_sources(tmp_path: Path) -> None:
+    for folder in ("env3", ".venv", "lib/site-packages/x"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "train.py").write_text(LOOP)
+    (tmp_path / "env3" / "pyvenv.cfg").write_text("")
+    assert plan(result(finding(1, WORKERS)), tmp_path).items[0].status == "unresolved"
+
+
+def test_allocator_setting_goes_into_the_script_that_is_started(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("import torch\n")
+    (tmp_path / "train.py").write_text(LOOP + '\n\nif __name__ == "__main__":\n    train()\n')
+    (tmp_path / "requirements.txt").write_text("numpy\ntorch==2.13.0\n")
+    made = plan(result(finding(1, ALLOCATOR, file="model.py", line=1)), tmp_path)
+    assert list(made.outputs) == ["train.py"]
+    assert b'"PYTORCH_ALLOC_CONF"' in made.patch()
+
+
+def test_file_that_does_not_parse_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nDataLoader((\n")
+    made = plan(result(finding(1, WORKERS)), tmp_path)
+    assert made.items[0].status == "unresolved"
+    assert len(made.notes) == 1
+    assert made.notes[0].startswith("train.py: cannot be parsed")
+
+
+# ---------------------------------------------------------------------- the result with a source
+
+
+def test_result_carries_diff_target_lines_and_names_of_the_source(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    given = result(finding(1, WORKERS, fix(None), file="/home/me/x/train.py", line=10, function="train"))
+    told = with_diffs(given, tmp_path)
+    one = told.findings[0]
+    assert one.location.file == "train.py"
+    assert one.fixes[0].target == Target(file="train.py", line=4, function=None)
+    assert one.fixes[1] == given.findings[0].fixes[1]
+    lines = dict(told.source_excerpts["train.py"])
+    assert lines[4] == "loader = DataLoader([1, 2], batch_size=1)"
+    assert set(lines) == set(range(1, 14))
+    assert str(tmp_path) not in told.to_json().decode()
+    assert with_diffs(given, tmp_path, excerpts=False).source_excerpts == {}
+
+
+def test_unresolved_fix_becomes_display_and_shows_both_places(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        LOOP.replace("for x in loader", "for x in y") + "other = DataLoader([3])\n"
+    )
+    told = with_diffs(result(finding(1, WORKERS)), tmp_path)
+    shown = told.findings[0].fixes[0]
+    assert (shown.safety, shown.diff) == ("display", None)
+    assert "train.py:4:" in shown.text
+    assert "train.py:15:" in shown.text
+    assert with_diffs(told, tmp_path) == told
+
+
+def test_saved_result_with_diffs_gives_the_same_patch(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    given = result(
+        finding(1, WORKERS),
+        finding(2, ZERO, line=13, file="train.py", function="train"),
+        finding(3, ALLOCATOR),
+    )
+    saved = Result.from_json(with_diffs(given, tmp_path).to_json())
+    assert plan(saved, tmp_path).patch() == plan(given, tmp_path).patch()
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def test_apply_keeps_permissions_and_a_second_run_changes_nothing(repo: Path) -> None:
+    os.chmod(repo / "train.py", 0o750)
+    git(repo, "commit", "-q", "-a", "-m", "mode")
+    given = result(finding(1, WORKERS), finding(2, ZERO), finding(3, ALLOCATOR), finding(4, DETACH))
+    assert apply(plan(given, repo)) == ["train.py"]
+    assert (repo / "train.py").stat().st_mode & 0o777 == 0o750
+    assert [p.name for p in repo.iterdir() if p.name != ".git"] == ["train.py"]
+    assert plan(given, repo).outputs == {}
+
+
+def test_dirty_tree_is_refused_without_force(repo: Path) -> None:
+    (repo / "train.py").write_text(LOOP + "# mine\n")
+    made = plan(result(finding(1, ZERO)), repo)
+    with pytest.raises(UsageError, match="uncommitted"):
+        apply(made)
+    assert (repo / "train.py").read_text() == LOOP + "# mine\n"
+    assert apply(made, force=True) == ["train.py"]
+
+
+def test_file_unknown_to_git_is_refused_without_force(repo: Path) -> None:
+    (repo / "other").mkdir()
+    (repo / "other" / "new.py").write_text(LOOP)
+    made = plan(result(finding(1, ZERO)), repo / "other")
+    with pytest.raises(UsageError, match="not committed"):
+        apply(made)
+
+
+def test_links_are_neither_read_nor_written(tmp_path: Path) -> None:
+    outside, source = tmp_path / "outside", tmp_path / "source"
+    outside.mkdir()
+    source.mkdir()
+    (outside / "train.py").write_text(LOOP)
+    (source / "train.py").symlink_to(outside / "train.py")
+    (source / "folder").symlink_to(outside, target_is_directory=True)
+    assert plan(result(finding(1, ZERO, file="folder/train.py", line=13)), source).outputs == {}
+    made = plan(result(finding(1, ZERO)), source / "train.py")  # named by hand, yet a link
+    with pytest.raises(UsageError, match="link"):
+        apply(made, force=True)
+    assert (outside / "train.py").read_text() == LOOP
+
+
+def test_path_of_a_capture_cannot_climb_out(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "train.py").write_text(LOOP)
+    made = plan(result(finding(1, ZERO, file="../train.py", line=13)), tmp_path / "source")
+    assert made.items[0].status == "unresolved"
+
+
+def test_file_that_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOOP)
+    made = plan(result(finding(1, ZERO)), script)
+    assert made.outputs
+    script.write_text("# new\n")
+    with pytest.raises(UsageError, match="changed while"):
+        apply(made, force=True)
+    assert script.read_text() == "# new\n"
+
+
+def test_failure_half_way_leaves_no_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(LOOP)
+    places = [
+        finding(n, ZERO, file=f"{name}.py", line=13, function="train") for n, name in ((1, "a"), (2, "b"))
+    ]
+    made = plan(result(*places), tmp_path)
+    assert len(made.outputs) == 2
+    real = os.replace
+
+    def fails_on_second(source: str, target: str) -> None:
+        if str(target).endswith("b.py"):
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", fails_on_second)
+    with pytest.raises(UsageError, match="No space"):
+        apply(made, force=True)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"a.py": LOOP, "b.py": LOOP}
