@@ -159,7 +159,7 @@ def _number(key: str, text: str) -> float:
 def _checked(key: str, value: Any, origin: str) -> Any:
     fields = {f.name: getattr(Settings(), f.name) for f in dataclasses.fields(Settings)}
     if key not in fields:
-        raise UsageError(f"{origin}: unknown key {key.replace('_', '-')!r}" + _nearest(key, fields))
+        raise UsageError(f"{origin}: unknown key {_dashed(key)!r}" + _nearest(_dashed(key), map(_dashed, fields)))
     default = fields[key]
     if isinstance(default, float) and isinstance(value, str):
         return _number(key, value)
@@ -168,10 +168,10 @@ def _checked(key: str, value: Any, origin: str) -> Any:
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not type(default):
-        raise UsageError(f"{origin}: {key.replace('_', '-')} must be a {_plain(default)}")
+        raise UsageError(f"{origin}: {_dashed(key)} must be a {_plain(default)}")
     allowed = {"fail_on": (*SEVERITIES, "never"), "min_confidence": CONFIDENCES}.get(key)
     if allowed and value not in allowed:
-        raise UsageError(f"{origin}: {key.replace('_', '-')} must be one of {', '.join(allowed)}")
+        raise UsageError(f"{origin}: {_dashed(key)} must be one of {', '.join(allowed)}")
     return value
 
 
@@ -182,7 +182,12 @@ def _plain(default: Any) -> str:
 
 def _nearest(key: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.4)
-    return f"; did you mean {near[0].replace('_', '-')!r}?" if near else ""
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _dashed(key: str) -> str:
+    """A setting as it is written in a file."""
+    return key.replace("_", "-")
 
 
 def _check_rules(settings: Settings) -> None:
