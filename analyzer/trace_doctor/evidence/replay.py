@@ -189,7 +189,7 @@ class Replay(Evidence):
                 how += f", loading moved to workers on {self.cores} cores"
         else:
             how = f"{steps} re-timed without it"
-        how += f": up to {_ms(median_us)} → {_ms(after)} ms a step"
+        how += f": {_ms(median_us)} → {_ms(after)} ms a step at best"
         if self.limit:
             how += f"; a bound, because {self.limit}"
         return ReplayOutcome(

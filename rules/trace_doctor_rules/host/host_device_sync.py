@@ -296,6 +296,8 @@ def _message(sites: Sequence[SyncSite], outcome: ReplayOutcome, count: int) -> s
 
 
 def _often(times: int, count: int) -> str:
+    if times < count:
+        return f"{times} times in {count} steps"
     per_step = times / count
     number = f"{per_step:.0f}" if per_step >= 2 else f"{per_step:.1f}".removesuffix(".0")
     return "once a step" if number == "1" else f"{number} times a step"

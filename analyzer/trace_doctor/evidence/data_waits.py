@@ -1,0 +1,73 @@
+"""What the waits for data cost in the steady steps: how long they took, and for how much of that the device idled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.data_loading import DataLoading, LoaderKind
+from trace_doctor.evidence.idle import IdleLedger
+from trace_doctor.evidence.intervals import covered, intersect, intervals, total, union
+from trace_doctor.evidence.steps import Steps
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class DataWaits(Evidence):
+    """Times in ns. A wait is exposed while the device (without GPU work: the main thread) had nothing else to do."""
+
+    waits: tuple[Span, ...]
+    """the waits that begin in steady steps"""
+    owned: tuple[Span, ...]
+    """idle pieces that data loading owns, on the device where they are most"""
+    steps: tuple[tuple[int, int, int], ...]
+    """(step, time inside the loader, of it exposed)"""
+    length: int
+    """of the steady steps together"""
+    loading: int
+    exposed: int
+    count: int
+    """number of steady steps, 1 without a step source"""
+    kind: LoaderKind
+    """of the loader that took most time"""
+    device: int | None
+    """None in a capture without GPU work"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        steps, loading, ledger = facts[Steps], facts[DataLoading], facts[IdleLedger]
+        spans = steps.spans("steady")
+        within = intervals(spans)
+        device = max(ledger.devices, key=lambda d: ledger.owned("data_loading", spans, d), default=-1)
+        owned = intersect(union(ledger.pieces("data_loading", device)), within)
+        waits = loading.waits(spans)
+        cover = union(waits)
+        indices = [s.index for s in steps.steady] or [0]
+        ones = [intervals([span]) for span in spans]
+        return cls(
+            waits=_tuples(waits.tolist()),
+            owned=_tuples(owned.tolist()),
+            steps=tuple(
+                (i, total(intersect(cover, one)), total(intersect(owned, one)))
+                for i, one in zip(indices, ones, strict=True)
+            ),
+            length=total(within),
+            loading=int(covered(waits, within).sum()),
+            exposed=total(owned),
+            count=steps.count,
+            kind=_main_kind(loading),
+            device=device if device >= 0 else None,
+        )
+
+
+def _tuples(rows: list[list[int]]) -> tuple[Span, ...]:
+    return tuple((start, end) for start, end in rows)
+
+
+def _main_kind(loading: DataLoading) -> LoaderKind:
+    spent: dict[LoaderKind, int] = {}
+    for row, kind in zip(loading.rows.tolist(), loading.kinds, strict=True):
+        spent[kind] = spent.get(kind, 0) + int(loading.run.dur[row])
+    return max(spent, key=lambda k: spent[k])
