@@ -141,7 +141,8 @@ def exact(value: Cell, kind: Unit) -> str:
     """The unrounded value with its base unit, for a tooltip: `59300.2 µs`."""
     if not isinstance(value, int | float):
         return ""
-    return f"{value!r} {dict(us='µs', bytes='bytes').get(kind, '')}".rstrip()
+    base = {"us": " µs", "bytes": " bytes"}.get(kind, "")
+    return f"{round(value, 6)!r}{base}"
 
 
 _HIDDEN = {*range(0x20), *range(0x7F, 0xA0), 0x061C, *range(0x200B, 0x2010), *range(0x2028, 0x202F)}

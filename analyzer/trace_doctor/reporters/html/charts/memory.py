@@ -12,7 +12,7 @@ from trace_doctor.reporters.words import MEMORY, device_name
 
 _LEFT, _TOP, _HEIGHT = 70.0, 30.0, 250.0
 _BOTTOM = _TOP + _HEIGHT
-_POINTS = 1600
+_POINTS = 1300
 """Of all classes together."""
 
 Scaled = Callable[[float], float]

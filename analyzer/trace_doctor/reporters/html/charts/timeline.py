@@ -16,13 +16,23 @@ from trace_doctor.reporters.units import Scale, duration, share
 from trace_doctor.reporters.words import BUSY, KINDS, place
 
 _ORDER = list(KINDS)
-_HEIGHT = 46
-_ROW = 78
-_PATH_BUDGET = 20_000
+_PATH_BUDGET = 24_000
 """Bytes of all lanes together; columns get wider until they fit."""
 
 Column = tuple[tuple[str, int], ...]
 """kinds from the bottom up, with their height in pixels"""
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Pixels of a lane, and from one lane to the next."""
+
+    height: int
+    row: int
+
+    @classmethod
+    def of(cls, lanes: int) -> _Size:
+        return cls(46, 78) if lanes <= 4 else cls(24, 50)
 
 
 @dataclass(frozen=True)
@@ -71,19 +81,23 @@ def draw(lanes: Sequence[Lane], steps: Sequence[StepRow], worst: Sequence[Gap]) 
     left = 0.0 if len(lanes) == 1 else max(len(n) for n in names) * 6.7 + 16
     longest = max(lane.dur_us for lane in lanes)
     scale = (WIDTH - left) / longest
-    paths = _fitting(lanes, scale)
+    size = _Size.of(len(lanes))
+    paths = _fitting(lanes, scale, size.height)
     top = 22
     drawn = [
         el(
             "g",
-            label(0, top + 22 + _ROW * n + _HEIGHT / 2 + 4, names[n], class_="axis") if left else None,
-            el("g", path, transform=f"translate({number(left)} {top + 22 + _ROW * n})"),
+            label(0, top + 22 + size.row * n + size.height / 2 + 4, names[n], class_="axis")
+            if left
+            else None,
+            el("g", path, transform=f"translate({number(left)} {top + 22 + size.row * n})"),
         )
         for n, path in enumerate(paths)
     ]
-    bottom = top + _ROW * len(lanes) + 2
+    bottom = top + size.row * len(lanes) + 2
     marks = [
-        _badge(number_, left + x, top + 10 + _ROW * lane, g) for number_, lane, x, g in _placed(worst, scale)
+        _badge(number_, left + x, top + 10 + size.row * lane, g)
+        for number_, lane, x, g in _placed(worst, scale)
     ]
     return chart(
         "timeline-chart",
@@ -112,24 +126,24 @@ def _described(lanes: Sequence[Lane], names: Sequence[str], worst: Sequence[Gap]
 # ------------------------------------------------------------------------------------------------ columns
 
 
-def _fitting(lanes: Sequence[Lane], scale: float) -> list[list[Html]]:
+def _fitting(lanes: Sequence[Lane], scale: float, height: int) -> list[list[Html]]:
     """The lanes drawn with the narrowest columns whose paths stay within the budget."""
     drawn: list[list[Html]] = []
-    for width in (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0):
-        drawn = [_lane(lane, scale, width) for lane in lanes]
+    for width in (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0):
+        drawn = [_lane(lane, scale, width, height) for lane in lanes]
         if sum(len(path) for lane in drawn for path in lane) <= _PATH_BUDGET:
             break
     return drawn
 
 
-def _lane(lane: Lane, scale: float, width: float) -> list[Html]:
-    stacks = _columns(lane, scale, width)
+def _lane(lane: Lane, scale: float, width: float, full: int) -> list[Html]:
+    stacks = _columns(lane, scale, width, full)
     boxes: dict[str, list[tuple[float, float, float, float]]] = {}
     start = 0
     for n in range(1, len(stacks) + 1):
         if n < len(stacks) and stacks[n] == stacks[start]:
             continue
-        base = _HEIGHT
+        base = full
         for kind, height in stacks[start]:
             base -= height
             boxes.setdefault(kind, []).append((start * width, base, (n - start) * width, height))
@@ -137,7 +151,7 @@ def _lane(lane: Lane, scale: float, width: float) -> list[Html]:
     return [el("path", d=rects(boxes[kind]), class_=f"f-{kind}") for kind in _ORDER if kind in boxes]
 
 
-def _columns(lane: Lane, scale: float, width: float) -> list[Column]:
+def _columns(lane: Lane, scale: float, width: float, full: int) -> list[Column]:
     """For each column, how high each kind stands in it."""
     step = width / scale
     count = max(1, -(-int(lane.dur_us * 1000) // max(1, int(step * 1000))))
@@ -149,17 +163,17 @@ def _columns(lane: Lane, scale: float, width: float) -> list[Column]:
             part = min(end, (n + 1) * step) - max(segment.start_us, n * step)
             if part > 0:
                 shares[n][segment.kind] = shares[n].get(segment.kind, 0.0) + part
-    return [_stack(parts) for parts in shares]
+    return [_stack(parts, full) for parts in shares]
 
 
-def _stack(parts: dict[str, float]) -> Column:
+def _stack(parts: dict[str, float], full: int) -> Column:
     whole = sum(parts.values())
     if not whole:
         return ()
     stack, before, done = [], 0.0, 0
     for kind in sorted(parts, key=lambda k: _ORDER.index(k) if k in _ORDER else len(_ORDER)):
         before += parts[kind]
-        upto = round(before / whole * _HEIGHT)
+        upto = round(before / whole * full)
         if upto > done:
             stack.append((kind if kind in KINDS else "unattributed", upto - done))
         done = upto
