@@ -38,6 +38,8 @@ class Compilation:
     """why the code at hand did not fit: PyTorch's own words (TORCH_TRACE), or input shapes that differ"""
     from_log: bool = False
     """`changed` is PyTorch's own account"""
+    same_shapes: bool = False
+    """shapes were recorded, and the inputs have those of the run before: something else changed"""
 
     @property
     def ns(self) -> int:
@@ -77,7 +79,7 @@ def find_compilations(
         compile_id = ids.get(row)
         region = shapes.first_run(compile_id, int(run.end[row])) if compile_id else None
         reasons = tuple(logged_reasons.get(compile_id or "", ()))
-        of_frame = found.group(1) in _OF_A_FRAME
+        inputs = shapes.compared(region) if region and not reasons else None
         made.append(
             Compilation(
                 row=row,
@@ -87,8 +89,9 @@ def find_compilations(
                 what=found.group(1),
                 compile_id=compile_id,
                 frame=region.frame if region and region.frame else logged_frames.get(compile_id or ""),
-                changed=reasons or (shapes.changed(region) if region and of_frame else ()),
+                changed=reasons or inputs or (),
                 from_log=bool(reasons),
+                same_shapes=inputs == (),
             )
         )
     return tuple(made)
@@ -134,20 +137,17 @@ class _InputShapes:
         runs = (r for r in self._regions.all if r.compile_id == compile_id and r.start >= behind)
         return min(runs, key=lambda r: r.start, default=None)
 
-    def changed(self, region: Region) -> tuple[str, ...]:
-        """How the inputs differ from those of the run before of the same function."""
+    def compared(self, region: Region) -> tuple[str, ...] | None:
+        """How the inputs differ from those of the run before of the same function; None where nothing says."""
         earlier = (r for r in self._regions.all if r.frame_id == region.frame_id and r.end <= region.start)
         before = max(earlier, key=lambda r: r.start, default=None)
         if before is None:
-            return ()
+            return None
         old, new = self._inputs(before), self._inputs(region)
         if not old or len(old) != len(new):
-            return ()
-        return tuple(
-            f"input {i}: {was} became {now}"
-            for i, (was, now) in enumerate(zip(old, new, strict=True))
-            if was != now
-        )
+            return None
+        pairs = dict.fromkeys((was, now) for was, now in zip(old, new, strict=True) if was != now)
+        return tuple(f"input of shape {was} became {now}" for was, now in pairs)
 
     def _inputs(self, region: Region) -> list[str]:
         rows = self._nesting.thread_rows(region.thread)

@@ -1,0 +1,369 @@
+"""TD502 recompile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trace_doctor import (
+    Claim,
+    Column,
+    Confidence,
+    Context,
+    Fix,
+    Location,
+    Rule,
+    Saving,
+    Table,
+    Target,
+    threshold,
+)
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.compile_events import CompileEvents
+from trace_doctor.evidence.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.intervals import clip, intersect, intervals, total
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.recompiles import Compilation
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+
+
+def _step(b: RunBuilder, frame: int, recompile: int, *, compile_us: float = 0, ids: bool = True) -> None:
+    """One step that runs compiled code, compiling it first where `compile_us` is given."""
+    with b.step():
+        if compile_us:
+            if ids:
+                with b.annotation(f"dynamo_data: compile_id={frame}/{recompile}"):
+                    b.wait(5)
+            with b.event("_compile.compile_inner (dynamo_timed)"):
+                b.wait(compile_us)
+        with b.region(frame, recompile), b.python("train.py", 20, "forward"):
+            size = 8 + recompile
+            with b.op("CompiledFunction", dims=[[32, 32], [size, 32]], types=["float", "float"], us=10):
+                b.launch(200)
+        b.sync()
+
+
+def _recompiling(*, ids: bool = True, shapes: bool = False, healthy: int = 2, times: int = 3) -> RunBuilder:
+    """Every other step of the rest is compiled; without healthy steps before, every one."""
+    b = RunBuilder(shapes=shapes, stacks=True)
+    for _ in range(healthy):
+        _step(b, 0, 0)
+    for n in range(1, times + 1):
+        _step(b, 0, n, compile_us=5000, ids=ids)
+        if healthy:
+            _step(b, 0, n)
+    return b
+
+
+def _warming_up() -> RunBuilder:
+    """The first steps compile, with one automatic change to dynamic shapes; then nothing does."""
+    b = RunBuilder()
+    for recompile in (0, 1):
+        _step(b, 0, recompile, compile_us=8000)
+    for _ in range(6):
+        _step(b, 0, 1)
+    return b
+
+
+def _recompiled_earlier() -> RunBuilder:
+    """The code that runs is the second that was made; nothing is compiled here."""
+    b = RunBuilder()
+    for _ in range(4):
+        _step(b, 0, 1)
+    return b
+
+
+def _graph_capture() -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(4):
+        _step(b, 0, 0)
+        with b.event("CUDAGraphNode.record (dynamo_timed)"):
+            b.wait(3000)
+    return b
+
+
+def _evaluation() -> RunBuilder:
+    """Another function is compiled for the first time in a late step: no recompilation."""
+    b = RunBuilder()
+    for _ in range(3):
+        _step(b, 0, 0)
+    _step(b, 1, 0, compile_us=5000)
+    for _ in range(3):
+        _step(b, 0, 0)
+    return b
+
+
+@dataclass(frozen=True)
+class Recompile(Rule):
+    """torch.compile compiles the same function again and again.
+
+    What it does
+    Finds functions that are compiled again after the warm-up, the time it takes, and what made the code at hand unfit.
+
+    Why is this bad
+    Compiling takes seconds; the step waits for it. After `torch._dynamo.config.recompile_limit` versions (8) the
+    function is run without the compiler from then on, silently.
+
+    Evidence
+    `_compile.compile_inner (dynamo_timed)` and the compilation of backward in steps after the warm-up, with the id of
+    the code they make, `frame/recompile` with recompile ≥ 1, from the `…_data: compile_id=` annotations (torch 2.13) or
+    the code that runs next. The cause is PyTorch's own account where a TORCH_TRACE log lies beside the trace, else the
+    shapes of the function's inputs before and after where `record_shapes=True` recorded them.
+
+    How the saving is estimated
+    Measured: the time inside these events, with a GPU only as far as it idles meanwhile, over the steady steps.
+
+    Fix
+    Shapes: `torch._dynamo.mark_dynamic(x, dim)` or `dynamic=True`, or pad to a few sizes. Python numbers that change
+    (a loss scale, a learning rate, a step counter): pass them as tensors. Flags such as `requires_grad` or a dtype:
+    keep them the same from call to call.
+
+    Fix safety
+    Unsafe: code for dynamic shapes can be slower than code for one, and its results may differ in the last bits.
+
+    When to ignore
+    When the recorded steps hold the only change of shape of the whole training (the last, smaller batch of an epoch).
+
+    References
+    https://docs.pytorch.org/docs/stable/compile/programming_model.recompilation.html
+    https://docs.pytorch.org/docs/stable/torch.compiler_dynamic_shapes.html
+    """
+
+    code = "TD502"
+    name = "recompile"
+    title = "Compiled code is thrown away and made again"
+    needs = (Steps, CompileEvents, Moments)
+    wants = (GpuTimeline,)
+
+    min_recompiles: int = threshold(
+        2,
+        "recompilations of one function below which it is only a hint",
+        unit="count",
+        source="one is what automatic dynamic shapes cost once per training",
+    )
+
+    VALID = [
+        Valid("compiles in its first steps only", _warming_up),
+        Valid("was recompiled before the capture", _recompiled_earlier),
+        Valid("captures CUDA graphs", _graph_capture),
+        Valid("compiles a second function late", _evaluation),
+    ]
+    INVALID = [
+        Invalid(
+            "three times in eight steps",
+            _recompiling,
+            message="recompiled 3 times",
+            confidence="high",
+            saving_us=3 * 5000 / 8,
+            file="train.py",
+        ),
+        Invalid("ids from the code that runs next", lambda: _recompiling(ids=False), message="3 times"),
+        Invalid(
+            "shapes recorded",
+            lambda: _recompiling(shapes=True),
+            message="[8, 32] became [9, 32]",
+            codemod="set-call-args",
+            before="import torch\nmodel = torch.compile(model)\n",
+            after="import torch\nmodel = torch.compile(model, dynamic=True)\n",
+        ),
+        Invalid("once", lambda: _recompiling(healthy=4, times=1), severity="info"),
+        Invalid("in every step of the capture", lambda: _recompiling(healthy=0, times=4), message="4 times"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        steady = [(int(s), int(e)) for s, e in ctx[Steps].spans("steady")]
+        inside = [c for c in ctx[CompileEvents].compilations if any(s <= c.start < e for s, e in steady)]
+        frames: dict[str, list[Compilation]] = {}
+        for c in inside:
+            if c.frame_id is not None and c.recompile_id:
+                frames.setdefault(c.frame_id, []).append(c)
+        for frame_id, some in frames.items():
+            if any(c.of_frame for c in some):
+                yield self._claim(ctx, frame_id, some, steady)
+
+    def _claim(
+        self, ctx: Context, frame_id: str, some: list[Compilation], steady: Sequence[tuple[int, int]]
+    ) -> Claim:
+        times = [c for c in some if c.of_frame]
+        ns = _blocking_ns(ctx, some, steady)
+        length = total(intervals(steady))
+        frame = next((c.frame for c in times if c.frame), None)
+        changed = tuple(dict.fromkeys(why for c in times for why in c.changed[:1]))
+        often = len(times) >= self.min_recompiles
+        moments = ctx[Moments]
+        return Claim(
+            message=_message(
+                frame_id, times, changed, ns / ctx[Steps].count, ns / max(length, 1), len(steady)
+            ),
+            confidence=_confidence(often, changed),
+            severity=None if often else "info",
+            saving=Saving(
+                time_us_per_step=ns / ctx[Steps].count / 1e3,
+                share_of_step=ns / max(length, 1),
+                basis="measured",
+                how=f"time inside {len(some)} compilations of this function, over {ctx[Steps].count} steady steps",
+            ),
+            location=Location(
+                file=frame.file if frame else None,
+                line=frame.line if frame else None,
+                function=frame.function if frame else None,
+                ts_us=moments.ts_us(some[0].start),
+            ),
+            evidence=[_table(some, steady)],
+            spans=[moments.span(c.start, c.end, f"{c.what} {c.compile_id}") for c in some[:10]],
+            fixes=_fixes(frame.file if frame else None, changed, any(c.same_shapes for c in times)),
+            removal=Removal(host_spans=tuple((c.thread, c.start, c.end) for c in some)),
+            owned=tuple((c.start, c.end) for c in some),
+            key=frame.function if frame else frame_id,
+        )
+
+
+def _confidence(often: bool, changed: Sequence[str]) -> Confidence:
+    return "high" if often or changed else "medium"
+
+
+def _blocking_ns(ctx: Context, some: Sequence[Compilation], steady: Sequence[tuple[int, int]]) -> int:
+    """Time of these compilations in the steady steps; with a GPU only while (the busiest) one has nothing to do."""
+    spans = intersect(intervals((c.start, c.end) for c in some), intervals(steady))
+    gpu = ctx.get(GpuTimeline)
+    if gpu is None or not len(spans):
+        return total(spans)
+    first, last = int(spans[0, 0]), int(spans[-1, 1])
+    busiest = max(gpu.devices, key=lambda d: total(clip(gpu.busy(d), first, last)))
+    return total(intersect(spans, gpu.gaps(busiest, first, last)))
+
+
+# -- words -----------------------------------------------------------------------------------------------------
+
+
+def _message(
+    frame_id: str, times: Sequence[Compilation], changed: Sequence[str], ns: float, share: float, steps: int
+) -> str:
+    """One sentence: what is compiled again, how often, why, what it costs."""
+    frame = times[0].frame
+    what = (
+        f"{frame.function} ({frame.file}:{frame.line})"
+        if frame
+        else f"The compiled function of region {frame_id}"
+    )
+    often = "once" if len(times) == 1 else f"{len(times)} times"
+    why = f", first because {_because(changed[0])}" if changed else "; what changed was not captured"
+    return f"{what} is recompiled {often} in {steps} steps{why}: {ns / 1e6:.2g} ms of a step ({share:.0%})."
+
+
+def _because(reason: str) -> str:
+    """A guard without the comment that PyTorch puts behind it."""
+    return re.split(r"\s{2,}#", reason)[0].strip().rstrip(".")
+
+
+def _table(some: Sequence[Compilation], steady: Sequence[tuple[int, int]]) -> Table:
+    def step(c: Compilation) -> int:
+        return next(i for i, (s, e) in enumerate(steady) if s <= c.start < e)
+
+    return Table(
+        title="Compilations after the warm-up",
+        columns=[
+            Column("makes", "code"),
+            Column("event", "code"),
+            Column("steady step", "count"),
+            Column("takes", "us"),
+            Column("because"),
+        ],
+        rows=[
+            [
+                c.compile_id,
+                c.what,
+                step(c),
+                c.ns / 1e3,
+                _because(c.changed[0]) if c.changed and c.of_frame else None,
+            ]
+            for c in some
+        ],
+    )
+
+
+# -- fixes -----------------------------------------------------------------------------------------------------
+
+_VERIFY = "record the same steps again: TD502 should be gone; TORCH_LOGS=recompiles prints nothing after the first steps"
+_SIZE = re.compile(r"tensor '(.+?)' (?:size|stride) mismatch at index (\d+)")
+_NUMBER = re.compile(r"==\s*-?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)\b")
+_FLAG = re.compile(
+    r"(requires_grad|dtype|device|dispatch key|grad_mode|training)\b.*(?:mismatch|expected|==)?",
+    re.IGNORECASE,
+)
+
+
+def _fixes(file: str | None, changed: Sequence[str], same_shapes: bool) -> list[Fix]:
+    text = " ".join(changed)
+    if _SIZE.search(text) or " became " in text:
+        return _for_shapes(file, _SIZE.search(text))
+    if _NUMBER.search(text):
+        return [_for_numbers()]
+    if _FLAG.search(text):
+        return [_for_flags(_because(changed[0]))]
+    fixes = [_ask_pytorch()]
+    return [*fixes, _for_numbers()] if same_shapes else fixes
+
+
+def _for_shapes(file: str | None, size: re.Match[str] | None) -> list[Fix]:
+    name, dim = (size.group(1), size.group(2)) if size else ("x", "0")
+    variable = name.removeprefix("L['").removesuffix("']")
+    return [
+        Fix(
+            title="Compile for changing shapes",
+            kind="patch",
+            safety="unsafe",
+            codemod="set-call-args",
+            params={"callee": "torch.compile", "args": {"dynamic": "True"}, "remove": []},
+            target=Target(file=file),
+            text="model = torch.compile(model, dynamic=True)",
+            verify=_VERIFY,
+            risk="code for any shape can be slower than code for one, and its results may differ in the last bits",
+        ),
+        Fix(
+            title="Or say which dimension changes",
+            kind="advice",
+            safety="display",
+            text=f"torch._dynamo.mark_dynamic({variable}, {dim})  # before the call of the compiled function",
+            verify=_VERIFY,
+        ),
+        Fix(
+            title="Or let only a few shapes occur",
+            kind="advice",
+            safety="display",
+            text="pad every batch to one of a few sizes; DataLoader(..., drop_last=True) for the smaller last batch",
+            verify=_VERIFY,
+        ),
+    ]
+
+
+def _for_numbers() -> Fix:
+    return Fix(
+        title="Pass numbers that change as tensors",
+        kind="advice",
+        safety="display",
+        text="scale = torch.tensor(scale, device=x.device)  # a Python float or int is compiled in as a constant",
+        verify=_VERIFY,
+    )
+
+
+def _for_flags(reason: str) -> Fix:
+    return Fix(
+        title="Keep what the compiled code depends on the same from call to call",
+        kind="advice",
+        safety="display",
+        text=f"the guard that failed: {reason}\ncompile one function per variant where both are needed",
+        verify=_VERIFY,
+    )
+
+
+def _ask_pytorch() -> Fix:
+    return Fix(
+        title="Find out what changes",
+        kind="command",
+        safety="display",
+        text="TORCH_LOGS=recompiles python train.py\n# or record the trace with record_shapes=True and TORCH_TRACE=folder beside it",
+        verify="the log names the guard that failed for each recompilation",
+    )
