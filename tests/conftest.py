@@ -29,4 +29,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             folder = CAPTURES / kind
             files = sorted(p for p in folder.rglob("*") if p.name.endswith(suffixes))
             absent = [pytest.param(None, marks=pytest.mark.skip(reason=_ABSENT), id="absent")]
-            metafunc.parametrize(argument, files or absent, ids=[p.relative_to(folder).as_posix() for p in files] or None)
+            metafunc.parametrize(
+                argument, files or absent, ids=[p.relative_to(folder).as_posix() for p in files] or None
+            )

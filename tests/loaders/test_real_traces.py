@@ -89,11 +89,18 @@ def test_columns_equal_a_plain_reading(trace_file: Path) -> None:
     assert run.correlation.tolist() == [argument(e, "correlation") for e in wanted]
     assert run.external_id.tolist() == [argument(e, "External id", "external id") for e in wanted]
     on_gpu = [e.get("cat", "").lower().removeprefix("gpu_") in ("kernel", "memcpy", "memset") for e in wanted]
-    assert np.isin(run.cat, [Cat.KERNEL, Cat.MEMCPY, Cat.MEMSET]).tolist() == on_gpu or "mtia" in trace_file.name
+    assert (
+        np.isin(run.cat, [Cat.KERNEL, Cat.MEMCPY, Cat.MEMSET]).tolist() == on_gpu or "mtia" in trace_file.name
+    )
     for row in run.gpu.tolist():
         if on_gpu[row]:
-            assert (run.device[row], run.stream[row]) == (argument(wanted[row], "device"), argument(wanted[row], "stream"))
-    assert (run.device[~run.is_cat(*(Cat.KERNEL, Cat.MEMCPY, Cat.MEMSET, Cat.SYNC, Cat.GPU_ANNOTATION))] == -1).all()
+            assert (run.device[row], run.stream[row]) == (
+                argument(wanted[row], "device"),
+                argument(wanted[row], "stream"),
+            )
+    assert (
+        run.device[~run.is_cat(*(Cat.KERNEL, Cat.MEMCPY, Cat.MEMSET, Cat.SYNC, Cat.GPU_ANNOTATION))] == -1
+    ).all()
     assert len({int(o) for o in run.offset}) == len(run)
     assert plain(run.args(range(len(run)))) == plain([e.get("args") or {} for e in wanted])
 

@@ -19,7 +19,9 @@ from trace_doctor.loaders.stream import head
 Kind = Literal["trace", "snapshot", "torch_trace"]
 
 # Names worth a look inside when walking a folder; a file given by name is always looked into.
-_CANDIDATE = re.compile(r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.json\.|dedicated_log_torch_trace|tfevents", re.I)
+_CANDIDATE = re.compile(
+    r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.json\.|dedicated_log_torch_trace|tfevents", re.I
+)
 # Looked into as well, but of no interest when they are something else: logs, files without a suffix.
 _POSSIBLE = re.compile(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
@@ -86,7 +88,16 @@ def discover(paths: Sequence[str | Path]) -> Discovery:
                 ignored.append(Ignored(display, str(refused).removeprefix(f"{display}: ")))
         else:
             rank = rank_in_name(display)
-            found.append(Found(candidate.path, display, kind, rank or 0, "" if rank is None else "file name", candidate.named))
+            found.append(
+                Found(
+                    candidate.path,
+                    display,
+                    kind,
+                    rank or 0,
+                    "" if rank is None else "file name",
+                    candidate.named,
+                )
+            )
     if not found:
         raise NoCaptures(_nothing(paths, len(ignored)))
     return Discovery(tuple(found), tuple(ignored))

@@ -106,7 +106,7 @@ def _assemble(
     rows = _without_lost_times(rows, damage, warnings)
     names, cats = list(columns.names), list(columns.cats)
     threads, thread = _threads(columns, rows["track"])
-    ts, dur = nanoseconds(rows["ts"].astype(np.float64)) + base_ns, _durations(rows["dur"], damage)
+    ts, dur = nanoseconds(rows["ts"].astype(np.float64)) + base_ns, _durations(rows["dur"], damage, warnings)
     cat = _categories(rows, names, cats, threads, thread)
     device, stream = _places(rows, cat, threads, thread)
     order = np.lexsort((rows["offset"], -dur, ts))
@@ -148,23 +148,30 @@ def _assemble(
     )
 
 
-def _durations(us: npt.NDArray[Any], damage: Damage) -> I64:
+def _durations(us: npt.NDArray[Any], damage: Damage, warnings: list[str]) -> I64:
     us = us.astype(np.float64)
     bad = (us < 0) | (us > LONGEST_US) | np.isnan(us)
-    damage.clamped += int(bad.sum())
+    if bad.any():
+        damage.clamped += int(bad.sum())
+        warnings.append(f"{_events(int(bad.sum()), 'has', 'have')} no possible duration; it counts as 0")
     return nanoseconds(np.where(bad, 0.0, us))
 
 
 def _without_lost_times(
     rows: dict[str, npt.NDArray[Any]], damage: Damage, warnings: list[str]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Leaves out rows whose start *and* duration were written as 0 while the trace runs elsewhere: their place is
-    unknown, and they would stretch the window back to zero."""
+    """Leaves out rows whose start *and* duration were written as 0 while the trace runs far from zero: their place
+    is unknown, and they would stretch the window."""
     lost = (rows["ts"] == 0) & (rows["dur"] <= 0)
     if not lost.any() or lost.all():
         return rows
+    placed = rows["ts"][~lost]
+    if placed.min() <= max(placed.max() - placed.min(), 1e6):
+        return rows
     damage.clamped += int(lost.sum())
-    warnings.append(f"{int(lost.sum())} events have neither start nor duration and are left out")
+    warnings.append(
+        f"{_events(int(lost.sum()), 'was', 'were')} left out: neither start nor duration recorded"
+    )
     return {key: values[~lost] for key, values in rows.items()}
 
 
@@ -244,19 +251,20 @@ def _warn(
     if damage.truncated:
         warnings.append("the file is cut off; all complete events were read")
     if damage.repaired:
-        warnings.append(f"{damage.repaired} events were readable only after a repair")
+        warnings.append(f"{_events(damage.repaired, 'was', 'were')} readable only after a repair")
     if damage.lost:
-        warnings.append(f"{damage.lost} events could not be read")
-    if damage.clamped:
-        warnings.append(f"{damage.clamped} durations were missing, negative or impossible and count as 0")
+        warnings.append(f"{_events(damage.lost, 'could', 'could')} not be read")
     if document.arrays > 1:
         warnings.append(f"{document.arrays} event lists were merged")
     if columns.out_of_memory:
-        warnings.append(f"the capture holds {columns.out_of_memory} out-of-memory marks")
+        warnings.append(f"out-of-memory marks in the capture: {columns.out_of_memory}")
     counts = np.bincount(rows["cat"], minlength=len(cats)).tolist()
     unknown = {c: n for c, n in zip(cats, counts, strict=False) if c and c not in CATEGORIES and n}
     if unknown:
-        shown = ", ".join(sorted(unknown)[:3])
-        warnings.append(
-            f"{sum(unknown.values())} events have unknown categories ({shown}) and are not analysed"
-        )
+        shown = ", ".join(sorted(unknown)[:3]) + (" ..." if len(unknown) > 3 else "")
+        total = _events(sum(unknown.values()), "is", "are")
+        warnings.append(f"{total} of an unknown category ({shown}) and not analysed")
+
+
+def _events(count: int, one: str, many: str) -> str:
+    return f"1 event {one}" if count == 1 else f"{count} events {many}"

@@ -121,10 +121,14 @@ class Document:
                 return
 
     def _skip_space(self, pos: int) -> int | None:
-        while pos >= len(self._text):
+        """The first character at or behind `pos` that is no white space; None at the end of the file."""
+        while True:
+            while pos < len(self._text) and self._text[pos] in b" \t\r\n":
+                pos += 1
+            if pos < len(self._text):
+                return pos
             if not self._grow():
                 return None
-        return pos
 
     def _field(self, name: str, start: int) -> bool:
         """One field that is not the events. False at the end of the file."""
@@ -217,12 +221,14 @@ class Document:
 
     def _decode(self, starts: list[int], low: int, high: int) -> int | None:
         """Decodes the pieces low..high. Gives the position behind the list's `]` when that was among them."""
-        while low < high and starts[low] < self._done:
+        while low < high and starts[low] < self._done:  # an event that went on behind its border
+            stop = self._single(self._done, self._end(starts, low + 1))
+            if stop is not None:
+                return stop
             low += 1
         if low >= high:
             return None
-        # A border begins with the `}` that ends the piece before it.
-        end = self._text.rindex(b"}", 0, starts[high]) + 1 if high < len(starts) else len(self._text)
+        end = self._end(starts, high)
         try:
             events = decode(b"[" + self._text[starts[low] : end] + b"]")
         except (ValueError, RecursionError):
@@ -236,6 +242,12 @@ class Document:
         middle = (low + high) // 2
         stop = self._decode(starts, low, middle)
         return stop if stop is not None else self._decode(starts, middle, high)
+
+    def _end(self, starts: list[int], following: int) -> int:
+        """Where the piece before `following` ends: a border begins with the `}` of the piece before it."""
+        return (
+            self._text.rindex(b"}", 0, starts[following]) + 1 if following < len(starts) else len(self._text)
+        )
 
     def _single(self, pos: int, end: int) -> int | None:
         """One piece that did not decode alone: several objects, the list's end, a wrong border, or damage."""
@@ -269,10 +281,12 @@ class Document:
 
     def _last_event(self, pos: int) -> int | None:
         """The end of a damaged event that the end of the list follows. None when there is no such place."""
-        for close in _LIST_END.finditer(self._text, pos):
-            if self._take(self._text[pos : close.start() + 1], pos, mend=True):
-                return close.start() + 1
-        return None
+        ends = [close.start() + 1 for close in _LIST_END.finditer(self._text, pos)]
+        for end in ends:
+            if self._take(self._text[pos:end], pos, mend=True):
+                return end
+        self.damage.lost += bool(ends)
+        return ends[0] if ends else None
 
     def _garbage(self, pos: int, end: int) -> int:
         self.damage.lost += 1
