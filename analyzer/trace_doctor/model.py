@@ -273,6 +273,15 @@ class Segment(Struct, frozen=True, array_like=True):
     kind: str
 
 
+class Gap(Struct, frozen=True, array_like=True):
+    """A stretch in which a device did no work. `cause` owns most of it: `share` of its length."""
+
+    start_us: float
+    dur_us: float
+    cause: str
+    share: float
+
+
 class Lane(Struct, frozen=True, kw_only=True):
     """One device's time, start to end without holes, reduced for drawing. Times are relative to `start_us`
     of the first lane's capture (0 = start of the analysed window)."""
@@ -285,6 +294,8 @@ class Lane(Struct, frozen=True, kw_only=True):
     segments: list[Segment]
     shown: int
     of: int
+    gaps: list[Gap] = field(default_factory=list)
+    """the longest ones, longest first, as they were before the reduction"""
 
 
 class MemoryMark(Struct, frozen=True, array_like=True):

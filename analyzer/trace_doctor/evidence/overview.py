@@ -16,13 +16,14 @@ from trace_doctor.evidence.intervals import intersect, pairs, subtract, total, u
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.evidence.time_ledger import TimeLedger, exposed
-from trace_doctor.model import IDLE_CAUSES, CollectiveRow, KernelRow, Lane, Segment
+from trace_doctor.model import IDLE_CAUSES, CollectiveRow, Gap, KernelRow, Lane, Segment
 from trace_doctor.run import I64, U8, Cat, Run
 
 WORK = ("compute", "comm", "copy")
 KINDS = (*WORK, *IDLE_CAUSES)
 MAX_SEGMENTS = 600
 TOP_KERNELS = 20
+TOP_GAPS = 5
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Overview(Evidence):
     def _lane(self, device: int) -> Lane:
         pieces, kind = self._tiles(device)
         whole = len(pieces)
+        gaps = longest_gaps(pieces, kind, self.window[0])
         pieces, kind = reduced(pieces, kind, self.window)
         start = self.window[0]
         return Lane(
@@ -117,6 +119,7 @@ class Overview(Evidence):
             ],
             shown=len(pieces),
             of=whole,
+            gaps=gaps,
         )
 
     def _tiles(self, device: int) -> tuple[I64, U8]:
@@ -150,6 +153,28 @@ def reduced(pieces: I64, kind: U8, window: tuple[int, int], most: int = MAX_SEGM
         if len(made[0]) <= most or buckets <= 1:
             return made
     return pieces, kind
+
+
+def longest_gaps(pieces: I64, kind: U8, origin: int) -> list[Gap]:
+    """The TOP_GAPS longest runs of idle tiles, each with the cause that owns most of it."""
+    idle = kind >= len(WORK)
+    if not idle.any():
+        return []
+    run = np.cumsum(np.concatenate([[True], ~idle[1:] | ~idle[:-1]])) - 1
+    sums = np.zeros((int(run[-1]) + 1, len(KINDS)), dtype=np.int64)
+    np.add.at(sums, (run[idle], kind[idle]), (pieces[:, 1] - pieces[:, 0])[idle])
+    start = pieces[np.searchsorted(run, np.arange(len(sums))), 0]
+    length = sums.sum(axis=1)
+    return [
+        Gap(
+            float(start[n] - origin) / 1000.0,
+            float(length[n]) / 1000.0,
+            KINDS[int(sums[n].argmax())],
+            float(sums[n].max() / length[n]),
+        )
+        for n in np.argsort(-length, kind="stable")[:TOP_GAPS].tolist()
+        if length[n]
+    ]
 
 
 def _bucketed(pieces: I64, kind: U8, window: tuple[int, int], buckets: int) -> tuple[I64, U8]:
