@@ -24,11 +24,13 @@ Make = Callable[..., Facts]
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
-def launched(n: int, call: float, gpu: float, us: float, call_us: float = 2, **more: int) -> list:
+def launched(
+    n: int, call: float, gpu: float, us: float, call_us: float = 2, kernel: str = "gemm", **more: int
+) -> list:
     """A kernel and its launch call."""
     return [
         (CALL, "cudaLaunchKernel", call, call_us, {"correlation": n, **more}),
-        (KERNEL, "gemm", gpu, us, {"correlation": n}),
+        (KERNEL, kernel, gpu, us, {"correlation": n}),
     ]
 
 
@@ -103,15 +105,22 @@ def test_a_long_ordinary_call_is_a_cold_start(facts: Make) -> None:
     ]
     found = idle(facts(events))
     assert found["cold_start"] == 3000
-    # ... and so is a launch call that long
-    slow = [
-        step(5000),
-        *launched(1, 0, 0, 10),
-        *launched(2, 1000, 4000, 10, call_us=2990),
-        *launched(3, 4010, 4010, 990),
-    ]
-    found = idle(facts(slow))
-    assert found == {"python": 990, "cold_start": 2990, "launch": 10}
+    # ... and so is a launch call that long, if it is the first of its kernel
+    slow = [step(5000), *launched(1, 0, 0, 10, kernel="gemm0"), *launched(2, 1000, 4000, 1000, call_us=2990)]
+    assert idle(facts(slow)) == {"python": 990, "cold_start": 2990, "launch": 10}
+    # ... or if its operator never ran before: libraries start at any of their calls
+    many = [(CALL, "cudaEventCreateWithFlags", 15 + 5 * i, 2, {}) for i in range(5)]
+    late = [(OP, "aten::convolution", 14, 3000, {}), *many, (CALL, "cudaEventCreateWithFlags", 50, 2000, {})]
+    assert (
+        idle(facts([step(5000), *launched(1, 0, 0, 10), *late, *launched(2, 4900, 4905, 95)]))["cold_start"]
+        == 2000
+    )
+
+
+def test_only_the_first_use_is_cold(facts: Make) -> None:
+    """The same kernel was launched before: this call was held by something else."""
+    slow = [step(5000), *launched(1, 0, 0, 10), *launched(2, 1000, 4000, 1000, call_us=2990)]
+    assert idle(facts(slow)) == {"python": 990, "launch": 3000}
 
 
 def test_a_pageable_upload_is_no_cold_start(facts: Make) -> None:

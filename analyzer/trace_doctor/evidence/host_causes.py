@@ -23,7 +23,7 @@ from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
 from trace_doctor.evidence.threads import Threads
-from trace_doctor.evidence.warmup import COLD_NS
+from trace_doctor.evidence.warmup import first_uses
 from trace_doctor.model import IDLE_CAUSES
 from trace_doctor.run import HOST_CATS, I64, U8, Bool, Cat, Run
 
@@ -164,7 +164,7 @@ def _layers(facts: Facts) -> tuple[tuple[str, Bool], ...]:
     allocator = named(is_allocator) & calls
     blocking = np.zeros(len(run), dtype=bool)
     blocking[facts[Syncs].rows] = True
-    cold = calls & (run.dur >= COLD_NS)
+    cold = first_uses(run, facts[Launches], facts[Nesting])
     cold[_host_to_device(run, facts[Launches])] = False
     marks = steps | loader | optimizer
     torch_marks = named(is_torch_mark) & ~steps

@@ -14,9 +14,10 @@ from trace_doctor.evidence.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.host_causes import CAUSE, Cover, HostCauses, joined
 from trace_doctor.evidence.intervals import complement, covered, intervals, pairs, union
 from trace_doctor.evidence.launches import Launches
+from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
-from trace_doctor.evidence.warmup import COLD_NS
+from trace_doctor.evidence.warmup import first_uses
 from trace_doctor.run import I16, I64, U8, Bool, Run
 
 LATENCY_NS = 100_000
@@ -115,7 +116,7 @@ def _device_idle(facts: Facts, timeline: GpuTimeline, device: int) -> tuple[Cove
         covers.append(causes.on(t if t >= 0 else None).within(mine))
     late_cover, sync_row = _charge_lost_lead(facts, timeline.busy(device), joined(covers))
 
-    launching = _launching(run, facts[Launches], gaps, call, begins, returns)
+    launching = _launching(facts, gaps, call, begins, returns)
     both = joined([late_cover, launching])
     syncs = np.concatenate([sync_row, np.full(len(launching.row), -1, dtype=np.int64)])
     order = np.argsort(np.concatenate([late_cover.pieces[:, 0], launching.pieces[:, 0]]), kind="stable")
@@ -138,13 +139,14 @@ def _ending_calls(run: Run, launches: Launches, timeline: GpuTimeline, device: i
     return np.where(here, call[order][np.minimum(at, len(starts) - 1)], _TAIL)
 
 
-def _launching(run: Run, launches: Launches, gaps: I64, call: I64, begins: I64, returns: I64) -> Cover:
+def _launching(facts: Facts, gaps: I64, call: I64, begins: I64, returns: I64) -> Cover:
     """The parts of the gaps inside the launch call and after it."""
+    run, launches = facts.run, facts[Launches]
     known = call >= 0
     row = np.maximum(call, 0)
     name = np.where(known, run.name[np.maximum(launches.first_work(row), 0)], -1)
     pageable = np.isin(name, run.name_ids(lambda n: "HtoD" in n and "Pinned" not in n))
-    cold = known & (run.dur[row] >= COLD_NS) & ~pageable
+    cold = known & first_uses(run, launches, facts[Nesting])[row] & ~pageable
     inside = pairs(begins, returns)
     arrived = np.where(known, np.minimum(returns + LATENCY_NS, gaps[:, 1]), gaps[:, 1])
     after = pairs(returns, arrived)

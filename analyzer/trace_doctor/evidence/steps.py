@@ -104,7 +104,7 @@ class Steps(Evidence):
             steps = _without_remainder(run, steps, facts[Launches])
         spans = np.array([(s.start, s.end) for s in steps], dtype=np.int64).reshape(-1, 2)
         pace = _pace(run, facts[Launches], spans)
-        warm, reason = leading_warmup(run, facts[Launches], spans, pace)
+        warm, reason = leading_warmup(facts, spans, pace)
         if warm == len(steps) and warm:
             warm, reason = 0, f"no step is steady ({reason}): all steps are counted"
         steps = [

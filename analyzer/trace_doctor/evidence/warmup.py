@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.event_names import (
     is_allocator,
     is_compile,
@@ -14,6 +15,7 @@ from trace_doctor.evidence.event_names import (
 )
 from trace_doctor.evidence.intervals import covered, pairs, union
 from trace_doctor.evidence.launches import Launches
+from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.run import I64, Bool, Cat, Run
 
 COLD_NS = 1_000_000
@@ -23,17 +25,18 @@ SLOW = 3.0
 _AUTOTUNE = ("benchmark_all_configs", "autotune_to_one_config", ": do_bench", "cudnnFind", "miopenFind")
 
 
-def leading_warmup(run: Run, launches: Launches, spans: I64, pace: I64) -> tuple[int, str]:
+def leading_warmup(facts: Facts, spans: I64, pace: I64) -> tuple[int, str]:
     """How many of the leading steps are warm-up, and why.
 
     `spans` are the steps, (n, 2) ns; `pace` how long each took until its GPU work was done.
     """
     if not len(spans):
         return 0, ""
+    run = facts.run
     marks = {
         "compiles": _holds(run, spans, run.named(is_compile)),
         "autotunes": _holds(run, spans, run.named(lambda n: any(a in n for a in _AUTOTUNE))),
-        "starts libraries cold": _holds(run, spans, cold_starts(run, launches)),
+        "starts libraries cold": _holds(run, spans, cold_starts(run, facts[Launches], facts[Nesting])),
         "allocates device memory": _grows(run, spans),
         f"takes over {SLOW:g} medians": pace > SLOW * np.median(pace),
     }
@@ -43,20 +46,33 @@ def leading_warmup(run: Run, launches: Launches, spans: I64, pace: I64) -> tuple
     return count, ", ".join(reasons)
 
 
-def cold_starts(run: Run, launches: Launches) -> I64:
-    """Runtime and driver calls of 1 ms or more that neither wait, copy nor allocate, while the GPU mostly idles.
+def first_uses(run: Run, launches: Launches, nesting: Nesting) -> Bool:
+    """Runtime and driver calls of 1 ms or more that are the first for their kernel, or in the first run of their
+    operator.
 
-    Only the first use of something is cold: a later call for the same kernel was held by something else. A launch
-    call held by a full queue is as long, but then the GPU is busy.
+    Modules load and libraries start at the first use. A later call as long was held by something else: a full queue,
+    or a host that lost its core (in 17 captures with real cold starts, all their time lies in first uses).
     """
-    ordinary = run.name_ids(lambda n: is_synchronize(n) or is_copy_call(n) or is_allocator(n))
-    calls = np.flatnonzero(run.is_cat(Cat.RUNTIME, Cat.DRIVER) & ~np.isin(run.name, ordinary))
+    found = np.zeros(len(run), dtype=bool)
+    calls = np.flatnonzero(run.is_cat(Cat.RUNTIME, Cat.DRIVER))
     work = launches.first_work(calls)
-    kind = run.name[calls].astype(np.int64) * (len(run.names) + 1) + np.where(
-        work >= 0, run.name[work], len(run.names)
-    )
-    calls = calls[np.sort(np.unique(kind, return_index=True)[1])]
-    calls = calls[run.dur[calls] >= COLD_NS]
+    kinds = np.stack([run.name[calls], np.where(work >= 0, run.name[work], -1)], axis=1)
+    found[calls[np.unique(kinds, axis=0, return_index=True)[1]]] = True
+    first_run = np.zeros(len(run), dtype=bool)
+    operators = np.flatnonzero(run.cat == Cat.CPU_OP)
+    first_run[operators[np.unique(run.name[operators], return_index=True)[1]]] = True
+    long = calls[run.dur[calls] >= COLD_NS]
+    within = nesting.parent[long]
+    while (within >= 0).any():
+        found[long[(within >= 0) & first_run[within]]] = True
+        within = np.where(within >= 0, nesting.parent[within], -1)
+    return np.asarray(found & (run.dur >= COLD_NS))
+
+
+def cold_starts(run: Run, launches: Launches, nesting: Nesting) -> I64:
+    """First uses that neither wait, copy nor allocate, while the GPU mostly idles."""
+    ordinary = run.name_ids(lambda n: is_synchronize(n) or is_copy_call(n) or is_allocator(n))
+    calls = np.flatnonzero(first_uses(run, launches, nesting) & ~np.isin(run.name, ordinary))
     busy = union(pairs(run.ts[run.gpu], run.end[run.gpu]))
     return np.asarray(calls[covered(pairs(run.ts[calls], run.end[calls]), busy) * 2 < run.dur[calls]])
 
