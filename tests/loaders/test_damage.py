@@ -53,10 +53,8 @@ def names(run: Run) -> list[str]:
 
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "nan", "-nan(ind)", "inf", "N/A", ""])
 def test_bare_words_count_as_null(tmp_path: Path, word: str) -> None:
-    odd = (
-        '{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":5,"dur":2,"args":{"stream":7,"device":0,"x":%s}}'
-        % word
-    )
+    kernel = event("k", 5, cat="kernel", args={"stream": 7, "device": 0, "x": "WORD"})
+    odd = json.dumps(kernel).replace('"WORD"', word)
     run = load(tmp_path, trace(*sound(2), odd, *sound(2, 2)))
     assert names(run) == ["op0", "k", "op1", "op2", "op3"]
     assert run.args([1]) == [{"stream": 7, "device": 0, "x": None}]

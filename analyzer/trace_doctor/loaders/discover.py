@@ -207,7 +207,8 @@ def _relative(path: Path, root: Path) -> str:
 
 def _nothing(paths: Sequence[str | Path], ignored: int) -> str:
     where = ", ".join(str(p) for p in paths) or "."
-    others = f" ({ignored} other files were ignored)" if ignored else ""
+    count = "1 other file was" if ignored == 1 else f"{ignored} other files were"
+    others = f" ({count} ignored)" if ignored else ""
     return (
         f"no capture below {where}{others}: looked for profiler traces (*.json, *.json.gz), memory snapshots "
         "(*.pickle, *.pkl) and TORCH_TRACE logs. Record one with torch.profiler.profile(..., on_trace_ready="

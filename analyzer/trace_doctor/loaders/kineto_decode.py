@@ -74,12 +74,9 @@ def tidy(raw: Any) -> Event | None:
     if not isinstance(raw, dict):
         return None
     given = raw.get("args")
-    args = (
-        {field: _integer(given[key]) for key, field in _INT_ARGS.items() if key in given}
-        if isinstance(given, dict)
-        else {}
-    )
+    args: dict[str, Any] = {}
     if isinstance(given, dict):
+        args = {field: _integer(given[key]) for key, field in _INT_ARGS.items() if key in given}
         args |= {key: given.get(key) for key in ("name", "labels")}
     return Event(
         ph=_text(raw.get("ph")),

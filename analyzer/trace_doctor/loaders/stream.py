@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from isal import isal_zlib
+from isal.igzip_lib import IsalError
 
 GZIP_MAGIC = b"\x1f\x8b"
 READ = 1 << 18
@@ -46,8 +46,8 @@ class ByteStream:
                     return
                 try:
                     out = member.decompress(pending, PIECE)
-                except (isal_zlib.error, zlib.error, ValueError) as error:
-                    if not fresh or member is None:
+                except (IsalError, ValueError) as error:  # type: ignore[misc]  # isal's stub types the class as an instance
+                    if not fresh:
                         self.problem = f"the gzip data is damaged ({error})"
                     return  # bytes behind the last complete member are padding, as gzip itself treats them
                 if out:

@@ -1,0 +1,230 @@
+"""Finding captures below folders, files and globs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture
+from trace_doctor.loaders.discover import Discovery, discover
+
+TRACE = json.dumps(
+    {"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}
+)
+LEGACY = json.dumps(
+    [{"name": "aten::mm", "ph": "X", "ts": 1, "dur": 1, "tid": 1, "pid": "CPU functions", "args": {}}]
+)
+HOROVOD = '[{"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1}},'
+SNAPSHOT = pickle.dumps({"segments": [], "device_traces": [[]]})
+TORCH_LOG = 'V0401 12:00:00.123456 77 torch/_logging/structured.py:22] {"str": ["a.py", 0]}\n'
+
+
+def put(folder: Path, name: str, content: str | bytes = TRACE) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def shown(discovery: Discovery) -> list[tuple[str, str]]:
+    return [(f.display, f.kind) for f in discovery.found]
+
+
+def test_a_folder_of_a_run(tmp_path: Path) -> None:
+    """As `tensorboard_trace_handler`, `_dump_snapshot` and TORCH_TRACE leave it, with other files between."""
+    put(tmp_path, "plugins/profile/host_1.1623.pt.trace.json.gz", gzip.compress(TRACE.encode()))
+    put(tmp_path, "plugins/profile/host_1.1624.pt.trace.json")
+    put(tmp_path, "mem/snapshot.pickle", SNAPSHOT)
+    put(tmp_path, "mem/old.pkl", SNAPSHOT)
+    put(tmp_path, "tt/dedicated_log_torch_trace_rank_2_ab12.log", TORCH_LOG)
+    put(tmp_path, "legacy.json", LEGACY)
+    put(tmp_path, "rank0.json.tmp")
+    put(tmp_path, "train.py", "import torch")
+    put(tmp_path, "train.log", "loss 0.3")
+    put(tmp_path, "README", "words")
+    put(tmp_path, ".git/trace.json")
+    found = discover([tmp_path])
+    assert shown(found) == [
+        ("legacy.json", "trace"),
+        ("rank0.json.tmp", "trace"),
+        ("mem/old.pkl", "snapshot"),
+        ("mem/snapshot.pickle", "snapshot"),
+        ("plugins/profile/host_1.1623.pt.trace.json.gz", "trace"),
+        ("plugins/profile/host_1.1624.pt.trace.json", "trace"),
+        ("tt/dedicated_log_torch_trace_rank_2_ab12.log", "torch_trace"),
+    ]
+    assert found.ignored == ()
+    assert (found.found[-1].rank, found.found[-1].rank_how) == (2, "file name")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("timeline.json", HOROVOD, "a Horovod timeline"),
+        ("et.json", '{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "a PyTorch execution trace"),
+        (
+            "mem.raw.json.gz",
+            gzip.compress(b"[[0, 1, 512, 2], [1, 1, 512, 2]]"),
+            "the output of export_memory_timeline",
+        ),
+        (
+            "nccl_trace_rank_0.pkl",
+            pickle.dumps({"version": "2.1", "pg_config": {}, "entries": []}),
+            "an NCCL flight-recorder dump",
+        ),
+        ("optimizer.pkl", pickle.dumps({"state": 1}), "a pickle of something else"),
+        ("t.json.zst", b"\x28\xb5\x2f\xfd\x04\x00", "a Zstandard file; decompress it first (zstd -d)"),
+        ("events.out.tfevents.1.host", b"\x18" + bytes(7) + b"abc", "a TensorBoard event file"),
+        ("config.json", '{"hidden_size": 8}', "JSON without trace events"),
+        (
+            "browser.json",
+            '{"traceEvents": [{"ph": "X", "name": "x", "cat": "v8", "ts": 1}]}',
+            "a Chrome browser trace",
+        ),
+    ],
+)
+def test_other_files_are_named_in_a_folder_and_refused_by_name(
+    tmp_path: Path, name: str, content: str | bytes, reason: str
+) -> None:
+    put(tmp_path, "trace.json")
+    other = put(tmp_path, f"sub/{name}", content)
+    found = discover([tmp_path])
+    assert shown(found) == [("trace.json", "trace")]
+    assert [(i.display, i.reason) for i in found.ignored] == [
+        (f"sub/{name}", f"{reason}, not a PyTorch profiler trace or memory snapshot")
+    ]
+    with pytest.raises(NotACapture) as refusal:
+        discover([tmp_path / "trace.json", other])
+    assert str(refusal.value) == f"{name}: {reason}, not a PyTorch profiler trace or memory snapshot"
+
+
+def test_a_file_without_bytes(tmp_path: Path) -> None:
+    put(tmp_path, "trace.json")
+    empty = put(tmp_path, "killed.pt.trace.json", "")
+    assert [(i.display, i.reason) for i in discover([tmp_path]).ignored] == [
+        ("killed.pt.trace.json", "the file is empty")
+    ]
+    with pytest.raises(DamagedCapture, match=r"^killed\.pt\.trace\.json: the file is empty$"):
+        discover([empty])
+
+
+def test_a_file_by_name_needs_no_telling_name(tmp_path: Path) -> None:
+    assert shown(discover([put(tmp_path, "dump.bin")])) == [("dump.bin", "trace")]
+
+
+def test_contents_count_more_than_names(tmp_path: Path) -> None:
+    put(tmp_path, "a.pickle")
+    put(tmp_path, "b.json", SNAPSHOT)
+    put(tmp_path, "c.json", gzip.compress(TRACE.encode()))
+    assert shown(discover([tmp_path])) == [("a.pickle", "trace"), ("b.json", "snapshot"), ("c.json", "trace")]
+
+
+def test_marks_of_pytorch_behind_many_other_events(tmp_path: Path) -> None:
+    labels = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": i, "args": {"name": f"thread {i}"}}
+        for i in range(3000)
+    ]
+    events = [*labels, {"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]
+    put(tmp_path, "trace.json", json.dumps({"traceEvents": events}))
+    assert shown(discover([tmp_path])) == [("trace.json", "trace")]
+
+
+def test_globs_and_several_inputs(tmp_path: Path) -> None:
+    for rank in (10, 2):
+        put(tmp_path, f"run/rank_{rank}/trace.json")
+    put(tmp_path, "run/notes.json", "{}")
+    found = discover([str(tmp_path / "run" / "rank_*")])
+    assert [(f.display, f.rank) for f in found.found] == [
+        ("rank_10/trace.json", 10),
+        ("rank_2/trace.json", 2),
+    ]
+    assert shown(discover([tmp_path / "run/**/*.json"])) == shown(found)
+    two = discover([tmp_path / "run/rank_2", tmp_path / "run/rank_10"])
+    assert shown(two) == [("rank_2/trace.json", "trace"), ("rank_10/trace.json", "trace")]
+    by_name = discover([tmp_path / "run/rank_2/trace.json", tmp_path / "run/rank_10/trace.json"])
+    assert shown(by_name) == shown(two)
+
+
+def test_displays_tell_files_of_equal_folders_apart(tmp_path: Path) -> None:
+    put(tmp_path, "a/logs/trace.json")
+    put(tmp_path, "b/logs/trace.json")
+    found = discover([tmp_path / "a/logs", tmp_path / "b/logs"])
+    assert shown(found) == [("a/logs/trace.json", "trace"), ("b/logs/trace.json", "trace")]
+
+
+def test_a_file_mentioned_twice_is_read_once(tmp_path: Path) -> None:
+    path = put(tmp_path, "trace.json")
+    (tmp_path / "latest.json").symlink_to(path)
+    assert len(discover([tmp_path, path, path, tmp_path / "*.json"]).found) == 1
+
+
+def test_links_are_followed_once_and_special_files_skipped(tmp_path: Path) -> None:
+    put(tmp_path, "z_run/trace.json")
+    (tmp_path / "latest").symlink_to(tmp_path / "z_run", target_is_directory=True)
+    (tmp_path / "z_run/loop").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "z_run/gone.json").symlink_to(tmp_path / "nowhere.json")
+    os.mkfifo(tmp_path / "pipe.json")
+    found = discover([tmp_path])
+    assert shown(found) == [("z_run/trace.json", "trace")]
+    with pytest.raises(NotACapture, match="not a regular file"):
+        discover([tmp_path / "pipe.json"])
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank_3.json", 3),
+        ("rank-34.Jul_15.json", 34),
+        ("trace_rank0.json", 0),
+        ("worker7_step_12.169.pt.trace.json", 7),
+        ("global_rank=5/trace.json", 5),
+        ("rank_9/trace.json", 9),
+        ("rank_9/worker1.json", 1),
+        ("trace_04.json", None),
+        ("crank5.json", None),
+        ("host_4780.1672931832914.pt.trace.json", None),
+    ],
+)
+def test_ranks_in_names(tmp_path: Path, name: str, rank: int | None) -> None:
+    put(tmp_path, name)
+    (found,) = discover([tmp_path]).found
+    assert (found.rank, found.rank_how) == ((0, "") if rank is None else (rank, "file name"))
+
+
+def test_nothing_found_says_what_was_looked_for(tmp_path: Path) -> None:
+    put(tmp_path, "config.json", "{}")
+    with pytest.raises(NoCaptures) as nothing:
+        discover([tmp_path])
+    line = str(nothing.value)
+    assert "1 other file was ignored" in line
+    for word in (
+        "*.json.gz",
+        "*.pickle",
+        "TORCH_TRACE",
+        "tensorboard_trace_handler",
+        "_dump_snapshot",
+        "trace-doctor capture",
+    ):
+        assert word in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("path", ["nowhere", "nowhere/*.json"])
+def test_a_path_that_is_not_there(tmp_path: Path, path: str) -> None:
+    with pytest.raises(NoCaptures, match="nowhere"):
+        discover([tmp_path / path])
+
+
+@pytest.mark.captures
+def test_the_folder_of_real_captures(captures_dir: Path) -> None:
+    found = discover([captures_dir])
+    kinds = [f.kind for f in found.found]
+    assert (kinds.count("trace"), kinds.count("snapshot")) == (124, 40)
+    assert len(found.ignored) == 10
+    assert len({f.display for f in found.found}) == len(found.found)
+    assert found == discover([str(captures_dir)])
