@@ -1,0 +1,53 @@
+"""Whether the file itself is whole, and whether the GPU that it names was recorded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.run import GPU_CATS, Cat, Damage
+
+_LAUNCH = re.compile(r"(?:cuda|hip|cu|musa)(?:\w*Launch\w*|Memcpy\w*|Memset\w*)")
+
+
+@dataclass(frozen=True)
+class CaptureHealth(Evidence):
+    """Counts over the whole file, except where the window is named."""
+
+    events: int
+    """rows with a duration"""
+    damage: Damage
+    operators: int
+    python_frames: int
+    devices: tuple[str, ...]
+    """one entry per device in deviceProperties: its name, or "" where the file leaves it empty"""
+    gpu_events: int
+    """kernels, copies and memsets in the file"""
+    gpu_events_in_window: int
+    launch_calls: int
+    """runtime or driver calls that start GPU work, in the window"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        properties = run.meta.get("deviceProperties")
+        devices = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
+        steps = facts.get(Steps)
+        start, end = steps.window if steps is not None else (0, np.iinfo(np.int64).max)
+        inside = (run.ts < end) & (run.end > start)
+        calls = run.named(lambda n: _LAUNCH.fullmatch(n) is not None, Cat.RUNTIME, Cat.DRIVER)
+        return cls(
+            events=len(run),
+            damage=run.damage,
+            operators=int(run.is_cat(Cat.CPU_OP).sum()),
+            python_frames=int(run.is_cat(Cat.PYTHON).sum()),
+            devices=tuple(str(p.get("name") or "") for p in devices),
+            gpu_events=len(run.gpu),
+            gpu_events_in_window=int((run.is_cat(*GPU_CATS) & inside).sum()),
+            launch_calls=int(inside[calls].sum()),
+        )

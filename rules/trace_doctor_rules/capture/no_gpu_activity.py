@@ -1,0 +1,126 @@
+"""TD004 no-gpu-activity."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Context, Fix, Rule
+from trace_doctor.evidence.capture_health import CaptureHealth
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+
+
+def _work(*, gpu: bool, kernels: bool) -> RunBuilder:
+    b = RunBuilder() if gpu else RunBuilder(gpu=None)
+    for _ in range(3):
+        with b.step(), b.op("aten::mm", us=50):
+            if kernels:
+                b.launch(100)
+    return b
+
+
+def _launched_but_lost() -> RunBuilder:
+    b = _work(gpu=True, kernels=True)
+    b.events = [e for e in b.events if e["cat"] != "kernel"]
+    return b
+
+
+def _outside_the_window() -> RunBuilder:
+    b = RunBuilder()
+    with b.op("aten::mm"):
+        b.launch(100)
+    b.wait(10_000)
+    for _ in range(3):
+        with b.step(), b.op("aten::mm", us=50):
+            pass
+    return b
+
+
+@dataclass(frozen=True)
+class NoGpuActivity(Rule):
+    """The machine has a GPU, and the capture shows nothing that it did.
+
+    What it does
+    Says so when the file names GPUs but holds no kernel, copy or memset in the analysed window.
+
+    Why is this bad
+    Idle time, kernels, copies and communication cannot be judged: every rule about them has to abstain, and what the
+    host does looks like the whole cost.
+
+    Evidence
+    `deviceProperties` of the file, and no GPU event in the window. Launch calls without kernels mean that the GPU's side
+    was lost; no launch call either means that it was not asked for.
+
+    How the saving is estimated
+    There is none: this is about the capture.
+
+    Fix
+    `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`, at least one warm-up step in the schedule, and a CUPTI
+    that works: no other profiler attached, permission to read performance counters, a driver that matches.
+
+    Fix safety
+    Only shown: it concerns the code that records.
+
+    When to ignore
+    When the recorded work is meant to run on the CPU of a machine that has a GPU.
+
+    References
+    https://docs.pytorch.org/docs/stable/profiler.html
+    https://developer.nvidia.com/ERR_NVGPUCTRPERM
+    """
+
+    code = "TD004"
+    name = "no-gpu-activity"
+    title = "The GPU was not recorded"
+    needs = (CaptureHealth,)
+
+    VALID = [
+        Valid("kernels in the window", lambda: _work(gpu=True, kernels=True)),
+        Valid("a machine without a GPU", lambda: _work(gpu=False, kernels=False)),
+    ]
+    INVALID = [
+        Invalid(
+            "CPU activity only",
+            lambda: _work(gpu=True, kernels=False),
+            severity="warning",
+            message="activities",
+        ),
+        Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched"),
+        Invalid("kernels before the first step", _outside_the_window, severity="warning", message="outside"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        health = ctx[CaptureHealth]
+        if not health.devices or health.gpu_events_in_window or not health.operators:
+            return
+        yield Claim(
+            message=f"The capture names {_names(health.devices)} but shows no GPU work in the window: {_why(health)}.",
+            confidence="high",
+            severity="warning",
+            fixes=[
+                Fix(
+                    title="Record the GPU as well",
+                    kind="advice",
+                    safety="display",
+                    text="profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], "
+                    "schedule=schedule(wait=1, warmup=1, active=5, repeat=1))",
+                    verify="the new capture holds kernels, and TD004 is gone",
+                )
+            ],
+            key="gpu",
+        )
+
+
+def _names(devices: tuple[str, ...]) -> str:
+    counted = Counter(name or "an unnamed GPU" for name in devices)
+    return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in counted.items())
+
+
+def _why(health: CaptureHealth) -> str:
+    if health.gpu_events:
+        return f"its {health.gpu_events:,} GPU events lie outside the steps"
+    if health.launch_calls:
+        calls = f"{health.launch_calls:,} call{'' if health.launch_calls == 1 else 's'}"
+        return f"{calls} launched work that the profiler lost"
+    return "the profile's activities left the GPU out, or nothing ran on it"
