@@ -57,7 +57,8 @@ def read_cases(path: Path) -> list[Case]:
     for part in path.read_text(encoding="utf-8").split("\n## ")[1:]:
         title, _, body = part.partition("\n")
         codes = [
-            code + "\n" for code in re.findall(r"^```python\n(.*?)\n?```$", body, re.DOTALL | re.MULTILINE)
+            code + "\n"
+            for code in re.findall(r"^```(?:before|after)\n(.*?)\n?```$", body, re.DOTALL | re.MULTILINE)
         ]
         fields = dict(
             re.findall(r"^(params|at|torch|refuses): (.*)$", re.sub(r"(?s)```.*?```", "", body), re.MULTILINE)
@@ -122,7 +123,7 @@ def test_bytes_of_the_file_survive(case: Case, style: str) -> None:
         if style == "bom":
             return codecs.BOM_UTF8 + text.encode()
         if style == "latin-1":
-            return ("# -*- coding: latin-1 -*-\n" + text + "# für später\n").encode("latin-1")
+            return ("# -*- coding: latin-1 -*-\n# für später\n" + text).encode("latin-1")
         if style == "tabs":
             return re.sub(r"(?m)^((?: {4})+)", lambda m: "\t" * (len(m[0]) // 4), text).encode()
         return text.rstrip("\n").encode()
@@ -133,7 +134,7 @@ def test_bytes_of_the_file_survive(case: Case, style: str) -> None:
     script = Script(before, "train.py")
     place = case.place(script)
     if style == "latin-1" and place.line is not None:
-        place = Place([script], place.line + 1, None, place.torch)
+        place = Place([script], place.line + 2, None, place.torch)
     changed = checked(script, codemods()[case.codemod].run(place, case.params).edits)
     assert changed == dress(case.after or "")
 

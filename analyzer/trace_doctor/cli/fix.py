@@ -124,6 +124,8 @@ def _explain(made: Plan, quiet: int) -> None:
         return
     for item in made.items:
         finding, fix_ = item.finding, item.fix
+        if item.status == "advice" and fix_.framework not in ("torch", "", *made.frameworks):
+            continue  # advice for a framework that the scripts do not use
         head = f"{item.label} {finding.name}: {fix_.title}"
         if item.status in ("ready", "held") and item.change is not None:
             c.note(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}")

@@ -18,7 +18,7 @@ from trace_doctor.fixes.diffs import unified
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
 from trace_doctor.fixes.entry import entry_scripts
 from trace_doctor.fixes.versions import TorchBounds, bounds
-from trace_doctor.loaders.script import Script
+from trace_doctor.loaders.script import FRAMEWORKS, Script
 from trace_doctor.loaders.source import SourceTree, same_function
 from trace_doctor.model import Finding, Fix, Result, Safety, Target
 
@@ -78,6 +78,11 @@ class Plan:
             for i in self.items
         ]
         return replace(self, items=tuple(items))
+
+    @cached_property
+    def frameworks(self) -> frozenset[str]:
+        """Which of deepspeed, lightning, accelerate, hf the scripts import."""
+        return frozenset(f for s in self.tree.mentioning(*FRAMEWORKS) for f in s.frameworks)
 
     @cached_property
     def outputs(self) -> dict[str, tuple[Script, bytes]]:

@@ -36,7 +36,7 @@ _SPAWN = (
 @codemod("dataloader-args", words=("DataLoader", "TrainingArguments"), elsewhere=True)
 def dataloader_args(place: Place, params: Mapping[str, Any]) -> Change:
     """Sets num_workers, pin_memory, persistent_workers and prefetch_factor of the training loader together."""
-    wanted = {name: params[name] for name in _ORDER if params.get(name) is not None}
+    wanted = {name: params[name] for name in _ORDER if params.get(name)}
     calls = _at_line(place) or _in_scripts(place)
     if calls:
         script, call = only(calls, "construct a DataLoader that feeds training", "")
@@ -122,7 +122,7 @@ def _edit_loader(script: Script, call: cst.Call, wanted: dict[str, Any]) -> Chan
         there = argument(call, name, _POSITIONS.get(name))
         if there is None:
             added[name] = value
-        elif literal(there.value) in (None, False) and wanted[name] not in (None, False):
+        elif literal(there.value) in (None, False):
             edits.append(set_argument(script, call, there, value))
     if workers is None and count:
         added = {"num_workers": str(count), **added}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import libcst as cst
@@ -39,7 +40,8 @@ def graph_break_line(place: Place, params: Mapping[str, Any]) -> Change:
     if branch is not None:
         raise NoEdit("display", _BRANCH, [candidate(script, branch)])
     if _reads_scalar(script, statement):
-        return configure(script, "torch._dynamo.config.capture_scalar_outputs", "True")
+        change = configure(script, "torch._dynamo.config.capture_scalar_outputs", "True")
+        return replace(change, line=line)
     raise NoEdit("display", _why(script, statement), [candidate(script, statement)])
 
 

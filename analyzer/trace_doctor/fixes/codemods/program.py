@@ -9,7 +9,7 @@ from typing import Any
 import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before, line_span
 from trace_doctor.fixes.versions import allocator_variable
 from trace_doctor.loaders.script import Script, dotted, imported_modules, literal
 
@@ -31,10 +31,30 @@ def allocator_setting(place: Place, params: Mapping[str, Any]) -> Change:
         raise NoEdit("unresolved", f"{script.name} imports no torch, so it is not the script that is started")
     name = allocator_variable(place.torch)
     code = f'os.environ.setdefault("{name}", "{setting}")  # read when torch starts'
+    edits = []
+    above = _last_import_above(script, first)
     if not _imports_os(script, first):
-        code = f"import os\n\n{code}"
-    edit = insert_before(script, first, code, "allocator-setting")
-    return Change(script, (edit,), script.line(first), "safe")
+        if above is None:
+            code = f"import os\n\n{code}"
+        else:
+            edits.append(insert_after(script, above.body[-1], "import os", "import os"))
+    if above is not None and script.line(first) == script.lines(above)[1] + 1:
+        code = f"\n{code}"
+    edits.append(insert_before(script, first, code, "allocator-setting"))
+    return Change(script, tuple(edits), script.line(first), "safe")
+
+
+def _last_import_above(script: Script, statement: cst.CSTNode) -> cst.SimpleStatementLine | None:
+    """The last top-level import (of the standard library) above a statement."""
+    found = None
+    for node in script.module.body:
+        if node is statement:
+            break
+        if isinstance(node, cst.SimpleStatementLine) and isinstance(
+            node.body[-1], cst.Import | cst.ImportFrom
+        ):
+            found = node
+    return found
 
 
 def _extend(script: Script, key: str, setting: str) -> Change | None:
@@ -151,12 +171,18 @@ def configure(script: Script, name: str, value: str) -> Change:
 
 
 def _insert_lines_after(script: Script, statement: cst.SimpleStatementLine, code: str, key: str) -> Edit:
-    first, *rest = code.split("\n")
-    edit = insert_after(script, statement.body[-1], first, key)
-    lead = "\n" if edit.text.startswith("\n") else ""
-    lines = first if rest else f"\n{first}"
-    body = "\n".join([lines, *rest])
-    return Edit(edit.start, edit.end, lead + body + ("" if lead else "\n"), key, code)
+    """Lines below an import, set off by empty lines; a first `import` line joins the imports above."""
+    end = line_span(script, statement)[1]
+    ended = script.text[end - 1] in "\r\n"
+    following = script.line_text(script.lines(statement)[1] + 1).strip()
+    text = code if code.startswith("import ") else f"\n{code}"
+    return Edit(
+        end,
+        end,
+        f"{'' if ended else chr(10)}{text}{chr(10) if ended else ''}{chr(10) if following else ''}",
+        key,
+        code,
+    )
 
 
 def _last_import(script: Script) -> cst.SimpleStatementLine | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, shares_line
 from trace_doctor.fixes.loops import backward_values, enclosing_loop, names_in
 from trace_doctor.loaders.script import Script, argument, dotted
@@ -41,7 +41,8 @@ _RANDOM = ("rand", "randn", "randint", "randperm")
 @codemod("detach-accumulation", words=("+=", ".append(", " + "))
 def detach_accumulation(place: Place, params: Mapping[str, Any]) -> Change:
     """Adds detach() where a loss is kept in a running sum or list, which would keep its graph."""
-    found = [(s, v) for s in place.scripts for v in _kept_losses(s)]
+    named = place.line is not None
+    found = [(s, v) for s in place.scripts for t, v in _sums(s) if _keeps_graph(s, t, v, named=named)]
     if place.line is not None:
         found = [(s, v) for s, v in found if s.lines(v)[0] <= place.line <= s.lines(v)[1]]
     script, value = only(found, "keep a loss with its graph", "no running sum or list of a loss was found")
@@ -53,8 +54,8 @@ def detach_accumulation(place: Place, params: Mapping[str, Any]) -> Change:
     return Change(script, tuple(edits), script.line(value), "safe")
 
 
-def _kept_losses(script: Script) -> list[cst.BaseExpression]:
-    """Expressions that a loop adds to a sum or list, that backward was called on, and whose sum is not differentiated."""
+def _sums(script: Script) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """(container, added value) of `t += v`, `t = t + v`, `t.append(v)`."""
     found: list[tuple[cst.BaseExpression, cst.BaseExpression]] = []
     for augmented in script.all(cst.AugAssign):
         if isinstance(augmented.operator, cst.AddAssign):
@@ -72,21 +73,33 @@ def _kept_losses(script: Script) -> list[cst.BaseExpression]:
     for call in script.all(cst.Call):
         if isinstance(call.func, cst.Attribute) and call.func.attr.value == "append" and len(call.args) == 1:
             found.append((call.func.value, call.args[0].value))
-    return [value for target, value in found if _keeps_graph(script, target, value)]
+    return found
 
 
-def _keeps_graph(script: Script, target: cst.BaseExpression, value: cst.BaseExpression) -> bool:
-    loop = enclosing_loop(script, value)
-    if loop is None:
+def _keeps_graph(
+    script: Script, target: cst.BaseExpression, value: cst.BaseExpression, *, named: bool
+) -> bool:
+    """Whether a loop keeps the graph of a loss for nothing: the sum is never differentiated.
+
+    A loss is what `backward` is called on, or what has "loss" in its name, or (where the capture names the line)
+    anything computed in the loop.
+    """
+    loop, root, kept = enclosing_loop(script, value), _loss_root(value), script.code(target)
+    if loop is None or root is None or root == kept:
         return False
     home = script.function_of(loop) or script.module
-    differentiated = [names_in(script, v) for v in backward_values(script, home)]
-    losses = set().union(*differentiated) if differentiated else set()
-    kept = script.code(target)
-    root = _loss_root(value)
-    if root is None or root not in losses or _reaches(script, home, kept, losses):
+    losses = set().union(*(names_in(script, v) for v in backward_values(script, home)))
+    sums = _made_from(script, home, kept)
+    if sums & losses:
         return False
-    return root != kept
+    if root in losses:
+        return True
+    if not losses and _returned(script, home, sums):
+        return False  # `total += loss; return total`: the caller may differentiate it
+    computed = [b for b in origins(script).bound(value) if isinstance(b.value, cst.Call) and not b.loop]
+    return (
+        isinstance(value, cst.Name | cst.Attribute) and bool(computed) and (named or "loss" in root.lower())
+    )
 
 
 def _loss_root(value: cst.BaseExpression) -> str | None:
@@ -96,15 +109,19 @@ def _loss_root(value: cst.BaseExpression) -> str | None:
     return dotted(value)
 
 
-def _reaches(script: Script, home: cst.CSTNode, kept: str, losses: set[str]) -> bool:
-    """Whether the sum itself is differentiated, directly or through a name assigned from it."""
-    tainted = {kept}
+def _made_from(script: Script, home: cst.CSTNode, kept: str) -> set[str]:
+    """The sum and the names assigned from it."""
+    found = {kept}
     for _ in range(4):
         for assign in script.all(cst.Assign, within=home):
-            names = {dotted(t.target) for t in assign.targets} - {None}
-            if names_in(script, assign.value) & tainted:
-                tainted |= {str(n) for n in names}
-    return bool(tainted & losses)
+            if names_in(script, assign.value) & found:
+                found |= {name for t in assign.targets if (name := dotted(t.target)) is not None}
+    return found
+
+
+def _returned(script: Script, home: cst.CSTNode, names: set[str]) -> bool:
+    returns = script.all(cst.Return, within=home)
+    return any(r.value is not None and names_in(script, r.value) & names for r in returns)
 
 
 # ---------------------------------------------------------------------- every-n-guard
