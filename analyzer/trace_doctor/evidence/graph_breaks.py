@@ -86,7 +86,7 @@ def find_breaks(
 ) -> tuple[Break, ...]:
     """The breaks in these outermost regions, by place.
 
-    `blocking`: rows of calls that wait for the device; that time is theirs, not the break's.
+    `others`: rows of calls that wait for the device, and of compilations; that time is theirs, not the break's.
     """
     found: dict[_Key, _Found] = {}
     for root in roots:
@@ -99,7 +99,7 @@ def find_breaks(
             here.chain = max(here.chain, chain)
             here.callee = here.callee or owners.callee.get(key)
             here.defined = here.defined or owners.defined.get(key)
-    between = _Between(run, nesting, blocking)
+    between = _Between(run, nesting, others)
     made = [
         Break(
             function=key.function,
@@ -193,10 +193,10 @@ class _Owners:
 class _Between:
     """The host time that a break costs: from the end of the compiled code before it to the start of the next piece."""
 
-    def __init__(self, run: Run, nesting: Nesting, blocking: I64) -> None:
+    def __init__(self, run: Run, nesting: Nesting, others: I64) -> None:
         self._run = run
         self._nesting = nesting
-        taken = [blocking]
+        taken = [others]
         if not len(run.gpu):  # without a device, operators are the work itself
             taken.append(run.named(lambda n: not n.startswith(_DYNAMO), Cat.CPU_OP))
         self._taken = np.unique(np.concatenate(taken))

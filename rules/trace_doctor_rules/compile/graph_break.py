@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -304,10 +305,16 @@ class GraphBreak(Rule):
         placed = found.line is not None
         if not placed and (found.chain < self.min_chain or found.calls < self.min_calls):
             return "low", "info"
-        severity: Severity | None = "info" if outcome.share_of_step < self.min_share else None
+        small = outcome.share_of_step < self.min_share
+        severity: Severity | None = "info" if small or _deliberate(found) else None
         if on_gpu and outcome.basis != "replay":
             return "low", severity
         return ("high" if placed and on_gpu else "medium"), severity
+
+
+def _deliberate(found: Break) -> bool:
+    """The script asks for this break."""
+    return any(re.search(r"compiler\.disable|graph_break\(\)", b.reason) for b in found.logged)
 
 
 # -- words -----------------------------------------------------------------------------------------------------
@@ -316,34 +323,35 @@ class GraphBreak(Rule):
 def _message(found: Break, outcome: ReplayOutcome | None) -> str:
     """One sentence: what is cut, where, why, how often, what it costs."""
     reason = f" ({found.logged[0].reason})" if found.logged else ""
-    if found.whole:
-        where = f"{found.file}:{found.line or found.defined}"
-        at = f"breaks at {where}" if found.line else f"(defined at {where})"
+    if found.whole and found.line:
         return (
-            f"{found.function} {at} and is not compiled at all{reason}: it runs eagerly inside a compiled function"
-            f"{'' if found.line else '; the line was not captured'}."
+            f"{found.function} breaks at {found.file}:{found.line}{reason} and is not compiled at all: "
+            "it runs eagerly inside a compiled function."
+        )
+    if found.whole:
+        return (
+            f"{found.function} (defined at {found.file}:{found.defined}) is not compiled at all: it runs eagerly "
+            "inside a compiled function; the line that breaks was not captured."
         )
     if outcome is None:
-        return f"{_subject(found)} leaves its graph at {found.file}:{found.line}{reason}; nothing compiled follows."
+        return f"{found.function} leaves its graph at {found.file}:{found.line}{reason}; nothing compiled follows."
+    who = found.function or f"The compiled function of region {found.outermost}"
+    where = f" at {found.file}:{found.line}{reason}" if found.line else ""
     per_call = found.pieces / max(found.calls, 1)
     pieces = f"{per_call:.0f} more piece{'s' if per_call >= 1.5 else ''}"
-    where = f" at {found.file}:{found.line}{reason}" if found.line else "; the line was not captured"
     cost = (
-        f"up to {_us(outcome.saved_us_per_step)} of a step ({outcome.share_of_step:.0%}) pass between the pieces"
+        f"up to {_us(outcome.saved_us_per_step)} of a step ({outcome.share_of_step:.1%}) pass between the pieces"
         if outcome.saved_us_per_step > 0
         else "the time between the pieces is hidden behind other work"
     )
-    return f"{_subject(found)} is cut into {pieces} in each of {found.calls} calls{where}: {cost}."
-
-
-def _subject(found: Break) -> str:
-    if found.function:
-        return found.function
-    return f"The compiled function of region {found.outermost}"
+    unknown = "" if found.line else "; the line was not captured"
+    return f"{who} is cut{where} into {pieces} in each of {found.calls} calls: {cost}{unknown}."
 
 
 def _us(us: float) -> str:
-    return f"{us / 1e3:.2g} ms" if us >= 1e3 else f"{us:.2g} µs"
+    """Two significant figures."""
+    value, unit = (us / 1e3, "ms") if us >= 1e3 else (us, "µs")
+    return f"{value:.2g} {unit}" if value < 100 else f"{round(value, -1):,.0f} {unit}"
 
 
 def _saving(outcome: ReplayOutcome | None) -> Saving | None:

@@ -250,7 +250,12 @@ def _message(
     )
     often = "once" if len(times) == 1 else f"{len(times)} times"
     why = f", first because {_because(changed[0])}" if changed else "; what changed was not captured"
-    return f"{what} is recompiled {often} in {steps} steps{why}: {ns / 1e6:.2g} ms of a step ({share:.0%})."
+    return f"{what} is recompiled {often} in {steps} steps{why}: {_ms(ns)} ms of a step ({share:.0%})."
+
+
+def _ms(ns: float) -> str:
+    """Two significant figures."""
+    return f"{ns / 1e6:.2g}" if ns < 1e8 else f"{round(ns / 1e6, -1):,.0f}"
 
 
 def _because(reason: str) -> str:
