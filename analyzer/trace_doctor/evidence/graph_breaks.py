@@ -81,7 +81,7 @@ def find_breaks(
     nesting: Nesting,
     regions: Regions,
     roots: Sequence[int],
-    blocking: I64,
+    others: I64,
     logged: Sequence[LoggedBreak],
 ) -> tuple[Break, ...]:
     """The breaks in these outermost regions, by place.
