@@ -111,3 +111,8 @@ def test_the_main_thread_is_the_one_with_the_marks_else_the_first_of_the_process
     assert marked.main == 0
     assert facts([engine, *ops], threads=threads)[Threads].main == 0
     assert facts([engine], threads=threads)[Threads].autograd == frozenset()
+
+
+def test_old_traces_show_autograd_by_its_functions_alone(facts: Make) -> None:
+    backward = (OP, "CudnnConvolutionBackward", 0, 5, {"thread": 1})
+    assert facts([backward, (OP, "aten::mm", 0, 5, {})])[Threads].autograd == frozenset({1})

@@ -53,3 +53,11 @@ def test_outermost_drops_what_lies_in_another(facts: Callable[..., Facts]) -> No
     made = facts([(OP, "x", 0, 10, {}), (PY, "f", 1, 8, {}), (OP, "x", 2, 2, {}), (OP, "x", 20, 5, {})])
     rows = np.flatnonzero(made.run.cat == OP)
     assert made.run.ts[made[Nesting].outermost(rows)].tolist() == [0, 20_000]
+
+
+def test_enclosing_is_the_innermost_that_lasts_all_through(facts: Callable[..., Facts]) -> None:
+    made = facts([(PY, "f", 0, 100, {}), (PY, "g", 10, 50, {}), (OP, "a", 10, 5, {}), (OP, "b", 20, 30, {})])
+    nesting, run = made[Nesting], made.run
+    pieces = np.array([[10, 15], [10, 40], [20, 50], [30, 70], [50, 101]]) * 1000
+    names = [run.text(r) if r >= 0 else None for r in nesting.enclosing(0, pieces).tolist()]
+    assert names == ["a", "g", "b", "f", None]

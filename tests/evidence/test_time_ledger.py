@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import json
+import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +14,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trace_doctor.errors import NotACapture
-from trace_doctor.evidence.base import Facts
+from trace_doctor.errors import NotACapture, NotCaptured
+from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.overview import Overview
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import TimeLedger
@@ -149,6 +152,20 @@ def test_clock_process_names_and_order_of_equal_events_do_not_matter(captures_di
 
 
 @pytest.mark.captures
+@pytest.mark.parametrize("name", SOME)
+def test_the_order_of_events_in_the_file_does_not_matter(
+    captures_dir: Path, tmp_path: Path, name: str
+) -> None:
+    path = captures_dir / "traces" / name
+    data = path.read_bytes()
+    trace = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    random.Random(0).shuffle(trace["traceEvents"] if isinstance(trace, dict) else trace)
+    other = tmp_path / "shuffled.json"
+    other.write_text(json.dumps(trace))
+    assert Facts(Capture(0, load(other)))[TimeLedger].rows == Facts(Capture(0, load(path)))[TimeLedger].rows
+
+
+@pytest.mark.captures
 @pytest.mark.parametrize("name", SOME[:3])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_a_pause_of_everything_adds_that_much_idle_and_no_work(
@@ -190,6 +207,12 @@ def _whole(rows: tuple[TimeLedgerRow, ...], device: int) -> dict[str, int]:
 
 def _idle(row: TimeLedgerRow) -> dict[str, int]:
     return {f: getattr(row.idle_ns, f) for f in row.idle_ns.__struct_fields__}
+
+
+def test_a_device_that_did_nothing_cannot_be_chosen(facts: Make) -> None:
+    made = facts([(Cat.CPU_OP, "aten::mm", 0, 5, {}), (Cat.KERNEL, "k", 6, 5, {})], options=Options(device=3))
+    with pytest.raises(NotCaptured, match="device 3 did no work"):
+        made[TimeLedger]
 
 
 gpu_work = st.lists(

@@ -41,7 +41,10 @@ class CpuTimeline(Evidence):
         run, threads, window = facts.run, facts[Threads], facts[Steps].window
         gpu = run.gpu
         if ((run.end[gpu] > window[0]) & (run.ts[gpu] < window[1]) & (run.dur[gpu] > 0)).any():
-            raise NotCaptured("the GPU did work in the analysed window")
+            chosen = facts.options.device
+            raise NotCaptured(
+                "the GPU did work" if chosen is None else f"device {chosen} did no work in the window"
+            )
         collective = run.named(is_collective, Cat.CPU_OP, Cat.USER_ANNOTATION)
         operators = run.named(
             lambda n: (

@@ -19,6 +19,7 @@ _COMPILE = re.compile(
     r"|.*triton/compiler/compiler\.py\(\d+\): compile"
     r"|.*triton/runtime/(?:jit\.py\(\d+\): _do_compile|autotuner\.py\(\d+\): _bench)"
 )
+_BACKWARD = re.compile(r"autograd::engine::.*|torch::autograd::.*|\w+Backward\d*")
 _VENDOR = r"(?:cuda|hip|musa|mtia|xpu)"
 _ALLOCATOR = re.compile(
     rf"{_VENDOR}(?:Malloc|Free|ExtMalloc|Host(?:Alloc|Malloc|Free|Register|Unregister)"
@@ -65,6 +66,11 @@ def is_optimizer_step(name: str) -> bool:
 def is_optimizer(name: str) -> bool:
     """`Optimizer.step#…` and `Optimizer.zero_grad#…`"""
     return _OPTIMIZER.fullmatch(name) is not None
+
+
+def is_backward(name: str) -> bool:
+    """A function of the autograd engine; torch up to 1.8 shows only the function itself (`MulBackward0`)."""
+    return _BACKWARD.fullmatch(name) is not None
 
 
 def is_compile(name: str) -> bool:

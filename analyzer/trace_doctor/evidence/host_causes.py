@@ -116,8 +116,8 @@ class HostCauses(Evidence):
             pieces, _, at = overlaps(free, spans)
             free = subtract(free, spans)
             owner = owners[at]
-            if cause == "python":
-                owner = self._nesting.innermost(thread, pieces[:, 0])
+            if cause in ("dispatch", "python"):
+                owner = self._nesting.enclosing(thread, pieces)
             covers.append(Cover(pieces, np.full(len(pieces), CAUSE[cause], dtype=np.uint8), owner))
         return joined(covers)
 

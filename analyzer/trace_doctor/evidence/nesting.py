@@ -59,13 +59,21 @@ class Nesting(Evidence):
 
     def innermost(self, thread: int, moments: I64) -> I64:
         """The innermost event of a thread that is open at each moment (ns), -1 where none is."""
+        return self._climbed(thread, moments, moments + 1)
+
+    def enclosing(self, thread: int, pieces: I64) -> I64:
+        """The innermost event of a thread that is open all through each (start, end) ns, -1 where none is."""
+        return self._climbed(thread, pieces[:, 0], pieces[:, 1])
+
+    def _climbed(self, thread: int, starts: I64, ends: I64) -> I64:
+        """From the last event begun by each start outwards to the first that lasts until the end."""
         rows = self.thread_rows(thread)
         if not len(rows):
-            return np.full(len(moments), -1, dtype=np.int64)
-        at = np.searchsorted(self.run.ts[rows], moments, side="right") - 1
+            return np.full(len(starts), -1, dtype=np.int64)
+        at = np.searchsorted(self.run.ts[rows], starts, side="right") - 1
         row = np.where(at >= 0, rows[np.maximum(at, 0)], -1)
         while True:
-            over = (row >= 0) & (self.run.end[np.maximum(row, 0)] <= moments)
+            over = (row >= 0) & (self.run.end[np.maximum(row, 0)] < ends)
             if not over.any():
                 return row
             row[over] = self.parent[row[over]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.event_names import is_loader, is_optimizer_step, is_step
+from trace_doctor.evidence.event_names import is_backward, is_loader, is_optimizer_step, is_step
 from trace_doctor.run import HOST_CATS, I64, Cat, Run
 
 
@@ -20,7 +20,7 @@ class Threads(Evidence):
     main: int
     """index in `run.threads`"""
     autograd: frozenset[int]
-    """other threads that run `autograd::engine::*`"""
+    """other threads that run backward functions"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -30,7 +30,7 @@ class Threads(Evidence):
             raise NotCaptured(
                 "no host events in the trace", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
             )
-        engine = run.named(lambda name: name.startswith("autograd::engine::"), Cat.CPU_OP)
+        engine = run.named(is_backward, Cat.CPU_OP)
         autograd = frozenset(np.unique(run.thread[engine]).tolist())
         main = _marked(run)
         if main is None:
