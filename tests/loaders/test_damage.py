@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from trace_doctor.errors import DamagedCapture, NotACapture
+from trace_doctor.loaders import kineto_document
 from trace_doctor.loaders.kineto import load_trace
 from trace_doctor.run import Cat, Run
 
@@ -549,3 +550,19 @@ def test_other_files_are_named_and_refused(tmp_path: Path, content: str, what: s
         load(tmp_path, content)
     assert what in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_arguments_nested_too_deeply_to_read(tmp_path: Path) -> None:
+    deep = json.dumps(event("deep", 15)).replace(
+        '"args": {}', '"args": {"x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    )
+    run = load(tmp_path, trace(*sound(2), deep, *sound(2, 2)))
+    assert [n for n in names(run) if n != "deep"] == ["op0", "op1", "op2", "op3"]
+
+
+def test_a_list_that_shows_no_borders_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabytes long text without a second event: given up at the limit, not collected without end."""
+    monkeypatch.setattr(kineto_document, "LONGEST", 1 << 21)
+    endless = '{"ph": "X", "name": "' + "x" * (1 << 23)
+    run = load(tmp_path, trace(endless, *sound(2)))
+    assert run.damage.lost >= 1

@@ -38,8 +38,6 @@ def load_trace(path: Path, display: str, *, rank: int = 0, rank_how: str = "") -
     gc.disable()
     try:
         document.read()
-    except ValueError:
-        pass
     finally:
         if collecting:
             gc.enable()

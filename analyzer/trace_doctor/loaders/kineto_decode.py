@@ -64,9 +64,12 @@ def decode(text: bytes) -> list[Event]:
     Files that write numbers as text (Ascend) are accepted too.
     """
     try:
-        return _events.decode(text)
-    except msgspec.ValidationError:
-        return _coerced.decode(text)  # a ValidationError is a ValueError, too
+        try:
+            return _events.decode(text)
+        except msgspec.ValidationError:
+            return _coerced.decode(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def tidy(raw: Any) -> Event | None:

@@ -18,14 +18,16 @@ from trace_doctor.loaders import kineto_salvage
 from trace_doctor.loaders.kineto_decode import Columns, Event, decode, tidy
 from trace_doctor.run import Damage
 
-_BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*(?:"(?:ph|name|cat|args|ts|pid|tid|dur|id|s|bp|sf|tts)"|\}))')
+_BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id|s|bp|sf|tts)")')
 _SPACE = re.compile(rb"[\s,]*")
 _KEY = re.compile(rb'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*', re.S)
+_SCALAR = re.compile(rb'"(?:[^"\\]|\\.)*"(?=\s*[,}])|[^",{}\[\]]+(?=[,}])', re.S)
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*(?=\[)')
 _LIST_END = re.compile(rb'\}(?=\s*\]\s*(?:,\s*"|\}|$))')
 LOOK_AHEAD = 1 << 18
 """How far behind a broken event its end is sought."""
-LONGEST_FIELD = 1 << 26
+LONGEST = 1 << 26
+"""The window's limit: no single event or metadata field is that long."""
 THOROUGH, SAMPLE = 1 << 23, 1 << 16
 """Marker texts are sought in all of the first 8 MiB, then in the first 64 KiB of each window."""
 
@@ -54,7 +56,7 @@ class Document:
         self._watched = list(markers)
 
     def read(self) -> None:
-        """Raises ValueError when the file does not begin like JSON."""
+        """Reads to the end. What does not begin like JSON gives no field and no event."""
         self._grow()
         if self._text.startswith(b"\xef\xbb\xbf"):
             self._drop(3)
@@ -66,8 +68,6 @@ class Document:
             self._array()
         elif first == b"{":
             self._fields()
-        else:
-            raise ValueError("not JSON")
 
     # -- the window of bytes -----------------------------------------------------------------------------------
 
@@ -78,6 +78,14 @@ class Document:
             return False
         self._text += piece
         return True
+
+    def _double(self, least: int = 0) -> bool:
+        """Reads on until the window is twice as long (at least `least`), so that what is searched again stays in
+        proportion. False when nothing came or the window is at its limit."""
+        before = len(self._text)
+        while len(self._text) < max(2 * before, least) and before < LONGEST and self._grow():
+            pass
+        return len(self._text) > before
 
     def _drop(self, count: int) -> None:
         self._text = self._text[count:]
@@ -99,7 +107,7 @@ class Document:
             if self._text[:1] == b"}":
                 return
             key = _KEY.match(self._text)
-            while key is None and len(self._text) < LONGEST_FIELD and self._grow():
+            while key is None and self._double():
                 key = _KEY.match(self._text)
             if key is None or (value := self._skip_space(key.end())) is None:
                 if self._text.strip():
@@ -133,7 +141,7 @@ class Document:
     def _field(self, name: str, start: int) -> bool:
         """One field that is not the events. False at the end of the file."""
         end = self._value_end(start)
-        while end is None and len(self._text) < LONGEST_FIELD and self._grow():
+        while end is None and self._double():
             end = self._value_end(start)
         if end is None:
             if self._more or _EVENTS.search(self._text, start):
@@ -144,8 +152,8 @@ class Document:
         text = self._text[start:end]
         self._drop(end)
         try:
-            value = json.loads(text, strict=True, parse_constant=_refuse)
-        except (ValueError, RecursionError):
+            value = _strict(text)
+        except ValueError:
             try:
                 value = kineto_salvage.repair(text)
                 self.damage.repaired += 1
@@ -162,9 +170,7 @@ class Document:
     def _value_end(self, start: int) -> int | None:
         if self._text[start : start + 1] in (b"{", b"["):
             return kineto_salvage.object_end(self._text, start, len(self._text))
-        found = re.compile(rb'"(?:[^"\\]|\\.)*"(?=\s*[,}])|[^",{}\[\]]+(?=[,}])', re.S).match(
-            self._text, start
-        )
+        found = _SCALAR.match(self._text, start)
         return found.end() if found else None
 
     def _resync(self) -> None:
@@ -190,17 +196,19 @@ class Document:
             self._drop(self._skip(0))
             starts = [border.end() for border in _BORDER.finditer(self._text)]
             starts.insert(0, 0)
-            if self._more and (len(starts) < 3 or len(self._text) < LOOK_AHEAD) and self._grow():
+            if self._more and (len(starts) < 3 or len(self._text) < LOOK_AHEAD) and self._double():
                 continue
             self._note_features()
             whole = len(starts) - 1 if self._more else len(starts)
+            if whole == 0:  # the window is at its limit and shows no second event
+                self._resync()
+                return
             self._done = 0
             try:
                 stop = self._decode(starts, 0, whole)
             except _NeedMore as need:
                 self._drop(need.pos)
-                while len(self._text) < 2 * LOOK_AHEAD and self._grow():
-                    pass
+                self._double(2 * LOOK_AHEAD)
                 continue
             if stop is not None:
                 self._drop(stop)
@@ -230,8 +238,8 @@ class Document:
             return None
         end = self._end(starts, high)
         try:
-            events = decode(b"[" + self._text[starts[low] : end] + b"]")
-        except (ValueError, RecursionError):
+            events = decode(b"".join((b"[", self._text[starts[low] : end], b"]")))
+        except ValueError:
             events = []
         if len(events) == high - low:
             self.columns.add(events, np.array(starts[low:high], dtype=np.int64) + self._at)
@@ -300,10 +308,10 @@ class Document:
         event: Event | None
         try:
             (event,) = decode(b"[" + text + b"]")
-        except (ValueError, RecursionError):
+        except ValueError:
             try:
-                event = tidy(json.loads(text, parse_constant=_refuse))
-            except (ValueError, RecursionError):
+                event = tidy(_strict(text))
+            except ValueError:
                 if not mend:
                     return False
                 try:
@@ -323,6 +331,14 @@ class _NeedMore(Exception):
     def __init__(self, pos: int) -> None:
         super().__init__(pos)
         self.pos = pos
+
+
+def _strict(text: bytes) -> Any:
+    """Raises ValueError for anything that is not JSON, the words NaN and Infinity included."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def _refuse(word: str) -> Any:
