@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from trace_doctor import model as m
@@ -33,7 +34,7 @@ def time_row(rank: int = 0, device: int = 0, phase: str = "steady", steps: int =
     )
     compute, comm, copy = 502_700_000, 0 if rank == 0 else 31_000_000 * rank, 10_300_000
     return m.TimeLedgerRow(
-        rank=rank, device=device, phase=phase, steps=steps,  # type: ignore[arg-type]
+        input=rank, rank=rank, device=device, phase=phase, steps=steps,  # type: ignore[arg-type]
         window_ns=compute + comm + copy + idle.total(), compute_ns=compute, exposed_comm_ns=comm,
         exposed_copy_ns=copy, idle_ns=idle, step_us=177_600.0,
     )  # fmt: skip
@@ -52,8 +53,13 @@ def lane(rank: int = 0, device: int = 0, steps: int = 5, detail: int = 40) -> m.
             ):
                 segments.append(m.Segment(at, length, kind))
                 at += length
+    starts = [s for s in segments if s.kind == "data_loading"]
+    gaps = [
+        m.Gap(s.start_us, s.dur_us + 260.0 * (i > 0), s.kind, 1.0 if not i else 0.9956)
+        for i, s in enumerate(starts)
+    ]
     return m.Lane(
-        rank=rank, device=device, label=f"rank {rank} GPU {device}", dur_us=at, segments=segments,
+        input=rank, gaps=sorted(gaps, key=lambda g: -g.dur_us), rank=rank, device=device, label=f"rank {rank} GPU {device}", dur_us=at, segments=segments,
         shown=len(segments), of=len(segments) * 12,
     )  # fmt: skip
 
@@ -169,7 +175,7 @@ def rich(text: str = "", ranks: int = 1, oom: bool = False) -> m.Result:
                           verdict=text or "The GPU is idle for 43% of each step, mostly waiting for data."),
         time_ledger=[x for r in range(ranks) for x in (time_row(r), time_row(r, phase="warmup", steps=1))],
         memory_ledger=[memory_row(series)],
-        steps=[m.StepRow(rank=r, index=i, start_us=i * 164_000.0, dur_us=164_000.0, warmup=i == 0) for r in range(ranks) for i in range(5)],
+        steps=[m.StepRow(input=r, rank=r, index=i, start_us=i * 164_000.0, dur_us=164_000.0, warmup=i == 0) for r in range(ranks) for i in range(5)],
         timeline=[lane(r) for r in range(ranks)],
         memory_timeline=[series],
         kernels=[m.KernelRow(rank=0, device=0, name=n + text, kind="compute", count=265, total_us=t, mean_us=t / 265, share=t / 500_000)
@@ -179,6 +185,7 @@ def rich(text: str = "", ranks: int = 1, oom: bool = False) -> m.Result:
         findings=[finding(text=text), *other_findings(text)], outcomes=outcomes(text),
         source_excerpts={"train.py": [(n, f"line {n} {text}") for n in range(36, 47)]},
         config={"select": ["TD1" + text], "rules.TD101.min_share": 0.05, "origin": {"select": "pyproject.toml"}},
+        ignored=[m.Ignored(path="notes.txt" + text, reason="no JSON" + text)],
         limits=["timeline: showing 410 of 4,920 segments" + text] if row else [],
     )  # fmt: skip
 
@@ -207,7 +214,27 @@ def cpu_only() -> m.Result:
     )  # fmt: skip
 
 
+def unrelated() -> m.Result:
+    """Two captures of the same rank: a GPU one and a CPU one, with a snapshot of a third."""
+    gpu, cpu, snap = rich(), cpu_only(), snapshot_only()
+    replace = msgspec.structs.replace
+    inputs = [
+        replace(gpu.inputs[0], path="a/train.json"),
+        replace(cpu.inputs[0], path="b/train.json"),
+        snap.inputs[0],
+    ]
+    return replace(
+        gpu, inputs=inputs,
+        time_ledger=gpu.time_ledger + [replace(r, input=1) for r in cpu.time_ledger],
+        timeline=gpu.timeline + [replace(x, input=1) for x in cpu.timeline],
+        memory_ledger=[replace(r, input=2) for r in snap.memory_ledger],
+        memory_timeline=[replace(r, input=2) for r in snap.memory_timeline],
+        what_if=[*gpu.what_if, m.WhatIf(input=1, fixes=[], step_us=1_000.0), m.WhatIf(input=1, fixes=["TD401-1"], step_us=900.0)],
+    )  # fmt: skip
+
+
 RESULTS = {
+    "unrelated": unrelated,
     "rich": rich,
     "ranks": lambda: rich(ranks=8),
     "many ranks": lambda: rich(ranks=200),

@@ -24,8 +24,10 @@ from trace_doctor.reporters.words import (
     MEMORY,
     SEVERITIES,
     SYMBOL,
+    Names,
+    headline,
     is_patch,
-    place,
+    main_rows,
     saving_words,
     where,
     where_in_capture,
@@ -62,9 +64,8 @@ def _header(paper: Paper, result: Result) -> None:
     if more > 0:
         paper.put(f"and {more:,} more", indent=len(label))
     paper.put(" · ".join(_facts(result)), indent=len(label))
-    if result.summary.verdict:
-        paper.blank()
-        paper.put(result.summary.verdict, "bold")
+    paper.blank()
+    paper.put(headline(result), "bold")
     warned = [(i, w) for i in result.inputs for w in i.warnings]
     for source, warning in warned[:_MOST_ROWS]:
         paper.put(f"{source.path}: {warning}" if len(result.inputs) > 1 else warning, indent=2, first="!")
@@ -92,16 +93,16 @@ def _facts(result: Result) -> list[str]:
 
 
 def _ledgers(paper: Paper, result: Result) -> None:
-    steady = [r for r in result.time_ledger if r.phase == "steady"] or result.time_ledger
+    steady = main_rows(result)
     if steady:
         paper.blank()
-    ranks = len({r.rank for r in result.time_ledger})
+    names = Names(result)
     for row in steady[:_MOST_ROWS]:
-        _time_row(paper, row, place(row.rank, row.device, ranks) if len(steady) > 1 else "step")
+        _time_row(paper, row, names.place(row) if len(steady) > 1 else "step")
     if len(steady) > _MOST_ROWS:
         paper.put(f"… and {len(steady) - _MOST_ROWS:,} more devices, in the report", indent=2)
     for memory in result.memory_ledger[:_MOST_ROWS]:
-        name = place(memory.rank, memory.device, ranks) if len(result.memory_ledger) > 1 else "memory"
+        name = names.place(memory) if len(result.memory_ledger) > 1 else "memory"
         parts = _largest(msgspec.structs.asdict(memory.by_category))
         said = ", ".join(f"{MEMORY[k].label} {size(v)}" for k, v in parts[:4])
         reserved = f", {size(memory.max_reserved_bytes)} reserved" if memory.max_reserved_bytes else ""
@@ -118,6 +119,9 @@ def _time_row(paper: Paper, row: TimeLedgerRow, name: str) -> None:
     inside = f" ({', '.join(shown)})" if shown else ""
     if idle:
         said.append(f"{'waiting' if row.device < 0 else 'idle'} {share(idle / window)}{inside}")
+    if len(name) > 7:
+        paper.put(name, indent=2)
+        name = ""
     room = paper.width - 10
     pieces = _bar({**busy, "idle": idle}, room)
     paper.lines.append(
@@ -127,7 +131,10 @@ def _time_row(paper: Paper, row: TimeLedgerRow, name: str) -> None:
 
 
 def _entry(paper: Paper, name: str, text: str) -> None:
-    paper.put(text, indent=10, first=f"  {name[:7]}")
+    if len(name) > 7:
+        paper.put(name, indent=2)
+        name = ""
+    paper.put(text, indent=10, first=f"  {name}")
 
 
 def _bar(parts: dict[str, int], room: int) -> list[Piece]:
@@ -209,6 +216,10 @@ def _nothing_found(paper: Paper, result: Result) -> None:
 def _footer(paper: Paper, result: Result, options: Options) -> None:
     _totals(paper, result)
     _not_checked(paper, result.outcomes, options)
+    if result.ignored:
+        said = ", ".join(f"{i.path} ({i.reason})" for i in result.ignored[:3])
+        more = f" and {len(result.ignored) - 3:,} more" if len(result.ignored) > 3 else ""
+        paper.put(f"{plural(len(result.ignored), 'file')} not analysed: {said}{more}")
     for limit in result.limits:
         paper.put(limit, "dim")
     if options.report:

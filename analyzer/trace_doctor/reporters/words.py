@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
-from trace_doctor.model import Fix, Location, Saving, Severity
+from trace_doctor.model import Fix, Location, Result, Saving, Severity, TimeLedgerRow
 from trace_doctor.reporters.units import estimate_duration, estimate_share, estimate_size
 
 
@@ -111,12 +112,87 @@ def device_name(device: int) -> str:
     return f"GPU {device}" if device >= 0 else "CPU"
 
 
-def place(rank: int | None, device: int | None, ranks: int = 2) -> str:
-    """`rank 3 · GPU 0`; the rank is left out where there is only one."""
-    parts = [f"rank {rank}"] if rank is not None and ranks > 1 else []
-    if device is not None:
-        parts.append(device_name(device))
-    return " · ".join(parts)
+class OnDevice(Protocol):
+    """A row of the result that belongs to a device of a capture."""
+
+    @property
+    def input(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+
+
+class Names:
+    """What the captures of a result are called: nothing for a single one, `rank 3` where ranks tell them apart, else
+    the end of their path."""
+
+    def __init__(self, result: Result) -> None:
+        rows: list[OnDevice] = [
+            *result.time_ledger,
+            *result.memory_ledger,
+            *result.timeline,
+            *result.memory_timeline,
+        ]
+        captures = dict.fromkeys((r.input, r.rank) for r in sorted(rows, key=lambda r: (r.input, r.rank)))
+        self.several = len(captures) > 1
+        self.ranked = len({rank for _, rank in captures}) == len(captures)
+        paths = [i.path for i in result.inputs]
+        self._names = {n: f"rank {rank}" if self.ranked else _tail(paths, n) for n, rank in captures}
+
+    def capture(self, row: OnDevice) -> str:
+        return self._names.get(row.input, f"rank {row.rank}") if self.several else ""
+
+    def place(self, row: OnDevice) -> str:
+        """`rank 3 · GPU 0`, or `GPU 0` where there is one capture."""
+        return " · ".join(p for p in (self.capture(row), device_name(row.device)) if p)
+
+
+def _tail(paths: Sequence[str], n: int) -> str:
+    """The last parts of a path, as many as tell it from the others, at most 30 characters."""
+    if n >= len(paths):
+        return f"input {n}"
+    parts = paths[n].split("/")
+    for count in range(1, len(parts) + 1):
+        name = "/".join(parts[-count:])
+        if sum(p.endswith("/" + name) or p == name for p in paths) == 1:
+            break
+    return name if len(name) <= 30 else f"{name[:12]}…{name[-17:]}"
+
+
+def main_rows(result: Result) -> list[TimeLedgerRow]:
+    """One row for each device: its steady steps, else the longest phase it has."""
+    best: dict[tuple[int, int], TimeLedgerRow] = {}
+    for row in result.time_ledger:
+        other = best.get((row.input, row.device))
+        if other is None or (row.phase == "steady", row.window_ns) > (
+            other.phase == "steady",
+            other.window_ns,
+        ):
+            best[row.input, row.device] = row
+    return list(best.values())
+
+
+def headline(result: Result) -> str:
+    """The diagnosis in one sentence: the first serious fault and what it costs, else the verdict."""
+    first = next((f for f in result.findings if f.severity != "info"), None)
+    if first is None:
+        return result.summary.verdict or _without_fault(result)
+    title = first.title or first.name
+    saving = first.saving
+    if saving and saving.share_of_step and saving.share_of_step >= (saving.share_of_peak or 0.0):
+        return f"{title}: up to {estimate_share(saving.share_of_step)} of each step"
+    if saving and saving.bytes:
+        return f"{title}: up to {estimate_size(saving.bytes)} of the peak"
+    return title
+
+
+def _without_fault(result: Result) -> str:
+    if result.findings:
+        return "No serious fault found; see the notes"
+    if any(o.outcome == "passed" for o in result.outcomes):
+        return "Nothing found in what this capture shows"
+    return "Nothing could be checked"
 
 
 def where(location: Location) -> str:

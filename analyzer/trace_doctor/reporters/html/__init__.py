@@ -6,10 +6,11 @@ from importlib.resources import files
 
 from trace_doctor.model import Result
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.html import about, findings, ledgers, panels, rules, verdict
+from trace_doctor.reporters.html import about, findings, lanes, memory, panels, rules, step, verdict
 from trace_doctor.reporters.html.charts.svg import patterns
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.island import embed
+from trace_doctor.reporters.words import headline
 
 MARKER = '<meta name="generator" content="trace-doctor">'
 """Tells a report of ours from any other file of that name, so that only ours is replaced."""
@@ -34,9 +35,9 @@ def render(result: Result, options: Options) -> str:
     """The page. The same result gives the same bytes."""
     sections = [
         verdict.render(result),
-        ledgers.where_the_step_goes(result),
-        ledgers.timeline(result),
-        ledgers.memory(result),
+        step.where_the_step_goes(result),
+        lanes.timeline(result),
+        memory.memory(result),
         panels.what_if(result),
         findings.render(result),
         panels.kernels(result),
@@ -80,7 +81,7 @@ def render(result: Result, options: Options) -> str:
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         Html(MARKER),
         el("meta", name="color-scheme", content="light dark"),
-        el("title", f"{verdict.headline(result)} – trace-doctor"),
+        el("title", f"{headline(result)} – trace-doctor"),
         Html(f"<script>{_THEME}</script>"),
         Html(f"<style>{_asset('report.css')}</style>"),
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from trace_doctor.model import Column, Input, Result, TorchVersion
 from trace_doctor.reporters.html.dom import Html, el
-from trace_doctor.reporters.html.parts import Row, data_table, section
+from trace_doctor.reporters.html.parts import Row, data_table, section, showing
 from trace_doctor.reporters.units import share
 from trace_doctor.reporters.words import GLOSSARY
 
@@ -22,6 +22,13 @@ def render(result: Result) -> Html:
         _inputs(result.inputs) if result.inputs else None,
         [el("h3", "Warnings"), el("ul", [el("li", el("bdi", p), ": ", w) for p, w in warnings])]
         if warnings
+        else None,
+        [
+            el("h3", "Files not analysed"),
+            el("ul", [el("li", el("bdi", i.path), ": ", i.reason) for i in result.ignored[:_MOST_INPUTS]]),
+            showing(min(len(result.ignored), _MOST_INPUTS), len(result.ignored), "files"),
+        ]
+        if result.ignored
         else None,
         [el("h3", "Limits applied"), el("ul", [el("li", limit) for limit in result.limits])]
         if result.limits

@@ -87,7 +87,7 @@ def _card(finding: Finding, index: int, result: Result, *, first_of_code: bool) 
             [data_table(t.title, t.columns, t.rows, of=t.of) for t in finding.evidence],
             _spans(finding),
             [el("h4", "Why this matters"), _prose(finding.why)] if finding.why else None,
-            [_fix(f, index, n) for n, f in enumerate(finding.fixes)],
+            _fixes(finding.fixes, index),
             _thresholds(finding),
             class_="body",
         ),
@@ -113,8 +113,11 @@ def _facts(finding: Finding, result: Result) -> Html:
     facts.append((term("confidence", "Confidence"), finding.confidence))
     if finding.location.function and where(finding.location) != finding.location.function:
         facts.append(("Function", el("code", finding.location.function)))
-    if where_in_capture(finding.location):
-        facts.append(("In the capture", where_in_capture(finding.location)))
+    at = where_in_capture(finding.location)
+    if len(result.inputs) > 1 and finding.input < len(result.inputs):
+        facts.append(("Capture", [el("bdi", result.inputs[finding.input].path), f", {at}" if at else ""]))
+    elif at:
+        facts.append(("In the capture", at))
     if finding.refers_to:
         facts.append(("See also", links(finding.refers_to, anchors(result))))
     return el("dl", [[el("dt", name), el("dd", value)] for name, value in facts], class_="facts")
@@ -183,6 +186,17 @@ def _span_place(span: Span) -> str:
         f"step {span.step}" if span.step is not None else "",
     ]
     return ", ".join(p for p in parts if p)
+
+
+def _fixes(fixes: list[Fix], finding: int) -> list[Html]:
+    """In full for the framework of the first; the same for other frameworks stays folded."""
+    shown = []
+    for n, fix in enumerate(fixes):
+        block = _fix(fix, finding, n)
+        if n and fix.framework != fixes[0].framework and not fix.diff:
+            block = el("details", el("summary", f"For {fix.framework}: {fix.title}"), block, class_="more")
+        shown.append(block)
+    return shown
 
 
 def _fix(fix: Fix, finding: int, n: int) -> Html:

@@ -6,19 +6,16 @@ from trace_doctor.model import Cell, Column, Result, WhatIf
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, mini_bar, section, term
 from trace_doctor.reporters.units import duration, estimate_share
-from trace_doctor.reporters.words import KINDS, place
+from trace_doctor.reporters.words import KINDS, Names
 
 _MOST_KERNELS = 30
 
 
 def what_if(result: Result) -> Html | None:
     """Step time today, after each fix and after all: one combined replay, not a sum."""
-    ranks = sorted({w.rank for w in result.what_if})
-    blocks = [
-        b
-        for rank in ranks
-        if (b := _of_rank([w for w in result.what_if if w.rank == rank], len(ranks), anchors(result)))
-    ]
+    captures = sorted({w.input for w in result.what_if})
+    shown = [[w for w in result.what_if if w.input == capture] for capture in captures]
+    blocks = [b for entries in shown if (b := _of_capture(entries, result, len(captures) > 1))]
     if not blocks:
         return None
     return section(
@@ -33,7 +30,8 @@ def what_if(result: Result) -> Html | None:
     )
 
 
-def _of_rank(entries: list[WhatIf], ranks: int, known: frozenset[str]) -> Html | None:
+def _of_capture(entries: list[WhatIf], result: Result, named: bool) -> Html | None:
+    known = anchors(result)
     longest = max(w.step_us for w in entries)
     today = next((w.step_us for w in entries if not w.fixes), longest)
     if len(entries) < 2 or not longest:
@@ -55,8 +53,12 @@ def _of_rank(entries: list[WhatIf], ranks: int, known: frozenset[str]) -> Html |
         Column("Change"),
         Column("Basis"),
     ]
-    caption = "Step time today and after the fixes" + (f", rank {entries[0].rank}" if ranks > 1 else "")
-    return data_table(caption, columns, rows, hide_caption=ranks == 1, class_="what-if")
+    caption = "Step time today and after the fixes"
+    if named:
+        capture = entries[0].input
+        path = result.inputs[capture].path if capture < len(result.inputs) else f"input {capture}"
+        caption += f": rank {entries[0].rank}, {path}"
+    return data_table(caption, columns, rows, hide_caption=not named, class_="what-if")
 
 
 def _name(entry: WhatIf, known: frozenset[str]) -> Html:
@@ -72,8 +74,8 @@ def _change(after: float, today: float) -> str:
 def kernels(result: Result) -> Html | None:
     if not result.kernels:
         return None
-    ranks = len({k.rank for k in result.kernels})
-    devices = len({(k.rank, k.device) for k in result.kernels})
+    names = Names(result)
+    devices = len({(k.input, k.device) for k in result.kernels})
     columns = [
         Column("Operation"),
         Column("Kind"),
@@ -95,7 +97,7 @@ def kernels(result: Result) -> Html | None:
             k.share if k.kind == "compute" else None,
         ]
         if devices > 1:
-            row.insert(1, place(k.rank, k.device, ranks))
+            row.insert(1, names.place(k))
         rows.append(row)
     cpu = all(k.device < 0 for k in result.kernels)
     total = sum(k.total_us for k in result.kernels)
@@ -130,7 +132,7 @@ def short_kernel(name: str) -> str:
 def collectives(result: Result) -> Html | None:
     if not result.collectives:
         return None
-    ranks = len({c.rank for c in result.collectives})
+    names = Names(result)
     columns = [
         Column("Collective"),
         Column("Device"),
@@ -142,7 +144,7 @@ def collectives(result: Result) -> Html | None:
     rows = [
         [
             el("bdi", c.name),
-            place(c.rank, c.device, ranks),
+            names.place(c),
             c.count,
             c.total_us,
             c.exposed_us,

@@ -30,6 +30,11 @@ def section(anchor: str, title: str, *children: Child, lead: Child = None, count
     )
 
 
+def showing(shown: int, of: int, what: str) -> Html | None:
+    """Says that something was cut; nothing when it was not."""
+    return el("p", f"Showing {shown:,} of {of:,} {what}.", class_="limit") if shown < of else None
+
+
 def term(key: str, shown: str | None = None) -> Html:
     """A word that the glossary explains."""
     return el("a", shown or GLOSSARY[key][0].lower(), href=f"#term-{key}", class_="term")
@@ -121,8 +126,8 @@ def data_table(
         for n, column in enumerate(table_columns)
     ]
     heads = [
-        el("th", _heading(c, s), scope="col", class_="num" if s.numeric else None)
-        for c, s in zip(table_columns, scales, strict=True)
+        el("th", _heading(c, s), scope="col", class_="num" if s.numeric and n else None)
+        for n, (c, s) in enumerate(zip(table_columns, scales, strict=True))
     ]
     body = [
         el(

@@ -14,7 +14,7 @@ from trace_doctor.reporters.units import (
     share,
     size,
 )
-from trace_doctor.reporters.words import SEVERITIES, where
+from trace_doctor.reporters.words import SEVERITIES, headline, where
 
 _TOP = 3
 
@@ -22,17 +22,6 @@ _TOP = 3
 def is_cpu(result: Result) -> bool:
     """Whether the analysed device is the host: a capture without GPU work."""
     return bool(result.time_ledger) and all(row.device < 0 for row in result.time_ledger)
-
-
-def headline(result: Result) -> str:
-    """The verdict in one sentence; made from the counts where the result brings none."""
-    if result.summary.verdict:
-        return result.summary.verdict
-    if result.findings:
-        return f"{plural(len(result.findings), 'finding')} in this capture"
-    if any(o.outcome == "passed" for o in result.outcomes):
-        return "Nothing found in what this capture shows"
-    return "Nothing could be checked"
 
 
 def render(result: Result) -> Html:
@@ -63,7 +52,7 @@ def _subject(result: Result) -> list[Child]:
     if len(names) > 1:
         said.append(f"and {plural(len(names) - 1, 'more file')}")
     said += [el("bdi", d) for d in devices[:2]]
-    if ranks > 1:
+    if ranks > 1 and len(names) > 1:
         said.append(plural(ranks, "rank"))
     return [
         [el("span", " · ", class_="dot", aria_hidden="true") if n else None, part]

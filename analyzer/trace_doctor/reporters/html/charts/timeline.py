@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trace_doctor.model import Lane, StepRow
+from trace_doctor.model import Gap, Lane, StepRow
 from trace_doctor.reporters.html.charts.svg import WIDTH, chart, label, number, rects, ticks
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.units import Scale, duration, share
-from trace_doctor.reporters.words import BUSY, KINDS, place
+from trace_doctor.reporters.words import BUSY, KINDS
 
 _ORDER = list(KINDS)
 _PATH_BUDGET = 24_000
 """Bytes of all lanes together; columns get wider until they fit."""
+
+_WIDTHS = (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0)
+"""Pixels of a column."""
 
 Column = tuple[tuple[str, int], ...]
 """kinds from the bottom up, with their height in pixels"""
@@ -35,54 +38,30 @@ class _Size:
         return cls(46, 78) if lanes <= 4 else cls(24, 50)
 
 
-@dataclass(frozen=True)
-class Gap:
-    """A stretch in which a device did nothing."""
-
-    lane: int
-    start_us: float
-    dur_us: float
-    cause: str
-    """the cause that owns most of it"""
-    share: float
-    """how much of it that cause owns"""
+Placed = tuple[int, Gap]
+"""a gap and the number of its lane"""
 
 
-def gaps(lanes: Sequence[Lane], most: int) -> list[Gap]:
+def worst(lanes: Sequence[Lane], most: int) -> list[Placed]:
     """The longest gaps of all lanes, longest first."""
-    found: list[Gap] = []
-    for n, lane in enumerate(lanes):
-        parts: dict[str, float] = {}
-        start = 0.0
-        for segment in lane.segments:
-            if segment.kind in BUSY:
-                found += _gap(n, start, parts)
-                parts = {}
-                continue
-            if not parts:
-                start = segment.start_us
-            parts[segment.kind] = parts.get(segment.kind, 0.0) + segment.dur_us
-        found += _gap(n, start, parts)
-    return sorted(found, key=lambda g: (-g.dur_us, g.lane, g.start_us))[:most]
+    found = [(n, gap) for n, lane in enumerate(lanes) for gap in lane.gaps if gap.cause in KINDS]
+    return sorted(found, key=lambda p: (-p[1].dur_us, p[0], p[1].start_us))[:most]
 
 
-def _gap(lane: int, start: float, parts: dict[str, float]) -> list[Gap]:
-    whole = sum(parts.values())
-    if not whole:
-        return []
-    cause = max(parts, key=lambda k: (parts[k], k))
-    return [Gap(lane, start, whole, cause, parts[cause] / whole)]
-
-
-def draw(lanes: Sequence[Lane], steps: Sequence[StepRow], worst: Sequence[Gap]) -> Html:
-    """All lanes over one time axis, with step marks and the worst gaps numbered."""
-    ranks = len({lane.rank for lane in lanes})
-    names = [place(lane.rank, lane.device, ranks) for lane in lanes]
+def draw(
+    lanes: Sequence[Lane],
+    names: Sequence[str],
+    steps: Sequence[StepRow],
+    gaps: Sequence[Placed],
+    anchor: str,
+    charts: int = 1,
+) -> Html:
+    """The lanes over one time axis, with step marks and the gaps numbered. `charts` share the budget."""
     left = 0.0 if len(lanes) == 1 else max(len(n) for n in names) * 6.7 + 16
     longest = max(lane.dur_us for lane in lanes)
     scale = (WIDTH - left) / longest
     size = _Size.of(len(lanes))
-    paths = _fitting(lanes, scale, size.height)
+    paths = _fitting(lanes, scale, size.height, _PATH_BUDGET // charts)
     top = 22
     drawn = [
         el(
@@ -97,12 +76,12 @@ def draw(lanes: Sequence[Lane], steps: Sequence[StepRow], worst: Sequence[Gap]) 
     bottom = top + size.row * len(lanes) + 2
     marks = [
         _badge(number_, left + x, top + 10 + size.row * lane, g)
-        for number_, lane, x, g in _placed(worst, scale)
+        for number_, lane, x, g in _placed(gaps, scale)
     ]
     return chart(
-        "timeline-chart",
+        anchor,
         "GPU timeline" if lanes[0].device >= 0 else "Timeline of the main thread",
-        _described(lanes, names, worst),
+        _described(lanes, names, gaps),
         bottom + 26,
         _steps(lanes, steps, left, scale, bottom),
         drawn,
@@ -111,14 +90,14 @@ def draw(lanes: Sequence[Lane], steps: Sequence[StepRow], worst: Sequence[Gap]) 
     )
 
 
-def _described(lanes: Sequence[Lane], names: Sequence[str], worst: Sequence[Gap]) -> str:
+def _described(lanes: Sequence[Lane], names: Sequence[str], gaps: Sequence[Placed]) -> str:
     said = []
     for lane, name in zip(lanes, names, strict=True):
         whole = sum(s.dur_us for s in lane.segments) or 1.0
         busy = sum(s.dur_us for s in lane.segments if s.kind in BUSY)
         said.append(f"{name}: busy {share(busy / whole)} of {duration(lane.dur_us)}")
-    if worst:
-        first = worst[0]
+    if gaps:
+        first = gaps[0][1]
         said.append(f"The longest gap lasts {duration(first.dur_us)}, mostly {KINDS[first.cause].label}")
     return ". ".join(said) + "."
 
@@ -126,12 +105,14 @@ def _described(lanes: Sequence[Lane], names: Sequence[str], worst: Sequence[Gap]
 # ------------------------------------------------------------------------------------------------ columns
 
 
-def _fitting(lanes: Sequence[Lane], scale: float, height: int) -> list[list[Html]]:
-    """The lanes drawn with the narrowest columns whose paths stay within the budget."""
+def _fitting(lanes: Sequence[Lane], scale: float, height: int, budget: int) -> list[list[Html]]:
+    """The lanes drawn with the narrowest columns whose paths stay within the budget. Where the short segments were added
+    up, a column must be wide enough to level their order out."""
     drawn: list[list[Html]] = []
-    for width in (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0):
+    merged = any(lane.shown < lane.of for lane in lanes)
+    for width in _WIDTHS[3 if merged else 0 :]:
         drawn = [_lane(lane, scale, width, height) for lane in lanes]
-        if sum(len(path) for lane in drawn for path in lane) <= _PATH_BUDGET:
+        if sum(len(path) for lane in drawn for path in lane) <= budget:
             break
     return drawn
 
@@ -183,14 +164,14 @@ def _stack(parts: dict[str, float], full: int) -> Column:
 # ------------------------------------------------------------------------------------------------ marks
 
 
-def _placed(worst: Sequence[Gap], scale: float) -> Iterable[tuple[int, int, float, Gap]]:
+def _placed(gaps: Sequence[Placed], scale: float) -> Iterable[tuple[int, int, float, Gap]]:
     """Numbers at the middle of their gap, moved right where they would cover one another."""
     ends: dict[int, float] = {}
-    order = sorted(enumerate(worst, 1), key=lambda ng: (ng[1].lane, ng[1].start_us))
-    for rank, gap in order:
-        x = max((gap.start_us + gap.dur_us / 2) * scale, ends.get(gap.lane, 9.0))
-        ends[gap.lane] = x + 20
-        yield rank, gap.lane, x, gap
+    order = sorted(enumerate(gaps, 1), key=lambda numbered: (numbered[1][0], numbered[1][1].start_us))
+    for rank, (lane, gap) in order:
+        x = max((gap.start_us + gap.dur_us / 2) * scale, ends.get(lane, 9.0))
+        ends[lane] = x + 20
+        yield rank, lane, x, gap
 
 
 def _badge(rank: int, x: float, y: float, gap: Gap) -> Html:
@@ -208,7 +189,7 @@ def _steps(
 ) -> list[Html]:
     """A line where each step of the first rank begins; named where there is room."""
     longest = max(lane.dur_us for lane in lanes)
-    mine = [s for s in steps if s.rank == lanes[0].rank and -1 <= s.start_us <= longest]
+    mine = [s for s in steps if s.input == lanes[0].input and -1 <= s.start_us <= longest]
     drawn, free = [], -1.0
     for step in mine[:400]:
         x = left + max(0.0, step.start_us) * scale

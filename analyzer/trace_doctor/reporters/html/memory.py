@@ -1,0 +1,115 @@
+"""Memory over time and what its peak is made of: the memory ledger as pictures, each with its table."""
+
+from __future__ import annotations
+
+import msgspec
+
+from trace_doctor.model import Column, MemoryLedgerRow, MemorySeries, Result
+from trace_doctor.reporters.html.charts import memory as chart
+from trace_doctor.reporters.html.charts.bars import Bar, stacked
+from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch, term
+from trace_doctor.reporters.units import size
+from trace_doctor.reporters.words import MEMORY, Names
+
+_MOST_CHARTS = 4
+
+
+def memory(result: Result) -> Html | None:
+    drawable = {(s.input, s.device): s for s in result.memory_timeline if s.at and s.live_by_category}
+    rows = {(r.input, r.device): r for r in result.memory_ledger}
+    devices = sorted({*drawable, *rows}, key=lambda d: (d not in drawable, d))
+    if not devices:
+        return None
+    names = Names(result) if len(devices) > 1 else None
+    return section(
+        "memory",
+        "Memory over time",
+        [_device(drawable.get(d), rows.get(d), n, names) for n, d in enumerate(devices[:_MOST_CHARTS])],
+        showing(min(len(devices), _MOST_CHARTS), len(devices), "devices"),
+        lead=[
+            "What is ",
+            term("allocated", "allocated"),
+            " by live tensors, by class, and what makes up the peak.",
+        ],
+    )
+
+
+def _device(series: MemorySeries | None, row: MemoryLedgerRow | None, n: int, names: Names | None) -> Html:
+    owner = series or row
+    assert owner is not None
+    return el(
+        "div",
+        el("h3", el("bdi", names.place(owner))) if names else None,
+        [
+            chart.draw(series, f"memory-chart-{n}"),
+            _memory_keys(series),
+            showing(series.shown, series.of, "points; highs and lows are kept"),
+        ]
+        if series
+        else None,
+        _peak(row, n) if row else None,
+        class_="device",
+    )
+
+
+def _memory_keys(series: MemorySeries) -> Html:
+    kinds = {m.kind for m in series.marks}
+    keys = (
+        [el("li", _line_key("reserved"), "reserved")] if any(r is not None for r in series.reserved) else []
+    )
+    if "segment_alloc" in kinds:
+        keys.append(el("li", _line_key("mark-segment_alloc"), "segment taken from the device"))
+    if "segment_free" in kinds:
+        keys.append(el("li", _line_key("mark-segment_free"), "segment given back"))
+    if "oom" in kinds:
+        keys.append(el("li", _line_key("oom"), "out of memory"))
+    return el("ul", keys, class_="keys") if keys else Html("")
+
+
+def _line_key(kind: str) -> Html:
+    line = "M1 7h12" if kind == "reserved" else "M7 2v10"
+    return el(
+        "svg", el("path", d=line, class_=kind), class_="swatch", viewBox="0 0 14 14", aria_hidden="true"
+    )
+
+
+def _peak(row: MemoryLedgerRow, n: int) -> Html:
+    """The make-up of the peak: a bar, its table, and the frames that own most."""
+    parts = {k: v for k, v in msgspec.structs.asdict(row.by_category).items() if v}
+    parts = dict(sorted(parts.items(), key=lambda kv: (-kv[1], kv[0])))
+    bar = Bar("peak", [(f"mem-{k}", MEMORY[k].label, v) for k, v in parts.items()])
+    rows: list[Row] = [
+        [
+            el("span", swatch(f"mem-{k}"), MEMORY[k].label, class_="key"),
+            v,
+            v / max(1, row.peak_bytes),
+            MEMORY[k].meaning,
+        ]
+        for k, v in parts.items()
+    ]
+    columns = [
+        Column("Class"),
+        Column("At the peak", "bytes"),
+        Column("Share", "share"),
+        Column("What it is"),
+    ]
+    reserved = f", with {size(row.max_reserved_bytes)} reserved at most" if row.max_reserved_bytes else ""
+    return el(
+        "div",
+        el("p", el("strong", f"The peak: {size(row.peak_bytes)}"), reserved, ".", class_="peak-line"),
+        stacked(f"peak-chart-{n}", "What the peak is made of", [bar]) if parts else None,
+        data_table("What the peak is made of", columns, rows, hide_caption=True, class_="legend")
+        if rows
+        else None,
+        el("p", "How the classes were told apart: ", row.how, class_="limit") if row.how else None,
+        _frames(row) if row.by_frame else None,
+        class_="peak-block",
+    )
+
+
+def _frames(row: MemoryLedgerRow) -> Html:
+    columns = [Column("Allocated by", "code"), Column("At the peak", "bytes"), Column("Share", "share")]
+    rows: list[Row] = [[frame, count, count / max(1, row.peak_bytes)] for frame, count in row.by_frame[:12]]
+    table = data_table("The frames that own most of the peak", columns, rows, of=len(row.by_frame))
+    return el("details", el("summary", "By the code that allocated it"), table, class_="more")

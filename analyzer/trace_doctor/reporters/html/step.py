@@ -1,0 +1,148 @@
+"""Where the step goes: the time ledger as a bar for each device, with its table."""
+
+from __future__ import annotations
+
+import msgspec
+
+from trace_doctor.model import Column, Result, TimeLedgerRow
+from trace_doctor.reporters.html.charts.bars import Bar, stacked
+from trace_doctor.reporters.html.dom import Child, Html, el
+from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch, term
+from trace_doctor.reporters.html.verdict import is_cpu
+from trace_doctor.reporters.units import duration, plural, share
+from trace_doctor.reporters.words import IDLE, KINDS, Names, main_rows
+
+_MOST_BARS = 16
+_MOST_ROWS = 32
+
+
+def parts_of(row: TimeLedgerRow) -> dict[str, int]:
+    """Every part of the window in ns, busy first, then the causes from the largest down."""
+    idle = msgspec.structs.asdict(row.idle_ns)
+    busy = {"compute": row.compute_ns, "comm": row.exposed_comm_ns, "copy": row.exposed_copy_ns}
+    return busy | dict(sorted(idle.items(), key=lambda kv: (-kv[1], kv[0])))
+
+
+def where_the_step_goes(result: Result) -> Html:
+    rows = main_rows(result)
+    if not rows:
+        return section(
+            "time",
+            "Where the step goes",
+            el("p", "No profiler trace was given, so the time was not captured.", class_="empty"),
+        )
+    names = Names(result)
+    bars = [
+        Bar(
+            names.place(r),
+            [(k, KINDS[k].label, v) for k, v in parts_of(r).items()],
+            duration(r.step_us) if r.steps else duration(r.window_ns / 1e3),
+        )
+        for r in rows[:_MOST_BARS]
+    ]
+    legend = _legend(rows[0], result) if len(rows) == 1 else _comparison(rows, names)
+    others = [r for r in result.time_ledger if r not in rows]
+    return section(
+        "time",
+        "Where the step goes",
+        stacked("time-chart", "Where the step goes", bars),
+        showing(len(bars), len(rows), "devices"),
+        legend,
+        _other_phases(others, names) if others else None,
+        lead=_time_lead(rows, result),
+    )
+
+
+def _time_lead(rows: list[TimeLedgerRow], result: Result) -> list[Child]:
+    of = plural(rows[0].steps, "steady step") if rows[0].steps else "the whole window: no steps were recorded"
+    if rows[0].phase != "steady":
+        of = f"the {rows[0].phase} phase: no steady step was left"
+    if is_cpu(result):
+        return [f"Time of the main thread over {of}. Solid: working. Hatched: waiting, by cause."]
+    return [f"GPU time over {of}. Solid: the GPU works. Hatched: it is ", term("idle", "idle, by cause"), "."]
+
+
+def _legend(row: TimeLedgerRow, result: Result) -> Html:
+    """The bar as a table: every part, its time a step and what it means."""
+    steps = max(1, row.steps)
+    table_rows: list[Row] = [
+        [
+            el("span", swatch(kind), KINDS[kind].label, class_="key"),
+            ns / steps / 1e3,
+            ns / max(1, row.window_ns),
+            _meaning(kind, row.device < 0),
+        ]
+        for kind, ns in parts_of(row).items()
+        if ns
+    ]
+    per = "a step" if row.steps else "in the window"
+    columns = [Column("Part"), Column(f"Time {per}", "us"), Column("Share", "share"), Column("What it is")]
+    return data_table(
+        "The parts of the step; they sum exactly to the window",
+        columns,
+        table_rows,
+        hide_caption=True,
+        class_="legend",
+    )
+
+
+def _meaning(kind: str, cpu: bool) -> str:
+    if cpu and kind == "compute":
+        return "operators were running"
+    if kind in IDLE and not cpu:
+        return f"GPU idle: {KINDS[kind].meaning}"
+    return KINDS[kind].meaning
+
+
+def _comparison(rows: list[TimeLedgerRow], names: Names) -> Html:
+    """A row for each device, a column for each part that any of them has."""
+    shown = [k for k in KINDS if any(parts_of(r)[k] for r in rows)]
+    keys = el("ul", [el("li", swatch(k), KINDS[k].label) for k in shown], class_="keys")
+    columns = [Column("Device"), Column("Step", "us"), Column("Idle", "share")]
+    columns += [Column(KINDS[k].label[0].upper() + KINDS[k].label[1:], "share") for k in shown]
+    table_rows: list[Row] = [
+        [
+            names.place(r),
+            r.step_us,
+            r.idle_ns.total() / max(1, r.window_ns),
+            *(parts_of(r)[k] / max(1, r.window_ns) for k in shown),
+        ]
+        for r in rows[:_MOST_ROWS]
+    ]
+    table = data_table("Shares of the window, device by device", columns, table_rows, of=len(rows))
+    return el("div", keys, el("details", el("summary", "Compare as a table"), table, class_="more"))
+
+
+def _other_phases(rows: list[TimeLedgerRow], names: Names) -> Html:
+    columns = [
+        Column("Phase"),
+        Column("Device"),
+        Column("Steps", "count"),
+        Column("Window", "us"),
+        Column("Idle", "share"),
+        Column("Largest cause"),
+    ]
+    table_rows: list[Row] = []
+    for r in rows[:_MOST_ROWS]:
+        causes = {k: v for k, v in parts_of(r).items() if k in IDLE and v}
+        first = next(iter(causes), None)
+        largest = f"{KINDS[first].label}, {share(causes[first] / max(1, r.window_ns))}" if first else "none"
+        name = (
+            "warm-up"
+            if r.phase == "warmup"
+            else f"{r.phase} of any step"
+            if r.phase == "outside"
+            else r.phase
+        )
+        table_rows.append(
+            [
+                name,
+                names.place(r),
+                r.steps,
+                r.window_ns / 1e3,
+                r.idle_ns.total() / max(1, r.window_ns),
+                largest,
+            ]
+        )
+    table = data_table("Time outside the steady steps: shown, not counted", columns, table_rows, of=len(rows))
+    return el("details", el("summary", "Warm-up and time outside the steps"), table, class_="more")
