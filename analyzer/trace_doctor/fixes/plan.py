@@ -186,56 +186,60 @@ def _untold(fix: Fix) -> Fix:
 def _run(
     mod: Codemod, finding: Finding, fix: Fix, tree: SourceTree, torch: TorchBounds, named: list[str]
 ) -> Change:
+    """Tries the places from the narrowest to the widest; the first that holds what the codemod looks for decides."""
     if mod.scope == "program" and fix.target is None:
         return mod.run(Place(entry_scripts(tree, named, mod.words), torch=torch), fix.params)
-    place = _place(mod, finding, fix, tree, torch)
-    try:
-        return mod.run(place, fix.params)
-    except NoEdit as refused:
-        if refused.kind != "unresolved" or not mod.elsewhere or place.line is None:
-            raise
-        return mod.run(Place(_scripts(mod, fix, tree), torch=torch), fix.params)
+    place = _place(_target(mod, finding, fix), tree, torch)
+    places = [place] if place is not None else []
+    if place is None or mod.elsewhere:
+        scripts = _scripts(mod, fix, tree)
+        places += [
+            Place(some, torch=torch) for some in ([s for s in scripts if s.name in named], scripts) if some
+        ]
+    missing = NoEdit("unresolved", f"no script below the source holds what {mod.name} looks for")
+    for attempt in places:
+        try:
+            return mod.run(attempt, fix.params)
+        except NoEdit as refused:
+            if refused.kind != "unresolved":
+                raise
+            missing = refused
+    raise missing
 
 
-def _place(mod: Codemod, finding: Finding, fix: Fix, tree: SourceTree, torch: TorchBounds) -> Place:
-    """The file and line that the fix, its parameters or else the finding names, as one of the source's scripts."""
-    target = _target(finding, fix)
+def _place(target: Target | None, tree: SourceTree, torch: TorchBounds) -> Place | None:
+    """The script and line that a target names; None where it names no file of the user's (or one script was given)."""
     if target is None or target.file is None or not is_user_frame(target.file):
-        return Place(_scripts(mod, fix, tree), torch=torch)
+        return None
     names = tree.matches(target.file, target.function, target.line)
     if not names and tree.single is not None:
-        return Place(_scripts(mod, fix, tree), torch=torch)
+        return None
     if not names:
         raise NoEdit(
             "unresolved", f"the capture names {_short(target.file)}, which is not below the source folder"
         )
     if len(names) > 1:
-        raise NoEdit(
-            "ambiguous",
-            f"{_short(target.file)} can be {len(names)} files",
-            [Candidate(n, target.line or 1, "") for n in names],
-        )
+        doubts = [Candidate(name, target.line or 1, "") for name in names]
+        raise NoEdit("ambiguous", f"{_short(target.file)} can be {len(names)} files", doubts)
     script = tree.script(names[0])
     if script is None:
         raise NoEdit("unresolved", tree.unreadable.get(names[0], f"{names[0]} cannot be read"))
     if target.line is not None and not same_function(script.enclosing_function(target.line), target.function):
-        raise NoEdit(
-            "unresolved",
-            f"{script.name}:{target.line} is not in {target.function}: the script has changed since the capture",
-        )
+        where = f"{script.name}:{target.line} is not in {target.function}"
+        raise NoEdit("unresolved", f"{where}: the script has changed since the capture")
     return Place([script], target.line, target.function, torch)
 
 
-def _target(finding: Finding, fix: Fix) -> Target | None:
+def _target(mod: Codemod, finding: Finding, fix: Fix) -> Target | None:
+    """What the fix or its parameters name, else where the finding points to."""
     if fix.target is not None and fix.target.file is not None:
         return fix.target
-    params = fix.params
+    params, location = fix.params, finding.location
     if isinstance(params.get("file"), str):
         return Target(file=params["file"], line=params.get("line"), function=params.get("function"))
-    location = finding.location
-    return (
-        Target(file=location.file, line=location.line, function=location.function) if location.file else None
-    )
+    if mod.scope != "line" or location.file is None:
+        return None
+    return Target(file=location.file, line=location.line, function=location.function)
 
 
 def _scripts(mod: Codemod, fix: Fix, tree: SourceTree) -> list[Script]:

@@ -20,7 +20,7 @@ from trace_doctor.fixes.versions import TorchBounds
 from trace_doctor.loaders.origins import Origins
 from trace_doctor.loaders.script import Script
 
-Scope = Literal["line", "program"]
+Scope = Literal["line", "call", "program"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Codemod:
     name: str
     run: Run
     scope: Scope
-    """`line`: the place the finding names; `program`: the script that is started"""
+    """`line`: the place the finding names; `call`: a call that may be anywhere; `program`: the script that is started"""
     words: tuple[str, ...]
     """a file without one of these words is not looked at"""
     elsewhere: bool

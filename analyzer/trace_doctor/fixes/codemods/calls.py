@@ -28,7 +28,7 @@ _POSITIONS = {
 _ONE_POSITIONAL = 1
 
 
-@codemod("remove-call", words=())
+@codemod("remove-call")
 def remove_call(place: Place, params: Mapping[str, Any]) -> Change:
     """Takes out a statement that calls a named function, from the loop it slows down."""
     name = str(params["call"])
@@ -55,7 +55,7 @@ def _repeats(script: Script, call: cst.Call) -> bool:
     )
 
 
-@codemod("set-call-args", words=())
+@codemod("set-call-args", scope="call", elsewhere=True)
 def set_call_args(place: Place, params: Mapping[str, Any]) -> Change:
     """Sets and removes keyword arguments of the one call of a named function or class."""
     callee = str(params["callee"])

@@ -21,7 +21,7 @@ _LOGGER = re.compile(
 _SCALARS = ("item",)
 
 
-@codemod("graph-break-line", words=())
+@codemod("graph-break-line")
 def graph_break_line(place: Place, params: Mapping[str, Any]) -> Change:
     """Drops a print or log line inside compiled code, or captures the scalar that is read there."""
     line = place.line or params.get("line")

@@ -32,8 +32,8 @@ def zero_grad(place: Place, params: Mapping[str, Any]) -> Change:
     loop = enclosing_loop(script, call)
     home = loop or script.function_of(call) or script.module
     clears = [(c, r) for c, r in zero_grads(script, home) if r == optimizer or _is_model(script, c)]
-    if mode == "add":
-        return _add(script, statement, optimizer, clears)
+    if not clears:
+        return _add(script, statement, optimizer)
     return _move(script, statement, optimizer, clears, loop)
 
 
@@ -110,10 +110,7 @@ def _following(script: Script, statement: cst.BaseSmallStatement) -> cst.CSTNode
     return after.body[0] if isinstance(after, cst.SimpleStatementLine) else after
 
 
-def _add(script: Script, statement: cst.Expr, optimizer: str, clears: list[Step]) -> Change:
-    if clears:
-        where = script.line(clears[0][0])
-        raise NoEdit("already", f"{script.name}:{where} clears the gradients in this loop already")
+def _add(script: Script, statement: cst.Expr, optimizer: str) -> Change:
     edit = insert_after(
         script,
         _last_of_step(script, statement),
@@ -126,8 +123,6 @@ def _add(script: Script, statement: cst.Expr, optimizer: str, clears: list[Step]
 def _move(
     script: Script, statement: cst.Expr, optimizer: str, clears: list[Step], loop: Loop | None
 ) -> Change:
-    if not clears:
-        return _add(script, statement, optimizer, clears)
     if len(clears) > 1:
         raise NoEdit(
             "ambiguous",
@@ -139,14 +134,22 @@ def _move(
     anchor = _last_of_step(script, statement)
     if not isinstance(old, cst.Expr):
         raise NoEdit("display", "zero_grad() is part of a larger expression", [candidate(script, call)])
-    if _following(script, anchor) is old or _following(script, statement) is old:
-        raise NoEdit(
-            "already", f"{script.name}:{script.line(call)} clears the gradients right after the step already"
-        )
+    if old in (_following(script, anchor), _following(script, statement)):
+        return _clean(script, call, "right after the step")
+    if loop is not None and enclosing_loop(script, old) is loop and not _after_forward(script, old, loop):
+        return _clean(script, call, "before the forward pass")
     _refuse_changed_meaning(script, statement, old, loop)
     text = _without_false(script, call)
     edits = (remove(script, old), insert_after(script, anchor, text, "zero_grad:" + optimizer))
     return Change(script, edits, script.line(old))
+
+
+def _clean(script: Script, call: cst.Call, where: str) -> Change:
+    """The place is right: what is left is an argument that keeps the memory."""
+    given = _keeps_zeros(call)
+    if given is None:
+        raise NoEdit("already", f"{script.name}:{script.line(call)} clears the gradients {where} already")
+    return Change(script, (remove_argument(script, call, given),), script.line(call))
 
 
 def _refuse_changed_meaning(script: Script, step: cst.Expr, old: cst.Expr, loop: Loop | None) -> None:
@@ -158,11 +161,6 @@ def _refuse_changed_meaning(script: Script, step: cst.Expr, old: cst.Expr, loop:
         raise NoEdit("display", "zero_grad() and step() run under different conditions", here)
     if any(a.attr.value == "grad" for a in script.all(cst.Attribute, within=loop)):
         raise NoEdit("display", "the loop reads .grad, which would be gone after the move", here)
-    if not _after_forward(script, old, loop):
-        raise NoEdit(
-            "already",
-            f"{script.name}:{script.line(old)} clears the gradients before the forward pass already",
-        )
 
 
 def _conditions(script: Script, node: cst.CSTNode, loop: Loop) -> list[str]:
