@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -154,8 +155,8 @@ def _layers(facts: Facts) -> tuple[tuple[str, Bool], ...]:
     notes = run.is_cat(Cat.USER_ANNOTATION, Cat.CPU_OP)
     calls = run.is_cat(Cat.RUNTIME, Cat.DRIVER)
 
-    def named(matches: object) -> Bool:
-        return np.asarray(np.isin(run.name, run.name_ids(matches)))  # type: ignore[arg-type]
+    def named(matches: Callable[[str], bool]) -> Bool:
+        return np.asarray(np.isin(run.name, run.name_ids(matches)))
 
     steps, optimizer, compiling = named(is_step), named(is_optimizer), named(is_compile)
     loader = named(is_loader) & notes

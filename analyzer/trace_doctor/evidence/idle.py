@@ -182,7 +182,7 @@ def _charge_lost_lead(facts: Facts, busy: I64, late: Cover) -> tuple[Cover, I64]
     run, syncs = facts.run, facts[Syncs]
     launching = np.unique(run.thread[facts[Launches].calls])
     waits = syncs.rows[np.isin(run.thread[syncs.rows], launching)]
-    held = covered(clip_rows(run, waits, facts[Steps].window), busy)
+    held = covered(np.clip(pairs(run.ts[waits], run.end[waits]), *facts[Steps].window), busy)
     waits, held = waits[held > 0], held[held > 0]
     own = np.where(late.cause == CAUSE["sync"], late.row, -1)
     if not len(waits) or not len(late.row):
@@ -214,8 +214,3 @@ def _charge_lost_lead(facts: Facts, busy: I64, late: Cover) -> tuple[Cover, I64]
             out.append((begin, end, cause, row, sync))
     table = np.array(out, dtype=np.int64).reshape(-1, 5)
     return Cover(table[:, :2], table[:, 2].astype(np.uint8), table[:, 3]), table[:, 4]
-
-
-def clip_rows(run: Run, rows: I64, window: tuple[int, int]) -> I64:
-    """The rows' spans cut to the window, in their order (empty ones stay, as empty)."""
-    return np.clip(pairs(run.ts[rows], run.end[rows]), *window)
