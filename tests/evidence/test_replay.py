@@ -130,6 +130,20 @@ def test_the_main_thread_waits_for_the_backward_thread() -> None:
     assert facts[Replay].without(Removal(host_spans=spans)).saved_ns == pytest.approx(5 * 300 * US, rel=0.02)
 
 
+def test_a_thread_that_only_watches_holds_nobody() -> None:
+    b = RunBuilder()
+    for _ in range(20):
+        with b.step():
+            with b.op("aten::mm", us=100):
+                b.launch(300)
+            b.item()
+            with b.thread(900):
+                b.now -= 1  # an event query of a watchdog, just as the wait ends
+                b.runtime("cudaEventQuery", 3)
+            b.wait(100)
+    assert without_waits(b).step_us == pytest.approx(305, rel=0.03)
+
+
 def test_work_of_another_stream_is_still_waited_for() -> None:
     b = RunBuilder()
     for _ in range(5):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from trace_doctor.evidence.replay_graph import ReplayGraph
 from trace_doctor.evidence.retime import LeftOut, retime
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
-from trace_doctor.model import Basis
+from trace_doctor.model import Basis, Column, Saving, Table
 from trace_doctor.run import I64
 
 UNEXPLAINED_NS = 50_000
@@ -66,6 +65,28 @@ class ReplayOutcome:
     how: str
     """the sentence that derives it"""
 
+    @property
+    def before_us(self) -> float:
+        """Median steady step, as captured."""
+        return self.step_us + self.saved_us_per_step
+
+    def saving(self) -> Saving:
+        """What a finding claims."""
+        return Saving(
+            time_us_per_step=self.saved_us_per_step,
+            share_of_step=self.share_of_step,
+            basis=self.basis,
+            how=self.how,
+        )
+
+    def table(self, title: str, change: str) -> Table:
+        """The step as captured and with the change, for a finding's evidence."""
+        return Table(
+            title=title,
+            columns=[Column("replay"), Column("step", "us"), Column("saved", "share")],
+            rows=[["as captured", self.before_us, 0.0], [change, self.step_us, self.share_of_step]],
+        )
+
 
 @dataclass(frozen=True)
 class Replay(Evidence):
@@ -86,6 +107,8 @@ class Replay(Evidence):
     """thread, -1 when nothing says"""
     cores: int | None
     """of the captured machine, where a recording says so"""
+    base_ns: int
+    """the window as replayed with nothing removed"""
     graph: ReplayGraph | None = field(repr=False)
     loading: I64 = field(repr=False)
     """the waits for data on the main thread: a set of intervals"""
@@ -99,8 +122,8 @@ class Replay(Evidence):
         threads = facts.get(Threads)
         graph = ReplayGraph.build(facts, window)
         errors: tuple[float | None, float | None, float | None] = (None, None, None)
+        length = again = window[1] - window[0]
         if len(graph.ops):
-            length = window[1] - window[0]
             again, cut = retime(graph), retime(graph, keep_unexplained=False)
             errors = (abs(length - cut) / length, _unexplained(graph) / length, abs(length - again) / length)
         waits = facts.get(DataLoading)
@@ -114,6 +137,7 @@ class Replay(Evidence):
             median_ns=steps.step_ns,
             main=threads.main if threads is not None else -1,
             cores=cores if isinstance(cores, int) and cores > 0 else None,
+            base_ns=again,
             graph=graph if len(graph.ops) else None,
             loading=intervals(waits.waits([window])) if waits is not None else NOTHING,
         )
@@ -145,11 +169,6 @@ class Replay(Evidence):
             self._known[removal] = self._outcome(length, min(max(left, 0), length))
         return self._known[removal]
 
-    @cached_property
-    def _base_ns(self) -> int:
-        assert self.graph is not None
-        return retime(self.graph)
-
     def _retimed(self, graph: ReplayGraph, removal: Removal) -> int:
         """Never below the union of the GPU work that stays, never a saving that the arithmetic alone makes."""
         calls = np.array(removal.make_async, dtype=np.int64)
@@ -158,7 +177,7 @@ class Replay(Evidence):
         stays = ~np.isin(graph.ops.row, ops)
         work = pairs(graph.ops.start[stays], graph.ops.end[stays])
         floor = total(union(clip(work, *self.window)))
-        saved = max(self._base_ns - retime(graph, left_out), 0)
+        saved = max(self.base_ns - retime(graph, left_out), 0)
         return max(self.window[1] - self.window[0] - saved, floor)
 
     def _host_bound(self, removal: Removal) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -16,6 +17,7 @@ from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.event_names import is_device_synchronize, is_step, is_synchronize
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.threads import Threads
 from trace_doctor.run import I64, Bool, Cat, Run
 
 NONE = -(1 << 62)
@@ -93,6 +95,7 @@ class ReplayGraph:
         ops = _gpu_ops(run, facts[Launches], window, calls, call_of_row)
         return cls(window, _with_waits(run, calls, ops), ops)
 
+    @cached_property
     def order(self) -> list[int]:
         """Calls (i >= 0) and operations (as ~j) in the order in which their starts can be computed."""
         calls, ops = self.calls, self.ops
@@ -142,10 +145,12 @@ def _end_of_host(run: Run, window: tuple[int, int]) -> int:
 
 
 def _predecessors(facts: Facts, thread: I64, start: I64, end: I64) -> tuple[I64, Bool]:
-    """The previous call of the thread where one operator stayed open between, else the last call of any thread."""
-    by_end = np.lexsort((np.arange(len(end)), end))
+    """The previous call of the thread where one operator stayed open between, else the last call of any thread
+    that drives the GPU."""
+    driving = np.flatnonzero(_drives(facts, thread))
+    by_end = driving[np.argsort(end[driving], kind="stable")]
     at = np.searchsorted(end[by_end], start, side="right") - 1
-    after = np.where(at >= 0, by_end[np.maximum(at, 0)], -1)
+    after = np.where(at >= 0, by_end[np.maximum(at, 0)], -1) if len(by_end) else at
     for i in np.flatnonzero(after >= np.arange(len(after))).tolist():  # calls without length
         back = int(at[i])
         while back >= 0 and by_end[back] >= i:
@@ -158,6 +163,15 @@ def _predecessors(facts: Facts, thread: I64, start: I64, end: I64) -> tuple[I64,
         held = (op >= 0) & (open_to[np.maximum(op, 0)] >= start[now]) & (start[now] >= end[before])
         after[now[held]], in_thread[now[held]] = before[held], True
     return after, in_thread
+
+
+def _drives(facts: Facts, thread: I64) -> Bool:
+    """Calls that others may follow: of the main thread and of threads that launch. A watchdog or a pinning thread
+    calls the driver at its own pace."""
+    threads = facts.get(Threads)
+    launching = np.unique(facts.run.thread[facts[Launches].calls])
+    drives = np.isin(thread, launching) | (thread == (threads.main if threads is not None else -1))
+    return drives if drives.any() else np.ones(len(thread), dtype=bool)
 
 
 def _operators_by_thread(facts: Facts, thread: I64) -> Iterator[tuple[I64, I64, I64]]:

@@ -110,7 +110,7 @@ def _run(
             returned[i] = known
         return known
 
-    for coded in graph.order():
+    for coded in graph.order:
         if coded >= 0:
             before = after[coded]
             started[coded] = (end_of(before) if before >= 0 else begin) + gap[coded]

@@ -15,7 +15,6 @@ from trace_doctor import (
     Fix,
     Location,
     Rule,
-    Saving,
     Span,
     Table,
     Target,
@@ -239,12 +238,7 @@ class DataLoaderStarvation(Rule):
             message=_message(seen, outcome, site, why),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
-            saving=Saving(
-                time_us_per_step=outcome.saved_us_per_step,
-                share_of_step=outcome.share_of_step,
-                basis=outcome.basis,
-                how=outcome.how,
-            ),
+            saving=outcome.saving(),
             location=Location(
                 file=site.file if site else None,
                 line=site.line if site else None,
@@ -309,12 +303,11 @@ _WHO: dict[LoaderKind, str] = {
 
 def _message(seen: DataWaits, outcome: ReplayOutcome, site: Site | None, doubt: str) -> str:
     """One sentence: what waits, how long, why, and what a step could take."""
-    before = outcome.step_us + outcome.saved_us_per_step
     who = "The GPU" if seen.device is not None else "The main thread"
     where = f" in {site}" if site else ""
     text = (
         f"{who} waits for data for {_ms(seen.exposed / seen.count / 1e3)} ms of a step{where}, because "
-        f"{_WHO[seen.kind]}: {_ms(before)} ms a step could become {_ms(outcome.step_us)} ms "
+        f"{_WHO[seen.kind]}: {_ms(outcome.before_us)} ms a step could become {_ms(outcome.step_us)} ms "
         f"(up to {outcome.share_of_step:.0%} less)"
     )
     return f"{text}; {doubt}." if doubt else f"{text}."
@@ -327,7 +320,6 @@ def _ms(us: float) -> str:
 
 def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table]:
     resource = "GPU idle" if seen.device is not None else "main thread waits"
-    before = outcome.step_us + outcome.saved_us_per_step
     durations = {s.index: s.dur for s in ctx[Steps].steady}
     tables = [
         Table(
@@ -343,14 +335,7 @@ def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table
                 for index, inside, exposed in seen.steps
             ],
         ),
-        Table(
-            title="What if the next batch were always ready",
-            columns=[Column("replay"), Column("step", "us"), Column("saved", "share")],
-            rows=[
-                ["as captured", before, 0.0],
-                ["without waiting for data", outcome.step_us, outcome.share_of_step],
-            ],
-        ),
+        outcome.table("What if the next batch were always ready", "without waiting for data"),
     ]
     parts = ctx[DataLoading].parts(ctx[Steps].spans("steady"))
     if parts:

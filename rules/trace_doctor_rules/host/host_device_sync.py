@@ -14,7 +14,6 @@ from trace_doctor import (
     Location,
     NotCaptured,
     Rule,
-    Saving,
     Table,
     Target,
     threshold,
@@ -236,12 +235,7 @@ class HostDeviceSync(Rule):
             message=_message(sites, outcome, count),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
-            saving=Saving(
-                time_us_per_step=outcome.saved_us_per_step,
-                share_of_step=outcome.share_of_step,
-                basis=outcome.basis,
-                how=outcome.how,
-            ),
+            saving=outcome.saving(),
             location=Location(
                 file=first.site.file if first.site else None,
                 line=first.site.line if first.site else None,
@@ -282,7 +276,6 @@ def _one_of_each_kind(sites: Sequence[SyncSite]) -> list[SyncSite]:
 def _message(sites: Sequence[SyncSite], outcome: ReplayOutcome, count: int) -> str:
     """One sentence: what blocks, where, how often, and what a step could take."""
     first = sites[0]
-    before = outcome.step_us + outcome.saved_us_per_step
     what = first.name + (f" in {first.site}" if first.site else "")
     if len(sites) > 1:
         what += f" and {len(sites) - 1} more place{'s' if len(sites) > 2 else ''}"
@@ -290,7 +283,7 @@ def _message(sites: Sequence[SyncSite], outcome: ReplayOutcome, count: int) -> s
     idle = sum(s.idle_ns for s in sites) / count / 1e3
     return (
         f"{what} {block} the host {_often(sum(s.times for s in sites), count)}, and the GPU then idles "
-        f"{_ms(idle)} ms of a step: {_ms(before)} ms a step could become {_ms(outcome.step_us)} ms "
+        f"{_ms(idle)} ms of a step: {_ms(outcome.before_us)} ms a step could become {_ms(outcome.step_us)} ms "
         f"(up to {outcome.share_of_step:.0%} less)."
     )
 
@@ -310,7 +303,6 @@ def _ms(us: float) -> str:
 
 def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> list[Table]:
     count, replay = ctx[Steps].count, ctx[Replay]
-    before = outcome.step_us + outcome.saved_us_per_step
     return [
         Table(
             title="Where the host waits (per steady step)",
@@ -334,11 +326,7 @@ def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> 
                 for s in sites
             ],
         ),
-        Table(
-            title="What if these calls did not wait",
-            columns=[Column("replay"), Column("step", "us"), Column("saved", "share")],
-            rows=[["as captured", before, 0.0], ["asynchronous", outcome.step_us, outcome.share_of_step]],
-        ),
+        outcome.table("What if these calls did not wait", "asynchronous"),
     ]
 
 
