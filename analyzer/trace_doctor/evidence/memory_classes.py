@@ -22,6 +22,8 @@ from trace_doctor.snapshot import NO_STACK, Action
 
 PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, INPUTS, TEMPORARIES, WORKSPACES, HELD, UNKNOWN = range(9)
 assert MEMORY_CATEGORIES[HELD] == "held_before_recording"
+MOST_WORKSPACES = 2
+"""Blocks of a workspace's size without frames are workspaces only when they are so few: one per handle and stream."""
 MOST_STATE_COPIES = 3
 """Optimizer state of a parameter is at most this many blocks of its size (AMSGrad)."""
 
@@ -46,7 +48,7 @@ REASONS = {
     Reason.FREED_IN_STEP: "older than the record, freed in optimizer.step()",
     Reason.FREED_IN_ZERO_GRAD: "older than the record, freed in zero_grad()",
     Reason.FREED_IN_BACKWARD: "older than the record, freed in backward",
-    Reason.SIZES: "by sizes equal to the gradients'",
+    Reason.SIZES: "by their sizes",
     Reason.IN_PLACE: "older than the record, equal copies while no gradient outlives backward (accumulated in place)",
     Reason.REPLACED: "takes the place of a block of its size in optimizer.step()",
 }
@@ -99,9 +101,12 @@ class _Classifier:
 
     def _workspaces(self) -> None:
         by_frame = self.stacks.marked(self.stacks.workspace, self.h.stack)
-        blind = ~self.stacks.marked(self.stacks.native, self.h.stack)
-        by_size = blind & np.isin(self.h.size, WORKSPACE_BYTES) & self.kept & (self.stage != Stage.OPTIMIZER)
-        self._set(by_frame | by_size, WORKSPACES, Reason.FRAMES)
+        self._set(by_frame, WORKSPACES, Reason.FRAMES)
+        blind = ~self.stacks.marked(self.stacks.native, self.h.stack) & self.kept
+        for size in WORKSPACE_BYTES:  # 32 MiB is also a common weight: 4096 x 4096 in bf16
+            alike = np.flatnonzero((self.h.size == size) & ~by_frame)
+            if len(alike) <= MOST_WORKSPACES and blind[alike].all():
+                self._set(alike[self.stage[alike] != Stage.OPTIMIZER], WORKSPACES, Reason.SIZES)
 
     def _recorded(self) -> None:
         """Blocks that the record saw being born: by their stage and by which phases they outlive."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class Phases:
             positions = np.insert(positions, at, [p for p, _ in empty])
             stages = np.insert(stages, at, [s for _, s in empty])
         new = np.ones(len(stages), dtype=np.bool_)
-        new[1:] = stages[1:] != stages[:-1]
+        new[1:] = (stages[1:] != stages[:-1]) | _apart(history.action, spans, positions)[1:]
         steps = sum(s == Stage.OPTIMIZER for _, _, s in spans)
         runs = stages[new]
         return cls(
@@ -94,6 +95,14 @@ def _decisive(action: U8, stage: U8) -> Bool:
     releases = (action == Action.FREE_REQUESTED) | (action == Action.FREE_COMPLETED)
     own: Bool = allocates | (releases & ((stage == Stage.OPTIMIZER) | (stage == Stage.ZERO_GRAD)))
     return own
+
+
+def _apart(action: U8, spans: list[tuple[int, int, Stage]], positions: I64) -> Bool:
+    """Positions where an annotated step begins that allocations of unknown stage separate from the one before."""
+    steps = [(p, q) for p, q, s in spans if s == Stage.OPTIMIZER]
+    starts = [p for (_, q), (p, _) in pairwise(steps) if (action[q:p] == Action.ALLOC).any()]
+    found: Bool = np.isin(positions, starts)
+    return found
 
 
 def _forward_scripts(stage: U8) -> U8:

@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.call_sites import Site
 from trace_doctor.evidence.frames import is_user_frame, shown_path
 from trace_doctor.run import I32, U8, Bool
 from trace_doctor.snapshot import Snapshot, StackFrame
@@ -30,18 +31,6 @@ class Stage(enum.IntEnum):
     BACKWARD = 3
     OPTIMIZER = 4
     ZERO_GRAD = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A place in the user's code. `line` is the one that was running."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}"
 
 
 _TORCH = re.compile(r"(?:^|/)torch/(?!.*site-packages)")
@@ -197,7 +186,7 @@ class MemoryStacks(Evidence):
         return [f for f in self.snapshot.frames_of(stack) if f.is_python]
 
     def _site(self, frame: StackFrame) -> Site:
-        return Site(shown_path(frame.filename, self.source), frame.line, frame.name)
+        return Site(shown_path(frame.filename, self.source), frame.line, frame.name, exact=True)
 
 
 def _is_transfer(frames: Sequence[StackFrame]) -> bool:
