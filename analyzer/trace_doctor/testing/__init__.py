@@ -2,5 +2,17 @@
 
 from trace_doctor.testing.cases import Invalid, Valid, capture_of, claims_of, run_case
 from trace_doctor.testing.run_builder import RunBuilder
+from trace_doctor.testing.snapshot_builder import GIB, KIB, MIB, SnapshotBuilder
 
-__all__ = ["Invalid", "RunBuilder", "Valid", "capture_of", "claims_of", "run_case"]
+__all__ = [
+    "GIB",
+    "KIB",
+    "MIB",
+    "Invalid",
+    "RunBuilder",
+    "SnapshotBuilder",
+    "Valid",
+    "capture_of",
+    "claims_of",
+    "run_case",
+]
