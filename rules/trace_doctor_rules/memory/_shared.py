@@ -1,0 +1,92 @@
+"""What the memory rules have in common: sizes for people, places, and the allocator setting as a fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trace_doctor import Column, Fix, Location, Table, Target
+from trace_doctor.evidence.call_sites import Site
+from trace_doctor.evidence.memory_blocks import DeviceBlocks
+
+KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
+
+
+def size(count: float) -> str:
+    """Bytes as people read them: `12.7 GiB`, `614 MiB`."""
+    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if count >= unit:
+            value = count / unit
+            return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
+    return f"{int(count)} B"
+
+
+def times(count: int) -> str:
+    return "once" if count == 1 else "twice" if count == 2 else f"{count} times"
+
+
+def location(site: Site | None, device: int | None) -> Location:
+    if site is None:
+        return Location(device=device)
+    return Location(file=site.file, line=site.line, function=site.function, device=device)
+
+
+def target(site: Site | None) -> Target | None:
+    return None if site is None else Target(file=site.file, line=site.line, function=site.function)
+
+
+def expandable_segments(settings: Mapping[str, Any]) -> list[Fix]:
+    """Segments that grow in place instead of being given back and taken again; none when they are on already."""
+    if settings.get("expandable_segments"):
+        return []
+    verify = (
+        "a new snapshot shows expandable_segments true in its allocator_settings, and this finding is gone"
+    )
+    risk = "Linux only; memory shared between processes and pluggable allocators do not work with it"
+    return [
+        Fix(
+            title="Let segments grow in place",
+            kind="patch",
+            safety="safe",
+            codemod="allocator-setting",
+            params={"key": "expandable_segments", "value": "True"},
+            text='import os\n\nos.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")\nimport torch',
+            verify=verify,
+            risk=risk,
+        ),
+        Fix(
+            title="The same in the launcher",
+            kind="env",
+            safety="safe",
+            text="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",
+            verify=verify,
+            risk=risk,
+        ),
+    ]
+
+
+def make_up(blocks: DeviceBlocks, moment: int, title: str) -> Table:
+    """Live bytes by category at a moment, largest first."""
+    total = int(blocks.history.live[moment])
+    held = sorted(((v, k) for k, v in blocks.at(moment).items() if v), reverse=True)
+    return Table(
+        title=title,
+        columns=[Column("category"), Column("live", "bytes"), Column("share", "share")],
+        rows=[[name.replace("_", " "), bytes_, bytes_ / total] for bytes_, name in held],
+    )
+
+
+def holders(rows: Iterable[tuple[str, str, int, int]], title: str, most: int = 12) -> Table:
+    """(category, place, bytes, blocks) rows, largest first."""
+    every = list(rows)
+    return Table(
+        title=title,
+        columns=[
+            Column("category"),
+            Column("allocated at", "location"),
+            Column("bytes", "bytes"),
+            Column("blocks", "count"),
+        ],
+        rows=[[c.replace("_", " "), place, held, count] for c, place, held, count in every[:most]],
+        of=len(every) if len(every) > most else None,
+    )

@@ -1,0 +1,431 @@
+"""TD401 allocator-churn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trace_doctor import (
+    Claim,
+    Column,
+    Context,
+    Fix,
+    NotCaptured,
+    Rule,
+    Saving,
+    Span,
+    Table,
+    threshold,
+)
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.allocator import (
+    AllocatorActivity,
+    DeviceActivity,
+    DriverCalls,
+    Episode,
+    asked_again,
+)
+from trace_doctor.evidence.call_sites import CallSites, Site
+from trace_doctor.evidence.idle import IdleLedger
+from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.replay import Replay
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
+from trace_doctor_rules.memory._shared import expandable_segments, location, size, target, times
+
+WHY = {
+    "pressure": "the device has no memory left for a segment, so malloc gives cached ones back first",
+    "empty_cache": "torch.cuda.empty_cache() is called",
+    "gc_threshold": "garbage_collection_threshold is set",
+    "unknown": "the file does not say who gave it back",
+}
+
+
+def _pressure(rounds: int, *, grow: bool = False, annotate: bool = True) -> SnapshotBuilder:
+    """Every round needs another size, and nothing cached fits."""
+    b = SnapshotBuilder(annotate=annotate)
+    b.held(200 * MIB)
+    for i in range(rounds):
+        with b.forward(line=40):
+            block = b.alloc((300 + 40 * (i if grow else i % 2)) * MIB)
+            b.free(block)
+            if not grow:
+                b.release_cached()
+    return b
+
+
+def _empty_cache(rounds: int) -> SnapshotBuilder:
+    b = SnapshotBuilder()
+    for _ in range(rounds):
+        with b.forward():
+            b.temporary(500 * MIB)
+        b.empty_cache(line=21)
+    return b
+
+
+def _oom_retries() -> SnapshotBuilder:
+    """Before each failure malloc gives back all it can; the next batch is smaller and takes it again."""
+    b = SnapshotBuilder()
+    for _ in range(4):
+        with b.forward():
+            b.temporary(500 * MIB)
+            b.release_cached()
+            b.oom(4000 * MIB, device_free=100 * MIB)
+    return b
+
+
+def _warm_up() -> SnapshotBuilder:
+    """The first step tries algorithms with workspaces of many sizes and gives them back."""
+    b = SnapshotBuilder()
+    for _ in range(4):
+        with b.forward():
+            b.temporary(400 * MIB)
+        b.release_cached()
+    b.train(4)
+    return b
+
+
+def _calls(steps: int, *, totals: bool = False, only_growth: bool = False) -> RunBuilder:
+    b = RunBuilder(memory=totals)
+    for i in range(steps):
+        with b.step():
+            with b.op("aten::empty"):
+                b.runtime("cudaMalloc", 150)
+                if totals:
+                    b.memory(MIB, reserved=(1000 + (100 * i if only_growth else 0)) * MIB)
+            for _ in range(5):
+                with b.op("aten::mm"):
+                    b.launch(60)
+            if not only_growth:
+                b.runtime("cudaFree", 200)
+            if totals:
+                b.memory(-MIB, reserved=(1000 + 100 * i if only_growth else 700) * MIB)
+    return b
+
+
+def _settled() -> SnapshotBuilder:
+    b = SnapshotBuilder()
+    b.train(5)
+    return b
+
+
+@dataclass(frozen=True)
+class AllocatorChurn(Rule):
+    """Device memory is given back to the driver and taken again, over and over.
+
+    What it does
+    Follows the memory that the caching allocator holds and counts the episodes in which it gave segments back and then
+    took memory again below an earlier maximum. In a trace without totals it looks for steps that both take and free.
+
+    Why is this bad
+    `cudaMalloc` and `cudaFree` are slow, and `cudaFree` waits until the device is idle: every episode stalls the host and
+    drains the queue of the GPU. An allocator that has settled calls neither.
+
+    Evidence
+    Segment events of a snapshot (`segment_alloc`, `segment_free`, `segment_map`, `segment_unmap`), or Total Reserved of a
+    trace's `[memory]` events, or the driver calls. First growth, however long, one empty_cache, the retries before an
+    out-of-memory error, and the first step are not churn. The frames of the segments given back say why: `emptyCache`, or
+    `malloc` itself under memory pressure.
+
+    How the saving is estimated
+    With a trace: the steady steps re-timed without the allocation calls (up to; they may be needed once). A snapshot has
+    no durations: the bytes taken again are given, and no time is claimed.
+
+    Fix
+    `expandable_segments:True` lets a segment grow in place, so that blocks of every size come from the same memory; it is
+    set in the launcher or before torch is imported. Variable shapes: pad or bucket them, or run the largest shape first.
+    Drop `torch.cuda.empty_cache()` from the loop.
+
+    Fix safety
+    Safe: where memory lies does not change results. Removing empty_cache() may raise what other processes see as used.
+
+    When to ignore
+    When another process needs the memory in between, which is what empty_cache() is for.
+
+    References
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf
+    https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
+    """
+
+    code = "TD401"
+    name = "allocator-churn"
+    title = "Device memory is given back and taken again"
+    needs = (AllocatorActivity,)
+    wants = (MemoryBlocks, Steps, Replay, IdleLedger, Moments, CallSites)
+    yields_to = ("TD409",)
+
+    min_episodes: int = threshold(
+        3,
+        "separate episodes of giving back and taking again",
+        source="92 real snapshots: ramps have none, churn has 39",
+    )
+    min_share: float = threshold(
+        0.10,
+        "bytes taken again, as a share of the largest reserved",
+        unit="share",
+        source="92 real snapshots: start-up ramps have exactly none",
+    )
+    min_steps: int = threshold(
+        3,
+        "steady steps that both take and free, in a trace without totals",
+        source="one or two are an evaluation or a checkpoint",
+    )
+
+    VALID = [
+        Valid("a ramp: ever larger, nothing given back", lambda: _pressure(8, grow=True)),
+        Valid("two episodes", lambda: _pressure(3)),
+        Valid("one empty_cache", lambda: _empty_cache(1)),
+        Valid("retries before out-of-memory errors", _oom_retries),
+        Valid("only in the first of several steps", _warm_up),
+        Valid("a settled allocator", _settled),
+        Valid("cudaMalloc in every step, growing", lambda: _calls(6, totals=True, only_growth=True)),
+        Valid("cudaMalloc without cudaFree", lambda: _calls(6, only_growth=True)),
+        Valid("no history", SnapshotBuilder, skipped="no allocation history"),
+    ]
+    INVALID = [
+        Invalid(
+            "malloc under memory pressure",
+            lambda: _pressure(8),
+            message="no memory left",
+            confidence="high",
+            severity="warning",
+            codemod="allocator-setting",
+            file="/home/me/model.py",
+            line=40,
+        ),
+        Invalid(
+            "empty_cache in the loop",
+            lambda: _empty_cache(6),
+            message="empty_cache",
+            codemod="remove-call",
+            file="/home/me/train.py",
+            line=21,
+        ),
+        Invalid("driver calls in every step", lambda: _calls(6), message="6 of 6 steps", confidence="medium"),
+        Invalid(
+            "reserved totals of a trace",
+            lambda: _calls(6, totals=True),
+            message="given back",
+            confidence="high",
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        activity = ctx[AllocatorActivity]
+        for device in activity.devices:
+            episodes = self._steady(ctx, device)
+            again = sum(e.bytes for e in episodes)
+            if len(episodes) >= self.min_episodes and again >= self.min_share * device.max_reserved:
+                yield self._claim(ctx, activity, device, episodes, again)
+        if not activity.devices and activity.calls is not None:
+            yield from self._from_calls(ctx, activity.calls)
+
+    def _steady(self, ctx: Context, device: DeviceActivity) -> list[Episode]:
+        """Without those of warm-up: the first of at least three steps of a snapshot, or what a trace calls warm-up."""
+        if device.source == "trace":
+            steps = ctx.get(Steps)
+            spans = steps.spans("steady") if steps is not None else []
+            return [e for e in device.episodes if any(a <= e.taken < b for a, b in spans)]
+        blocks = _blocks(ctx, device.device)
+        ends = blocks.phases.step_ends if blocks is not None else []
+        return [e for e in device.episodes if len(ends) < 3 or e.given >= ends[0]]
+
+    def _claim(
+        self,
+        ctx: Context,
+        activity: AllocatorActivity,
+        device: DeviceActivity,
+        episodes: Sequence[Episode],
+        again: int,
+    ) -> Claim:
+        blocks = _blocks(ctx, device.device) if device.source == "snapshot" else None
+        causes = [e.cause for e in episodes]
+        cause = max(sorted(set(causes)), key=causes.count)
+        site = _site(blocks, episodes, cause)
+        cost = _cost(ctx, activity.calls)
+        why = f": {WHY[cause]}" if device.source == "snapshot" else ""
+        settings = blocks.history.settings if blocks is not None else {}
+        evidence = [_summary(device, episodes, again)]
+        if blocks is not None:
+            evidence.append(_askers(blocks, episodes))
+        return Claim(
+            message=f"Device memory is given back and taken again {times(len(episodes))}, {size(again)} in all "
+            f"({again / device.max_reserved:.1f}x the most ever reserved){why}{_already(settings)}.",
+            confidence="high",
+            severity=None if cost.saving else "warning",
+            saving=cost.saving,
+            location=location(site, device.device),
+            evidence=evidence,
+            spans=cost.spans,
+            fixes=_fixes(cause, site, settings),
+            removal=cost.removal,
+            owned=cost.owned,
+            key=cause,
+        )
+
+    def _from_calls(self, ctx: Context, calls: DriverCalls) -> Iterator[Claim]:
+        """A trace without totals: steps that both take and free."""
+        if calls.takes.all() or not calls.takes.any():
+            return
+        steps = ctx.get(Steps)
+        if steps is None or not steps.steps:
+            raise NotCaptured(
+                "segments are taken and freed, but no steps tell churn from warm-up",
+                "prof.step() after every step, or profile_memory=True",
+            )
+        within = [calls.within(*span) for span in steps.spans("steady")]
+        both = [c for c in within if c.takes.any() and not c.takes.all()]
+        if len(both) < self.min_steps:
+            return
+        cost = _cost(ctx, calls)
+        sites = ctx.get(CallSites)
+        site = sites.site(int(both[0].row[both[0].takes][0])) if sites is not None else None
+        yield Claim(
+            message=f"Segments are taken from the driver and freed in {len(both)} of {steps.count} steps.",
+            confidence="medium",
+            severity=None if cost.saving else "warning",
+            saving=cost.saving,
+            location=location(site, None),
+            evidence=[_call_table(calls)],
+            spans=cost.spans,
+            fixes=_fixes("unknown", site, {}),
+            removal=cost.removal,
+            owned=cost.owned,
+            key="calls",
+        )
+
+
+def _blocks(ctx: Context, device: int) -> DeviceBlocks | None:
+    found = ctx.get(MemoryBlocks)
+    return next((d for d in found.devices if d.device == device), None) if found is not None else None
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What the driver calls cost in the steady steps of a trace; nothing without one."""
+
+    saving: Saving | None = None
+    removal: Removal | None = None
+    spans: Sequence[Span] = ()
+    owned: Sequence[tuple[int, int]] = ()
+
+
+def _cost(ctx: Context, calls: DriverCalls | None) -> _Cost:
+    replay, moments, idle = ctx.get(Replay), ctx.get(Moments), ctx.get(IdleLedger)
+    if calls is None or replay is None:
+        return _Cost()
+    steady = calls.within(*replay.window)
+    if not len(steady):
+        return _Cost()
+    removal = steady.removal()
+    outcome = replay.without(removal)
+    took = steady.end - steady.start
+    per_step = float(took.sum()) / 1e3 / replay.count
+    saving = Saving(
+        time_us_per_step=outcome.saved_us_per_step,
+        share_of_step=outcome.share_of_step,
+        basis=outcome.basis,
+        how=f"{len(steady)} driver calls, {per_step:,.0f} us a step, left out; {outcome.how}",
+    )
+    longest = np.argsort(-took, kind="stable")[:20]
+    return _Cost(
+        saving=saving,
+        removal=removal,
+        spans=[moments.span(int(steady.start[i]), int(steady.end[i]), steady.name[i]) for i in longest]
+        if moments
+        else [],
+        owned=[(int(a), int(b)) for a, b in idle.pieces("allocator")] if idle is not None else [],
+    )
+
+
+def _site(blocks: DeviceBlocks | None, episodes: Sequence[Episode], cause: str) -> Site | None:
+    """The line to look at: the call of empty_cache, else where most memory is asked for again."""
+    if blocks is None:
+        return None
+    if cause == "empty_cache":
+        stacks = [e.stack for e in episodes if e.cause == cause]
+        return blocks.stacks.user_site(max(sorted(set(stacks)), key=stacks.count))
+    asked = asked_again(blocks.history, episodes)
+    best = max(sorted(asked), key=lambda stack: sum(asked[stack]), default=None)
+    return None if best is None else blocks.stacks.user_site(best)
+
+
+def _askers(blocks: DeviceBlocks, episodes: Sequence[Episode]) -> Table:
+    asked = asked_again(blocks.history, episodes)
+    order = sorted(asked, key=lambda stack: (-sum(asked[stack]), stack))
+    return Table(
+        title="Allocations for which memory was taken again",
+        columns=[
+            Column("allocated at", "location"),
+            Column("times", "count"),
+            Column("smallest", "bytes"),
+            Column("largest", "bytes"),
+            Column("different sizes", "count"),
+        ],
+        rows=[
+            [blocks.place(s), len(asked[s]), min(asked[s]), max(asked[s]), len(set(asked[s]))]
+            for s in order[:10]
+        ],
+        of=len(order) if len(order) > 10 else None,
+    )
+
+
+def _summary(device: DeviceActivity, episodes: Sequence[Episode], again: int) -> Table:
+    return Table(
+        title=f"Segments of device {device.device}, from the {device.source}",
+        columns=[Column("what"), Column("count", "count"), Column("bytes", "bytes")],
+        rows=[
+            ["largest reserved", None, device.max_reserved],
+            ["segments taken", device.takes, None],
+            ["segments given back", device.gives, None],
+            ["episodes of giving back and taking again", len(episodes), again],
+            ["the largest episode", 1, max(e.bytes for e in episodes)],
+        ],
+    )
+
+
+def _call_table(calls: DriverCalls) -> Table:
+    took = (calls.end - calls.start) / 1e3
+    rows: list[list[str | int | float | None]] = []
+    for name in sorted(set(calls.name)):
+        mine = np.array([n == name for n in calls.name])
+        rows.append([name, int(mine.sum()), float(took[mine].sum())])
+    columns = [Column("call"), Column("calls", "count"), Column("time", "us")]
+    return Table(title="Driver calls of the capture", columns=columns, rows=rows)
+
+
+def _already(settings: Mapping[str, object]) -> str:
+    return ", although expandable_segments is on" if settings.get("expandable_segments") else ""
+
+
+def _fixes(cause: str, site: Site | None, settings: Mapping[str, object]) -> list[Fix]:
+    fixes: list[Fix] = []
+    if cause == "empty_cache":
+        fixes.append(
+            Fix(
+                title="Drop empty_cache() from the loop",
+                kind="patch",
+                safety="unsafe",
+                codemod="remove-call",
+                params={"call": "torch.cuda.empty_cache"},
+                target=target(site),
+                text="# delete torch.cuda.empty_cache(); HF Trainer: torch_empty_cache_steps=None",
+                verify="no segment_free with emptyCache frames between steps",
+                risk="the process keeps the memory, so that another process on this device sees less",
+            )
+        )
+    fixes += expandable_segments(settings)
+    return [
+        *fixes,
+        Fix(
+            title="Keep shapes alike, or run the largest first",
+            kind="advice",
+            safety="display",
+            text="pad or bucket batches to a few shapes; run one step with the largest shape before the loop, so that the "
+            "allocator settles at its maximum at once",
+            verify="segments are taken in the first step only",
+        ),
+    ]
