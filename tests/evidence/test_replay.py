@@ -136,7 +136,7 @@ def test_a_thread_that_only_watches_holds_nobody() -> None:
         with b.step():
             with b.op("aten::mm", us=100):
                 b.launch(300)
-            b.item()
+            b.sync()
             with b.thread(900):
                 b.now -= 1  # an event query of a watchdog, just as the wait ends
                 b.runtime("cudaEventQuery", 3)

@@ -9,11 +9,11 @@ from typing import Self
 import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.data_loading import loader_mask
 from trace_doctor.evidence.event_names import (
     is_allocator,
     is_compile,
     is_copy_call,
-    is_loader,
     is_optimizer,
     is_step,
     is_torch_mark,
@@ -151,7 +151,7 @@ def _everywhere(run: Run, syncs: Syncs) -> tuple[tuple[str, I64], ...]:
 
 def _layers(facts: Facts) -> tuple[tuple[str, Bool], ...]:
     """(cause, mask of the rows that are of it), by priority."""
-    run, options = facts.run, facts.options
+    run = facts.run
     notes = run.is_cat(Cat.USER_ANNOTATION, Cat.CPU_OP)
     calls = run.is_cat(Cat.RUNTIME, Cat.DRIVER)
 
@@ -159,9 +159,7 @@ def _layers(facts: Facts) -> tuple[tuple[str, Bool], ...]:
         return np.asarray(np.isin(run.name, run.name_ids(matches)))
 
     steps, optimizer, compiling = named(is_step), named(is_optimizer), named(is_compile)
-    loader = named(is_loader) & notes
-    loader |= named(lambda n: any(a in n for a in options.loader_annotations)) & notes
-    loader |= named(lambda n: any(f in n for f in options.loader_frames)) & run.is_cat(Cat.PYTHON)
+    loader = loader_mask(run, facts.options)
     allocator = named(is_allocator) & calls
     blocking = np.zeros(len(run), dtype=bool)
     blocking[facts[Syncs].rows] = True
