@@ -7,6 +7,7 @@ shares are 0..1. `None` means "not known", never zero.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -416,13 +417,20 @@ class Result(Struct, frozen=True, kw_only=True):
     limits: list[str] = field(default_factory=list)
 
     def to_json(self) -> bytes:
-        """The result as UTF-8 JSON: sorted keys, two-space indent, one final newline. Same result, same bytes."""
-        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2) + b"\n"
+        """The result as UTF-8 JSON: sorted keys, two-space indent, arrays of plain values on one line (series would
+        else be mostly spaces), one final newline. Same result, same bytes."""
+        text = msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)
+        return _PLAIN_ARRAY.sub(lambda array: _ARRAY_BREAK.sub(rb"\1", array[0]), text) + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Result:
         """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such result."""
         return msgspec.json.decode(data, type=cls)
+
+
+_VALUE = rb"\n *[^\s\[\]{}][^\n]*(?<![\[{])"
+_PLAIN_ARRAY = re.compile(rb"\[(?:%s)+\n *\]" % _VALUE)
+_ARRAY_BREAK = re.compile(rb"(?<=\[)\n *|(?<=,)\n( ) *|\n *(?=\])")
 
 
 def json_schema() -> dict[str, Any]:

@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trace_doctor.errors import NotACapture
 from trace_doctor.model import Result
@@ -54,3 +57,15 @@ def test_other_files_are_refused_in_one_line(content: bytes, says: str, tmp_path
     assert "\n" not in str(refused.value)
     with pytest.raises(NotACapture, match="missing"):
         read_saved(tmp_path / "missing")
+
+
+@given(st.lists(st.text(max_size=6)), st.lists(st.text('[]{},: \n"\\ab', max_size=5)))
+def test_the_layout_changes_nothing_but_spaces(one: list[str], other: list[str]) -> None:
+    result = Result(limits=one, config={"a": other, "b": [[1, 2.5], [], {}, None]})
+    assert json.loads(result.to_json()) == json.loads(msgspec.json.encode(result))
+
+
+def test_series_take_one_line(rich_result: Result) -> None:
+    text = rich_result.to_json().decode()
+    assert '        [0.0, 59300.0, "data_loading"],\n' in text
+    assert len(text) < 1.4 * len(msgspec.json.encode(rich_result))

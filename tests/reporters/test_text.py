@@ -55,7 +55,7 @@ def test_the_header_and_the_ledger(rich_result: Result) -> None:
 
 def test_skipped_rules_are_counted_by_reason(rich_result: Result) -> None:
     text = " ".join(render(rich_result, "text").split())
-    assert "3 rules skipped: 2 needs Python stacks (with_stack=True), 1 needs a memory snapshot" in text
+    assert "3 rules skipped: 2 × needs Python stacks (with_stack=True); 1 × needs a memory snapshot" in text
     assert "TD502 recompile failed: ValueError: no such region" in text
     shown = render(rich_result, "text", show_skipped=True)
     assert "TD203 slow-launch-thread, TD204 tensor-indexing-loop" in shown
@@ -63,8 +63,8 @@ def test_skipped_rules_are_counted_by_reason(rich_result: Result) -> None:
 
 
 def test_nothing_found_is_not_nothing_checked(cpu_result: Result) -> None:
-    assert "nothing found by the 2 rules that could look" in render(cpu_result, "text")
-    assert "nothing could be checked" in render(Result(), "text")
+    assert "✔ Nothing found by the 2 rules that could look" in render(cpu_result, "text")
+    assert "Nothing could be checked" in render(Result(), "text")
     assert "CPU busy 70.0%" in render(cpu_result, "text")
 
 

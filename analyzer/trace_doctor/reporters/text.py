@@ -11,6 +11,7 @@ from trace_doctor.reporters import Options
 from trace_doctor.reporters.paper import Paper, Piece
 from trace_doctor.reporters.units import (
     Scale,
+    columns,
     duration,
     estimate_duration,
     estimate_share,
@@ -25,6 +26,7 @@ from trace_doctor.reporters.words import (
     SEVERITIES,
     SYMBOL,
     Names,
+    OnDevice,
     headline,
     is_patch,
     main_rows,
@@ -45,8 +47,6 @@ def render(result: Result, options: Options) -> str:
     for finding in result.findings:
         paper.blank()
         _finding(paper, finding)
-    if not result.findings:
-        _nothing_found(paper, result)
     paper.blank()
     _footer(paper, result, options)
     return paper.text()
@@ -65,7 +65,8 @@ def _header(paper: Paper, result: Result) -> None:
         paper.put(f"and {more:,} more", indent=len(label))
     paper.put(" · ".join(_facts(result)), indent=len(label))
     paper.blank()
-    paper.put(headline(result), "bold")
+    healthy = not result.findings and any(o.outcome == "passed" for o in result.outcomes)
+    paper.put(f"✔ {headline(result)}" if healthy else headline(result), "good" if healthy else "bold")
     warned = [(i, w) for i in result.inputs for w in i.warnings]
     for source, warning in warned[:_MOST_ROWS]:
         paper.put(f"{source.path}: {warning}" if len(result.inputs) > 1 else warning, indent=2, first="!")
@@ -97,19 +98,23 @@ def _ledgers(paper: Paper, result: Result) -> None:
     if steady:
         paper.blank()
     names = Names(result)
+    several = len(steady) > 1 or len(result.memory_ledger) > 1
+    rows: list[OnDevice] = [*steady, *result.memory_ledger]
+    labels = [names.place(r) for r in rows] if several else ["memory"]
+    gutter = max(columns(label) for label in labels) + 4 if labels else 0
     for row in steady[:_MOST_ROWS]:
-        _time_row(paper, row, names.place(row) if len(steady) > 1 else "step")
+        _time_row(paper, row, names.place(row) if several else "step", gutter)
     if len(steady) > _MOST_ROWS:
         paper.put(f"… and {len(steady) - _MOST_ROWS:,} more devices, in the report", indent=2)
     for memory in result.memory_ledger[:_MOST_ROWS]:
-        name = names.place(memory) if len(result.memory_ledger) > 1 else "memory"
         parts = _largest(msgspec.structs.asdict(memory.by_category))
         said = ", ".join(f"{MEMORY[k].label} {size(v)}" for k, v in parts[:4])
         reserved = f", {size(memory.max_reserved_bytes)} reserved" if memory.max_reserved_bytes else ""
-        _entry(paper, name, f"peak {size(memory.peak_bytes)}{reserved}: {said}")
+        text = f"peak {size(memory.peak_bytes)}{reserved}: {said}"
+        _entry(paper, names.place(memory) if several else "memory", text, gutter)
 
 
-def _time_row(paper: Paper, row: TimeLedgerRow, name: str) -> None:
+def _time_row(paper: Paper, row: TimeLedgerRow, name: str, gutter: int) -> None:
     window = max(row.window_ns, 1)
     busy = {"compute": row.compute_ns, "comm": row.exposed_comm_ns, "copy": row.exposed_copy_ns}
     idle = row.idle_ns.total()
@@ -119,22 +124,15 @@ def _time_row(paper: Paper, row: TimeLedgerRow, name: str) -> None:
     inside = f" ({', '.join(shown)})" if shown else ""
     if idle:
         said.append(f"{'waiting' if row.device < 0 else 'idle'} {share(idle / window)}{inside}")
-    if len(name) > 7:
-        paper.put(name, indent=2)
-        name = ""
-    room = paper.width - 10
-    pieces = _bar({**busy, "idle": idle}, room)
-    paper.lines.append(
-        "  " + f"{paper.clean(name)[:7]:<8}" + "".join(paper.style(paper.clean(t), s) for t, s in pieces)
-    )
-    _entry(paper, "", " · ".join(said))
+    label = paper.clean(f"  {name}")
+    pieces = _bar({**busy, "idle": idle}, paper.width - gutter)
+    bar = "".join(paper.style(paper.clean(text), style) for text, style in pieces)
+    paper.lines.append(label + " " * (gutter - columns(label)) + bar)
+    _entry(paper, "", " · ".join(said), gutter)
 
 
-def _entry(paper: Paper, name: str, text: str) -> None:
-    if len(name) > 7:
-        paper.put(name, indent=2)
-        name = ""
-    paper.put(text, indent=10, first=f"  {name}")
+def _entry(paper: Paper, name: str, text: str, gutter: int) -> None:
+    paper.put(text, indent=gutter, first=f"  {name}")
 
 
 def _bar(parts: dict[str, int], room: int) -> list[Piece]:
@@ -196,18 +194,6 @@ def _fix(paper: Paper, fix: Fix) -> None:
     reason = why_not_applied(fix)
     if reason:
         paper.put(f"not applied: {reason}", "dim", indent=7)
-
-
-def _nothing_found(paper: Paper, result: Result) -> None:
-    paper.blank()
-    passed = sum(o.outcome == "passed" for o in result.outcomes)
-    skipped = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
-    if passed:
-        paper.put(f"✔ nothing found by the {plural(passed, 'rule')} that could look", "good")
-    else:
-        paper.put("nothing could be checked", "warning")
-    if passed and skipped:
-        paper.put(f"{plural(skipped, 'rule')} could not: see below", indent=2)
 
 
 # ------------------------------------------------------------------------------------------------ footer
@@ -274,7 +260,8 @@ def _skipped(paper: Paper, skipped: list[Outcome], options: Options) -> None:
         by_reason[outcome.reason or "no reason given"].append(outcome)
     groups = sorted(by_reason.items(), key=lambda kv: (-len(kv[1]), kv[0]))
     if not options.show_skipped:
-        said = ", ".join(f"{len(members)} {reason}" for reason, members in groups)
+        counted = [f"{len(members)} × " if len(groups) > 1 else "" for _, members in groups]
+        said = "; ".join(count + reason for count, (reason, _) in zip(counted, groups, strict=True))
         paper.put(f"{plural(len(skipped), 'rule')} skipped: {said}  (--show-skipped)")
         return
     paper.put(f"{plural(len(skipped), 'rule')} skipped:")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from trace_doctor.model import Fix, Location, Result, Saving, Severity, TimeLedgerRow
-from trace_doctor.reporters.units import estimate_duration, estimate_share, estimate_size
+from trace_doctor.reporters.units import estimate_duration, estimate_share, estimate_size, plural
 
 
 class Kind(NamedTuple):
@@ -149,7 +149,7 @@ class Names:
 
 
 def _tail(paths: Sequence[str], n: int) -> str:
-    """The last parts of a path, as many as tell it from the others, at most 30 characters."""
+    """The last parts of a path, as many as tell it from the others, at most 26 characters."""
     if n >= len(paths):
         return f"input {n}"
     parts = paths[n].split("/")
@@ -157,7 +157,7 @@ def _tail(paths: Sequence[str], n: int) -> str:
         name = "/".join(parts[-count:])
         if sum(p.endswith("/" + name) or p == name for p in paths) == 1:
             break
-    return name if len(name) <= 30 else f"{name[:12]}…{name[-17:]}"
+    return name if len(name) <= 26 else f"{name[:9]}…{name[-16:]}"
 
 
 def main_rows(result: Result) -> list[TimeLedgerRow]:
@@ -177,7 +177,7 @@ def headline(result: Result) -> str:
     """The diagnosis in one sentence: the first serious fault and what it costs, else the verdict."""
     first = next((f for f in result.findings if f.severity != "info"), None)
     if first is None:
-        return result.summary.verdict or _without_fault(result)
+        return _without_fault(result)
     title = first.title or first.name
     saving = first.saving
     if saving and saving.share_of_step and saving.share_of_step >= (saving.share_of_peak or 0.0):
@@ -188,11 +188,12 @@ def headline(result: Result) -> str:
 
 
 def _without_fault(result: Result) -> str:
+    looked = sum(o.outcome in ("passed", "fired") for o in result.outcomes)
+    if not looked:
+        return "Nothing could be checked"
     if result.findings:
         return "No serious fault found; see the notes"
-    if any(o.outcome == "passed" for o in result.outcomes):
-        return "Nothing found in what this capture shows"
-    return "Nothing could be checked"
+    return f"Nothing found by the {plural(looked, 'rule')} that could look"
 
 
 def where(location: Location) -> str:
