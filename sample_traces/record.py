@@ -125,7 +125,7 @@ def portable(path: str) -> str:
     for library in LIBRARIES:
         if path.startswith(library):
             return Path(library).name + path.removeprefix(library)
-    path = re.sub(r"^.*/torchinductor_[^/]*/", "torchinductor_user/", path)
+    path = re.sub(r"^.*/torchinductor_[^/]*/", "cache/torchinductor_user/", path)
     path = path.removeprefix(os.getcwd() + os.sep)
     return "/".join(Path(path).parts[-3:]) if path.startswith("/") else path
 

@@ -1,0 +1,298 @@
+"""Writes the captures of the GPU scenarios without a GPU: `python sample_traces/simulate.py`.
+
+They come from trace_doctor.testing: a clock, streams that work in order and a small caching allocator. Files, lines
+and the order of events are those of the scripts; sizes and times are round figures. They show what the analysis says
+of such a run, not what a real GPU records: `capture.py` on a GPU machine does that.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trace_doctor.testing import RunBuilder, SnapshotBuilder
+
+HERE = Path(__file__).resolve().parent
+MIB = 1 << 20
+STEPS = 8
+LINEAR = "at::_ops::addmm::call(...)"
+TORCH = "site-packages/torch/"
+CALL = [(TORCH + "nn/modules/module.py", 1790, "_call_impl"), (TORCH + "nn/modules/module.py", 1779, "_wrapped_call_impl")]
+Frame = tuple[str, int, str]
+
+
+class Script:
+    """One twin of a scenario: finds the lines that stacks are to name."""
+
+    def __init__(self, scenario: str, twin: str) -> None:
+        self.file = f"{twin}.py"
+        self.faulty = twin == "fault"
+        self.lines = (HERE / scenario / self.file).read_text(encoding="utf-8").splitlines()
+
+    def line(self, text: str) -> int:
+        """The number of the first line that holds the text."""
+        return next(i for i, line in enumerate(self.lines, 1) if text in line)
+
+    def train(self, text: str) -> list[Frame]:
+        """The stack of a line in `train`."""
+        return [(self.file, self.line(text), "train"), (self.file, len(self.lines), "<module>")]
+
+    def module(self, native: str, caller: str = "model(x)") -> list[Frame]:
+        """The stack of an operator in a torch module that `train` called."""
+        inside = [("??", 0, native), (TORCH + "nn/modules/linear.py", 134, "forward"), *CALL]
+        return [*inside, *self.train(caller)]
+
+
+# -- traces ----------------------------------------------------------------------------------------------------------
+
+
+def dataloader_starvation(script: Script) -> RunBuilder:
+    """A step keeps the GPU busy for 14 ms; a batch takes 50 ms to read, or is there already."""
+    b = RunBuilder(stacks=True)
+    with b.python(script.file, script.line("profiler.step()"), "train"):
+        for _ in range(STEPS):
+            with b.step():
+                b.loader(50_000 if script.faulty else 200, workers=0 if script.faulty else 4)
+                kind = "Pageable" if script.faulty else "Pinned"
+                b.copy(40, f"HtoD ({kind} -> Device)", bytes=393_216)
+                for _ in range(9):
+                    operator(b, "aten::cudnn_convolution", 500)
+                with b.thread(200):
+                    backward(b, 18, 500)
+                b.wait(800)
+                with b.optimizer_step("SGD"):
+                    operator(b, "aten::_foreach_add_", 100)
+    return b
+
+
+def host_sync(script: Script) -> RunBuilder:
+    """The GPU needs 20 us for an operator of the forward and 9 us for one of the backward, the host 12 us to launch
+    either: what the host gains in the forward is lost when it waits for the loss."""
+    b = RunBuilder(stacks=True)
+    with b.python(script.file, script.line("profiler.step()"), "train"):
+        for _ in range(STEPS):
+            with b.step():
+                for _ in range(150):
+                    operator(b, "aten::addmm", 20)
+                if script.faulty:
+                    b.item()
+                for _ in range(150):
+                    operator(b, "aten::mm", 9)
+                with b.optimizer_step():
+                    operator(b, "aten::_fused_adamw_", 60)
+    return b
+
+
+def no_gpu_activity(script: Script) -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(STEPS):
+        with b.step():
+            for _ in range(30):
+                if script.faulty:
+                    with b.op("aten::addmm", us=8):
+                        pass
+                else:
+                    operator(b, "aten::addmm", 200)
+            with b.optimizer_step():
+                b.wait(100)
+    return b
+
+
+def operator(b: RunBuilder, name: str, us: float) -> None:
+    with b.op(name, us=8):
+        b.launch(us)
+
+
+def backward(b: RunBuilder, count: int, us: float) -> None:
+    for _ in range(count):
+        operator(b, "autograd::engine::evaluate_function: ConvolutionBackward0", us)
+
+
+# -- snapshots -------------------------------------------------------------------------------------------------------
+
+
+class Training:
+    """A model of linear layers under AdamW, recorded from its first step on."""
+
+    def __init__(
+        self, script: Script, *, layers: int, weight: int, activation: int, device_bytes: int = 80 << 30
+    ) -> None:
+        self.script = script
+        self.b = SnapshotBuilder(script=script.file, function="train", device_bytes=device_bytes)
+        self.layers, self.weight, self.activation = layers, weight, activation
+        self.gradients: list[Any] = []
+        for _ in range(layers):
+            self.b.held(weight)
+
+    def forward(self, caller: str = "model(x)") -> list[Any]:
+        return [
+            self.b.alloc(self.activation, frames=self.script.module(LINEAR, caller)) for _ in range(self.layers)
+        ]
+
+    def backward(self, kept: list[Any]) -> None:
+        """Frees the activations from the last to the first; new gradients, or sums into those that are there."""
+        there = bool(self.gradients)
+        with self.b.backward("AddmmBackward0"):
+            for block in reversed(kept):
+                made = self.b.alloc(self.weight)
+                if there:
+                    self.b.free(made)
+                else:
+                    self.gradients.append(made)
+                self.b.free(block)
+
+    def optimizer_step(self, first: bool) -> None:
+        with self.b.optimizer_step(line=self.script.line("optimizer.step()")):
+            for _ in range(2 * self.layers if first else 0):
+                self.b.alloc(self.weight)
+
+    def zero_grad(self) -> None:
+        with self.b.zero_grad(line=self.script.line("optimizer.zero_grad(")):
+            self.b.free(*self.gradients)
+        self.gradients.clear()
+
+
+def zero_grad_misplaced(script: Script) -> SnapshotBuilder:
+    job = Training(script, layers=6, weight=16 * MIB, activation=64 * MIB)
+    for step in range(STEPS):
+        kept = job.forward()
+        if script.faulty:
+            job.zero_grad()
+        job.backward(kept)
+        job.optimizer_step(step == 0)
+        if not script.faulty:
+            job.zero_grad()
+    return job.b
+
+
+def zero_grad_set_to_none_false(script: Script) -> SnapshotBuilder:
+    job = Training(script, layers=6, weight=16 * MIB, activation=64 * MIB)
+    for step in range(STEPS):
+        job.backward(job.forward())
+        job.optimizer_step(step == 0)
+        if not script.faulty:
+            job.zero_grad()
+    return job.b
+
+
+def allocator_churn(script: Script) -> SnapshotBuilder:
+    """The longest document comes first; each later one is shorter."""
+    job = Training(script, layers=4, weight=24 * MIB, activation=200 * MIB)
+    for step, length in enumerate((200, 120, 90, 160, 60, 140, 110, 180)):
+        job.activation = length * MIB
+        job.backward(job.forward())
+        job.optimizer_step(step == 0)
+        job.zero_grad()
+        if script.faulty:
+            job.b.empty_cache(line=script.line("empty_cache()"))
+    return job.b
+
+
+def allocator_churn_shapes(script: Script) -> SnapshotBuilder:
+    """Cached segments that are too small for the next document are given back under pressure; segments that grow
+    (`expandable_segments`) are simulated as ones of the largest size, taken in the first step."""
+    job = Training(script, layers=4, weight=24 * MIB, activation=200 * MIB)
+    for step, length in enumerate((60, 120, 90, 160, 60, 140, 110, 180)):
+        job.activation = length * MIB
+        if script.faulty and step:
+            with job.b.script_line(script.line("model(x)"), "train"):
+                job.b.release_cached()
+        elif step == 0 and not script.faulty:
+            job.activation = 200 * MIB
+        job.backward(job.forward())
+        job.optimizer_step(step == 0)
+        job.zero_grad()
+    return job.b
+
+
+def memory_spike(script: Script) -> SnapshotBuilder:
+    """Logits of 8128 tokens over 32,768 words: 1 GiB, once as they are, once as log-softmax, once as gradient."""
+    job = Training(script, layers=3, weight=64 * MIB, activation=16 * MIB)
+    parts, size = (1, 1024 * MIB) if script.faulty else (16, 64 * MIB)
+    line = script.line("F.cross_entropy(")
+    function = "loss" if script.faulty else "chunk_loss"
+    where = [(script.file, line, function), *script.train("model(tokens)")]
+    for step in range(STEPS):
+        kept = job.forward("model(tokens)")
+        for _ in range(parts):
+            logits = job.b.alloc(size, frames=[("??", 0, "at::_ops::mm::call(...)"), *where])
+            softmax = job.b.alloc(size, frames=[("??", 0, "at::_ops::_log_softmax::call(...)"), *where])
+            with job.b.backward("LogSoftmaxBackward0"):
+                gradient = job.b.alloc(size)
+                job.b.free(softmax, logits, gradient)
+        job.backward(kept)
+        job.optimizer_step(step == 0)
+        job.zero_grad()
+    return job.b
+
+
+def memory_growth(script: Script) -> SnapshotBuilder:
+    job = Training(script, layers=4, weight=4 * MIB, activation=32 * MIB)
+    for step in range(STEPS):
+        job.backward(job.forward("loss = F.cross_entropy(model(x)"))
+        job.optimizer_step(step == 0)
+        job.zero_grad()
+        validation = job.forward("validation_loss = F.cross_entropy(model(x)")
+        if not script.faulty:
+            with job.b.script_line(script.line("validation_total +="), "train"):
+                job.b.free(*validation)
+    return job.b
+
+
+def out_of_memory(script: Script) -> SnapshotBuilder:
+    """The job may use 1 GiB; its ninth batch is sixteen times as large as the others."""
+    limit = 1024 * MIB
+    job = Training(script, layers=6, weight=32 * MIB, activation=10 * MIB, device_bytes=limit)
+    for step in range(9):
+        if step == 8 and script.faulty:
+            job.activation = 160 * MIB
+            job.b.release_cached()
+            free = limit - (job.layers * job.weight)
+            for _ in range(free // job.activation):
+                job.b.alloc(job.activation, frames=script.module(LINEAR))
+            with job.b.script_line(script.line("model(x)"), "train"):
+                job.b.oom(job.activation, device_free=free % job.activation)
+            break
+        job.backward(job.forward())
+        job.optimizer_step(first=False)
+        job.zero_grad()
+    return job.b
+
+
+SCENARIOS: tuple[Callable[[Script], RunBuilder | SnapshotBuilder], ...] = (
+    dataloader_starvation,
+    host_sync,
+    no_gpu_activity,
+    zero_grad_misplaced,
+    zero_grad_set_to_none_false,
+    allocator_churn,
+    allocator_churn_shapes,
+    memory_spike,
+    memory_growth,
+    out_of_memory,
+)
+
+
+def write(scenario: Callable[[Script], RunBuilder | SnapshotBuilder], twin: str, folder: Path) -> Path:
+    """One capture, gzipped: the name of its file says which kind it is."""
+    built = scenario(Script(scenario.__name__, twin))
+    name = "trace.json" if isinstance(built, RunBuilder) else "snapshot.pickle"
+    plain = built.write(folder / name)
+    packed = folder / f"{name}.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes(), compresslevel=9, mtime=0))
+    plain.unlink()
+    return packed
+
+
+def main() -> None:
+    for scenario in SCENARIOS:
+        for twin in ("fault", "healthy"):
+            folder = HERE / scenario.__name__ / "simulated" / twin
+            folder.mkdir(parents=True, exist_ok=True)
+            print(write(scenario, twin, folder).relative_to(HERE))
+
+
+if __name__ == "__main__":
+    main()
