@@ -166,7 +166,13 @@ class DataLoaderStarvation(Rule):
         100.0,
         "exposed time of one wait from which on workers can help",
         unit="us",
-        source="a batch that a worker has ready takes 50 to 110 us to fetch (16 waits of 10 captures)",
+        source="a small batch that a worker has ready takes 50 to 110 us to fetch (captures with workers)",
+    )
+    min_worker_wait_us: float = threshold(
+        3000.0,
+        "exposed time of one wait from which on workers are late, not just handing over",
+        unit="us",
+        source="fetching a ready batch (unpickling, mapping shared memory) took up to 2.5 ms in captures whose workers keep up",
     )
     max_unattributed: float = threshold(
         0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
@@ -183,6 +189,8 @@ class DataLoaderStarvation(Rule):
     VALID = [
         Valid("loader hidden behind GPU work", lambda: _training(200, gpu_us=2000)),
         Valid("workers deliver in time", lambda: _training(3, workers=4)),
+        Valid("workers take a while to hand over", lambda: _training(2000, gpu_us=20_000, workers=2)),
+        Valid("workers hand over to a CPU", lambda: _training(2000, gpu_us=28_000, workers=2, gpu=False)),
         Valid("batches that cost less than handing them over", lambda: _training(60, gpu_us=80)),
         Valid("CPU-only on one core", lambda: _training(400, gpu=False), options={"extra": {"cpu_count": 1}}),
         Valid("no loader recorded", _without_loader, skipped="data loader"),
@@ -201,7 +209,7 @@ class DataLoaderStarvation(Rule):
         ),
         Invalid(
             "workers that do not keep up",
-            lambda: _training(800, workers=2),
+            lambda: _training(6000, workers=2),
             message="workers",
             confidence="high",
         ),
@@ -221,9 +229,8 @@ class DataLoaderStarvation(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen = ctx[DataWaits]
-        if seen.exposed < self.min_share * seen.length or seen.exposed < self.min_wait_us * 1e3 * len(
-            seen.waits
-        ):
+        handing_over = self.min_worker_wait_us if seen.kind == "workers" else self.min_wait_us
+        if seen.exposed < max(self.min_share * seen.length, handing_over * 1e3 * len(seen.waits)):
             return
         replay, loading = ctx[Replay], ctx[DataLoading]
         removal = Removal(host_spans=tuple((loading.thread, s, e) for s, e in seen.waits))
