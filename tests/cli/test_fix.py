@@ -1,0 +1,162 @@
+"""`trace-doctor fix` as a user runs it: what is printed, written, asked and refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.model import Finding, Fix, Result
+
+EXE = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
+SCRIPT = """\
+import torch
+from torch.utils.data import DataLoader
+
+loader = DataLoader([1, 2], batch_size=1)
+for x in loader:
+    loss = f(x)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def run(*args: str, cwd: Path, answers: str = "") -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_DOCTOR")}
+    return subprocess.run(
+        [*EXE, *args],
+        cwd=cwd,
+        env=env,
+        input=answers,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+def finding(code: str, fix: Fix) -> Finding:
+    return Finding(
+        id=f"{code}-1", code=code, name=f"rule-{code}", title="t", severity="info", confidence="high",
+        message="m", fingerprint="f", fixes=[fix],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A folder with a script and a saved result: one safe fix, two unsafe ones, one piece of advice."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "train.py").write_text(SCRIPT)
+    fixes = {
+        "TD101": Fix(title="Load in workers", kind="patch", codemod="dataloader-args", params={"num_workers": 4}),
+        "TD401": Fix(
+            title="Expandable segments", kind="patch", safety="safe", codemod="allocator-setting",
+            params={"key": "expandable_segments", "value": "True"}, verify="look again", risk="Linux only",
+        ),
+        "TD404": Fix(title="Free gradients", kind="patch", codemod="zero-grad", params={"mode": "add"}),
+        "TD405": Fix(title="Keep no graph", kind="advice", safety="display", text="total += loss.item()"),
+        "TD501": Fix(title="For Lightning", kind="advice", framework="lightning", text="L.Trainer(benchmark=True)"),
+    }  # fmt: skip
+    result = Result(findings=[finding(code, fix) for code, fix in fixes.items()])
+    (tmp_path / "result.json").write_bytes(result.to_json())
+    return tmp_path
+
+
+def script(job: Path) -> str:
+    return (job / "job" / "train.py").read_text()
+
+
+def test_prints_a_patch_and_changes_nothing(job: Path) -> None:
+    done = run("fix", "result.json", "--source", "job", cwd=job)
+    assert done.returncode == 0, done.stderr
+    assert script(job) == SCRIPT
+    assert done.stdout.startswith("diff --git a/train.py b/train.py\n")
+    assert "+    optimizer.zero_grad(set_to_none=True)" in done.stdout
+    assert "[safe]" in done.stderr
+    assert "verify: look again" in done.stderr
+    assert "risk: Linux only" in done.stderr
+    assert "total += loss.item()" in done.stderr
+    assert "Lightning" not in done.stderr
+
+
+def test_patch_file_is_taken_by_git(job: Path) -> None:
+    done = run("fix", "result.json", "--script", "job/train.py", "--patch", "p.patch", cwd=job)
+    assert (done.returncode, done.stdout) == (0, "")
+    applied = subprocess.run(
+        ["git", "apply", "../p.patch"], cwd=job / "job", capture_output=True, text=True, check=False
+    )
+    assert applied.returncode == 0, applied.stderr
+    assert "num_workers=4" in script(job)
+
+
+def test_apply_makes_safe_fixes_and_counts_the_others(job: Path) -> None:
+    done = run("fix", "result.json", "--source", "job", "--apply", cwd=job)
+    assert done.returncode == 0, done.stderr
+    assert "expandable_segments" in script(job)
+    assert "num_workers" not in script(job)
+    assert done.stderr.splitlines()[-1].startswith("2 more fixes with --unsafe-fixes")
+
+
+def test_apply_with_unsafe_fixes_and_again(job: Path) -> None:
+    for _ in range(2):
+        done = run("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", cwd=job)
+        assert done.returncode == 0, done.stderr
+        once = script(job)
+        assert once.count("num_workers=4") == once.count("zero_grad") == once.count("setdefault") == 1
+    assert done.stderr.splitlines()[-1] == "nothing to change"
+
+
+def test_select(job: Path) -> None:
+    done = run("fix", "result.json", "--source", "job", "--select", "TD1,rule-TD404", cwd=job)
+    assert "num_workers" in done.stdout
+    assert "zero_grad" in done.stdout
+    assert "expandable" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("answers", "made"), [("y\nn\ny\n", (True, False, True)), ("n\ny\nq\n", (False, True, False))]
+)
+def test_interactive_applies_what_was_accepted(job: Path, answers: str, made: tuple[bool, ...]) -> None:
+    done = run("fix", "result.json", "--source", "job", "-i", cwd=job, answers=answers)
+    assert done.returncode == 0, done.stderr
+    assert tuple(w in script(job) for w in ("num_workers", "expandable", "zero_grad")) == made
+
+
+def test_dirty_tree_is_refused_in_one_line(job: Path) -> None:
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *command], cwd=job, check=True)
+    (job / "result.json").write_bytes((job / "result.json").read_bytes() + b"\n")
+    done = run("fix", "result.json", "--source", "job", "--apply", "-q", cwd=job)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "--force" in done.stderr
+    assert script(job) == SCRIPT
+    assert run("fix", "result.json", "--source", "job", "--apply", "--force", cwd=job).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--source", "nowhere"],
+        ["--script", "job"],
+        ["--source", "job", "--script", "job/train.py"],
+        ["--source", "job", "--apply", "--patch", "p"],
+        ["--source", "job", "--diff", "--apply"],
+    ],
+)
+def test_usage_errors_exit_2_in_one_line(job: Path, arguments: list[str]) -> None:
+    done = run("fix", "result.json", *arguments, cwd=job)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_nothing_to_fix_is_no_failure(job: Path) -> None:
+    (job / "result.json").write_bytes(Result().to_json())
+    done = run("fix", "result.json", "--source", "job", cwd=job)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "nothing to do" in done.stderr
