@@ -189,7 +189,6 @@ class DataLoaderStarvation(Rule):
     VALID = [
         Valid("loader hidden behind GPU work", lambda: _training(200, gpu_us=2000)),
         Valid("workers deliver in time", lambda: _training(3, workers=4)),
-        Valid("workers take a while to hand over", lambda: _training(2000, gpu_us=20_000, workers=2)),
         Valid("workers hand over to a CPU", lambda: _training(2000, gpu_us=28_000, workers=2, gpu=False)),
         Valid("batches that cost less than handing them over", lambda: _training(60, gpu_us=80)),
         Valid("CPU-only on one core", lambda: _training(400, gpu=False), options={"extra": {"cpu_count": 1}}),
