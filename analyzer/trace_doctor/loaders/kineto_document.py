@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trace_doctor.loaders import kineto_salvage
 from trace_doctor.loaders.kineto_decode import Columns, Event, decode, tidy
@@ -22,8 +23,12 @@ _BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id|
 _SPACE = re.compile(rb"[\s,]*")
 _KEY = re.compile(rb'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*', re.S)
 _SCALAR = re.compile(rb'"(?:[^"\\]|\\.)*"(?=\s*[,}])|[^",{}\[\]]+(?=[,}])', re.S)
-_EVENTS = re.compile(rb'"traceEvents"\s*:\s*(?=\[)')
-_LIST_END = re.compile(rb'\}(?=\s*\]\s*(?:,\s*"|\}|$))')
+_EVENT = re.compile(rb'\{\s*"(?:ph|cat)"\s*:')
+_AHEAD = re.compile(rb'"traceEvents"\s*:\s*(?=\[)|\{\s*"(?:ph|cat)"\s*:')
+_FINAL = rb'\]\s*(?:$|,\s*"(?:[^"\\]|\\.)*"\s*:|,?\s*\}\s*(?:$|[{\0]))'
+_LIST_END = re.compile(_FINAL, re.S)
+_LAST = re.compile(rb"\}(?=[\s,]*" + _FINAL + rb")", re.S)
+_BRACKET = re.compile(rb"[{\]]")
 LOOK_AHEAD = 1 << 18
 """How far behind a broken event its end is sought."""
 LONGEST = 1 << 26
@@ -49,6 +54,7 @@ class Document:
         self._at = 0
         self._more = True
         self._done = 0
+        self._unfinished = 0
         self._watched: list[bytes] = []
 
     def watch(self, markers: list[bytes]) -> None:
@@ -65,8 +71,12 @@ class Document:
         self._drop(start + 1)
         if first == b"[":
             self.legacy_list = True
-            self._array()
+            self._events()
         elif first == b"{":
+            self._fields()
+        else:
+            return
+        while self._seek():  # a stray bracket in a damaged event looked like the end
             self._fields()
 
     # -- the window of bytes -----------------------------------------------------------------------------------
@@ -105,26 +115,24 @@ class Document:
         while True:
             self._drop(self._skip(0))
             if self._text[:1] == b"}":
+                self._drop(1)
                 return
+            if _EVENT.match(self._text):
+                self._array()
+                continue
             key = _KEY.match(self._text)
             while key is None and self._double():
                 key = _KEY.match(self._text)
-            if key is None or (value := self._skip_space(key.end())) is None:
-                if self._text.strip():
-                    self._resync()
-                else:
-                    self.damage.truncated = True
+            value = self._skip_space(key.end()) if key else None
+            if key is None or value is None:
+                if not self._resync():
                     return
                 continue
-            name = (
-                json.loads(b'"' + key[1] + b'"', strict=False)
-                if b"\\" in key[1]
-                else key[1].decode("utf-8", "replace")
-            )
+            name = _strict(b'"' + key[1] + b'"') if b"\\" in key[1] else key[1].decode("utf-8", "replace")
             self.keys.append(name)
             if name == "traceEvents" and self._text[value : value + 1] == b"[":
                 self._drop(value + 1)
-                self._array()
+                self._events()
             elif not self._field(name, value):
                 return
 
@@ -144,22 +152,20 @@ class Document:
         while end is None and self._double():
             end = self._value_end(start)
         if end is None:
-            if self._more or _EVENTS.search(self._text, start):
-                self._resync()
-                return True
-            self.damage.truncated = True
-            return False
+            return self._resync()
         text = self._text[start:end]
-        self._drop(end)
         try:
             value = _strict(text)
         except ValueError:
+            if _AHEAD.search(text):  # a missing bracket: the field seems to reach into the events
+                return self._resync()
             try:
                 value = kineto_salvage.repair(text)
                 self.damage.repaired += 1
             except ValueError:
+                value = None
                 self.damage.lost += 1
-                return True
+        self._drop(end)
         known = self.meta.get(name)
         if isinstance(known, dict) and isinstance(value, dict):
             known.update(value)
@@ -173,25 +179,34 @@ class Document:
         found = _SCALAR.match(self._text, start)
         return found.end() if found else None
 
-    def _resync(self) -> None:
-        """Behind an unreadable field: on to the events, or to the end."""
-        self.damage.lost += 1
+    def _resync(self) -> bool:
+        """Behind an unreadable field: on to the events. False at the end of the file."""
+        begun = bool(self._text.strip())
+        if self._seek():
+            self.damage.lost += begun
+            return True
+        self.damage.truncated = True
+        return False
+
+    def _seek(self) -> bool:
+        """Moves to the next list of events or the next event. False when there is none."""
         while True:
-            found = _EVENTS.search(self._text, 1)
+            found = _AHEAD.search(self._text)
             if found:
                 self._drop(found.start())
-                return
+                return True
             self._drop(max(len(self._text) - 64, 0))
             if not self._grow():
-                self._text = b"}"
-                self.damage.truncated = True
-                return
+                return False
 
     # -- the events --------------------------------------------------------------------------------------------
 
-    def _array(self) -> None:
-        """Reads a list of events; the window begins behind its `[`."""
+    def _events(self) -> None:
         self.arrays += 1
+        self._array()
+
+    def _array(self) -> None:
+        """Reads a list of events; the window begins behind its `[`, or at one of its events."""
         while True:
             self._drop(self._skip(0))
             starts = [border.end() for border in _BORDER.finditer(self._text)]
@@ -201,7 +216,8 @@ class Document:
             self._note_features()
             whole = len(starts) - 1 if self._more else len(starts)
             if whole == 0:  # the window is at its limit and shows no second event
-                self._resync()
+                self._unread(self._text, unfinished=False)
+                self._drop(len(self._text) - 64)
                 return
             self._done = 0
             try:
@@ -215,6 +231,8 @@ class Document:
                 return
             if not self._more:
                 self.damage.truncated = True
+                self.damage.lost += max(self._unfinished - 1, 0)  # one of them was cut, not damaged
+                self._unfinished = 0
                 self._drop(len(self._text))
                 return
             self._drop(max(self._done, starts[whole] if whole < len(starts) else 0))
@@ -242,7 +260,7 @@ class Document:
         except ValueError:
             events = []
         if len(events) == high - low:
-            self.columns.add(events, np.array(starts[low:high], dtype=np.int64) + self._at)
+            self._add(events, np.array(starts[low:high], dtype=np.int64) + self._at)
             self._done = end
             return None
         if high - low == 1:
@@ -265,13 +283,15 @@ class Document:
             pos = found.end() if found else pos
             if pos >= end:
                 break
-            if text[pos : pos + 1] == b"]":
+            if text[pos : pos + 1] == b"]" and self._is_end(pos):
                 self._done = pos + 1
+                self._finish()
                 return pos + 1
             if text[pos : pos + 1] != b"{":
                 pos = self._garbage(pos, end)
                 continue
-            close = kineto_salvage.object_end(text, pos, min(len(text), end + LOOK_AHEAD))
+            reach = min(len(text), end + LOOK_AHEAD)
+            close = kineto_salvage.object_end(text, pos, reach)
             if close is not None and self._take(text[pos:close], pos, mend=close <= end):
                 pos = close
             elif self._take(text[pos:end], pos, mend=True):
@@ -281,27 +301,54 @@ class Document:
             elif end == len(text) and (last := self._last_event(pos)) is not None:
                 pos = last
             else:
-                # A text without an end at the end of the file was cut off; anything else is damage.
-                self.damage.lost += not (close is None and end == len(text))
+                self._unread(text[pos:end], unfinished=close is None and reach == len(text))
                 pos = end
         self._done = max(self._done, pos)
         return None
 
+    def _is_end(self, pos: int) -> bool:
+        """The `]` at `pos` ends the list; in a damaged event it may be one of the event's own."""
+        last = not self._text[pos + 1 :].strip(b" \t\r\n,}")
+        if last and self._more:
+            raise _NeedMore(pos)
+        if last and self._unfinished:
+            return False  # the file was cut inside that event
+        return _LIST_END.match(self._text, pos) is not None
+
     def _last_event(self, pos: int) -> int | None:
         """The end of a damaged event that the end of the list follows. None when there is no such place."""
-        ends = [close.start() + 1 for close in _LIST_END.finditer(self._text, pos)]
+        ends = [close.start() + 1 for close in _LAST.finditer(self._text, pos)]
         for end in ends:
             if self._take(self._text[pos:end], pos, mend=True):
                 return end
-        self.damage.lost += bool(ends)
-        return ends[0] if ends else None
+        if not ends:
+            return None
+        bare = not self._text[ends[0] :].strip(b" \t\r\n,]}")  # may as well be brackets of the event itself
+        self._unread(self._text[pos : ends[0]], unfinished=bare)
+        return ends[0]
 
     def _garbage(self, pos: int, end: int) -> int:
-        self.damage.lost += 1
-        following = self._text.find(b"{", pos, end)
-        closing = self._text.find(b"]", pos, end)
-        candidates = [p for p in (following, closing) if p > pos]
-        return min(candidates) if candidates else end
+        """Behind what is no event: to the next bracket that may begin one or end the list."""
+        found = _BRACKET.search(self._text, pos + 1, end)
+        return found.start() if found else end
+
+    def _unread(self, text: bytes, *, unfinished: bool) -> None:
+        """Counts an unreadable event; pieces of one (behind a wrong border) do not count. One that does not end may
+        be the file's last, cut off: that shows when no other follows."""
+        if b'"ph"' in text:
+            if unfinished:
+                self._unfinished += 1
+            else:
+                self.damage.lost += 1
+
+    def _add(self, events: list[Event], offsets: npt.NDArray[np.int64]) -> None:
+        if self._unfinished and any(e.ph for e in events):
+            self._finish()
+        self.columns.add(events, offsets)
+
+    def _finish(self) -> None:
+        self.damage.lost += self._unfinished
+        self._unfinished = 0
 
     def _take(self, text: bytes, pos: int, *, mend: bool) -> bool:
         """Adds one object's event. False when it cannot be read."""
@@ -321,7 +368,7 @@ class Document:
                 self.damage.repaired += 1
         if event is None:
             return False
-        self.columns.add([event], np.array([self._at + pos], dtype=np.int64))
+        self._add([event], np.array([self._at + pos], dtype=np.int64))
         return True
 
 
