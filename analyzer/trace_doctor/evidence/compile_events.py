@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Self
 
 import numpy as np
@@ -38,11 +38,12 @@ class CompileEvents(Evidence):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, nesting = facts.run, facts[Nesting]
-        log = _log_of(facts, run)
+        traced = read_regions(run)
+        log = _log_of(run, traced, facts.capture.torch_logs)
         frames = {} if log is None else _logged_frames(log)
         reasons = {} if log is None else {r.compile_id: r.reasons for r in log.recompiles}
         logged: Sequence[LoggedBreak] = () if log is None else log.breaks
-        regions = read_regions(run, frames)
+        regions = traced.named(frames)
         compilations = find_compilations(run, nesting, regions, frames, reasons)
         roots = [i for i in regions.roots if _is_steady(facts, regions.all[i].start)]
         with_ids = [i for i in roots if regions.all[i].frame_id is not None]
@@ -82,10 +83,34 @@ def _is_steady(facts: Facts, moment: int) -> bool:
     return steps is None or any(start <= moment < end for start, end in steps.spans("steady"))
 
 
-def _log_of(facts: Facts, run: Run) -> CompileLog | None:
-    """The log of this rank, if exactly one fits: of two runs' logs nobody can say which is meant."""
-    logs: list[CompileLog] = [log for log in facts.capture.torch_logs if log.rank in (None, run.rank)]
-    return logs[0] if len(logs) == 1 else None
+def _log_of(run: Run, regions: Regions, logs: Sequence[CompileLog]) -> CompileLog | None:
+    """The log of the process that was traced: of this rank, knowing all code that ran, and the only nearest one.
+
+    Of two logs that fit equally nobody can say which is meant. A trace without regions takes a log of its own folder.
+    """
+    fitting = [log for log in logs if log.rank in (None, run.rank) and _agrees(log, regions)]
+    near = {id(log): _shared_folders(run.path, log.path) for log in fitting}
+    nearest = [log for log in fitting if near[id(log)] == max(near.values())]
+    if len(nearest) != 1:
+        return None
+    together = PurePosixPath(nearest[0].path).parent == PurePosixPath(run.path).parent
+    return nearest[0] if regions.all or together else None
+
+
+def _agrees(log: CompileLog, regions: Regions) -> bool:
+    frames = _logged_frames(log)
+    for region in regions.all:
+        if region.compile_id is None:
+            continue
+        said = frames.get(region.compile_id)
+        if said is None or (region.frame and region.frame.function != said.function):
+            return False
+    return True
+
+
+def _shared_folders(one: str, other: str) -> int:
+    a, b = PurePosixPath(one).parent.parts, PurePosixPath(other).parent.parts
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _logged_frames(log: CompileLog) -> dict[str, Frame]:

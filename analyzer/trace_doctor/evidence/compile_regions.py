@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,13 +67,18 @@ class Regions:
             open_ += self.children[found[-1]]
         return sorted(found)
 
+    def named(self, logged: Mapping[str, Frame]) -> Regions:
+        """With the functions of a log where the trace has no stacks, by compile id."""
+        named = (r if r.frame else replace(r, frame=logged.get(r.compile_id or "")) for r in self.all)
+        return Regions(tuple(named), self.children)
+
 
 def is_region(name: str) -> bool:
     return _REGION.fullmatch(name) is not None
 
 
-def read_regions(run: Run, logged: Mapping[str, Frame]) -> Regions:
-    """The regions of a trace. `logged` names the function of a compile id where the trace has no stacks."""
+def read_regions(run: Run) -> Regions:
+    """The regions of a trace."""
     rows = run.named(is_region, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)
     rows = rows[np.argsort(run.thread[rows], kind="stable")]
     frame_in = _own_frame(run, rows)
@@ -96,7 +101,7 @@ def read_regions(run: Run, logged: Mapping[str, Frame]) -> Regions:
             recompile_id=int(found.group(2)) if found.group(2) else None,
             parent=parent,
             depth=made[parent].depth + 1 if open_ else 0,
-            frame=frame_in(row) or logged.get(f"{found.group(1)}/{found.group(2)}"),
+            frame=frame_in(row),
         )
         if parent >= 0:
             children[parent].append(len(made))

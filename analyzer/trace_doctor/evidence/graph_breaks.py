@@ -288,7 +288,7 @@ def only_logged(regions: Regions, known: Sequence[Break], logged: Sequence[Logge
     for said in logged:
         if said.site is None or (said.site.function, said.site.line) in places:
             continue
-        if said.compile_id in ran or said.skips_frame or ran <= {None}:
+        if said.compile_id in ran or said.skips_frame or not ran - {None}:
             found.setdefault(said.site, []).append(said)
     return tuple(
         Break(
