@@ -279,11 +279,11 @@ def _message(sites: Sequence[SyncSite], outcome: ReplayOutcome, count: int) -> s
     what = first.name + (f" in {first.site}" if first.site else "")
     if len(sites) > 1:
         what += f" and {len(sites) - 1} more place{'s' if len(sites) > 2 else ''}"
-    block = "blocks" if len(sites) == 1 else "block"
-    idle = sum(s.idle_ns for s in sites) / count / 1e3
+    block, it = ("blocks", "it") if len(sites) == 1 else ("block", "they")
+    keep = "keeps" if len(sites) == 1 else "keep"
     return (
-        f"{what} {block} the host {_often(sum(s.times for s in sites), count)}, and the GPU then idles "
-        f"{_ms(idle)} ms of a step: {_ms(outcome.before_us)} ms a step could become {_ms(outcome.step_us)} ms "
+        f"{what} {block} the host {_often(sum(s.times for s in sites), count)}, and so {it} {keep} it from running ahead "
+        f"of the GPU: {_ms(outcome.before_us)} ms a step could become {_ms(outcome.step_us)} ms "
         f"(up to {outcome.share_of_step:.0%} less)."
     )
 
