@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.evidence import intervals as iv
@@ -20,6 +20,7 @@ def is_set(some: np.ndarray) -> bool:
     return bool((np.diff(flat) > 0).all())
 
 
+@settings(deadline=None)
 @given(raw)
 def test_union_covers_the_same_moments_once(a: np.ndarray) -> None:
     made = iv.union(a)
@@ -28,6 +29,7 @@ def test_union_covers_the_same_moments_once(a: np.ndarray) -> None:
     assert iv.total(made) == len(moments(a))
 
 
+@settings(deadline=None)
 @given(raw, raw)
 def test_set_operations_agree_with_sets_of_moments(a: np.ndarray, b: np.ndarray) -> None:
     x, y = iv.union(a), iv.union(b)
@@ -40,12 +42,14 @@ def test_set_operations_agree_with_sets_of_moments(a: np.ndarray, b: np.ndarray)
         assert iv.total(made) == len(moments(made))
 
 
+@settings(deadline=None)
 @given(raw, raw)
 def test_covered_measures_each_interval_on_its_own(a: np.ndarray, b: np.ndarray) -> None:
     some = iv.union(b)
     assert iv.covered(a, some).tolist() == [len(set(range(s, e)) & moments(b)) for s, e in a.tolist()]
 
 
+@settings(deadline=None)
 @given(raw, raw)
 def test_overlaps_name_both_sides(a: np.ndarray, b: np.ndarray) -> None:
     some = iv.union(b)

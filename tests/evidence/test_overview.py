@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.evidence.base import Facts
@@ -15,6 +15,7 @@ NOTE, OP, CALL, KERNEL = Cat.USER_ANNOTATION, Cat.CPU_OP, Cat.RUNTIME, Cat.KERNE
 tiles = st.lists(st.tuples(st.integers(1, 2000), st.integers(0, len(KINDS) - 1)), min_size=1, max_size=300)
 
 
+@settings(deadline=None)
 @given(tiles, st.sampled_from([20, 60, 600]))
 def test_reducing_keeps_the_time_of_every_kind_and_every_long_piece(made: list, most: int) -> None:
     lengths = np.array([n for n, _ in made], dtype=np.int64)

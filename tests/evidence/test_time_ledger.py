@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.errors import NotACapture, NotCaptured
@@ -223,6 +223,7 @@ gpu_work = st.lists(
 host_work = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 60), st.integers(0, 1)), max_size=8)
 
 
+@settings(deadline=None)
 @given(gpu_work, host_work, st.lists(st.integers(0, 180), max_size=3, unique=True))
 def test_any_ledger_adds_up(make_run: Callable[..., Run], gpu: list, host: list, marks: list) -> None:
     events = [(Cat.CPU_OP, "aten::mm", t, d, {"thread": th}) for t, d, th in host]
