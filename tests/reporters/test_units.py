@@ -66,6 +66,8 @@ def test_shares_that_round_to_nothing_are_not_zero() -> None:
 def test_a_column_has_one_unit_and_loses_no_small_value() -> None:
     scale = Scale.of("us", [91_000.0, 44_000.5, 3.2])
     assert scale.unit == "ms"
+    peak = Scale.of("bytes", [30_711.04 * 2**20, 3_830.1 * 2**20, 8.1 * 2**20, 0.1 * 2**20])
+    assert [peak.cell(v * 2**20) for v in (30_711.04, 8.1, 0.1)] == ["30,711", "8", "<1"]
     assert [scale.cell(v) for v in (91_000.0, 44_000.5, 3.2, 0.0, None)] == [
         "91.0",
         "44.0",

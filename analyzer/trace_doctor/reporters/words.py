@@ -193,7 +193,9 @@ def _without_fault(result: Result) -> str:
         return "Nothing could be checked"
     if result.findings:
         return "No serious fault found; see the notes"
-    return f"Nothing found by the {plural(looked, 'rule')} that could look"
+    blind = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
+    rest = f"; {blind:,} could not" if blind else ""
+    return f"Nothing found by the {plural(looked, 'rule')} that could look{rest}"
 
 
 def where(location: Location) -> str:

@@ -28,8 +28,8 @@ def timeline(result: Result) -> Html | None:
     return section(
         "timeline",
         "Timeline of the main thread" if all(lane.device < 0 for lane in lanes) else "GPU timeline",
-        [_charted(group, n, len(groups), names, result) for n, group in enumerate(groups)],
         el("ul", [el("li", swatch(k), KINDS[k].label) for k in kinds], class_="keys"),
+        [_charted(group, n, len(groups), names, result) for n, group in enumerate(groups)],
         showing(len(shown), len(lanes), "devices"),
         showing(
             sum(x.shown for x in shown), sum(x.of for x in shown), "segments; the short ones are added up"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from trace_doctor.model import Cell, Column, Result, WhatIf
+from collections import defaultdict
+
+from trace_doctor.model import Column, KernelRow, Result, WhatIf
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, mini_bar, section, term
-from trace_doctor.reporters.units import duration, estimate_share
+from trace_doctor.reporters.units import estimate_share
 from trace_doctor.reporters.words import KINDS, Names
 
 _MOST_KERNELS = 30
@@ -72,47 +74,47 @@ def _change(after: float, today: float) -> str:
 
 
 def kernels(result: Result) -> Html | None:
+    """The longest operations. Over several devices they are added up: ranks of one job run the same kernels."""
     if not result.kernels:
         return None
-    names = Names(result)
+    groups: dict[tuple[str, str], list[KernelRow]] = defaultdict(list)
+    for row in result.kernels:
+        groups[row.name, row.kind].append(row)
+    order = sorted(groups.values(), key=lambda g: (-sum(k.total_us for k in g), g[0].name, g[0].kind))
     devices = len({(k.input, k.device) for k in result.kernels})
     columns = [
         Column("Operation"),
         Column("Kind"),
+        *([Column("Devices", "count")] if devices > 1 else []),
         Column("Calls", "count"),
         Column("Total", "us"),
         Column("Mean", "us"),
         Column("Of compute", "share"),
     ]
-    if devices > 1:
-        columns.insert(1, Column("Device"))
-    rows: list[Row] = []
-    for k in result.kernels[:_MOST_KERNELS]:
-        row: list[Cell | Html] = [
-            _kernel(k.name),
-            k.kind,
-            k.count,
-            k.total_us,
-            k.mean_us,
-            k.share if k.kind == "compute" else None,
-        ]
-        if devices > 1:
-            row.insert(1, names.place(k))
-        rows.append(row)
-    cpu = all(k.device < 0 for k in result.kernels)
-    total = sum(k.total_us for k in result.kernels)
-    title = "Top operators" if cpu else "Top kernels"
+    rows: list[Row] = [_kernel_row(group, devices > 1) for group in order[:_MOST_KERNELS]]
+    title = "Top operators" if all(k.device < 0 for k in result.kernels) else "Top kernels"
+    over = (
+        f", all {devices:,} devices together; of compute: the mean over those that list it"
+        if devices > 1
+        else ""
+    )
     table = data_table(
-        f"{title} by total time", columns, rows, hide_caption=True, of=len(result.kernels), class_="kernels"
+        f"{title} by total time", columns, rows, hide_caption=True, of=len(order), class_="kernels"
     )
-    return section(
-        "kernels",
-        title,
-        table,
-        lead=f"The {len(rows):,} listed take {duration(total)} of the analysed window."
-        if len(rows) == len(result.kernels)
-        else None,
-    )
+    return section("kernels", title, table, lead=f"By total time in the analysed window{over}.")
+
+
+def _kernel_row(group: list[KernelRow], several: bool) -> Row:
+    first, calls, total = group[0], sum(k.count for k in group), sum(k.total_us for k in group)
+    return [
+        _kernel(first.name),
+        first.kind,
+        *([len(group)] if several else []),
+        calls,
+        total,
+        total / max(1, calls),
+        sum(k.share for k in group) / len(group) if first.kind == "compute" else None,
+    ]
 
 
 def _kernel(name: str) -> Html:

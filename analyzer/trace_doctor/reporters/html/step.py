@@ -6,7 +6,7 @@ import msgspec
 
 from trace_doctor.model import Column, Result, TimeLedgerRow
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
-from trace_doctor.reporters.html.dom import Child, Html, el
+from trace_doctor.reporters.html.dom import Child, Html, el, join
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch, term
 from trace_doctor.reporters.html.verdict import is_cpu
 from trace_doctor.reporters.units import duration, plural, share
@@ -110,7 +110,7 @@ def _comparison(rows: list[TimeLedgerRow], names: Names) -> Html:
         for r in rows[:_MOST_ROWS]
     ]
     table = data_table("Shares of the window, device by device", columns, table_rows, of=len(rows))
-    return el("div", keys, el("details", el("summary", "Compare as a table"), table, class_="more"))
+    return join([keys, el("details", el("summary", "Compare as a table"), table, class_="more")])
 
 
 def _other_phases(rows: list[TimeLedgerRow], names: Names) -> Html:
