@@ -38,7 +38,7 @@ _HOMES = {
     "Valid": "trace_doctor.testing",
     "Invalid": "trace_doctor.testing",
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

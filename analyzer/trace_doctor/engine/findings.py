@@ -81,7 +81,7 @@ def severity(rule: Rule, claim: Claim, settings: Settings) -> Severity:
         level = 0
     elif claim.confidence == "medium":
         level = min(level, 1)
-    return ("info", "warning", "critical")[level]  # type: ignore[return-value]
+    return ("info", "warning", "critical")[level]
 
 
 def _severity(text: str) -> Severity:
