@@ -205,7 +205,7 @@ def _with_waits(run: Run, calls: HostCalls, ops: GpuOps) -> HostCalls:
         seen = syncs & (last >= 0) & (device | (ops.end[ended] > calls.start))
         waits_for[seen] = ended[seen]
         rest = np.flatnonzero(syncs & ~seen & ~device)
-        waits_for[rest] = _last_of_stream(calls, ops, _streams(run, ops), rest)
+        waits_for[rest] = _last_of_stream(calls, ops, _streams(run, ops.row), rest)
     return HostCalls(calls.row, calls.thread, calls.start, calls.end, calls.after, calls.in_thread, waits_for)
 
 
@@ -240,7 +240,7 @@ def _gpu_ops(
     start, end = run.ts[row], np.minimum(run.end[row], window[1])
     launch_row = launches.launch[inside].astype(np.int64)
     call = np.where(launch_row >= 0, call_of_row[np.maximum(launch_row, 0)], -1)
-    streams = run.device[row].astype(np.int64) * (1 << 40) + run.stream[row]
+    streams = _streams(run, row)
     previous = _previous(streams, start, end)
     other = _other_stream(streams, start, end)
     launched = call >= 0
@@ -271,12 +271,9 @@ def _gpu_ops(
     return GpuOps(row, start, end, call, slow, latency, previous, pause, other, fixed, unexplained)
 
 
-def _streams(run: Run, ops: GpuOps) -> I64:
+def _streams(run: Run, rows: I64) -> I64:
     """One number for each (device, stream)."""
-    _, numbers = np.unique(
-        run.device[ops.row].astype(np.int64) * (1 << 40) + run.stream[ops.row], return_inverse=True
-    )
-    return numbers.astype(np.int64)
+    return run.device[rows].astype(np.int64) * (1 << 40) + run.stream[rows]
 
 
 def _previous(streams: I64, start: I64, end: I64) -> I64:

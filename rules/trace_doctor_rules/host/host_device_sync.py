@@ -279,10 +279,9 @@ def _message(sites: Sequence[SyncSite], outcome: ReplayOutcome, count: int) -> s
     what = first.name + (f" in {first.site}" if first.site else "")
     if len(sites) > 1:
         what += f" and {len(sites) - 1} more place{'s' if len(sites) > 2 else ''}"
-    block, it = ("blocks", "it") if len(sites) == 1 else ("block", "they")
-    keep = "keeps" if len(sites) == 1 else "keep"
+    block, keep = ("blocks", "keeps") if len(sites) == 1 else ("block", "keep")
     return (
-        f"{what} {block} the host {_often(sum(s.times for s in sites), count)}, and so {it} {keep} it from running ahead "
+        f"{what} {block} the host {_often(sum(s.times for s in sites), count)}, and {keep} it from running ahead "
         f"of the GPU: {_ms(outcome.before_us)} ms a step could become {_ms(outcome.step_us)} ms "
         f"(up to {outcome.share_of_step:.0%} less)."
     )
