@@ -33,6 +33,8 @@ class Phases:
     """of every phase: a forward ran before it since the last backward or optimizer step"""
     annotated: int
     """how many optimizer steps are known from annotations"""
+    zero_grads: int
+    """how many calls of zero_grad() are known, also those that freed nothing"""
 
     @classmethod
     def build(cls, history: DeviceHistory, stacks: MemoryStacks) -> Phases:
@@ -53,8 +55,15 @@ class Phases:
         new[1:] = (stages[1:] != stages[:-1]) | _apart(history.action, spans, positions)[1:]
         steps = sum(s == Stage.OPTIMIZER for _, _, s in spans)
         runs = stages[new]
+        zeros = max(sum(s == Stage.ZERO_GRAD for _, _, s in spans), int((runs == Stage.ZERO_GRAD).sum()))
         return cls(
-            len(entry_stage), entry_stage, _forward_scripts(runs), positions[new], _after_forward(runs), steps
+            n=len(entry_stage),
+            entry_stage=entry_stage,
+            stage=_forward_scripts(runs),
+            first=positions[new],
+            after_forward=_after_forward(runs),
+            annotated=steps,
+            zero_grads=zeros,
         )
 
     def of(self, positions: I64) -> I64:

@@ -148,11 +148,25 @@ class MemoryStacks(Evidence):
         """The innermost frame of the user's own code."""
         return next((self._site(f) for f in self._python(stack) if is_user_frame(f.filename)), None)
 
+    def caller(self, stack: int) -> Site | None:
+        """The user's frame that called into torch: the innermost one outside of what torch itself called. For
+        optimizers of the user's own that is the line of `step()`, not a line inside the optimizer."""
+        python = self._python(stack)
+        inner = max(
+            (i for i, f in enumerate(python) if _OPTIM.search(f.filename.replace("\\", "/"))), default=-1
+        )
+        return next((self._site(f) for f in python[inner + 1 :] if is_user_frame(f.filename)), None)
+
+    def site(self, stack: int) -> Site | None:
+        """The innermost frame of the user's own code, else the innermost Python frame outside torch."""
+        own = self.user_site(stack)
+        return own if own is not None else self._outside_torch(stack)
+
     def op_site(self, stack: int) -> str:
         """What made an allocation, in words: the innermost Python frame outside torch, else the autograd node."""
-        for frame in self._python(stack):
-            if not _TORCH.search(frame.filename.replace("\\", "/")) and not frame.filename.startswith("<"):
-                return str(self._site(frame))
+        outside = self._outside_torch(stack)
+        if outside is not None:
+            return str(outside)
         node = self.node(stack)
         if node:
             return f"{node} (backward)"
@@ -181,6 +195,12 @@ class MemoryStacks(Evidence):
     def calls(self, stack: int) -> frozenset[str]:
         """All function names of a stack, for a rule that recognises what made a block."""
         return frozenset(f.name for f in self.snapshot.frames_of(stack))
+
+    def _outside_torch(self, stack: int) -> Site | None:
+        for frame in self._python(stack):
+            if not _TORCH.search(frame.filename.replace("\\", "/")) and not frame.filename.startswith("<"):
+                return self._site(frame)
+        return None
 
     def _python(self, stack: int) -> list[StackFrame]:
         return [f for f in self.snapshot.frames_of(stack) if f.is_python]

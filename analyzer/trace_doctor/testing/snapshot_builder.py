@@ -236,15 +236,21 @@ class SnapshotBuilder:
                             self.alloc(size)
             if zero_grad == "after_step":
                 self._clear(gradients)
+            elif zero_grad == "to_zero":
+                with self.zero_grad():
+                    pass  # the memory stays: zeros are written into it
 
     def _backward(self, kept: list[Block], gradients: list[Block], parameters: Sequence[int]) -> None:
+        """From the last layer to the first: its gradient is made, then its activation is no longer needed."""
         fresh = not gradients
         with self.backward():
-            for size in parameters:
+            for size in reversed(parameters):
                 if fresh:
                     gradients.append(self.alloc(size))
                 else:
                     self.temporary(size)  # added to the gradient in place
+                if kept:
+                    self.free(kept.pop())
             self.free(*reversed(kept))
 
     def _clear(self, gradients: list[Block]) -> None:

@@ -1,0 +1,132 @@
+"""What to do about memory, by what made it: shared by the rules that find a large or a failing allocation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from trace_doctor import Fix, Target
+from trace_doctor.evidence.memory_stages import MemoryStacks, Stage
+
+_LOSS = re.compile(r"cross_entropy|nll_loss|log_?softmax|NllLoss|LogSoftmax|CrossEntropy", re.IGNORECASE)
+_ATTENTION = re.compile(r"attention|attn|sdpa|softmax", re.IGNORECASE)
+_SLICES = re.compile(r"(?:Cat|Slice|Select|Expand|Repeat|Index|Stack|Unsqueeze)Backward")
+_FOREACH = re.compile(r"_multi_tensor_|_foreach_")
+_OPTIMIZER_FILE = re.compile(r"torch/optim/(?:_multi_tensor/)?(\w+)\.py$")
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad"}
+
+LOSS = "loss"
+ATTENTION = "attention"
+OPTIMIZER = "optimizer"
+SLICES = "slices"
+OTHER = "other"
+
+
+def kind_of(stacks: MemoryStacks, stack: int) -> str:
+    """What made an allocation, by the names in its stack: innermost frames first."""
+    for frame in stacks.snapshot.frames_of(stack):
+        text = f"{frame.filename} {frame.name}" if frame.is_python else frame.name
+        if _FOREACH.search(text):
+            return OPTIMIZER
+        if _LOSS.search(text):
+            return LOSS
+        if _SLICES.search(text):
+            return SLICES
+        if _ATTENTION.search(text):
+            return ATTENTION
+    return OTHER
+
+
+def remedies(
+    stacks: MemoryStacks,
+    made_by: Iterable[int],
+    target: Target | None,
+    twins: Mapping[int, int] | None = None,
+) -> list[Fix]:
+    """Fixes for memory made by these stacks, the largest first. `twins`: for a stack of backward, the forward stack
+    that it most likely belongs to."""
+    found: dict[str, Fix] = {}
+    for stack in made_by:
+        kind = kind_of(stacks, stack)
+        if kind == OTHER and twins and stack in twins:
+            kind = kind_of(stacks, twins[stack])
+        if kind not in found:
+            found[kind] = _fix(kind, stacks, stack, target)
+    if len(found) > 1:
+        found.pop(OTHER, None)
+    return list(found.values())
+
+
+def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> Fix:
+    verify = "record the memory again: the peak has fallen and this finding is gone"
+    if kind == LOSS:
+        return Fix(
+            title="Compute the loss in chunks, or with a fused kernel",
+            kind="advice",
+            safety="display",
+            target=target,
+            text="logits of all tokens and their fp32 log-softmax need tokens x vocabulary x 4 bytes each. Project and "
+            "reduce a part of the tokens at a time (torchtune CEWithChunkedOutputLoss), or use Liger's "
+            "FusedLinearCrossEntropy (HF: use_liger_kernel=True); keep logits in bf16 until then",
+            verify=verify,
+        )
+    if kind == ATTENTION:
+        return Fix(
+            title="Use scaled_dot_product_attention",
+            kind="advice",
+            safety="display",
+            target=target,
+            text="out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+            '# HF: from_pretrained(..., attn_implementation="sdpa"); the score matrix is then never stored',
+            verify=verify,
+            risk="last bits differ; a mask must be given as attn_mask or is_causal",
+        )
+    if kind == OPTIMIZER:
+        return _optimizer(stacks, stack, target, verify)
+    if kind == SLICES:
+        return Fix(
+            title="Take tensors apart with split or unbind instead of slices",
+            kind="advice",
+            safety="display",
+            target=target,
+            text="the gradient of a slice, select, expand or cat is a full-size tensor of zeros for every piece; "
+            "q, k, v = qkv.unbind(2) or x.chunk(n, dim) makes one gradient for all",
+            verify=verify,
+        )
+    return Fix(
+        title="Compute it in parts, or recompute it in backward",
+        kind="advice",
+        safety="display",
+        target=target,
+        text=_in_parts(stacks, stack),
+        verify=verify,
+        risk="checkpointing repeats the forward of the block; results stay the same up to randomness",
+    )
+
+
+def _in_parts(stacks: MemoryStacks, stack: int) -> str:
+    if stack >= 0 and stacks.stage[stack] == Stage.BACKWARD:
+        return "checkpoint(block, x, use_reentrant=False) around the block whose backward needs it, or smaller micro-batches"
+    return (
+        "compute it over parts of the batch or sequence, in place where autograd allows, or let torch.compile fuse the "
+        "operators so that intermediate results are not stored; in training: checkpoint(block, x, use_reentrant=False)"
+    )
+
+
+def _optimizer(stacks: MemoryStacks, stack: int, target: Target | None, verify: str) -> Fix:
+    files = [_OPTIMIZER_FILE.search(f.filename) for f in stacks.snapshot.frames_of(stack)]
+    name = next((_OPTIMIZERS[f.group(1)] for f in files if f and f.group(1) in _OPTIMIZERS), None)
+    text = f"torch.optim.{name or 'AdamW'}(..., fused=True)   # or foreach=False: slower, no temporaries"
+    return Fix(
+        title="Use the fused optimizer: it needs no temporaries",
+        kind="patch" if name else "advice",
+        safety="unsafe" if name else "display",
+        codemod="set-call-args" if name else None,
+        params={"callee": f"torch.optim.{name}", "args": {"fused": "True"}, "remove": ["foreach"]}
+        if name
+        else {},
+        target=None if name else target,
+        text=text,
+        verify=verify,
+        risk="the last bits of updates differ; parameters must be floating point and on one of the supported devices",
+    )

@@ -1,0 +1,295 @@
+"""TD403 memory-spike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trace_doctor import Claim, Column, Context, NotCaptured, Rule, Saving, Table, threshold
+from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_stages import Stage
+from trace_doctor.evidence.memory_timeline import BEFORE, CAPTURE_ADVICE
+from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules.memory._remedies import remedies
+from trace_doctor_rules.memory._shared import MiB, location, make_up, size, target
+
+Mask = npt.NDArray[np.bool_]
+
+
+def _forwards(layers: int, scores: int, *, clock: bool = True) -> SnapshotBuilder:
+    """Inference: every layer makes `scores` MiB of score matrices, of which the next operator needs only the last."""
+    b = SnapshotBuilder(clock=clock)
+    b.held(300 * MIB)
+    for _ in range(layers):
+        for line in range(4):
+            with b.forward(line=10 + line):
+                b.temporary(2 * MIB, MIB)
+        with b.forward("/home/me/attention.py", 41, op="softmax"):
+            b.temporary(scores * MIB, scores * MIB)
+    return b
+
+
+def _kept() -> SnapshotBuilder:
+    """Large activations that backward needs."""
+    b = SnapshotBuilder()
+    b.train(4, activations=[600 * MIB] * 3)
+    return b
+
+
+def _weight_copies() -> SnapshotBuilder:
+    """Autocast keeps copies of the weights for the whole forward: large, in one phase, but not short-lived."""
+    b = SnapshotBuilder()
+    b.held(800 * MIB)
+    copies = []
+    for layer in range(40):
+        with b.forward(line=20 + layer, op="_to_copy"):
+            copies.append(b.alloc(10 * MIB))
+        with b.forward(line=20 + layer):
+            b.temporary(2 * MIB, MIB)
+    with b.script_line(70):
+        b.free(*copies)
+    return b
+
+
+def _in_backward() -> SnapshotBuilder:
+    b = SnapshotBuilder()
+    for _ in range(3):
+        with b.forward(line=31):
+            kept = [b.alloc(20 * MIB) for _ in range(20)]
+        with b.backward("CatBackward0"):
+            b.temporary(300 * MIB, 300 * MIB)
+        with b.backward():
+            b.free(*kept)
+        with b.optimizer_step():
+            pass
+    return b
+
+
+def _ends_at_the_peak() -> SnapshotBuilder:
+    """The record stops while the block is alive: nothing says that it is short-lived."""
+    b = SnapshotBuilder()
+    for line in range(30):
+        with b.forward(line=line):
+            b.temporary(2 * MIB)
+    with b.forward(line=50):
+        b.alloc(900 * MIB)
+    return b
+
+
+def _without_frames() -> SnapshotBuilder:
+    b = SnapshotBuilder(stacks=None)
+    with b.forward():
+        b.temporary(900 * MIB)
+    return b
+
+
+@dataclass(frozen=True)
+class MemorySpike(Rule):
+    """A short-lived allocation decides how much memory the job needs.
+
+    What it does
+    Looks at the blocks alive at the peak that are born and freed within one phase of the step and live only for a few
+    allocations, and replays the record without the operators that made them.
+
+    Why is this bad
+    The batch size is bounded by the highest moment, not by what is held most of the time. A score matrix, an fp32 copy of
+    the logits or a gradient of zeros that lives for a millisecond costs as much memory as a layer's weights.
+
+    Evidence
+    A snapshot's history. Activations (alive into backward), optimizer state and weight copies that live through a whole
+    forward are no spikes.
+
+    How the saving is estimated
+    The fall of the highest live bytes when all short-lived blocks of these operators are left out of the record: never the
+    sum of their sizes, because the next highest moment then counts. Up to: what replaces them needs some memory too.
+
+    Fix
+    By what made it: logits and cross-entropy in chunks or fused; attention through scaled_dot_product_attention; a fused
+    optimizer; split instead of slices; else checkpointing of the block, or smaller parts.
+
+    Fix safety
+    Only shown, except the optimizer's `fused=True` (unsafe: last bits differ).
+
+    When to ignore
+    When the peak leaves enough room for the batch that is wanted.
+
+    References
+    https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+    """
+
+    code = "TD403"
+    name = "memory-spike"
+    title = "A short-lived allocation makes the peak"
+    needs = (MemoryBlocks,)
+
+    min_share: float = threshold(
+        0.10,
+        "fall of the peak without it, as a share of the peak",
+        unit="share",
+        source="severity `critical` begins there",
+    )
+    min_bytes: int = threshold(
+        64 * MiB,
+        "fall of the peak without it",
+        unit="bytes",
+        source="below, another batch size is not in reach",
+    )
+    max_lifetime: float = threshold(
+        0.05,
+        "how long it lives, as a share of the allocations of one step",
+        unit="share",
+        source="real snapshots: operators' temporaries live for 1-2 %, autocast copies for a whole forward",
+    )
+    min_lifetime: int = threshold(
+        8,
+        "allocations that always count as short, for records of a few operators",
+        source="silmont2000 mem_snapshot: 1-7",
+    )
+
+    VALID = [
+        Valid("activations that backward needs", _kept),
+        Valid("weight copies that live through the forward", _weight_copies),
+        Valid("a record that ends at the peak", _ends_at_the_peak),
+        Valid("small", lambda: _forwards(20, 16)),
+        Valid("no frames", _without_frames, skipped="frames"),
+    ]
+    INVALID = [
+        Invalid(
+            "score matrices",
+            lambda: _forwards(20, 256),
+            saving_bytes=509 * MIB,
+            message="softmax",
+            confidence="high",
+            file="/home/me/attention.py",
+            line=41,
+        ),
+        Invalid("without a clock", lambda: _forwards(20, 256, clock=False), saving_bytes=509 * MIB),
+        Invalid("in backward", _in_backward, saving_bytes=600 * MIB, message="CatBackward0"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        evidence = ctx[MemoryBlocks]
+        if evidence.frames_kind == "none":
+            raise NotCaptured(
+                "no frames were recorded, so nothing tells the phases of a step apart", CAPTURE_ADVICE
+            )
+        for device in evidence.devices:
+            claim = self._device(device, sure=evidence.frames_kind == "all")
+            if claim is not None:
+                yield claim
+
+    def _device(self, device: DeviceBlocks, *, sure: bool) -> Claim | None:
+        history = device.history
+        short = self._short_lived(device)
+        at_peak = short & history.alive(history.peak)
+        if not at_peak.any():
+            return None
+        places = np.array(
+            [*(device.stacks.op_site(s) for s in range(len(device.stacks.stage))), ""], dtype=object
+        )
+        made_by = places[history.stack]
+        same_places = short & np.isin(made_by, sorted(set(made_by[at_peak])))
+        without = history.peak_without(same_places)
+        fall = history.peak_bytes - without
+        if fall < self.min_bytes or fall < self.min_share * history.peak_bytes:
+            return None
+        stacks = _largest_first(device, at_peak)
+        op = device.stacks.node(stacks[0]) or device.stacks.op(stacks[0])
+        site = next((s for s in map(device.stacks.site, stacks) if s is not None), None)
+        twins = _twins(device, at_peak)
+        held = int(history.size[at_peak].sum())
+        what = f"{device.place(stacks[0])}" + (f" ({op})" if op and op not in device.place(stacks[0]) else "")
+        return Claim(
+            message=f"Short-lived blocks hold {size(held)} of the {size(history.peak_bytes)} at the peak, first of all from "
+            f"{what}; without them the peak falls by {size(fall)}.",
+            confidence="high" if sure else "medium",
+            saving=Saving(
+                bytes=fall,
+                share_of_peak=fall / history.peak_bytes,
+                basis="bound",
+                how=f"highest live bytes {size(history.peak_bytes)}, {size(without)} when the short-lived blocks of these "
+                "places are left out of the record",
+            ),
+            location=location(site, device.device),
+            evidence=[_table(device, at_peak, twins), make_up(device, history.peak, "Live at the peak")],
+            fixes=remedies(device.stacks, stacks, target(site), twins),
+            key=what.split(":")[0],
+        )
+
+    def _short_lived(self, device: DeviceBlocks) -> Mask:
+        history, phases = device.history, device.phases
+        allocations = np.concatenate([[0], np.cumsum(history.action == 1)])  # before each position
+        per_step = int(allocations[-1]) / max(len(phases.step_ends), 1)
+        lived = allocations[history.freed] - allocations[np.maximum(history.born, 0)]
+        recorded = (history.born != BEFORE) & (history.freed < history.n)
+        one_phase = phases.of(history.born) == phases.of(history.freed)
+        short: Mask = recorded & one_phase & (lived <= max(self.min_lifetime, self.max_lifetime * per_step))
+        return short
+
+
+def _largest_first(device: DeviceBlocks, blocks: Mask) -> list[int]:
+    """Stacks of some blocks, those of the function that holds most first."""
+    stacks = device.history.stack[blocks]
+    sizes = device.history.size[blocks]
+    held = {int(s): int(sizes[stacks == s].sum()) for s in np.unique(stacks)}
+    functions = {s: _function(device, s) for s in held}
+    by_function = Counter[str]()
+    for s, count in held.items():
+        by_function[functions[s]] += count
+    return sorted(held, key=lambda s: (-by_function[functions[s]], -held[s], device.stacks.op_site(s), s))
+
+
+def _function(device: DeviceBlocks, stack: int) -> str:
+    site = device.stacks.site(stack)
+    return device.stacks.op_site(stack) if site is None else f"{site.file} {site.function}"
+
+
+def _twins(device: DeviceBlocks, blocks: Mask) -> dict[int, int]:
+    """For stacks of backward: the forward stack that makes most blocks of the same size, whose gradient it may be."""
+    history, stacks = device.history, device.stacks
+    forward = stacks.stages(history.stack) == Stage.FORWARD
+    found: dict[int, int] = {}
+    for block in np.flatnonzero(blocks & (stacks.stages(history.stack) == Stage.BACKWARD)):
+        alike = history.stack[forward & (history.size == history.size[block])]
+        if len(alike):
+            values, counts = np.unique(alike, return_counts=True)
+            found.setdefault(int(history.stack[block]), int(values[counts.argmax()]))
+    return found
+
+
+def _table(device: DeviceBlocks, blocks: Mask, twins: dict[int, int]) -> Table:
+    history, stacks = device.history, device.stacks
+    allocations = np.concatenate([[0], np.cumsum(history.action == 1)])
+    clock = history.time_us if len(history.time_us) and (history.time_us >= 0).all() else None
+    rows: list[list[str | int | float | None]] = []
+    chosen = np.flatnonzero(blocks)
+    for b in chosen[np.lexsort((history.born[chosen], -history.size[chosen]))]:
+        born, freed, stack = int(history.born[b]), int(history.freed[b]), int(history.stack[b])
+        rows.append(
+            [
+                device.place(stack),
+                stacks.node(stack) or stacks.op(stack) or "",
+                int(history.size[b]),
+                int(allocations[freed] - allocations[born]),
+                None if clock is None else float(clock[freed] - clock[born]),
+                device.place(twins[stack]) if stack in twins else None,
+            ]
+        )
+    return Table(
+        title="Short-lived blocks at the peak",
+        columns=[
+            Column("allocated at", "location"),
+            Column("operator", "code"),
+            Column("size", "bytes"),
+            Column("lived for (allocations)", "count"),
+            Column("lived for", "us"),
+            Column("forward of the same size", "location"),
+        ],
+        rows=rows[:15],
+        of=len(rows) if len(rows) > 15 else None,
+    )

@@ -1,0 +1,280 @@
+"""TD404 retained-gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Severity, Table, threshold
+from trace_doctor.evidence.call_sites import Site
+from trace_doctor.evidence.gradients import Retention, peak_when_freed, retentions
+from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_stages import Stage
+from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
+from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules.memory._shared import MiB, location, make_up, size, target
+
+_HOW = {
+    "after_forward": "zero_grad() runs after the forward",
+    "to_zero": "zero_grad() keeps their memory (set_to_none=False)",
+    "missing": "nothing frees them: zero_grad() is missing or keeps their memory (set_to_none=False)",
+}
+
+
+def _train(
+    zero_grad: str, *, stacks: str | None = "all", annotate: bool = True, **more: object
+) -> SnapshotBuilder:
+    b = SnapshotBuilder(stacks=stacks, annotate=annotate)  # type: ignore[arg-type]
+    b.train(4, zero_grad=zero_grad, **more)  # type: ignore[arg-type]
+    return b
+
+
+def _workspace() -> SnapshotBuilder:
+    """cuBLAS allocates its scratch space in the first backward and keeps it."""
+    b = SnapshotBuilder()
+    b.held(40 * MIB)
+    for step in range(4):
+        with b.forward():
+            kept = b.alloc(60 * MIB)
+        with b.backward():
+            if step == 0:
+                b.alloc(
+                    33_554_432,
+                    frames=[
+                        ("??", 0, "at::cuda::getNewWorkspace()"),
+                        ("??", 0, "torch::autograd::Engine::x"),
+                    ],
+                )
+            gradient = b.alloc(40 * MIB)
+            b.free(kept)
+        with b.optimizer_step():
+            b.temporary(MIB)
+        with b.zero_grad():
+            b.free(gradient)
+    return b
+
+
+def _only_forward_and_backward() -> SnapshotBuilder:
+    b = SnapshotBuilder(stacks="python")
+    for _ in range(3):
+        with b.forward():
+            kept = b.alloc(100 * MIB)
+        with b.backward():
+            b.alloc(50 * MIB)
+            b.free(kept)
+    return b
+
+
+_BEFORE = """for batch in loader:
+    loss = model(batch).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+_AFTER = """for batch in loader:
+    loss = model(batch).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@dataclass(frozen=True)
+class RetainedGradients(Rule):
+    """The gradients of the step before stay in memory through the next forward.
+
+    What it does
+    Looks for gradients that an optimizer step has already used and that are still alive when the next forward makes its
+    last activation.
+
+    Why is this bad
+    Gradients are as large as the parameters. They are needed from backward to step(); kept through the forward they lie
+    beside the activations, where the peak usually is. Where nothing ever clears them, every backward adds to the old ones:
+    then the training itself is wrong.
+
+    Evidence
+    A snapshot's history: blocks allocated in backward and alive after it, the optimizer's steps, the frames that free
+    them. Library workspaces are none. Several backwards before one step are accumulation, and no fault.
+
+    How the saving is estimated
+    The fall of the highest live bytes when these gradients are freed at the end of step() and come back in the next
+    backward. It is 0 where the peak lies elsewhere; then only the risk is reported.
+
+    Fix
+    `optimizer.zero_grad(set_to_none=True)` right after `optimizer.step()`: move it, add it, or delete `set_to_none=False`.
+
+    Fix safety
+    Unsafe: a parameter without a gradient is then skipped by the optimizer instead of updated with a zero gradient (weight
+    decay, momentum), and code that reads `.grad` between step() and backward sees None.
+
+    When to ignore
+    When the gradients are read after the step, for logging or for gradient statistics.
+
+    References
+    https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+    """
+
+    code = "TD404"
+    name = "retained-gradients"
+    title = "Old gradients stay through the forward"
+    needs = (MemoryBlocks,)
+
+    min_share: float = threshold(
+        0.05,
+        "retained gradients, as a share of the peak",
+        unit="share",
+        source="below, another fault is worth more",
+    )
+    min_bytes: int = threshold(
+        16 * MiB, "retained gradients", unit="bytes", source="above any library workspace but cuBLAS's own"
+    )
+
+    VALID = [
+        Valid("zero_grad after the step", lambda: _train("after_step")),
+        Valid("zero_grad before the forward", lambda: _train("before_forward")),
+        Valid("accumulation over four backwards", lambda: _train("after_step", accumulate=4)),
+        Valid("a cuBLAS workspace allocated in backward", _workspace),
+        Valid("small gradients", lambda: _train("never", parameters=[4 * MIB])),
+        Valid(
+            "Python frames only, nothing marks the steps", _only_forward_and_backward, skipped="Python frames"
+        ),
+        Valid("no frames", lambda: _train("never", stacks=None), skipped="frames"),
+    ]
+    INVALID = [
+        Invalid(
+            "zero_grad between forward and backward",
+            lambda: _train("after_forward"),
+            saving_bytes=64 * MIB,
+            message="after the forward",
+            confidence="high",
+            codemod="zero-grad",
+            file="/home/me/train.py",
+            line=15,
+            before=_BEFORE,
+            after=_AFTER,
+        ),
+        Invalid(
+            "zero_grad missing", lambda: _train("never"), message="zero_grad() is missing", confidence="high"
+        ),
+        Invalid("Python frames only", lambda: _train("after_forward", stacks="python"), confidence="medium"),
+        Invalid(
+            "no annotations",
+            lambda: _train("never", annotate=False),
+            message="missing or keeps their memory",
+            confidence="high",
+        ),
+        Invalid(
+            "set_to_none=False", lambda: _train("to_zero"), message="set_to_none=False", codemod="zero-grad"
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        evidence = ctx[MemoryBlocks]
+        if evidence.frames_kind in ("none", "cpp"):
+            raise NotCaptured(
+                "no Python frames were recorded, so forward and optimizer cannot be told apart",
+                CAPTURE_ADVICE,
+            )
+        if evidence.frames_kind == "python" and not any(
+            d.phases.has(Stage.OPTIMIZER) for d in evidence.devices
+        ):
+            raise NotCaptured(
+                "only Python frames were recorded and no optimizer step: backward has none, and cannot be told from other "
+                "threads",
+                CAPTURE_ADVICE,
+            )
+        for device in evidence.devices:
+            large = [r for r in retentions(device) if self._large(device, r)]
+            if large:
+                yield self._claim(device, large, sure=evidence.frames_kind == "all")
+
+    def _large(self, device: DeviceBlocks, r: Retention) -> bool:
+        return r.bytes >= self.min_bytes and r.bytes >= self.min_share * device.history.peak_bytes
+
+    def _claim(self, device: DeviceBlocks, found: Sequence[Retention], *, sure: bool) -> Claim:
+        history = device.history
+        most = max(found, key=lambda r: (r.bytes, -r.backward))
+        without = min(peak_when_freed(device, found), history.peak_bytes)
+        fall = history.peak_bytes - without
+        stepped = device.phases.has(Stage.OPTIMIZER)
+        how = (
+            most.cleared
+            if most.cleared == "after_forward"
+            else "to_zero"
+            if device.phases.zero_grads
+            else "missing"
+        )
+        site = _site(device, how)
+        severity: Severity | None = None if stepped and fall else "warning" if stepped else "info"
+        return Claim(
+            message=f"{size(most.bytes)} of gradients that step() has used stay through the next forward: {_HOW[how]}; "
+            + (f"freed after step() the peak falls by {size(fall)}." if fall else "the peak lies elsewhere."),
+            confidence="high" if sure else "medium",
+            severity=severity,
+            saving=Saving(
+                bytes=fall,
+                share_of_peak=fall / history.peak_bytes,
+                basis="bound",
+                how=f"highest live bytes {size(history.peak_bytes)}, {size(without)} when these gradients are freed at the end of "
+                "step()",
+            )
+            if fall
+            else None,
+            location=location(site, device.device),
+            evidence=[_table(device, found), make_up(device, history.peak, "Live at the peak")],
+            fixes=[_fix(how, site)],
+            key=how,
+        )
+
+
+def _site(device: DeviceBlocks, how: str) -> Site | None:
+    """The line of zero_grad() that comes too late, else that of step()."""
+    wanted = Stage.ZERO_GRAD if how == "after_forward" else Stage.OPTIMIZER
+    stacks = device.history.entry_stack[device.phases.entry_stage == wanted]
+    for stack in dict.fromkeys(stacks.tolist()):
+        if (site := device.stacks.caller(stack)) is not None:
+            return site
+    return None
+
+
+def _table(device: DeviceBlocks, found: Sequence[Retention]) -> Table:
+    ends = device.phases.step_ends
+    return Table(
+        title="Gradients alive at the last allocation of a forward",
+        columns=[
+            Column("after optimizer step"),
+            Column("blocks", "count"),
+            Column("bytes", "bytes"),
+            Column("freed"),
+        ],
+        rows=[
+            [
+                str(ends.index(r.step_end)) if r.step_end in ends else "before the record",
+                len(r.blocks),
+                r.bytes,
+                "between forward and backward" if r.cleared == "after_forward" else "not before backward",
+            ]
+            for r in found
+        ],
+    )
+
+
+def _fix(how: str, site: Site | None) -> Fix:
+    titles = {
+        "after_forward": "Move zero_grad() to right after step()",
+        "to_zero": "Let zero_grad() free the gradients",
+        "missing": "Clear the gradients right after step()",
+    }
+    modes = {"after_forward": "move", "to_zero": "drop-set-to-none-false", "missing": "add"}
+    return Fix(
+        title=titles[how],
+        kind="patch",
+        safety="unsafe",
+        codemod="zero-grad",
+        params={"mode": modes[how]},
+        target=target(site),
+        text="optimizer.step()\noptimizer.zero_grad(set_to_none=True)",
+        verify="a new snapshot shows no gradients alive in the forward",
+        risk="parameters without a gradient are skipped by the optimizer; code that reads .grad after step() sees None",
+    )
