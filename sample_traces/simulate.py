@@ -148,10 +148,11 @@ class Training:
             for _ in range(2 * self.layers if first else 0):
                 self.b.alloc(self.weight)
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, to_none: bool = True) -> None:
         with self.b.zero_grad(line=self.script.line("optimizer.zero_grad(")):
-            self.b.free(*self.gradients)
-        self.gradients.clear()
+            if to_none:
+                self.b.free(*self.gradients)
+                self.gradients.clear()
 
 
 def zero_grad_misplaced(script: Script) -> SnapshotBuilder:
@@ -172,8 +173,7 @@ def zero_grad_set_to_none_false(script: Script) -> SnapshotBuilder:
     for step in range(STEPS):
         job.backward(job.forward())
         job.optimizer_step(step == 0)
-        if not script.faulty:
-            job.zero_grad()
+        job.zero_grad(to_none=not script.faulty)
     return job.b
 
 
@@ -208,22 +208,38 @@ def allocator_churn_shapes(script: Script) -> SnapshotBuilder:
 
 
 def memory_spike(script: Script) -> SnapshotBuilder:
-    """Logits of 8128 tokens over 32,768 words: 1 GiB, once as they are, once as log-softmax, once as gradient."""
+    """Logits of 8128 tokens over 32,768 words are 1 GiB, and so are their log-softmax, its gradient and the gradient
+    of the logits. Of 64 chunks, computed again in the backward, each needs a 64th of it."""
     job = Training(script, layers=3, weight=64 * MIB, activation=16 * MIB)
-    parts, size = (1, 1024 * MIB) if script.faulty else (16, 64 * MIB)
-    line = script.line("F.cross_entropy(")
-    function = "loss" if script.faulty else "chunk_loss"
-    where = [(script.file, line, function), *script.train("model(tokens)")]
-    for step in range(STEPS):
+    chunks = 1 if script.faulty else 64
+    size = 1024 * MIB // chunks
+    where = [
+        (script.file, script.line("F.cross_entropy("), "loss" if script.faulty else "chunk_loss"),
+        *script.train("model(tokens)"),
+    ]
+
+    def loss() -> Any:
+        logits = job.b.alloc(size, frames=[("??", 0, "at::_ops::mm::call(...)"), *where])
+        softmax = job.b.alloc(size, frames=[("??", 0, "at::_ops::_log_softmax::call(...)"), *where])
+        job.b.free(logits)
+        return softmax
+
+    for _ in range(STEPS):
         kept = job.forward("model(tokens)")
-        for _ in range(parts):
-            logits = job.b.alloc(size, frames=[("??", 0, "at::_ops::mm::call(...)"), *where])
-            softmax = job.b.alloc(size, frames=[("??", 0, "at::_ops::_log_softmax::call(...)"), *where])
+        softmax = [loss() for _ in range(chunks)] if script.faulty else []
+        for _ in range(0 if script.faulty else chunks):
+            job.b.free(loss())
+        for _ in range(chunks):
+            again = softmax.pop() if script.faulty else loss()
+            with job.b.backward("NllLossBackward0"):
+                into_softmax = job.b.alloc(size)
             with job.b.backward("LogSoftmaxBackward0"):
-                gradient = job.b.alloc(size)
-                job.b.free(softmax, logits, gradient)
+                into_logits = job.b.alloc(size)
+                job.b.free(into_softmax, again)
+            with job.b.backward("MmBackward0"):
+                job.b.free(into_logits)
         job.backward(kept)
-        job.optimizer_step(step == 0)
+        job.optimizer_step(first=False)
         job.zero_grad()
     return job.b
 

@@ -9,22 +9,18 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trace_doctor import analyze
 
 SAMPLES = Path(__file__).resolve().parent.parent / "sample_traces"
-
-
-def _scenarios() -> list[str]:
-    found = []
-    for file in sorted(SAMPLES.glob("*/expected.toml")):
-        expected = tomllib.loads(file.read_text(encoding="utf-8"))
-        if "cpu" in expected["machines"] and all("fix" in f for f in expected["fault"]):
-            found.append(file.parent.name)
-    return found
-
+EXPECTED = {
+    file.parent.name: tomllib.loads(file.read_text(encoding="utf-8"))
+    for file in sorted(SAMPLES.glob("*/expected.toml"))
+}
+PATCHED = [name for name, e in EXPECTED.items() if all("fix" in f for f in e["fault"])]
 
 pytestmark = [
     pytest.mark.torch,
@@ -41,31 +37,52 @@ def run(*command: str | Path, cwd: Path) -> None:
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("scenario", _scenarios())
-def test_the_patch_applies_and_the_next_capture_is_clear(scenario: str, tmp_path: Path) -> None:
-    if "torch.compile" in (SAMPLES / scenario / "fault.py").read_text(encoding="utf-8") and not shutil.which(
-        "c++"
-    ):
-        pytest.skip("torch.compile needs a C++ compiler, and there is none")
-    expected = tomllib.loads((SAMPLES / scenario / "expected.toml").read_text(encoding="utf-8"))
-    codes = {f["code"] for f in expected["fault"]}
-    shutil.copy(SAMPLES / scenario / "fault.py", tmp_path)
-    run("git", "init", "--quiet", cwd=tmp_path)
-
-    patch = tmp_path / "fix.patch"
+def patch_script(scenario: str, machine: str, codes: set[str], folder: Path) -> None:
+    """Copies the faulty script into a repository and applies there what `trace-doctor fix` writes for the capture."""
+    shutil.copy(SAMPLES / scenario / "fault.py", folder)
+    run("git", "init", "--quiet", cwd=folder)
     trace_doctor = (sys.executable, "-c", "from trace_doctor.cli import main; main()")
-    captured = SAMPLES / scenario / "cpu" / "fault"
+    captured = SAMPLES / scenario / machine / "fault"
     select = [o for code in sorted(codes) for o in ("--select", code)]
-    run(*trace_doctor, "fix", captured, "--source", tmp_path, "--patch", patch, *select, cwd=tmp_path)
-    run("git", "apply", patch, cwd=tmp_path)
+    run(
+        *trace_doctor,
+        "fix",
+        captured,
+        "--source",
+        folder,
+        "--patch",
+        folder / "fix.patch",
+        *select,
+        cwd=folder,
+    )
+    run("git", "apply", folder / "fix.patch", cwd=folder)
 
-    options = expected.get("capture", {})
-    recorder = [SAMPLES / "record.py", "fault.py", "--out", "after"]
-    recorder += ["--active", str(options["active"])] if "active" in options else []
-    recorder += ["--no-stacks"] if options.get("stacks") is False else []
-    run(sys.executable, *recorder, cwd=tmp_path)
+
+def record_again(options: dict[str, Any], folder: Path) -> None:
+    command = [SAMPLES / "record.py", "fault.py", "--out", "after"]
+    command += ["--active", str(options["active"])] if "active" in options else []
+    command += ["--no-stacks"] if options.get("stacks") is False else []
+    run(sys.executable, *command, cwd=folder)
+
+
+@pytest.mark.parametrize("scenario", [s for s in PATCHED if "cpu" in EXPECTED[s]["machines"]])
+def test_the_patch_applies_and_the_next_capture_is_clear(scenario: str, tmp_path: Path) -> None:
+    script = (SAMPLES / scenario / "fault.py").read_text(encoding="utf-8")
+    if "torch.compile" in script and not shutil.which("c++"):
+        pytest.skip("torch.compile needs a C++ compiler, and there is none")
+    codes = {f["code"] for f in EXPECTED[scenario]["fault"]}
+    patch_script(scenario, "cpu", codes, tmp_path)
+    record_again(EXPECTED[scenario].get("capture", {}), tmp_path)
     after = analyze(tmp_path / "after", source=tmp_path / "fault.py")
     left = [f.message for f in after.findings if f.code in codes]
     if left and os.getloadavg()[0] > (os.cpu_count() or 1):
         pytest.skip(f"the machine is too busy to record on: {left[0]}")
     assert not left
+
+
+@pytest.mark.parametrize("scenario", [s for s in PATCHED if "cpu" not in EXPECTED[s]["machines"]])
+def test_the_patch_of_a_gpu_scenario_applies_and_the_script_runs(scenario: str, tmp_path: Path) -> None:
+    """Whether the finding is gone only a GPU can show."""
+    codes = {f["code"] for f in EXPECTED[scenario]["fault"]}
+    patch_script(scenario, "simulated", codes, tmp_path)
+    run(sys.executable, "fault.py", cwd=tmp_path)

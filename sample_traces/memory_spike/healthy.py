@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 device = "cuda" if torch.cuda.is_available() else "cpu"
 VOCABULARY, FEATURES, TOKENS = (32_768, 512, 8192) if device == "cuda" else (1024, 64, 128)
 STEPS = 16
-CHUNKS = 16
+CHUNKS = 64
 
 
 class LanguageModel(nn.Module):
@@ -35,7 +35,7 @@ class LanguageModel(nn.Module):
 def train(profiler=None):
     torch.manual_seed(0)
     model = LanguageModel().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for _ in range(STEPS):
         tokens = torch.randint(VOCABULARY, (TOKENS // 64, 64), device=device)
