@@ -128,7 +128,7 @@ class Document:
                 if not self._resync():
                     return
                 continue
-            name = _strict(b'"' + key[1] + b'"') if b"\\" in key[1] else key[1].decode("utf-8", "replace")
+            name = key[1].decode("utf-8", "replace")
             self.keys.append(name)
             if name == "traceEvents" and self._text[value : value + 1] == b"[":
                 self._drop(value + 1)
