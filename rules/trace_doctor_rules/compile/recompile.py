@@ -203,7 +203,7 @@ class Recompile(Rule):
                 time_us_per_step=ns / ctx[Steps].count / 1e3,
                 share_of_step=ns / max(length, 1),
                 basis="measured",
-                how=f"time inside {len(some)} compilations of this function, over {ctx[Steps].count} steady steps",
+                how=f"time inside {len(some)} compilations of this function, averaged over {ctx[Steps].count} steady steps",
             ),
             location=Location(
                 file=frame.file if frame else None,
@@ -239,7 +239,7 @@ def _blocking_ns(ctx: Context, some: Sequence[Compilation], steady: Sequence[tup
 
 
 def _message(
-    frame_id: str, times: Sequence[Compilation], changed: Sequence[str], ns: float, share: float, steps: int
+    frame_id: str, times: Sequence[Compilation], changed: Sequence[str], ns: int, share: float, steps: int
 ) -> str:
     """One sentence: what is compiled again, how often, why, what it costs."""
     frame = times[0].frame
@@ -250,12 +250,16 @@ def _message(
     )
     often = "once" if len(times) == 1 else f"{len(times)} times"
     why = f", first because {_because(changed[0])}" if changed else "; what changed was not captured"
-    return f"{what} is recompiled {often} in {steps} steps{why}: {_ms(ns)} ms of a step ({share:.0%})."
+    window = f"{steps} step{'s' if steps > 1 else ''}"
+    return (
+        f"{what} is recompiled {often} in {window}{why}: {_ms(ns)} of compiling, {share:.0%} of their time."
+    )
 
 
 def _ms(ns: float) -> str:
     """Two significant figures."""
-    return f"{ns / 1e6:.2g}" if ns < 1e8 else f"{round(ns / 1e6, -1):,.0f}"
+    value, unit = (ns / 1e9, "s") if ns >= 1e9 else (ns / 1e6, "ms")
+    return f"{value:.2g} {unit}" if value < 100 else f"{round(value, -1):,.0f} {unit}"
 
 
 def _because(reason: str) -> str:
