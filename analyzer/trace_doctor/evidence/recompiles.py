@@ -79,7 +79,8 @@ def find_compilations(
         compile_id = ids.get(row)
         region = shapes.first_run(compile_id, int(run.end[row])) if compile_id else None
         reasons = tuple(logged_reasons.get(compile_id or "", ()))
-        inputs = shapes.compared(region) if region and not reasons else None
+        asked = region if found.group(1) in _OF_A_FRAME and not reasons else None
+        inputs = shapes.compared(asked) if asked else None
         made.append(
             Compilation(
                 row=row,

@@ -194,9 +194,7 @@ class Recompile(Rule):
         often = len(times) >= self.min_recompiles
         moments = ctx[Moments]
         return Claim(
-            message=_message(
-                frame_id, times, changed, ns / ctx[Steps].count, ns / max(length, 1), len(steady)
-            ),
+            message=_message(frame_id, times, changed, ns, ns / max(length, 1), len(steady)),
             confidence=_confidence(often, changed),
             severity=None if often else "info",
             saving=Saving(
