@@ -163,6 +163,7 @@ def test_a_damaged_gzip_file_gives_what_precedes_the_damage(tmp_path: Path) -> N
     run = load(tmp_path, bytes(packed), "trace.json.gz")
     assert len(run) > 3000
     assert run.damage.truncated
+    assert run.warnings[0].startswith("the gzip data is damaged")
 
 
 def test_a_trailing_comma_is_no_damage(tmp_path: Path) -> None:
@@ -296,8 +297,9 @@ def test_an_event_at_zero_is_kept_where_the_trace_begins_there(tmp_path: Path) -
     ]
 
 
-def test_an_event_without_a_start_is_lost(tmp_path: Path) -> None:
-    odd = json.dumps(event("odd", 15)).replace('"ts": 15, ', "")
+@pytest.mark.parametrize("start", ["", '"ts": null, ', '"ts": 1e300, ', '"ts": "soon", ', '"ts": [1], '])
+def test_an_event_without_a_start_is_lost(tmp_path: Path, start: str) -> None:
+    odd = json.dumps(event("odd", 15)).replace('"ts": 15, ', start)
     run = load(tmp_path, trace(*sound(2), odd))
     assert names(run) == ["op0", "op1"]
     assert run.damage.lost == 1

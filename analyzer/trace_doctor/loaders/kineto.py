@@ -104,26 +104,27 @@ def _assemble(
     rows = _without_lost_times(rows, damage, warnings)
     names, cats = list(columns.names), list(columns.cats)
     threads, thread = _threads(columns, rows["track"])
-    ts, dur = nanoseconds(rows["ts"].astype(np.float64)) + base_ns, _durations(rows["dur"], damage, warnings)
+    damage.lost += columns.timeless
+    _warn(warnings, damage, document, columns, cats, rows)
+    ts = nanoseconds(rows.pop("ts").astype(np.float64)) + base_ns
+    dur = _durations(rows.pop("dur"), damage, warnings)
     cat = _categories(rows, names, cats, threads, thread)
     device, stream = _places(rows, cat, threads, thread)
     order = np.lexsort((rows["offset"], -dur, ts))
     memory = columns.memory(base_ns)
-    damage.lost += columns.timeless
-    _warn(warnings, damage, document, columns, cats, rows)
     number, how = meta.rank(info, display, rank, rank_how)
     return Run(
         path=display,
         ts=ts[order],
         dur=dur[order],
-        name=rows["name"].astype(np.int32)[order],
+        name=rows.pop("name").astype(np.int32)[order],
         cat=cat[order],
         thread=thread[order],
         device=device[order],
         stream=stream[order],
-        correlation=rows["correlation"][order],
-        external_id=rows["external"][order],
-        offset=rows["offset"][order],
+        correlation=rows.pop("correlation")[order],
+        external_id=rows.pop("external")[order],
+        offset=rows.pop("offset")[order],
         names=names,
         threads=threads,
         memory=memory,
@@ -247,7 +248,8 @@ def _warn(
 ) -> None:
     """Short plain sentences on what was wrong, for people."""
     if damage.truncated:
-        warnings.append("the file is cut off; all complete events were read")
+        reason = damage.notes[0] if damage.notes else "the file is cut off"
+        warnings.append(f"{reason}; all complete events were read")
     if damage.repaired:
         warnings.append(f"{_events(damage.repaired, 'was', 'were')} readable only after a repair")
     if damage.lost:

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from trace_doctor.run import I64, MemoryEvents
 
+LATEST_US = 4e15
+"""A start beyond this (in the year 2096) is no time; nanoseconds would overflow."""
 LONGEST_US = 30 * 86_400e6
 """A duration above 30 days is an overflow (a negative difference written as unsigned)."""
 
@@ -178,7 +180,7 @@ class Columns:
         self._times(part)
 
     def _times(self, part: dict[str, npt.NDArray[Any]]) -> None:
-        known = np.isfinite(part["ts"])
+        known = np.abs(part["ts"]) < LATEST_US  # false for NaN
         if not known.all():
             self.timeless += int(len(known) - known.sum())
             part = {key: values[known] for key, values in part.items()}
@@ -192,7 +194,7 @@ class Columns:
             if e.ph == "M":
                 if e.name in ("thread_name", "process_name", "process_labels"):
                     self._label(e)
-            elif e.name == "[memory]" and e.ts == e.ts:
+            elif e.name == "[memory]" and abs(e.ts) < LATEST_US:
                 memory.append(e)
             elif e.name == "[OutOfMemory]":
                 self.out_of_memory += 1
