@@ -146,7 +146,7 @@ class MemoryStacks(Evidence):
 
     def user_site(self, stack: int) -> Site | None:
         """The innermost frame of the user's own code."""
-        return next((self._site(f) for f in self._python(stack) if is_user_frame(f.filename)), None)
+        return next((self.site_of(f) for f in self._python(stack) if is_user_frame(f.filename)), None)
 
     def caller(self, stack: int) -> Site | None:
         """The user's frame that called into torch: the innermost one outside of what torch itself called. For
@@ -155,7 +155,7 @@ class MemoryStacks(Evidence):
         inner = max(
             (i for i, f in enumerate(python) if _OPTIM.search(f.filename.replace("\\", "/"))), default=-1
         )
-        return next((self._site(f) for f in python[inner + 1 :] if is_user_frame(f.filename)), None)
+        return next((self.site_of(f) for f in python[inner + 1 :] if is_user_frame(f.filename)), None)
 
     def site(self, stack: int) -> Site | None:
         """The innermost frame of the user's own code, else the innermost Python frame outside torch."""
@@ -172,7 +172,7 @@ class MemoryStacks(Evidence):
             return f"{node} (backward)"
         inner = next(iter(self._python(stack)), None)
         if inner is not None:
-            return str(self._site(inner))
+            return str(self.site_of(inner))
         return "backward" if stack >= 0 and self.stage[stack] == Stage.BACKWARD else "no frames recorded"
 
     def node(self, stack: int) -> str | None:
@@ -199,13 +199,14 @@ class MemoryStacks(Evidence):
     def _outside_torch(self, stack: int) -> Site | None:
         for frame in self._python(stack):
             if not _TORCH.search(frame.filename.replace("\\", "/")) and not frame.filename.startswith("<"):
-                return self._site(frame)
+                return self.site_of(frame)
         return None
 
     def _python(self, stack: int) -> list[StackFrame]:
         return [f for f in self.snapshot.frames_of(stack) if f.is_python]
 
-    def _site(self, frame: StackFrame) -> Site:
+    def site_of(self, frame: StackFrame) -> Site:
+        """A frame as people see it: below `--source` where that has the file."""
         return Site(shown_path(frame.filename, self.source), frame.line, frame.name, exact=True)
 
 

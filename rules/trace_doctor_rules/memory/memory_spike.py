@@ -252,10 +252,13 @@ def _function(device: DeviceBlocks, stack: int) -> str:
 def _twins(device: DeviceBlocks, blocks: Mask) -> dict[int, int]:
     """For stacks of backward: the forward stack that makes most blocks of the same size, whose gradient it may be."""
     history, stacks = device.history, device.stacks
-    forward = stacks.stages(history.stack) == Stage.FORWARD
+    phases = device.phases
+    recorded = history.born >= (phases.first[0] if len(phases.first) else history.n)
+    forward = recorded & (phases.stage[phases.of(history.born)] == Stage.FORWARD)
     found: dict[int, int] = {}
-    for block in np.flatnonzero(blocks & (stacks.stages(history.stack) == Stage.BACKWARD)):
-        alike = history.stack[forward & (history.size == history.size[block])]
+    backward = stacks.stages(history.stack) == Stage.BACKWARD
+    for block in np.flatnonzero(blocks & backward):
+        alike = history.stack[forward & ~backward & (history.size == history.size[block])]
         if len(alike):
             values, counts = np.unique(alike, return_counts=True)
             found.setdefault(int(history.stack[block]), int(values[counts.argmax()]))

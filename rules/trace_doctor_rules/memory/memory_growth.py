@@ -1,0 +1,235 @@
+"""TD405 memory-growth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
+from trace_doctor.evidence.call_sites import Site
+from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_growth import Growth, explaining_frame, growth
+from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
+from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules.memory._shared import MiB, holders, location, size, target
+
+
+def _steps(
+    count: int = 6, *, kept: int = 0, every: int = 1, stacks: str | None = "all", optimizer: bool = True
+) -> SnapshotBuilder:
+    """Training steps that keep `kept` MiB of each (n-th) step in a list."""
+    b = SnapshotBuilder(stacks=stacks)  # type: ignore[arg-type]
+    b.held(200 * MIB)
+    for step in range(count):
+        with b.forward(line=31):
+            activation = b.alloc(100 * MIB)
+        if kept and step % every == 0:
+            with b.script_line(44, "train"):
+                b.alloc(kept * MIB)
+        with b.backward():
+            gradient = b.alloc(50 * MIB)
+            b.free(activation)
+        if optimizer:
+            with b.optimizer_step():
+                b.temporary(MIB)
+        with b.zero_grad():
+            b.free(gradient)
+    return b
+
+
+def _cache_that_fills() -> SnapshotBuilder:
+    """A buffer that grows for two steps and is full then."""
+    b = SnapshotBuilder()
+    b.held(200 * MIB)
+    for step in range(6):
+        with b.forward(line=31):
+            b.temporary(100 * MIB)
+        if step < 3:
+            with b.script_line(50, "fill_replay_buffer"):
+                b.alloc(60 * MIB)
+        with b.backward():
+            gradient = b.alloc(50 * MIB)
+        with b.optimizer_step():
+            b.temporary(MIB)
+        with b.zero_grad():
+            b.free(gradient)
+    return b
+
+
+def _one_forward() -> SnapshotBuilder:
+    """Activations that one forward keeps for its backward are no leak."""
+    b = SnapshotBuilder()
+    b.held(200 * MIB)
+    for layer in range(30):
+        with b.forward(line=10 + layer):
+            b.alloc(100 * MIB)
+    return b
+
+
+@dataclass(frozen=True)
+class MemoryGrowth(Rule):
+    """Memory rises from step to step.
+
+    What it does
+    Compares the live bytes after each optimizer step (where there is none: after each backward) and looks for the code
+    whose allocations of every step are still there at the end.
+
+    Why is this bad
+    The job runs out of memory after hours. Usually a tensor that still has its graph is kept in a list, in a running sum
+    or in a log: each one holds all activations of its step.
+
+    Evidence
+    A snapshot's history with at least four steps: every boundary lies higher than the one before, and the blocks born in
+    between and alive at the end come from one frame. Library workspaces do not count. Activations of one forward, caches
+    that fill once and buffers that are replaced are not growth.
+
+    How the saving is estimated
+    The fall of the highest live bytes within the record when these blocks are freed at the end of their step. What a long
+    run loses is larger: the message gives bytes per step, and the steps until memory ends where its size is known.
+
+    Fix
+    Keep numbers, not tensors with a graph: `total += loss.detach()` or `loss.item()`, `outputs.append(out.detach().cpu())`.
+
+    Fix safety
+    Unsafe: code that later calls backward() through the kept tensor needs its graph.
+
+    When to ignore
+    When the script fills a buffer on purpose. `record_shapes=True` of the profiler keeps tensors alive as well.
+
+    References
+    https://docs.pytorch.org/docs/stable/notes/faq.html#my-model-reports-cuda-runtime-error-2-out-of-memory
+    """
+
+    code = "TD405"
+    name = "memory-growth"
+    title = "Memory rises from step to step"
+    needs = (MemoryBlocks,)
+    yields_to = ("TD404",)
+
+    min_boundaries: int = threshold(
+        4, "step boundaries", source="three rises in a row; warm-up makes one or two"
+    )
+    min_share: float = threshold(
+        0.01,
+        "rise per step, as a share of the peak",
+        unit="share",
+        source="sound records: +19 MiB once, then flat",
+    )
+    min_bytes: int = threshold(
+        16 * MiB, "rise per step", unit="bytes", source="above any library workspace but cuBLAS's own"
+    )
+    one_frame: float = threshold(
+        0.80,
+        "part of every rise that one frame explains",
+        unit="share",
+        source="below, no single cause can be named",
+    )
+
+    VALID = [
+        Valid("flat", _steps),
+        Valid("a cache that fills once", _cache_that_fills),
+        Valid("kept in every third step", lambda: _steps(8, kept=40, every=3)),
+        Valid("little", lambda: _steps(kept=4)),
+        Valid("one forward", _one_forward, skipped="step boundaries"),
+        Valid("two steps", lambda: _steps(2, kept=40), skipped="step boundaries"),
+        Valid("no frames", lambda: _steps(kept=40, stacks=None), skipped="frames"),
+    ]
+    INVALID = [
+        Invalid(
+            "a list of outputs",
+            lambda: _steps(kept=40),
+            message="40 MiB a step",
+            confidence="high",
+            file="/home/me/train.py",
+            line=44,
+            codemod="detach-accumulation",
+            saving_bytes=160 * MIB,
+        ),
+        Invalid(
+            "known device", lambda: _steps(kept=40), options={"device_bytes": GIB}, message="steps until"
+        ),
+        Invalid("no optimizer", lambda: _steps(kept=40, optimizer=False), message="backward"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        evidence = ctx[MemoryBlocks]
+        if evidence.frames_kind in ("none", "cpp"):
+            raise NotCaptured("no Python frames were recorded, so no place can be named", CAPTURE_ADVICE)
+        grown = [(d, growth(d)) for d in evidence.devices]
+        long_enough = [(d, g) for d, g in grown if g is not None and len(g.boundaries) >= self.min_boundaries]
+        if not long_enough:
+            raise NotCaptured(
+                f"the record has fewer than {self.min_boundaries} step boundaries", CAPTURE_ADVICE
+            )
+        for device, g in long_enough:
+            least = max(self.min_bytes, self.min_share * device.history.peak_bytes)
+            if not (g.rises >= least).all():
+                continue
+            found = explaining_frame(device, g, self.one_frame)
+            if found is not None:
+                yield self._claim(ctx, device, g, *found, sure=evidence.frames_kind == "all")
+
+    def _claim(
+        self, ctx: Context, device: DeviceBlocks, g: Growth, site: Site, blocks: np.ndarray, *, sure: bool
+    ) -> Claim:
+        history = device.history
+        per_step = int(np.median(g.rises))
+        ends = np.array(g.boundaries)
+        without = history.peak_without(blocks, freed=ends[g.interval[blocks] + 1] - 1)
+        fall = history.peak_bytes - without
+        until = _steps_left(device, ctx.options.device_bytes, per_step)
+        left = f", {until:,} steps until the device is full" if until is not None else ""
+        return Claim(
+            message=f"Live memory rises by {size(per_step)} a step over {len(ends)} steps (measured after {g.of}), allocated at "
+            f"{site}{left}.",
+            confidence="high" if sure else "medium",
+            severity=None if fall else "warning",
+            saving=Saving(
+                bytes=fall,
+                share_of_peak=fall / history.peak_bytes,
+                basis="bound",
+                how=f"highest live bytes {size(history.peak_bytes)}, {size(without)} when what is kept is freed at the end of its "
+                f"step; a longer run gains {size(per_step)} more with every step",
+            )
+            if fall
+            else None,
+            location=location(site, device.device),
+            evidence=[_table(g), holders(device.holders(blocks), "Blocks that steps have left behind")],
+            fixes=[_fix(site)],
+            key="growth",
+        )
+
+
+def _steps_left(device: DeviceBlocks, device_bytes: int | None, per_step: int) -> int | None:
+    """Steps until the reserved memory fills the device, where its size is known."""
+    history = device.history
+    if device_bytes is None or history.reserved is None:
+        return None
+    return max(0, int((device_bytes - int(history.live[-1])) // per_step))
+
+
+def _table(g: Growth) -> Table:
+    rows: list[list[str | int | float | None]] = [
+        [i, int(live), None if i == 0 else int(g.rises[i - 1])] for i, live in enumerate(g.live.tolist())
+    ]
+    return Table(
+        title=f"Live memory after each {g.of}",
+        columns=[Column("step", "count"), Column("live", "bytes"), Column("rise", "bytes")],
+        rows=rows[:20],
+        of=len(rows) if len(rows) > 20 else None,
+    )
+
+
+def _fix(site: Site) -> Fix:
+    return Fix(
+        title="Keep numbers, not tensors with their graph",
+        kind="patch",
+        safety="unsafe",
+        codemod="detach-accumulation",
+        target=target(site),
+        text="total += loss.detach()          # or loss.item()\noutputs.append(out.detach().cpu())",
+        verify="a new snapshot of at least four steps ends every step with the same live bytes",
+        risk="code that calls backward() through the kept tensor needs its graph",
+    )

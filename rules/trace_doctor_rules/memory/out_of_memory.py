@@ -1,0 +1,223 @@
+"""TD410 out-of-memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Context, Fix, Rule, Table, Target, threshold
+from trace_doctor.evidence.memory_blocks import MemoryBlocks
+from trace_doctor.evidence.out_of_memory import Failure, OutOfMemory
+from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules.memory._remedies import remedies
+from trace_doctor_rules.memory._shared import (
+    expandable_segments,
+    holders,
+    location,
+    make_up,
+    size,
+    target,
+    times,
+)
+
+
+def _fails(*, fragmented: bool, free: int = 100 * MIB, retries: bool = True) -> SnapshotBuilder:
+    """Activations fill the device, with gaps between them or without; then the loss asks for 1 GiB."""
+    b = SnapshotBuilder()
+    b.held(2 * GIB)
+    kept, holes = [], []
+    for layer in range(40):
+        with b.forward(line=10 + layer):
+            kept.append(b.alloc(12 * MIB))
+            if fragmented:
+                holes.append(b.alloc(6 * MIB))
+                kept.append(b.alloc(1536 * 1024))
+    with b.forward(line=60):
+        b.temporary(700 * MIB)
+    b.free(*holes)
+    with b.forward("/home/me/loss.py", 22, op="log_softmax"):
+        if retries:
+            b.release_cached()
+        b.oom(GIB if not fragmented else 300 * MIB, device_free=free)
+    return b
+
+
+def _trains() -> SnapshotBuilder:
+    b = SnapshotBuilder()
+    b.train(3)
+    return b
+
+
+@dataclass(frozen=True)
+class OutOfMemoryRule(Rule):
+    """An allocation failed: the device had no memory left.
+
+    What it does
+    For every device with an out-of-memory entry: what was asked for and where, what was free on the device, what was
+    cached but free, in which pieces, who held the rest.
+
+    Why is this bad
+    The job ends, or repeats its step with a smaller batch.
+
+    Evidence
+    An `oom` entry of a snapshot's history (the name of a file is none), and the replayed blocks and segments at that
+    moment. Segments given back just before it are malloc's own retries.
+
+    How the saving is estimated
+    There is none: what is needed is that the request fits.
+
+    Fix
+    Where it would have fitted, had the free memory been in one piece: `expandable_segments:True`. Else by what holds most:
+    checkpointing or smaller micro-batches for activations, an 8-bit optimizer or sharding for optimizer state; and by what
+    asked: a loss in chunks, scaled_dot_product_attention.
+
+    Fix safety
+    The allocator setting is safe. The rest is shown only.
+
+    When to ignore
+    When the script catches the error on purpose, to find the largest batch.
+
+    References
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf
+    https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
+    """
+
+    code = "TD410"
+    name = "out-of-memory"
+    title = "The device ran out of memory"
+    needs = (OutOfMemory, MemoryBlocks)
+
+    main_holder: float = threshold(
+        0.30,
+        "part of live memory from which a category gets a fix of its own",
+        unit="share",
+        source="TD407's threshold",
+    )
+
+    VALID = [
+        Valid("no failure", _trains),
+        Valid("no history", SnapshotBuilder, skipped="no allocation history"),
+    ]
+    INVALID = [
+        Invalid(
+            "too large",
+            lambda: _fails(fragmented=False),
+            message="1,024 MiB asked for",
+            severity="critical",
+            confidence="high",
+            file="/home/me/loss.py",
+            line=22,
+        ),
+        Invalid(
+            "in pieces",
+            lambda: _fails(fragmented=True, free=150 * MIB),
+            message="would have fitted in one piece",
+            codemod="allocator-setting",
+        ),
+        Invalid(
+            "without a retry", lambda: _fails(fragmented=False, retries=False), message="1,024 MiB asked for"
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        for failure in ctx[OutOfMemory].failures:
+            yield self._claim(ctx, failure)
+
+    def _claim(self, ctx: Context, f: Failure) -> Claim:
+        device = f.device
+        site = device.stacks.site(f.stack)
+        where = f" at {device.place(f.stack)}" if f.stack >= 0 else ""
+        alive = device.history.alive(f.moment)
+        held = device.holders(alive)
+        top = max((v, k) for k, v in device.at(f.moment).items())
+        return Claim(
+            message=f"Device {device.device} ran out of memory{_again(f)}: {mib(f.requested)} asked for{where}, {_state(f)}. "
+            f"Largest part of the {size(f.live)} live: {top[1].replace('_', ' ')}, {size(top[0])}.",
+            confidence="high",
+            severity="critical",
+            location=location(site, device.device),
+            evidence=[
+                _numbers(f),
+                make_up(device, f.moment, "Live when it failed"),
+                holders(held, "Who held the memory"),
+                *_others(ctx, f),
+            ],
+            fixes=self._fixes(f, target(site)),
+            key=f"{site.function if site else ''}",
+        )
+
+    def _fixes(self, f: Failure, place: Target | None) -> list[Fix]:
+        fixes: list[Fix] = []
+        if f.fits_if_packed and (f.largest_gap or 0) < f.requested:
+            fixes += expandable_segments(f.device.history.settings)
+        fixes += [r for r in remedies(f.device.stacks, [f.stack], place) if r.title != _GENERAL]
+        at = f.device.at(f.moment)
+        if at["activations"] >= self.main_holder * f.live:
+            fixes.append(_CHECKPOINT)
+        if at["optimizer_state"] >= self.main_holder * f.live:
+            fixes.append(_STATE)
+        return fixes or [_CHECKPOINT]
+
+
+_GENERAL = "Compute it in parts, or recompute it in backward"
+_CHECKPOINT = Fix(
+    title="Recompute activations, or take smaller micro-batches",
+    kind="advice",
+    safety="display",
+    text="x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   # for each repeated block\n"
+    "# HF: gradient_checkpointing=True; or halve the batch and double gradient_accumulation_steps",
+    verify="the step runs through, and the activations in a new snapshot are smaller",
+    risk="checkpointing repeats the forward: about a third more compute for the blocks it covers",
+)
+_STATE = Fix(
+    title="Keep less optimizer state",
+    kind="advice",
+    safety="display",
+    text='an 8-bit optimizer (bitsandbytes AdamW8bit, HF optim="adamw_bnb_8bit"), Adafactor, or with several ranks ZeRO / '
+    "FSDP, which shares the state among them",
+    verify="optimizer state in a new snapshot is smaller",
+    risk="other update rules or rounding: check the loss curve",
+)
+
+
+def _again(f: Failure) -> str:
+    return f" {times(f.count)}, last" if f.count > 1 else ""
+
+
+def mib(count: int) -> str:
+    """One unit for all numbers that are to be compared."""
+    return f"{count / MiB:,.0f} MiB"
+
+
+def _state(f: Failure) -> str:
+    if f.device_free is None or f.cached is None or f.largest_gap is None:
+        return "what was free was not recorded"
+    text = f"{mib(f.device_free)} free on the device, {mib(f.cached)} cached in pieces of at most {mib(f.largest_gap)}"
+    if f.fits_if_packed:
+        return f"{text}: it would have fitted in one piece"
+    return f"{text}: {mib(f.requested - f.device_free - f.cached)} too little even in one piece"
+
+
+def _numbers(f: Failure) -> Table:
+    rows: list[list[str | int | float | None]] = [
+        ["asked for", f.requested],
+        ["free on the device", f.device_free],
+        ["reserved by this process", f.reserved],
+        ["live (requested bytes)", f.live],
+        ["cached but in no live block", f.cached],
+        ["largest piece of that", f.largest_gap],
+        ["given back by the retries just before", f.retried],
+        ["device memory within reach (free + reserved)", f.device_bytes],
+    ]
+    return Table(title="When it failed", columns=[Column("what"), Column("bytes", "bytes")], rows=rows)
+
+
+def _others(ctx: Context, f: Failure) -> list[Table]:
+    """The peaks of the other devices of this process: a full one beside empty ones is imbalance."""
+    rows: list[list[str | int | float | None]] = [
+        [d.device, d.history.peak_bytes] for d in ctx[MemoryBlocks].devices if d.device != f.device.device
+    ]
+    if not rows:
+        return []
+    columns = [Column("device", "count"), Column("peak", "bytes")]
+    return [Table(title="Other devices", columns=columns, rows=rows)]
