@@ -50,7 +50,7 @@ def join(children: Child) -> Html:
 
 def pre(value: str, **attributes: Any) -> Html:
     """Foreign text whose line breaks matter."""
-    return el("pre", el("code", text(value, block=True)), **attributes)
+    return el("pre", el("code", text(value, block=True)), tabindex=0, **attributes)
 
 
 def _attribute(name: str, value: Any) -> str:

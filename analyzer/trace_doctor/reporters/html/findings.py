@@ -111,6 +111,7 @@ def _facts(finding: Finding, result: Result) -> Html:
     elif saving and saving.how:
         facts.append(("Saving", saving.how))
     facts.append((term("confidence", "Confidence"), finding.confidence))
+    facts.append(("Rule", [el("code", finding.code), " ", finding.name]))
     if finding.location.function and where(finding.location) != finding.location.function:
         facts.append(("Function", el("code", finding.location.function)))
     at = where_in_capture(finding.location)

@@ -92,11 +92,11 @@ def copyable(source: str, *, label: str, path: str | None = None, diff: bool = F
     """Code to paste. The copy button is added by the script and takes the exact text from the embedded result when
     `path` (a JSON path of dots) names it."""
     body = (
-        el("pre", el("code", [_diff_line(line) for line in _lines(source)]), class_="diff")
+        el("pre", el("code", [_diff_line(line) for line in _lines(source)]), class_="diff", tabindex=0)
         if diff
         else pre(source)
     )
-    return el("div", body, class_="code", data_copy=path or "", data_label=label, tabindex=None)
+    return el("div", body, class_="code", data_copy=path or "", data_label=label)
 
 
 def _lines(source: str) -> list[str]:

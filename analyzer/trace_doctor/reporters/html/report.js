@@ -76,6 +76,17 @@
     }));
   });
 
+  /* boxes are stops of the tab key only where they scroll */
+  var boxes = all("[tabindex='0']");
+  var stops = function () {
+    boxes.forEach(function (node) {
+      if (node.scrollWidth > node.clientWidth) node.tabIndex = 0; else node.removeAttribute("tabindex");
+    });
+  };
+  window.addEventListener("resize", stops);
+  doc.addEventListener("toggle", stops, true);
+  stops();
+
   /* sort */
   var value = function (row, column) {
     var cell = row.cells[column];

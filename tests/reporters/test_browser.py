@@ -1,0 +1,82 @@
+"""The page in a real browser, with the network off. Skipped where no Chromium is installed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.model import Result
+from trace_doctor.reporters import render
+
+CHROMIUM = next((c for c in ("chromium", "chromium-browser", "google-chrome") if shutil.which(c)), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
+
+
+class Opened:
+    """What a browser made of a page: its document after scripts ran, its console, the addresses it asked for."""
+
+    def __init__(self, source: str, folder: Path, fragment: str = "") -> None:
+        page, net = folder / "page.html", folder / "net.json"
+        page.write_text(source, encoding="utf-8")
+        done = subprocess.run(
+            [
+                str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}", f"--log-net-log={net}",
+                "--enable-logging=stderr", "--v=0", "--virtual-time-budget=3000", "--dump-dom",
+                f"{page.as_uri()}{fragment}",
+            ],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        self.dom = done.stdout
+        self.console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        self.requests = _requests(net)
+
+
+def _requests(net: Path) -> list[str]:
+    """What the page asked for; the browser's own requests (updates and the like) carry no `file:` key."""
+    asked = [e.get("params", {}) for e in json.loads(net.read_text(encoding="utf-8"))["events"]]
+    return [
+        p["url"]
+        for p in asked
+        if p.get("url") and str(p.get("network_isolation_key", "")).startswith("file:")
+    ]
+
+
+def test_no_error_no_request_and_the_script_runs(hostile_result: Result, tmp_path: Path) -> None:
+    opened = Opened(render(hostile_result, "html"), tmp_path)
+    assert opened.console == []
+    assert opened.requests == []
+    assert "Theme: auto" in opened.dom
+    assert "Copy patch" in opened.dom
+    assert 'aria-label="Filter findings"' in opened.dom
+    assert "<img" not in opened.dom.replace("&lt;img", "")
+
+
+def test_a_deep_link_opens_the_finding(rich_result: Result, tmp_path: Path) -> None:
+    dom = Opened(render(rich_result, "html"), tmp_path, "#TD404").dom
+    card = re.search(r'<details[^>]*id="TD404-1"[^>]*>', dom)
+    assert card is not None
+    assert " open" in card[0]
+
+
+def test_the_filter_state_is_in_the_address(rich_result: Result, tmp_path: Path) -> None:
+    dom = Opened(render(rich_result, "html"), tmp_path, "#q=retained&hide=info").dom
+    shown = re.findall(
+        r'<div class="slot"( hidden="")?>(?:<span[^>]*></span>)?<details[^>]*id="(TD\d+)-1"', dom
+    )
+    assert shown == [(' hidden=""', "TD101"), ("", "TD404"), (' hidden=""', "TD401")]
+
+
+def test_the_policy_is_in_force(tmp_path: Path) -> None:
+    intruded = render(Result(), "html").replace("</main>", '<img src="https://example.org/a.png"></main>')
+    opened = Opened(intruded, tmp_path)
+    assert len([line for line in opened.console if "Content Security Policy" in line]) == 1
+    assert opened.requests == []
+    without = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", intruded)
+    assert Opened(without, tmp_path).requests == ["https://example.org/a.png"]
