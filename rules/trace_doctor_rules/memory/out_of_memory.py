@@ -11,6 +11,7 @@ from trace_doctor.evidence.out_of_memory import Failure, OutOfMemory
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules.memory._remedies import remedies
 from trace_doctor_rules.memory._shared import (
+    MiB,
     expandable_segments,
     holders,
     location,
