@@ -157,6 +157,21 @@ def test_separate_functions_and_regional_blocks_are_no_breaks() -> None:
     assert len(found.regions.roots) == 15
 
 
+@pytest.mark.parametrize("stacks", [True, False])
+def test_without_ids_only_names_tell_a_break(stacks: bool) -> None:
+    b = RunBuilder(gpu=None, stacks=stacks)
+    for _ in range(3):
+        with b.step(), b.event("Torch-Compiled Region"), b.python("train.py", 5, "forward"):
+            _graph(b)
+            b.wait(30)
+            resumed = b.python("train.py", 8, "torch_dynamo_resume_in_forward_at_8")
+            with b.event("Torch-Compiled Region"), resumed:
+                _graph(b)
+    found = events(b.run())
+    assert not found.has_ids
+    assert places(found.breaks) == ([("forward", 8)] if stacks else [])
+
+
 def test_a_region_on_another_thread_is_not_inside() -> None:
     b = RunBuilder(gpu=None)
     for _ in range(3):

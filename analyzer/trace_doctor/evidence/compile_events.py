@@ -46,12 +46,12 @@ class CompileEvents(Evidence):
         regions = traced.named(frames)
         compilations = find_compilations(run, nesting, regions, frames, reasons)
         roots = [i for i in regions.roots if _is_steady(facts, regions.all[i].start)]
-        with_ids = [i for i in roots if regions.all[i].frame_id is not None]
+        telling = [i for i in roots if regions.all[i].frame_id is not None or _resumes_below(regions, i)]
         syncs = facts.get(Syncs)
         others = [np.array([c.row for c in compilations], dtype=np.int64)]
         if syncs is not None:
             others.append(syncs.rows)
-        breaks = find_breaks(run, nesting, regions, with_ids, np.concatenate(others), logged)
+        breaks = find_breaks(run, nesting, regions, telling, np.concatenate(others), logged)
         breaks += run_eagerly(run, nesting, regions, roots, logged)
         breaks += only_logged(regions, breaks, logged)
         shown = _Shown(facts.options.source, regions)
@@ -76,6 +76,11 @@ class _Shown:
 
     def __call__(self, file: str) -> str:
         return shown_path(next((t for t in self._traced if same_file(t, file)), file), self._source)
+
+
+def _resumes_below(regions: Regions, root: int) -> bool:
+    """Names tell a break without ids (torch 2.2 to 2.4)."""
+    return any(regions.all[i].resumes for i in regions.below(root))
 
 
 def _is_steady(facts: Facts, moment: int) -> bool:

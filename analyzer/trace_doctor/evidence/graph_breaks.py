@@ -338,7 +338,7 @@ def _is_in(site: LogFrame, frame: Frame) -> bool:
 
 
 def _ids(regions: Regions, pieces: Iterable[int]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(regions.all[p].compile_id or "" for p in sorted(pieces)))
+    return tuple(dict.fromkeys(i for p in sorted(pieces) if (i := regions.all[p].compile_id)))
 
 
 def host_ns(some: Iterable[tuple[int, int, int]]) -> int:
