@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trace_doctor.loaders import kineto_document, stream
+from trace_doctor.errors import DamagedCapture
+from trace_doctor.loaders import kineto_args, kineto_document, stream
 from trace_doctor.loaders.kineto import load_trace
 from trace_doctor.run import Run
 
@@ -163,8 +164,13 @@ def test_chunk_borders_may_fall_anywhere(monkeypatch: pytest.MonkeyPatch, layout
         assert_same(whole, load_bytes(text))
 
 
-def test_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
-    """Over the size that is kept in memory: arguments are read from the file again, plain and gzip."""
+@pytest.mark.parametrize("room", [True, False])
+def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool) -> None:
+    """Over the size that is kept in memory: arguments are read from the file again, plain and gzip, with and without
+    room for a temporary file."""
+    if not room:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    monkeypatch.setattr(kineto_args, "KEPT", 1 << 20)
     made = [
         {
             "ph": "X",
@@ -174,12 +180,12 @@ def test_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
             "tid": 2,
             "ts": i * 10,
             "dur": 9,
-            "args": {"n": i, "pad": "x" * 4000},
+            "args": {"n": i, "pad": "x" * 1000},
         }
         for i in range(10_000)
     ]
     text = layouts(made)[5].encode()
-    assert len(text) > 33 << 20
+    assert len(text) > 9 << 20
     rows = np.random.default_rng(1).permutation(10_000)[:200]
     for name, content in (("a.json", text), ("a.json.gz", gzip.compress(text, 1))):
         path = tmp_path / name
@@ -188,3 +194,18 @@ def test_a_large_file_is_read_in_pieces(tmp_path: Path) -> None:
         assert len(run) == 10_000
         assert [a["n"] for a in run.args(rows)] == rows.tolist()
         assert [a["n"] for a in run.args([5, 3, 5])] == [5, 3, 5]
+
+
+def test_a_file_that_is_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto_args, "KEPT", 0)
+    path = tmp_path / "trace.json"
+    path.write_text(
+        '{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}'
+    )
+    run = load_trace(path, "run/trace.json")
+    path.unlink()
+    with pytest.raises(DamagedCapture, match=r"^run/trace\.json: cannot be read any more"):
+        run.args([0])
+    path.write_text("x" * 500)
+    with pytest.raises(DamagedCapture, match="changed while it was being read"):
+        run.args([0])

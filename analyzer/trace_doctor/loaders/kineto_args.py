@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import tempfile
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -31,14 +33,15 @@ _decoder = msgspec.json.Decoder(_Only)
 class ArgsReader:
     """Callable: byte offsets -> `args` objects, in the order asked for.
 
-    Plain files are read at the offsets; gzip files in one pass up to the last offset, so ask for many at once.
-    Raises DamagedCapture when the file has gone or changed since it was loaded.
+    Plain files are read at the offsets. A gzip file is unpacked once, into an unnamed temporary file; where there is
+    no room for one, each call reads up to its last offset. Raises DamagedCapture when the file has gone or changed
+    since it was loaded.
     """
 
     def __init__(self, path: Path, display: str, kept: bytes | None) -> None:
         self._path = path
         self._display = display
-        self._kept = kept
+        self._opened: _Window | None = _Kept(kept) if kept is not None else None
         self._known: dict[int, dict[str, Any]] = {}
 
     def __call__(self, offsets: Iterable[int]) -> list[dict[str, Any]]:
@@ -54,11 +57,23 @@ class ArgsReader:
 
     def _read(self, offsets: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
-            window = _Kept(self._kept) if self._kept is not None else _open(self._path)
+            window = self._window()
             for offset in offsets:
                 yield offset, self._args(window, offset)
         except OSError as error:
             raise DamagedCapture(f"{self._display}: cannot be read any more ({error.strerror})") from error
+
+    def _window(self) -> _Window:
+        if self._opened is not None:
+            return self._opened
+        stream = ByteStream(self._path)
+        try:
+            self._opened = _File(_spill(stream) if stream.gzipped else self._path.open("rb"))
+        except OSError:
+            if not stream.gzipped:
+                raise
+            return _Passing(ByteStream(self._path))
+        return self._opened
 
     def _args(self, window: _Window, offset: int) -> dict[str, Any]:
         size = _FIRST_READ
@@ -103,16 +118,17 @@ class _Kept(_Window):
         return self._text[offset : offset + size]
 
 
-class _Plain(_Window):
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
+class _File(_Window):
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        weakref.finalize(self, file.close)
 
     def at(self, offset: int, size: int) -> bytes:
         self._file.seek(offset)
         return self._file.read(size)
 
 
-class _Gzip(_Window):
+class _Passing(_Window):
     def __init__(self, stream: ByteStream) -> None:
         self._pieces = stream.pieces()
         self._text = b""
@@ -129,6 +145,13 @@ class _Gzip(_Window):
         return self._text[begin : begin + size]
 
 
-def _open(path: Path) -> _Window:
-    stream = ByteStream(path)
-    return _Gzip(stream) if stream.gzipped else _Plain(path)
+def _spill(stream: ByteStream) -> IO[bytes]:
+    file = tempfile.TemporaryFile()  # noqa: SIM115: lives as long as its reader
+    try:
+        for piece in stream.pieces():
+            file.write(piece)
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return file
