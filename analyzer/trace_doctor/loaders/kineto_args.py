@@ -146,7 +146,7 @@ class _Passing(_Window):
 
 
 def _spill(stream: ByteStream) -> IO[bytes]:
-    file = tempfile.TemporaryFile()  # noqa: SIM115: lives as long as its reader
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as its reader)
     try:
         for piece in stream.pieces():
             file.write(piece)
