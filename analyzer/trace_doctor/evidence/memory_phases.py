@@ -81,7 +81,7 @@ class Phases:
 
     def spans(self, *stages: Stage) -> list[tuple[int, int]]:
         """[first, last) of the phases of these stages."""
-        ends = np.append(self.first[1:], self.n)
+        ends = np.append(self.first[1:], self.n)[: len(self.first)]
         return [
             (int(a), int(b))
             for a, b, s in zip(self.first, ends, self.stage, strict=True)

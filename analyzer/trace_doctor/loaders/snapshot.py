@@ -93,7 +93,7 @@ def _kind(data: Any) -> str | None:
         if "entries" in data and ("pg_config" in data or "pg_status" in data or "version" in data):
             return "an NCCL flight-recorder dump"
         keys = ", ".join(repr(k) for k in list(data)[:3])
-        return f"a pickled dict with {_line(keys) or 'nothing in it'}"
+        return f"a pickled dict with {_line(keys) if keys else 'nothing in it'}"
     if isinstance(data, (list, tuple)):
         if data and all(isinstance(s, dict) and "blocks" in s and "total_size" in s for s in data):
             return None
