@@ -142,7 +142,10 @@ def _excerpt(finding: Finding, result: Result) -> Html | None:
         for n, source in near
     ]
     return el(
-        "figure", el("figcaption", where(finding.location)), el("pre", el("code", shown)), class_="excerpt"
+        "figure",
+        el("figcaption", where(finding.location)),
+        el("pre", el("code", shown), tabindex=0),
+        class_="excerpt",
     )
 
 

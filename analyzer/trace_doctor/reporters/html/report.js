@@ -199,7 +199,7 @@
     node.scrollIntoView();
   };
   window.addEventListener("hashchange", follow);
-  follow();
+  window.addEventListener("load", follow); /* not before: the browser's own jump would take the focus back */
 
   /* paper shows everything */
   var closed = [];
