@@ -26,6 +26,8 @@ UNEXPLAINED_NS = 50_000
 """A delay that nothing explains counts from here on."""
 MOST_BASE_ERROR = 0.01
 MOST_UNEXPLAINED = 0.03
+SKEWED = 1.5
+"""A mean step this much longer than the median one says that single steps hold the time."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class ReplayOutcome:
     saved_ns: int
     """of all steady steps; never negative"""
     step_us: float
-    """median steady step, after"""
+    """median steady step, after; of a skewed run the mean"""
     saved_us_per_step: float
     share_of_step: float
     basis: Basis
@@ -67,7 +69,7 @@ class ReplayOutcome:
 
     @property
     def before_us(self) -> float:
-        """Median steady step, as captured."""
+        """Median steady step, as captured; of a skewed run the mean."""
         return self.step_us + self.saved_us_per_step
 
     def saving(self) -> Saving:
@@ -196,10 +198,12 @@ class Replay(Evidence):
 
     def _outcome(self, length: int, left: int) -> ReplayOutcome:
         saved = length - left
-        median_us = self.median_ns / 1e3
-        # Of a skewed run the smaller: neither more than the mean step saves nor more than its share of the median step.
-        per_step = min(saved / self.count / 1e3, saved / length * median_us if length else 0.0)
-        after = median_us - per_step
+        median_us, mean_us = self.median_ns / 1e3, length / self.count / 1e3
+        # Where a few steps hold the time (recompiling ones, say), what they cost is in the mean and not in the median.
+        skewed = mean_us > SKEWED * median_us
+        before = mean_us if skewed else median_us
+        per_step = saved / length * before if length else 0.0
+        after = before - per_step
         basis: Basis = "replay" if self.usable else "bound"
         steps = f"{self.count} steady step{'s' if self.count > 1 else ''}"
         if self.graph is None:
@@ -208,7 +212,9 @@ class Replay(Evidence):
                 how += f", loading moved to workers on {self.cores} cores"
         else:
             how = f"{steps} re-timed without it"
-        how += f": {_ms(median_us)} → {_ms(after)} ms a step at best"
+        how += f": {_ms(before)} → {_ms(after)} ms a step at best"
+        if skewed:
+            how += f" (the mean: the median step takes {_ms(median_us)} ms)"
         if self.limit:
             how += f"; a bound, because {self.limit}"
         return ReplayOutcome(
@@ -216,7 +222,7 @@ class Replay(Evidence):
             saved_ns=saved,
             step_us=after,
             saved_us_per_step=per_step,
-            share_of_step=per_step / median_us if median_us else 0.0,
+            share_of_step=per_step / before if before else 0.0,
             basis=basis,
             how=how,
         )
