@@ -1,0 +1,76 @@
+"""The memory rules on real snapshots, against the labels kept with them (drafted from raw events, checked here)."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.config import defaults
+from trace_doctor.engine import diagnose
+from trace_doctor.loaders.snapshot import load_snapshot
+from trace_doctor.model import Result
+from trace_doctor.registry import resolve
+from trace_doctor.run import Capture
+
+CODES = ("TD401", "TD403", "TD404", "TD405", "TD410")
+
+DISAGREE: dict[tuple[str, str], str] = {}
+"""(file, code) -> why the label is wrong. Empty: all labels of these five rules hold."""
+
+
+@cache
+def result(path: Path) -> Result:
+    rules = [rule for code in CODES for rule in resolve(code)]
+    return diagnose([Capture(rank=0, snapshot=load_snapshot(path, path.name))], rules, defaults())
+
+
+@pytest.mark.captures
+def test_labels_hold(snapshot_file: Path, captures_dir: Path) -> None:
+    folder = captures_dir / "snapshots"
+    name = snapshot_file.relative_to(folder).as_posix()
+    label = json.loads((folder / "LABELS.json").read_text()).get(f"snap:{name}")
+    if label is None:
+        pytest.skip("no label for this file")
+    fired = {f.code for f in result(snapshot_file).findings if f.severity != "info"}
+    wanted = {c for c in label["must"] if c in CODES and (name, c) not in DISAGREE}
+    unwanted = {c for c in label["must_not"] if c in CODES and (name, c) not in DISAGREE}
+    assert wanted <= fired, label["why"]
+    assert not fired & unwanted, label["why"]
+
+
+@pytest.mark.captures
+def test_no_rule_ends_in_an_error(snapshot_file: Path) -> None:
+    assert [o for o in result(snapshot_file).outcomes if o.outcome == "error"] == []
+
+
+@pytest.mark.captures
+def test_files_without_history_are_skipped_not_passed(snapshot_file: Path) -> None:
+    if load_snapshot(snapshot_file, "").has_history:
+        pytest.skip("this file has a history")
+    assert {o.outcome for o in result(snapshot_file).outcomes} == {"skipped"}
+
+
+@pytest.mark.captures
+def test_gradients_retained_through_a_forward(captures_dir: Path) -> None:
+    path = captures_dir / "snapshots/notHanmin_assignment2-systems/33be88e6_memory_snapshot.pickle"
+    (finding,) = [f for f in result(path).findings if f.code == "TD404"]
+    assert finding.saving is not None
+    assert finding.saving.bytes is not None
+    assert finding.saving.bytes >> 20 == 3633
+    assert finding.location.file is not None
+    assert finding.location.file.endswith("benchmarking_script.py")
+    assert finding.fixes[0].params == {"mode": "move"}
+
+
+@pytest.mark.captures
+def test_an_out_of_memory_finding_names_request_free_and_holders(captures_dir: Path) -> None:
+    folder = captures_dir / "snapshots/cornell-sysphotonics_ccl-bench"
+    for path in sorted(folder.glob("*.pickle")):
+        (finding,) = [f for f in result(path).findings if f.code == "TD410"]
+        for part in ("4,008 MiB asked for", "cross_entropy_loss", "3,842 MiB free", "112 MiB", "activations"):
+            assert part in finding.message
+        assert finding.severity == "critical"
+        assert any(t.title == "Who held the memory" for t in finding.evidence)
