@@ -40,11 +40,14 @@ _RANDOM = ("rand", "randn", "randint", "randperm")
 
 @codemod("detach-accumulation", words=("+=", ".append(", " + "))
 def detach_accumulation(place: Place, params: Mapping[str, Any]) -> Change:
-    """Adds detach() where a loss is kept in a running sum or list, which would keep its graph."""
+    """Adds detach() where a loss is kept in a running sum or list, which would keep its graph.
+
+    The line of the place is the one that keeps it, or the one that computed it: a snapshot knows only the latter.
+    """
     named = place.line is not None
     found = [(s, v) for s in place.scripts for t, v in _sums(s) if _keeps_graph(s, t, v, named=named)]
     if place.line is not None:
-        found = [(s, v) for s, v in found if s.lines(v)[0] <= place.line <= s.lines(v)[1]]
+        found = [(s, v) for s, v in found if _made_or_kept_at(s, v, place.line)]
     script, value = only(found, "keep a loss with its graph", "no running sum or list of a loss was found")
     end = script.outer_span(value)[1]
     edits = [Edit(end, end, ".detach()")]
@@ -52,6 +55,11 @@ def detach_accumulation(place: Place, params: Mapping[str, Any]) -> Change:
         start = script.outer_span(value)[0]
         edits = [Edit(start, start, "("), Edit(end, end, ").detach()")]
     return Change(script, tuple(edits), script.line(value), "safe")
+
+
+def _made_or_kept_at(script: Script, value: cst.BaseExpression, line: int) -> bool:
+    nodes = [value, *(b.value for b in origins(script).bound(value) if b.value is not None)]
+    return any(first <= line <= last for first, last in map(script.lines, nodes))
 
 
 def _sums(script: Script) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
