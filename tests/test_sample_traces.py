@@ -37,9 +37,15 @@ def result(capture: str) -> Result:
     return analyze(SAMPLES / capture, source=SAMPLES / scenario / f"{twin}.py")
 
 
-def marked_lines(scenario: str) -> list[int]:
-    script = (SAMPLES / scenario / "fault.py").read_text(encoding="utf-8")
-    return [i for i, line in enumerate(script.splitlines(), 1) if "# FAULT" in line]
+def wanted_lines(scenario: str) -> list[int]:
+    """For each expected finding the line marked `# FAULT`, or the first one with the text that it is to name."""
+    script = (SAMPLES / scenario / "fault.py").read_text(encoding="utf-8").splitlines()
+    marked = [i for i, line in enumerate(script, 1) if "# FAULT" in line]
+    named = [f.get("names") for f in expected(scenario)["fault"]]
+    return [
+        mark if text is None else next(i for i, line in enumerate(script, 1) if text in line)
+        for mark, text in zip(marked, named, strict=True)
+    ]
 
 
 def lines_named(finding: Finding) -> set[int | None]:
@@ -55,7 +61,7 @@ def test_the_planted_fault_is_found_where_it_stands(capture: str) -> None:
     codes = {w["code"] for w in wanted}
     found = [f for f in result(capture).findings if f.severity != "info" or f.code in codes]
     assert sorted(f.code for f in found) == sorted(w["code"] for w in wanted), [f.message for f in found]
-    for want, line in zip(wanted, marked_lines(scenario), strict=True):
+    for want, line in zip(wanted, wanted_lines(scenario), strict=True):
         here = [f for f in found if f.code == want["code"]]
         if want.get("located", True):
             here = [f for f in here if line in lines_named(f)]
@@ -69,7 +75,7 @@ def test_the_planted_fault_is_found_where_it_stands(capture: str) -> None:
 @pytest.mark.parametrize("capture", [c for c in FAULTS if "fix" in expected(c.split("/")[0])["fault"][0]])
 def test_the_fix_edits_the_marked_line_of_the_script(capture: str) -> None:
     scenario = capture.split("/")[0]
-    for want, line in zip(expected(scenario)["fault"], marked_lines(scenario), strict=True):
+    for want, line in zip(expected(scenario)["fault"], wanted_lines(scenario), strict=True):
         fixes = [x for f in result(capture).findings if f.code == want["code"] for x in f.fixes]
         at_line = [x for x in fixes if x.codemod == want["fix"] and x.target and x.target.line == line]
         assert at_line, f"no {want['fix']} for line {line}: {[(x.codemod, x.target) for x in fixes]}"
