@@ -157,6 +157,27 @@ def test_other_addresses_and_another_clock_change_nothing(
     assert facts(moved)[MemoryLedger] == plain
 
 
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS, held=st.lists(st.integers(0, 30), max_size=4), cut=st.floats(0, 1))
+def test_a_record_that_lost_its_start_tells_the_same_about_the_rest(
+    steps: list[Step], held: list[int], cut: float
+) -> None:
+    """The ring buffer keeps the last entries only; what was alive before follows from the rest and the final blocks."""
+    b = built(steps, held)
+    whole = history(b)
+    data = pickle.loads(pickle.dumps(b.data()))
+    lost = int(cut * (whole.n - 3))
+    data["device_traces"][0] = data["device_traces"][0][lost:]
+    if not any(e["action"] == "alloc" for e in data["device_traces"][0]):
+        return
+    b.data = lambda: data  # type: ignore[method-assign]
+    rest = history(b)
+    assert rest.live.tolist() == whole.live[lost:].tolist()
+    assert rest.reserved is not None
+    assert whole.reserved is not None
+    assert rest.reserved.tolist() == whole.reserved[lost:].tolist()
+
+
 def test_blocks_older_than_the_record() -> None:
     b = SnapshotBuilder()
     stays, goes = b.held(5 * MIB), b.held(7 * MIB)

@@ -10,6 +10,7 @@ from trace_doctor.evidence.memory_stages import MemoryStacks, Stage
 
 _LOSS = re.compile(r"cross_entropy|nll_loss|log_?softmax|NllLoss|LogSoftmax|CrossEntropy", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn|sdpa|softmax", re.IGNORECASE)
+_WORKSPACE = re.compile(r"cudnn\w*[wW]orkspace|cudnn_convolution|raw_cudnn_conv|miopen_convolution")
 _SLICES = re.compile(r"(?:Cat|Slice|Select|Expand|Repeat|Index|Stack|Unsqueeze)Backward")
 _FOREACH = re.compile(r"_multi_tensor_|_foreach_")
 _OPTIMIZER_FILE = re.compile(r"torch/optim/(?:_multi_tensor/)?(\w+)\.py$")
@@ -19,6 +20,7 @@ LOSS = "loss"
 ATTENTION = "attention"
 OPTIMIZER = "optimizer"
 SLICES = "slices"
+WORKSPACE = "workspace"
 OTHER = "other"
 
 
@@ -28,6 +30,8 @@ def kind_of(stacks: MemoryStacks, stack: int) -> str:
         text = f"{frame.filename} {frame.name}" if frame.is_python else frame.name
         if _FOREACH.search(text):
             return OPTIMIZER
+        if _WORKSPACE.search(text):
+            return WORKSPACE
         if _LOSS.search(text):
             return LOSS
         if _SLICES.search(text):
@@ -92,6 +96,17 @@ def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> 
             text="the gradient of a slice, select, expand or cat is a full-size tensor of zeros for every piece; "
             "q, k, v = qkv.unbind(2) or x.chunk(n, dim) makes one gradient for all",
             verify=verify,
+        )
+    if kind == WORKSPACE:
+        return Fix(
+            title="Keep convolution algorithms with large workspaces out",
+            kind="advice",
+            safety="display",
+            target=target,
+            text="torch.backends.cudnn.benchmark = False   # trying every algorithm takes the workspace of the largest\n"
+            "# or fewer input shapes, so that it is tried once; memory_format=torch.channels_last needs less",
+            verify=verify,
+            risk="another algorithm may be slower",
         )
     return Fix(
         title="Compute it in parts, or recompute it in backward",
