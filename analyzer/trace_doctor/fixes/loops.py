@@ -12,6 +12,7 @@ from trace_doctor.loaders.script import Script, dotted
 
 Loop = cst.For | cst.While
 _OPTIMIZER_NAME = re.compile(r"(?:.*[._])?(?:optimi[sz]er|optim|opt)(?:_\w+)?", re.IGNORECASE)
+_SCHEDULER = re.compile(r"lr_scheduler|LR$|[Ss]chedule[r_]")
 
 
 def loops(script: Script) -> list[Loop]:
@@ -59,13 +60,13 @@ def trains(script: Script, loop: cst.CSTNode) -> bool:
 
 
 def is_optimizer(script: Script, node: cst.BaseExpression) -> bool:
-    """Whether an expression is an optimizer: by what it was assigned, else (when nothing is known) by its name."""
+    """Whether an expression is an optimizer: by what it was assigned, else by its name, unless that is a scheduler's."""
     tracked = origins(script)
     found = tracked.of(node)
-    if found and all(tracked.is_optimizer(o) for o in found):
+    if any(tracked.is_optimizer(o) for o in found):
         return True
-    known = any(isinstance(o, cst.Call) and script.callee(o) is not None for o in found)
-    return not known and _OPTIMIZER_NAME.fullmatch(dotted(node) or "") is not None
+    made = {script.callee(o) or dotted(o.func) or "" for o in found if isinstance(o, cst.Call)}
+    return _OPTIMIZER_NAME.fullmatch(dotted(node) or "") is not None and not any(map(_SCHEDULER.search, made))
 
 
 def optimizer_steps(script: Script, within: cst.CSTNode | None = None) -> list[tuple[cst.Call, str]]:

@@ -81,7 +81,7 @@ class Plan:
 
     @cached_property
     def frameworks(self) -> frozenset[str]:
-        """Which of deepspeed, lightning, accelerate, hf the scripts import."""
+        """Which of deepspeed, lightning, accelerate, transformers the scripts import."""
         return frozenset(f for s in self.tree.mentioning(*FRAMEWORKS) for f in s.frameworks)
 
     @cached_property

@@ -21,6 +21,8 @@ class WhereSet:
 
 def where_set(script: Script, node: cst.BaseExpression) -> WhereSet | None:
     """The one place that sets the value of an expression, or None when there is none or more than one."""
+    if isinstance(node, cst.Call) and script.callee(node) == "int" and len(node.args) == 1:
+        node = node.args[0].value
     found = origins(script).of(node)
     if len(found) == 1 and found[0] is not node and literal(found[0]) is not ...:
         return WhereSet(found[0], "constant")

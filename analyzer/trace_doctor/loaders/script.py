@@ -40,7 +40,7 @@ FRAMEWORKS = {
     "lightning": "lightning",
     "pytorch_lightning": "lightning",
     "accelerate": "accelerate",
-    "transformers": "hf",
+    "transformers": "transformers",
 }
 
 
@@ -252,7 +252,7 @@ class Script:
 
     @cached_property
     def frameworks(self) -> frozenset[str]:
-        """Which of deepspeed, lightning, accelerate, hf the file imports."""
+        """Which of deepspeed, lightning, accelerate, transformers the file imports."""
         roots = set()
         for node in self.imports():
             roots |= {name.split(".")[0] for name in imported_modules(node)}

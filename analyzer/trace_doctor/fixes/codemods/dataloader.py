@@ -305,7 +305,7 @@ def _edit_training_arguments(place: Place, wanted: dict[str, Any]) -> Change:
     edits += add_arguments(script, call, added)
     if not edits:
         raise NoEdit("already", f"{script.name}:{script.line(call)} sets its workers and pinning already")
-    return Change(script, tuple(edits), script.line(call), "unsafe", (_SPAWN,), framework="hf")
+    return Change(script, tuple(edits), script.line(call), "unsafe", (_SPAWN,), framework="transformers")
 
 
 def _is_arguments(script: Script, call: cst.Call) -> bool:

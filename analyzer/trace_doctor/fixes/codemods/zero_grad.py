@@ -13,6 +13,8 @@ from trace_doctor.fixes.loops import Loop, backward_values, enclosing_loop, opti
 from trace_doctor.loaders.script import Script, argument, literal
 
 Step = tuple[cst.Call, str]
+Home = Loop | cst.FunctionDef | cst.Module
+"""what is run once per step: the loop, else the function that some loop calls"""
 
 
 @codemod("zero-grad", words=("zero_grad", ".step("), elsewhere=True)
@@ -29,12 +31,11 @@ def zero_grad(place: Place, params: Mapping[str, Any]) -> Change:
         raise NoEdit(
             "display", "step() is called with a closure or its value is used", [candidate(script, call)]
         )
-    loop = enclosing_loop(script, call)
-    home = loop or script.function_of(call) or script.module
+    home = _home(script, call)
     clears = [(c, r) for c, r in zero_grads(script, home) if r == optimizer or _is_model(script, c)]
     if not clears:
         return _add(script, statement, optimizer)
-    return _move(script, statement, optimizer, clears, loop)
+    return _move(script, statement, optimizer, clears, home)
 
 
 # ---------------------------------------------------------------------- which step
@@ -65,6 +66,10 @@ def _loops_over(script: Script, call: cst.Call, line: int) -> bool:
     """Whether a line is in the same loop as the step."""
     loop = enclosing_loop(script, call)
     return loop is not None and _within(script.lines(loop), line)
+
+
+def _home(script: Script, node: cst.CSTNode) -> Home:
+    return enclosing_loop(script, node) or script.function_of(node) or script.module
 
 
 def _closure(script: Script, call: cst.Call) -> bool:
@@ -120,9 +125,7 @@ def _add(script: Script, statement: cst.Expr, optimizer: str) -> Change:
     return Change(script, (edit,), script.line(statement))
 
 
-def _move(
-    script: Script, statement: cst.Expr, optimizer: str, clears: list[Step], loop: Loop | None
-) -> Change:
+def _move(script: Script, statement: cst.Expr, optimizer: str, clears: list[Step], home: Home) -> Change:
     if len(clears) > 1:
         raise NoEdit(
             "ambiguous",
@@ -134,11 +137,10 @@ def _move(
     anchor = _last_of_step(script, statement)
     if not isinstance(old, cst.Expr):
         raise NoEdit("display", "zero_grad() is part of a larger expression", [candidate(script, call)])
-    if old in (_following(script, anchor), _following(script, statement)):
-        return _clean(script, call, "right after the step")
-    if loop is not None and enclosing_loop(script, old) is loop and not _after_forward(script, old, loop):
-        return _clean(script, call, "before the forward pass")
-    _refuse_changed_meaning(script, statement, old, loop)
+    together = _home(script, old) is home and not isinstance(home, cst.Module)
+    if together and _frees_in_time(script, statement, old, home):
+        return _clean(script, call, "between the step and the next forward pass")
+    _refuse_changed_meaning(script, statement, old, home)
     text = _without_false(script, call)
     edits = (remove(script, old), insert_after(script, anchor, text, "zero_grad:" + optimizer))
     return Change(script, edits, script.line(old))
@@ -152,23 +154,23 @@ def _clean(script: Script, call: cst.Call, where: str) -> Change:
     return Change(script, (remove_argument(script, call, given),), script.line(call))
 
 
-def _refuse_changed_meaning(script: Script, step: cst.Expr, old: cst.Expr, loop: Loop | None) -> None:
+def _refuse_changed_meaning(script: Script, step: cst.Expr, old: cst.Expr, home: Home) -> None:
     """Moving is right only when both run equally often and nothing reads a gradient between."""
     here = [candidate(script, old), candidate(script, step)]
-    if loop is None or enclosing_loop(script, old) is not loop:
+    if isinstance(home, cst.Module) or _home(script, old) is not home:
         raise NoEdit("display", "zero_grad() and step() are not in the same loop", here)
-    if _conditions(script, old, loop) != _conditions(script, step, loop):
+    if _conditions(script, old, home) != _conditions(script, step, home):
         raise NoEdit("display", "zero_grad() and step() run under different conditions", here)
-    if any(a.attr.value == "grad" for a in script.all(cst.Attribute, within=loop)):
+    if any(a.attr.value == "grad" for a in script.all(cst.Attribute, within=home)):
         raise NoEdit("display", "the loop reads .grad, which would be gone after the move", here)
 
 
-def _conditions(script: Script, node: cst.CSTNode, loop: Loop) -> list[str]:
-    """Tests and other blocks between a statement and its loop. A `with` changes nothing about how often it runs."""
+def _conditions(script: Script, node: cst.CSTNode, home: Home) -> list[str]:
+    """Tests and other blocks between a statement and its loop or function. A `with` changes nothing about how often it runs."""
     found = []
     inner: cst.CSTNode = node
     for up in script.ancestors(node):
-        if up is loop:
+        if up is home:
             break
         if isinstance(up, cst.If):
             found.append(script.code(up.test) if up.body is inner else f"not {script.code(up.test)}")
@@ -178,18 +180,29 @@ def _conditions(script: Script, node: cst.CSTNode, loop: Loop) -> list[str]:
     return found
 
 
-def _after_forward(script: Script, old: cst.Expr, loop: Loop) -> bool:
-    """Whether the loop has called something on this iteration's data before it clears: a model, or what makes the loss."""
-    roots = {script.code(value) for value in backward_values(script, loop)}
+def _frees_in_time(script: Script, step: cst.Expr, old: cst.Expr, home: Home) -> bool:
+    """Whether the gradients of a step are gone before the next forward pass: no forward between the two, around the
+    loop's end where the clearing comes first."""
+    begin, end = script.span(home)
+    stepped, cleared = script.span(step)[1], script.span(old)[0]
+    if cleared > stepped:
+        return _conditions(script, old, home) == _conditions(script, step, home) and not _forwards(
+            script, home, stepped, cleared
+        )
+    return not _forwards(script, home, begin, cleared) and not _forwards(script, home, stepped, end)
+
+
+def _forwards(script: Script, home: Home, begin: int, end: int) -> bool:
+    """Whether a stretch of a loop or function calls a model, or computes what backward is called on."""
+    losses = {script.code(value) for value in backward_values(script, home)}
     tracked = origins(script)
-    begin, end = script.span(loop.body)[0], script.span(old)[0]
-    for call in script.all(cst.Call, within=loop.body):
+    for call in script.all(cst.Call, within=home):
         if not begin <= script.span(call)[0] < end:
             continue
         if tracked.all_are(call.func, tracked.is_model):
             return True
         target = script.statement_of(call)
-        if isinstance(target, cst.Assign) and any(script.code(t.target) in roots for t in target.targets):
+        if isinstance(target, cst.Assign) and any(script.code(t.target) in losses for t in target.targets):
             return True
     return False
 
