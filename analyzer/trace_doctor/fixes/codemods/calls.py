@@ -25,7 +25,8 @@ _POSITIONS = {
     "torch.compile": {"model": 0},
     "torch.utils.data.DataLoader": {"num_workers": 5, "pin_memory": 7},
 }
-_ONE_POSITIONAL = 1
+_KEYWORD_ONLY = frozenset({"foreach", "fused", "capturable", "differentiable", "maximize"})
+"""of torch's optimizers"""
 
 
 @codemod("remove-call")
@@ -88,7 +89,7 @@ def _edits(
         if (one in wanted and argument(call, other)) or (other in wanted and argument(call, one)):
             raise NoEdit("display", f"{one} and {other} exclude each other", [candidate(script, call)])
     positional = sum(a.keyword is None for a in call.args)
-    if positional > _ONE_POSITIONAL and not positions:
+    if positional > 1 and not positions and not set(wanted) <= _KEYWORD_ONLY:
         raise NoEdit("display", "arguments passed by position may be these", [candidate(script, call)])
     edits, added = [], {}
     for name, value in wanted.items():
