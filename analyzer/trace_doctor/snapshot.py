@@ -129,7 +129,7 @@ class Snapshot:
     def recorded(self, device: int) -> bool:
         """This device has a history. One or two entries are what a record without history leaves behind."""
         actions = self.action[self.device == device]
-        return len(actions) > 2 and bool((actions == Action.ALLOC).any())
+        return len(actions) > 2 and bool(np.isin(actions, (Action.ALLOC, Action.FREE_COMPLETED)).any())
 
     @cached_property
     def has_clock(self) -> bool:

@@ -200,13 +200,15 @@ class MemorySpike(Rule):
             return None
         stacks = _largest_first(device, at_peak)
         op = device.stacks.node(stacks[0]) or device.stacks.op(stacks[0])
-        site = next((s for s in map(device.stacks.site, stacks) if s is not None), None)
         twins = _twins(device, at_peak)
+        site = device.stacks.site(stacks[0])
+        forward = device.stacks.site(twins[stacks[0]]) if site is None and stacks[0] in twins else None
         held = int(history.size[at_peak].sum())
         what = f"{device.place(stacks[0])}" + (f" ({op})" if op and op not in device.place(stacks[0]) else "")
+        of = f", by its size of {forward}" if forward is not None else ""
         return Claim(
             message=f"Short-lived blocks hold {size(held)} of the {size(history.peak_bytes)} at the peak, first of all from "
-            f"{what}; without them the peak falls by {size(fall)}.",
+            f"{what}{of}; without them the peak falls by {size(fall)}.",
             confidence="high" if sure else "medium",
             saving=Saving(
                 bytes=fall,
@@ -215,9 +217,9 @@ class MemorySpike(Rule):
                 how=f"highest live bytes {size(history.peak_bytes)}, {size(without)} when the short-lived blocks of these "
                 "places are left out of the record",
             ),
-            location=location(site, device.device),
+            location=location(site or forward, device.device),
             evidence=[_table(device, at_peak, twins), make_up(device, history.peak, "Live at the peak")],
-            fixes=remedies(device.stacks, stacks, target(site), twins),
+            fixes=remedies(device.stacks, stacks, target(site or forward), twins),
             key=what.split(":")[0],
         )
 
