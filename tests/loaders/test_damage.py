@@ -80,6 +80,7 @@ def test_a_bare_word_in_the_metadata_costs_only_that_value(tmp_path: Path) -> No
         (r"C:\Users\new\train.py(3): f", r"C:\Users\new\train.py(3): f"),
         (r"re.match(\s+\d)", r"re.match(\s+\d)"),
         (r"D:\data\u12", r"D:\data\u12"),
+        ("C:\\x\nnext line", "C:\\x\nnext line"),
         (r"say \"hi\" to C:\Windows", r'say "hi" to C:\Windows'),
     ],
 )

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from trace_doctor.loaders.kineto_salvage import strict
 from trace_doctor.run import I64, MemoryEvents
 
 LATEST_US = 4e15
@@ -72,6 +73,20 @@ def decode(text: bytes) -> list[Event]:
             return _coerced.decode(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def read_one(text: bytes) -> Event | None:
+    """The one event of a text. None when it is no JSON object, or more than one."""
+    try:
+        (event,) = decode(b"".join((b"[", text, b"]")))
+        return event
+    except msgspec.ValidationError:  # a field of another type
+        try:
+            return tidy(strict(text))
+        except ValueError:
+            return None
+    except ValueError:
+        return None
 
 
 def tidy(raw: Any) -> Event | None:

@@ -7,16 +7,14 @@ as lost.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trace_doctor.loaders import kineto_salvage
-from trace_doctor.loaders.kineto_decode import Columns, Event, decode, tidy
+from trace_doctor.loaders.kineto_decode import Columns, Event, decode, read_one
 from trace_doctor.run import Damage
 
 _BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id|s|bp|sf|tts)")')
@@ -55,6 +53,8 @@ class Document:
         self._more = True
         self._done = 0
         self._unfinished = 0
+        self._batch: list[Event] = []
+        self._positions: list[int] = []
         self._watched: list[bytes] = []
 
     def watch(self, markers: list[bytes]) -> None:
@@ -155,7 +155,7 @@ class Document:
             return self._resync()
         text = self._text[start:end]
         try:
-            value = _strict(text)
+            value = kineto_salvage.strict(text)
         except ValueError:
             if _AHEAD.search(text):  # a missing bracket: the field seems to reach into the events
                 return self._resync()
@@ -223,9 +223,11 @@ class Document:
             try:
                 stop = self._decode(starts, 0, whole)
             except _NeedMore as need:
+                self._flush()
                 self._drop(need.pos)
                 self._double(2 * LOOK_AHEAD)
                 continue
+            self._flush()
             if stop is not None:
                 self._drop(stop)
                 return
@@ -260,7 +262,7 @@ class Document:
         except ValueError:
             events = []
         if len(events) == high - low:
-            self._add(events, np.array(starts[low:high], dtype=np.int64) + self._at)
+            self._add(events, starts[low:high])
             self._done = end
             return None
         if high - low == 1:
@@ -341,10 +343,16 @@ class Document:
             else:
                 self.damage.lost += 1
 
-    def _add(self, events: list[Event], offsets: npt.NDArray[np.int64]) -> None:
+    def _add(self, events: list[Event], positions: list[int]) -> None:
         if self._unfinished and any(e.ph for e in events):
             self._finish()
-        self.columns.add(events, offsets)
+        self._batch += events
+        self._positions += positions
+
+    def _flush(self) -> None:
+        """Hands over the window's events together: columns are made for many at once."""
+        self.columns.add(self._batch, np.array(self._positions, dtype=np.int64) + self._at)
+        self._batch, self._positions = [], []
 
     def _finish(self) -> None:
         self.damage.lost += self._unfinished
@@ -352,23 +360,13 @@ class Document:
 
     def _take(self, text: bytes, pos: int, *, mend: bool) -> bool:
         """Adds one object's event. False when it cannot be read."""
-        event: Event | None
-        try:
-            (event,) = decode(b"[" + text + b"]")
-        except ValueError:
-            try:
-                event = tidy(_strict(text))
-            except ValueError:
-                if not mend:
-                    return False
-                try:
-                    event = tidy(kineto_salvage.repair(text))
-                except ValueError:
-                    return False
-                self.damage.repaired += 1
+        event = read_one(text)
+        if event is None and mend:
+            event = next(filter(None, map(read_one, kineto_salvage.repairs(text))), None)
+            self.damage.repaired += event is not None
         if event is None:
             return False
-        self._add([event], np.array([self._at + pos], dtype=np.int64))
+        self._add([event], [pos])
         return True
 
 
@@ -378,15 +376,3 @@ class _NeedMore(Exception):
     def __init__(self, pos: int) -> None:
         super().__init__(pos)
         self.pos = pos
-
-
-def _strict(text: bytes) -> Any:
-    """Raises ValueError for anything that is not JSON, the words NaN and Infinity included."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")

@@ -7,15 +7,31 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.S)
 _STRING_OR_WORD = re.compile(
     r'"(?:[^"\\]|\\.)*"|(?<![\w.+-])[-+]?[A-Za-z][\w./-]*(?:\(\w*\))?|:\s*(?=[,}])', re.S
 )
+_CONTROL = re.compile(r"[\0-\x1f]")
 _BAD_ESCAPE = re.compile(r'\\(?:[^"\\/bfnrtu]|u(?![0-9a-fA-F]{4}))', re.S)
+_BACKSLASH = re.compile(r'\\[\\"]|\\')
+_INNER_QUOTE = re.compile(r'(?<!\\)"')
 _KEY = r'"[\w .()/-]{1,60}"\s*:'
 _VALUE = re.compile(rf'({_KEY}\s*)"(.*?)"(?=\s*(?:,\s*{_KEY}|\}}))', re.S)
+
+
+def strict(text: bytes) -> Any:
+    """Raises ValueError for anything that is not JSON, the words NaN and Infinity included."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
 
 
 def object_end(text: bytes, start: int, stop: int) -> int | None:
@@ -32,33 +48,30 @@ def object_end(text: bytes, start: int, stop: int) -> int | None:
     return None
 
 
-def repair(text: bytes) -> Any:
-    """The value of a damaged JSON text: null for NaN and bare words, literal backslashes and inner quotes kept,
-    undecodable bytes as U+FFFD. Raises ValueError when that does not help."""
+def repairs(text: bytes) -> Iterator[bytes]:
+    """Texts that may be what the writer of a damaged JSON text meant, the mildest repair first: null for NaN and bare
+    words, literal backslashes, escaped control bytes, U+FFFD for undecodable bytes; then also quotes inside values."""
     readable = text.decode("utf-8", "replace")
-    for mend in (_keep, _words_and_escapes, _quotes):
+    yield _mend(readable).encode()
+    yield _mend(_VALUE.sub(lambda m: f'{m[1]}"{_escape_quotes(m[2])}"', readable)).encode()
+
+
+def repair(text: bytes) -> Any:
+    """The value of a damaged JSON text. Raises ValueError when no repair helps."""
+    for mended in repairs(text):
         try:
-            return json.loads(mend(readable), strict=False, parse_constant=lambda _: None)
+            return json.loads(mended)
         except (ValueError, RecursionError):
             continue
     raise ValueError("not repairable")
 
 
-def _keep(text: str) -> str:
-    return text
-
-
-def _words_and_escapes(text: str) -> str:
+def _mend(text: str) -> str:
     return _STRING_OR_WORD.sub(lambda m: _mend_token(m[0]), text)
 
 
-def _quotes(text: str) -> str:
-    """Escapes quotes inside values: a value ends only where the next key or the object's end follows."""
-    return _words_and_escapes(_VALUE.sub(lambda m: f'{m[1]}"{_escape_quotes(m[2])}"', text))
-
-
 def _escape_quotes(text: str) -> str:
-    return re.sub(r'(?<!\\)"', r"\"", text)
+    return _INNER_QUOTE.sub(r"\"", text)
 
 
 def _mend_token(token: str) -> str:
@@ -66,7 +79,7 @@ def _mend_token(token: str) -> str:
         return ": null"  # a value that was never written
     if token[0] != '"':
         return token if token in ("true", "false", "null") else "null"
-    if not _BAD_ESCAPE.search(token):
-        return token
-    # One bad escape shows that the writer does not escape: then every backslash of this string is meant literally.
-    return re.sub(r'\\[\\"]|\\', lambda m: m[0] if len(m[0]) == 2 else r"\\", token)
+    if _BAD_ESCAPE.search(token):
+        # That shows a writer that does not escape: then every backslash of this string is meant literally.
+        token = _BACKSLASH.sub(lambda m: m[0] if len(m[0]) == 2 else r"\\", token)
+    return _CONTROL.sub(lambda m: f"\\u{ord(m[0]):04x}", token)
