@@ -44,7 +44,7 @@ def test_a_finding_says_what_where_how_much_and_what_to_do(rich_result: Result) 
     head = lines.index("✖ TD101 dataloader-starvation  up to -33% step (59 ms, replay)  train.py:41")
     assert lines[head + 1].strip().startswith("critical · high confidence")
     assert any(line == "  fix: Load in worker processes [unsafe]" for line in lines)
-    assert any("not applied: no line of the script is known" in line for line in lines)
+    assert any("not applied: the script was not given" in line for line in lines)
 
 
 def test_the_header_and_the_ledger(rich_result: Result) -> None:

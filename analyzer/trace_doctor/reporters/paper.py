@@ -100,10 +100,11 @@ class Paper:
 
 
 def _cut(word: str, room: int) -> str:
-    """The longest head of the word that fits."""
+    """The longest head of the word that fits; of a path up to a slash, where one is near."""
     used = 0
     for i, char in enumerate(word):
         used += columns(char)
         if used > room:
-            return word[:i]
+            after = word.rfind("/", 0, i) + 1
+            return word[: after if after > i // 2 else i]
     return word

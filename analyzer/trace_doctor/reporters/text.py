@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import msgspec
 
-from trace_doctor.model import Finding, Fix, Outcome, Result, Table, TimeLedgerRow
+from trace_doctor.model import Cell, Finding, Fix, Outcome, Result, Table, TimeLedgerRow
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.paper import Paper, Piece
 from trace_doctor.reporters.units import (
@@ -32,6 +32,7 @@ from trace_doctor.reporters.words import (
     main_rows,
     saving_words,
     where,
+    where_briefly,
     where_in_capture,
     why_not_applied,
 )
@@ -95,7 +96,7 @@ def _facts(result: Result) -> list[str]:
 
 def _ledgers(paper: Paper, result: Result) -> None:
     steady = main_rows(result)
-    if steady:
+    if steady or result.memory_ledger:
         paper.blank()
     names = Names(result)
     several = len(steady) > 1 or len(result.memory_ledger) > 1
@@ -160,7 +161,7 @@ def _finding(paper: Paper, finding: Finding) -> None:
     if saving:
         head.append((saving, "bold"))
     if where(finding.location):
-        head.append((where(finding.location), ""))
+        head.append((where_briefly(finding.location), ""))
     paper.flow(head, indent=2)
     known = [finding.severity, f"{finding.confidence} confidence", where_in_capture(finding.location)]
     paper.put(" · ".join(k for k in known if k), "dim", indent=2)
@@ -176,17 +177,22 @@ def _finding(paper: Paper, finding: Finding) -> None:
 
 
 def _evidence(paper: Paper, table: Table) -> None:
-    """The first row of the table, as one line."""
-    if not table.rows:
-        return
+    """One line: the first row of the table; of a table of names and values the first few."""
+    pairs = len(table.columns) == 2 and table.columns[0].unit == "text"
+    said = [_row(table, row, named=not pairs) for row in table.rows[: 4 if pairs else 1]]
+    if any(said):
+        paper.put(f"{table.title}: {', '.join(s for s in said if s)}", "dim", indent=2)
+
+
+def _row(table: Table, row: list[Cell], *, named: bool) -> str:
+    """`step 5, takes 176.1 ms, inside the loader 68.7 ms`."""
     cells = []
-    for n, (column, value) in enumerate(zip(table.columns, table.rows[0], strict=False)):
-        scale = Scale.of(column.unit, [row[n] if n < len(row) else None for row in table.rows[:1]])
+    for column, value in zip(table.columns, row, strict=False):
+        scale = Scale.of(column.unit, [value])
         text = scale.with_unit(value)
         if text:
-            cells.append(f"{column.title} {text}" if scale.numeric else text)
-    if cells:
-        paper.put(f"{table.title}: {', '.join(cells)}", "dim", indent=2)
+            cells.append(f"{column.title} {text}" if scale.numeric and named else text)
+    return (", " if named else " ").join(cells)
 
 
 def _fix(paper: Paper, fix: Fix) -> None:

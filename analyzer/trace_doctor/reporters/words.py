@@ -205,6 +205,15 @@ def where(location: Location) -> str:
     return location.function or ""
 
 
+def where_briefly(location: Location) -> str:
+    """As `where`, of a long path only the end: `…/llama/modeling_llama.py:330`."""
+    said = where(location)
+    if len(said) <= 48 or "/" not in said:
+        return said
+    *_, parent, name = said.split("/")
+    return f"…/{parent}/{name}" if len(parent) + len(name) <= 60 else f"…/{name}"
+
+
 def where_in_capture(location: Location) -> str:
     """`rank 0, GPU 0, stream 7, step 3`: what is known of it."""
     parts = [
@@ -241,7 +250,7 @@ def why_not_applied(fix: Fix) -> str:
     if fix.kind == "patch" and fix.safety == "display":
         return "no edit that is certain: " + SAFETY["display"]
     if fix.kind == "patch":
-        return "no line of the script is known: analyze with --source DIR"
+        return "the script was not given, or the place in it is not certain (--source DIR)"
     return {
         "env": "it is set by the launcher, not in the script",
         "command": "it is a command to run",

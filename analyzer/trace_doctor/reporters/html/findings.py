@@ -25,6 +25,7 @@ from trace_doctor.reporters.words import (
     device_name,
     is_patch,
     where,
+    where_briefly,
     where_in_capture,
     why_not_applied,
 )
@@ -64,7 +65,7 @@ def _none(result: Result) -> Html:
 
 
 def _card(finding: Finding, index: int, result: Result, *, first_of_code: bool) -> Html:
-    place = where(finding.location)
+    place = where_briefly(finding.location)
     saving = finding.saving
     share = max(saving.share_of_step or 0.0, saving.share_of_peak or 0.0) if saving else 0.0
     summary = el(
@@ -112,6 +113,8 @@ def _facts(finding: Finding, result: Result) -> Html:
         facts.append(("Saving", saving.how))
     facts.append((term("confidence", "Confidence"), finding.confidence))
     facts.append(("Rule", [el("code", finding.code), " ", finding.name]))
+    if finding.location.file:
+        facts.append(("Line", el("code", where(finding.location))))
     if finding.location.function and where(finding.location) != finding.location.function:
         facts.append(("Function", el("code", finding.location.function)))
     at = where_in_capture(finding.location)
@@ -227,7 +230,9 @@ def _fix(fix: Fix, finding: int, n: int) -> Html:
         )
         if fix.text and not fix.diff
         else None,
-        el("p", "No patch: ", reason, ".", class_="limit") if reason and not fix.diff else None,
+        el("p", "No patch: ", reason, ".", class_="limit")
+        if reason and not fix.diff and fix.safety != "display"
+        else None,
         el("p", el("strong", "Risk: "), fix.risk) if fix.risk else None,
         el("p", el("strong", "To verify: "), fix.verify) if fix.verify else None,
         class_="fix",

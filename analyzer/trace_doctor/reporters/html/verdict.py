@@ -14,7 +14,7 @@ from trace_doctor.reporters.units import (
     share,
     size,
 )
-from trace_doctor.reporters.words import SEVERITIES, headline, where
+from trace_doctor.reporters.words import SEVERITIES, headline, where, where_briefly
 
 _TOP = 3
 
@@ -160,5 +160,5 @@ def _first(finding: Finding) -> Html:
         badge(finding.severity),
         el("a", finding.title or finding.name, href=f"#{finding.id}"),
         el("span", gain(finding.saving), class_="gain-words"),
-        el("code", where(finding.location), class_="where") if where(finding.location) else None,
+        el("code", where_briefly(finding.location), class_="where") if where(finding.location) else None,
     )

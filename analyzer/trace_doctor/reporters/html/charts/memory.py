@@ -39,7 +39,7 @@ def draw(series: MemorySeries, anchor: str) -> Html:
         anchor,
         f"Memory of {device_name(series.device)} over time",
         _described(series, total, classes),
-        _BOTTOM + 42,
+        _BOTTOM + (60 if series.unit == "entry" else 42),
         _grid(top, y),
         _areas(series, classes, kept, xs, y),
         _line(xs, reserved, y),
@@ -120,11 +120,7 @@ def _line(xs: Sequence[float], reserved: Sequence[int | None], y: Scaled) -> lis
     known = [(x, y(r)) for x, r in zip(xs, reserved, strict=True) if r is not None]
     if not known:
         return []
-    end_x, end_y = known[-1]
-    return [
-        el("path", d=_staircase([k[0] for k in known], [k[1] for k in known]), class_="reserved"),
-        label(end_x - 4, end_y - 6, "reserved", class_="small halo", anchor="end"),
-    ]
+    return [el("path", d=_staircase([k[0] for k in known], [k[1] for k in known]), class_="reserved")]
 
 
 def _grid(top: float, y: Scaled) -> list[Html]:
@@ -239,7 +235,7 @@ def _axis(series: MemorySeries, length: float, x: Scaled) -> list[Html]:
     if series.unit == "entry":
         drawn.append(
             label(
-                WIDTH, _BOTTOM + 22, "position in the record (it has no clock)", class_="small", anchor="end"
+                WIDTH, _BOTTOM + 54, "position in the record (it has no clock)", class_="small", anchor="end"
             )
         )
     return drawn

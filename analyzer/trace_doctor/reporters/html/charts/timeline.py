@@ -35,7 +35,7 @@ class _Size:
 
     @classmethod
     def of(cls, lanes: int) -> _Size:
-        return cls(46, 78) if lanes <= 4 else cls(24, 50)
+        return cls(84, 116) if lanes == 1 else cls(46, 78) if lanes <= 4 else cls(24, 50)
 
 
 Placed = tuple[int, Gap]
