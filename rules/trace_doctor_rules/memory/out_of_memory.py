@@ -193,7 +193,12 @@ def mib(count: int) -> str:
 def _state(f: Failure) -> str:
     if f.device_free is None or f.cached is None or f.largest_gap is None:
         return "what was free was not recorded"
-    text = f"{mib(f.device_free)} free on the device, {mib(f.cached)} cached in pieces of at most {mib(f.largest_gap)}"
+    cached = (
+        f"{mib(f.cached)} cached in pieces of at most {mib(f.largest_gap)}"
+        if f.cached >= MiB
+        else "nothing cached"
+    )
+    text = f"{mib(f.device_free)} free on the device, {cached}"
     if f.fits_if_packed:
         return f"{text}: it would have fitted in one piece"
     return f"{text}: {mib(f.requested - f.device_free - f.cached)} too little even in one piece"
