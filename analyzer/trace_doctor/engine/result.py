@@ -16,6 +16,7 @@ from trace_doctor.engine.findings import Filed, file_claim, merged
 from trace_doctor.engine.running import Verdict, run_rules
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.memory_ledger import MemoryLedger
+from trace_doctor.evidence.memory_series import thinned
 from trace_doctor.evidence.overview import Overview
 from trace_doctor.evidence.replay import Removal, Replay
 from trace_doctor.evidence.steps import Steps
@@ -38,6 +39,8 @@ from trace_doctor.rule import Rule
 from trace_doctor.run import Capture
 
 MAX_LANES = 32
+MAX_SEGMENTS, MAX_POINTS, MAX_KERNELS = 1600, 800, 40
+"""Over all captures, so that a result of many ranks stays small enough to be sent."""
 MAX_STEPS = 200
 MAX_FINDINGS = 100
 R = TypeVar("R", bound=msgspec.Struct)
@@ -87,6 +90,8 @@ def diagnose(
     limits: list[str] = []
     findings = _limit([f for f, _ in numbered], MAX_FINDINGS, "findings", limits)
     what_if = [w for e in examined for w in _what_if(e, numbered)]
+    traces = sum(e.facts.capture.run is not None for e in examined)
+    memory = _limit(_rows(examined, MemoryLedger, lambda m: m.series), MAX_LANES, "memory charts", limits)
     result = Result(
         tool=Tool(version=__version__),
         inputs=inputs,
@@ -95,11 +100,14 @@ def diagnose(
         time_ledger=_rows(examined, TimeLedger, lambda t: t.rows),
         memory_ledger=_rows(examined, MemoryLedger, lambda m: m.rows),
         steps=_limit(_steps(examined), MAX_STEPS, "steps", limits),
-        timeline=_limit(_rows(examined, Overview, lambda o: o.lanes()), MAX_LANES, "device lanes", limits),
-        memory_timeline=_limit(
-            _rows(examined, MemoryLedger, lambda m: m.series), MAX_LANES, "memory charts", limits
+        timeline=_limit(
+            _rows(examined, Overview, lambda o: o.lanes(_share(MAX_SEGMENTS, traces, 60, 600))),
+            MAX_LANES,
+            "device lanes",
+            limits,
         ),
-        kernels=_rows(examined, Overview, lambda o: o.kernels()),
+        memory_timeline=[thinned(m, _share(MAX_POINTS, len(memory), 40, 400)) for m in memory],
+        kernels=_rows(examined, Overview, lambda o: o.kernels(_share(MAX_KERNELS, traces, 5, 20))),
         collectives=_rows(examined, Overview, lambda o: o.collectives()),
         what_if=what_if,
         findings=findings,
@@ -162,6 +170,10 @@ def _limit(rows: list[R], most: int, what: str, limits: list[str]) -> list[R]:
     if len(rows) > most:
         limits.append(f"showing {most} of {len(rows)} {what}")
     return rows[:most]
+
+
+def _share(budget: int, among: int, least: int, most: int) -> int:
+    return min(max(budget // max(among, 1), least), most)
 
 
 def _steps(examined: Sequence[Examined]) -> list[StepRow]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
+from msgspec.structs import replace
 
 from trace_doctor.evidence.memory_blocks import DeviceBlocks
 from trace_doctor.evidence.memory_timeline import DeviceHistory
@@ -60,6 +61,22 @@ def series_of_trace(events: MemoryEvents, device: int, rank: int, start: int) ->
         marks=[MemoryMark((int(events.ts[rows][live.argmax()]) - start) / 1000.0, "peak")],
         shown=len(points),
         of=len(rows),
+    )
+
+
+def thinned(series: MemorySeries, most: int) -> MemorySeries:
+    """The same series with at most `most` points, the peak among them."""
+    kept = reduced(np.sum([*series.live_by_category.values()], axis=0), most).tolist() if series.at else []
+    if len(kept) == len(series.at):
+        return series
+    kept = sorted({*kept, series.peak_index})
+    return replace(
+        series,
+        at=[series.at[i] for i in kept],
+        live_by_category={c: [values[i] for i in kept] for c, values in series.live_by_category.items()},
+        reserved=[series.reserved[i] for i in kept],
+        peak_index=kept.index(series.peak_index),
+        shown=len(kept),
     )
 
 

@@ -44,12 +44,12 @@ class Overview(Evidence):
         idle = sum(r.idle_ns.total() for r in rows) / window if window else None
         return cls(facts[Steps].window, None if idle is None else 1 - idle, idle, facts, exposed(facts))
 
-    def lanes(self) -> list[Lane]:
-        """One lane per device over the window, at most MAX_SEGMENTS each. Times are us from the window's start."""
-        return [self._lane(device) for device in self._parts]
+    def lanes(self, most: int = MAX_SEGMENTS) -> list[Lane]:
+        """One lane per device over the window, at most `most` segments each. Times are us from the window's start."""
+        return [self._lane(device, most) for device in self._parts]
 
-    def kernels(self) -> list[KernelRow]:
-        """The TOP_KERNELS by time in the window, over all devices."""
+    def kernels(self, most: int = TOP_KERNELS) -> list[KernelRow]:
+        """The kernels that take most time in the window, over all devices."""
         timeline = self._facts.get(GpuTimeline)
         if timeline is None:
             return []
@@ -70,7 +70,7 @@ class Overview(Evidence):
                         share=us * 1000.0 / compute if compute else 0.0,
                     )
                 )
-        return sorted(found, key=lambda k: (-k.total_us, k.name, k.device))[:TOP_KERNELS]
+        return sorted(found, key=lambda k: (-k.total_us, k.name, k.device))[:most]
 
     def collectives(self) -> list[CollectiveRow]:
         """Collectives by name, longest first, with the time in which no compute ran beside them."""
@@ -102,11 +102,11 @@ class Overview(Evidence):
         rows = rows[np.isin(run.thread[rows], [threads.main, *threads.autograd])]
         return _grouped(run, rows, self.window)
 
-    def _lane(self, device: int) -> Lane:
+    def _lane(self, device: int, most: int) -> Lane:
         pieces, kind = self._tiles(device)
         whole = len(pieces)
         gaps = longest_gaps(pieces, kind, self.window[0])
-        pieces, kind = reduced(pieces, kind, self.window)
+        pieces, kind = reduced(pieces, kind, self.window, most)
         start = self.window[0]
         return Lane(
             rank=self._facts.capture.rank,

@@ -25,6 +25,8 @@ _CANDIDATE = re.compile(
 # Looked into as well, but of no interest when they are something else: logs, files without a suffix.
 _POSSIBLE = re.compile(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+_COMPANIONS = frozenset({"environment.json"})
+"""Belongs beside a capture: no capture itself, and nothing to speak of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ def _walk(root: Path) -> Iterator[Path]:
                 if entry.is_dir():
                     if not entry.name.startswith(".") and entry.name not in _SKIPPED_FOLDERS:
                         below.append(Path(entry.path))
+                elif entry.name in _COMPANIONS:
+                    continue
                 elif entry.is_file() and (_CANDIDATE.search(entry.name) or _POSSIBLE.search(entry.name)):
                     yield Path(entry.path)
             except OSError:
