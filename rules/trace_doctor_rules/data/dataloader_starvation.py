@@ -146,7 +146,7 @@ class DataLoaderStarvation(Rule):
 
     code = "TD101"
     name = "dataloader-starvation"
-    title = "The GPU waits for data"
+    title = "Training waits for data"
     needs = (Steps, DataLoading, DataWaits, Replay, Moments)
     wants = (CallSites, TimeLedger)
 
