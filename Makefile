@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH ?=
 BIN = $(VENV)/bin
 
-.PHONY: try install check lint types contracts test docs samples clean
+.PHONY: try install check lint types contracts test docs generate picture clean
 
 try:
 	$(PYTHON) -m venv $(VENV)
@@ -47,3 +47,10 @@ generate: install
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+# The picture in the README: the report of the simulated GPU run, in Chromium.
+picture: install
+	$(BIN)/trace-doctor analyze sample_traces/dataloader_starvation/simulated/fault \
+	  --source sample_traces/dataloader_starvation/fault.py -q -o html=/tmp/trace-doctor-picture.html
+	chromium --headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --force-device-scale-factor=1 \
+	  --window-size=1180,1500 --screenshot=docs/report.png file:///tmp/trace-doctor-picture.html

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from trace_doctor.cli.app import app
 from trace_doctor.registry import all_rules
+from trace_doctor.testing import run_case
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("*/**/*.md")] if ".venv" not in p.parts)
@@ -39,10 +45,27 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-def test_the_recipe_of_writing_rules_runs(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "writing-rules.md").read_text()
-    code = re.search(r"```python\n(.+?)```", text, re.S)
+def test_the_recipe_of_writing_rules_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = re.search(r"```python\n(.+?)```", (ROOT / "docs" / "writing-rules.md").read_text(), re.S)
     assert code
-    namespace: dict[str, object] = {"__name__": "recipe"}
-    exec(compile(code.group(1), "writing-rules.md", "exec"), namespace)
-    assert "PythonPauses" in namespace
+    (tmp_path / "recipe_rule.py").write_text(code.group(1), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    rule = importlib.import_module("recipe_rule").PythonPauses
+    for case in (*rule.VALID, *rule.INVALID):
+        run_case(rule, case)
+
+
+CONSOLE = re.findall(r"```console\n\$ (trace-doctor .+?)\n(.+?)```", (ROOT / "README.md").read_text(), re.S)
+
+
+@pytest.mark.parametrize(("command", "shown"), CONSOLE, ids=[c.split()[1] for c, _ in CONSOLE])
+def test_the_readme_shows_what_the_command_prints(command: str, shown: str) -> None:
+    main = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
+    done = subprocess.run(
+        [*main, *shlex.split(command)[1:]], cwd=ROOT, capture_output=True, text=True, encoding="utf-8",
+        env={**os.environ, "COLUMNS": "80", "PYTHONUTF8": "1", "TRACE_DOCTOR_OUTPUT": "text"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [line.rstrip() for line in done.stdout.splitlines()] == [
+        line.rstrip() for line in shown.splitlines()
+    ]
