@@ -8,8 +8,9 @@ from typing import Self
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.data_loading import DataLoading, LoaderKind
 from trace_doctor.evidence.idle import IdleLedger
-from trace_doctor.evidence.intervals import covered, intersect, intervals, total, union
+from trace_doctor.evidence.intervals import clip, covered, intersect, intervals, total, union
 from trace_doctor.evidence.steps import Steps
+from trace_doctor.run import I64
 
 Span = tuple[int, int]
 
@@ -28,6 +29,9 @@ class DataWaits(Evidence):
     """of the steady steps together"""
     loading: int
     exposed: int
+    lasting_share: float
+    """exposed, as a share of the time behind the profile's first wait: that one follows on a drained device (the
+    profiler waits for it when it starts) and on a cold loader, and hides behind nothing. Of a single wait its own share"""
     count: int
     """number of steady steps, 1 without a step source"""
     kind: LoaderKind
@@ -44,6 +48,7 @@ class DataWaits(Evidence):
         owned = intersect(union(ledger.pieces("data_loading", device)), within)
         waits = loading.waits(spans)
         cover = union(waits)
+        behind_first = _behind_first(loading, steps, within)
         indices = [s.index for s in steps.steady] or [0]
         ones = [intervals([span]) for span in spans]
         return cls(
@@ -56,10 +61,18 @@ class DataWaits(Evidence):
             length=total(within),
             loading=int(covered(waits, within).sum()),
             exposed=total(owned),
+            lasting_share=total(intersect(owned, behind_first)) / (total(behind_first) or 1),
             count=steps.count,
             kind=_main_kind(loading),
             device=device if device >= 0 else None,
         )
+
+
+def _behind_first(loading: DataLoading, steps: Steps, within: I64) -> I64:
+    """The steady time from the profile's second wait on; all of it where there is no second one."""
+    begins = loading.run.ts[loading.rows]
+    later = clip(within, int(begins[1]), steps.window[1]) if len(begins) > 1 else within
+    return later if total(later) else within
 
 
 def _tuples(rows: list[list[int]]) -> tuple[Span, ...]:

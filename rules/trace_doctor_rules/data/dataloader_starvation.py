@@ -188,6 +188,7 @@ class DataLoaderStarvation(Rule):
 
     VALID = [
         Valid("loader hidden behind GPU work", lambda: _training(200, gpu_us=2000)),
+        Valid("hidden, but for the first wait of the profile", lambda: _training(1500, gpu_us=2000)),
         Valid("workers deliver in time", lambda: _training(3, workers=4)),
         Valid("workers hand over to a CPU", lambda: _training(2000, gpu_us=28_000, workers=2, gpu=False)),
         Valid("batches that cost less than handing them over", lambda: _training(60, gpu_us=80)),
@@ -230,6 +231,8 @@ class DataLoaderStarvation(Rule):
         seen = ctx[DataWaits]
         handing_over = self.min_worker_wait_us if seen.kind == "workers" else self.min_wait_us
         if seen.exposed < max(self.min_share * seen.length, handing_over * 1e3 * len(seen.waits)):
+            return
+        if seen.lasting_share < self.min_share:
             return
         replay, loading = ctx[Replay], ctx[DataLoading]
         removal = Removal(host_spans=tuple((loading.thread, s, e) for s, e in seen.waits))
