@@ -203,3 +203,17 @@ def test_thresholds_in_force_are_in_the_finding() -> None:
 def test_display_fixes_do_not_count_for_the_headline() -> None:
     shown_only = claim(0.4, fixes=(Fix(title="x", kind="advice", safety="display"),))
     assert diagnosed(rule("TD901", shown_only)).summary.saving_up_to.time_us_per_step is None
+
+
+def test_the_summary_says_how_busy_the_gpus_are() -> None:
+    def busy_and_idle(b: RunBuilder) -> tuple[float | None, float | None]:
+        for _ in range(3):
+            with b.step(), b.op("aten::mm", us=43):
+                if b.meta["deviceProperties"]:
+                    b.launch(50)
+                    b.sync()
+        summary = diagnosed(rule("TD901"), captures=[Capture(rank=0, run=b.run())]).summary
+        return summary.gpu_busy_share, summary.gpu_idle_share
+
+    assert busy_and_idle(RunBuilder(launch_us=4, latency_us=1)) == pytest.approx((0.5, 0.5))
+    assert busy_and_idle(RunBuilder(gpu=None)) == (None, None)

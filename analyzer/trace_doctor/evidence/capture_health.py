@@ -23,7 +23,6 @@ class CaptureHealth(Evidence):
     """rows with a duration"""
     damage: Damage
     operators: int
-    python_frames: int
     devices: tuple[str, ...]
     """one entry per device in deviceProperties: its name, or "" where the file leaves it empty"""
     gpu_events: int
@@ -45,7 +44,6 @@ class CaptureHealth(Evidence):
             events=len(run),
             damage=run.damage,
             operators=int(run.is_cat(Cat.CPU_OP).sum()),
-            python_frames=int(run.is_cat(Cat.PYTHON).sum()),
             devices=tuple(str(p.get("name") or "") for p in devices),
             gpu_events=len(run.gpu),
             gpu_events_in_window=int((run.is_cat(*GPU_CATS) & inside).sum()),

@@ -15,7 +15,7 @@ import numpy as np
 
 from trace_doctor.evidence.compile_regions import Region, Regions
 from trace_doctor.evidence.frames import Frame, is_user_frame, python_frame, same_file
-from trace_doctor.evidence.intervals import clip, pairs, total, union
+from trace_doctor.evidence.intervals import clip, pairs, union
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.loaders.torch_trace import LogFrame, LoggedBreak
 from trace_doctor.run import I64, Cat, Run
@@ -339,11 +339,3 @@ def _is_in(site: LogFrame, frame: Frame) -> bool:
 
 def _ids(regions: Regions, pieces: Iterable[int]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(i for p in sorted(pieces) if (i := regions.all[p].compile_id)))
-
-
-def host_ns(some: Iterable[tuple[int, int, int]]) -> int:
-    """Length of host spans together, overlaps within a thread counted once."""
-    by_thread: dict[int, list[tuple[int, int]]] = {}
-    for thread, start, end in some:
-        by_thread.setdefault(thread, []).append((start, end))
-    return sum(total(union(np.array(spans, dtype=np.int64))) for spans in by_thread.values())

@@ -15,7 +15,7 @@ from trace_doctor.evidence.idle import IdleLedger
 from trace_doctor.evidence.intervals import intersect, pairs, subtract, total, union
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
-from trace_doctor.evidence.time_ledger import TimeLedger, exposed
+from trace_doctor.evidence.time_ledger import exposed
 from trace_doctor.model import IDLE_CAUSES, CollectiveRow, Gap, KernelRow, Lane, Segment
 from trace_doctor.run import I64, U8, Cat, Run
 
@@ -31,18 +31,12 @@ class Overview(Evidence):
     """Raises NotCaptured when there is no time ledger."""
 
     window: tuple[int, int]
-    busy_share: float | None
-    """of the steady steps, all devices together; None for a capture without GPU work"""
-    idle_share: float | None
     _facts: Facts = field(repr=False)
     _parts: dict[int, tuple[I64, I64, I64]] = field(repr=False)
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        rows = [r for r in facts[TimeLedger].rows if r.phase == "steady" and r.device != CPU]
-        window = sum(r.window_ns for r in rows)
-        idle = sum(r.idle_ns.total() for r in rows) / window if window else None
-        return cls(facts[Steps].window, None if idle is None else 1 - idle, idle, facts, exposed(facts))
+        return cls(facts[Steps].window, facts, exposed(facts))
 
     def lanes(self, most: int = MAX_SEGMENTS) -> list[Lane]:
         """One lane per device over the window, at most `most` segments each. Times are us from the window's start."""

@@ -36,8 +36,6 @@ class Compilation:
     """the function compiled; `line` is its first"""
     changed: tuple[str, ...]
     """why the code at hand did not fit: PyTorch's own words (TORCH_TRACE), or input shapes that differ"""
-    from_log: bool = False
-    """`changed` is PyTorch's own account"""
     same_shapes: bool = False
     """shapes were recorded, and the inputs have those of the run before: something else changed"""
 
@@ -91,7 +89,6 @@ def find_compilations(
                 compile_id=compile_id,
                 frame=region.frame if region and region.frame else logged_frames.get(compile_id or ""),
                 changed=reasons or inputs or (),
-                from_log=bool(reasons),
                 same_shapes=inputs == (),
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import libcst as cst
@@ -67,15 +67,6 @@ class NoEdit(Exception):
         self.kind: Refusal = kind
         self.why = why
         self.candidates = tuple(candidates)
-
-
-@dataclass
-class Merged:
-    """Edits of several fixes on one script, with those that contradict each other left out."""
-
-    edits: list[Edit] = field(default_factory=list)
-    conflicts: list[tuple[int, int]] = field(default_factory=list)
-    """pairs of positions in the input that cannot both be done"""
 
 
 def clash(a: Iterable[Edit], b: Iterable[Edit]) -> bool:

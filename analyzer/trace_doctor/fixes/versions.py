@@ -25,9 +25,6 @@ class TorchBounds:
         """Whether the version is known to be this or newer."""
         return self.min is not None and self.min >= version
 
-    def may_be_below(self, *version: int) -> bool:
-        return self.min is None or self.min < version
-
 
 def parse(text: str | None) -> Version | None:
     found = re.match(r"\s*v?(\d+)\.(\d+)", text or "")

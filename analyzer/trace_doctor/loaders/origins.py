@@ -317,9 +317,6 @@ class Origins:
     def is_model(self, node: cst.BaseExpression) -> bool:
         return self._constructs(node, lambda name: bool(_MODULE.fullmatch(name)))
 
-    def is_scaler(self, node: cst.BaseExpression) -> bool:
-        return self._constructs(node, lambda name: name.startswith("torch.") and name.endswith("GradScaler"))
-
     def all_are(self, node: cst.BaseExpression, test: Callable[[cst.BaseExpression], bool]) -> bool:
         """Whether every origin of a value satisfies a test."""
         origins = self.of(node)
