@@ -35,7 +35,7 @@ class Nesting(Evidence):
         by_thread = host[np.argsort(run.thread[host], kind="stable")]
         borders = np.flatnonzero(np.diff(run.thread[by_thread])) + 1
         for rows in np.split(by_thread, borders):
-            parent[rows], depth[rows] = _nest(rows, run.ts[rows], run.end[rows])
+            _nest(rows, run, parent, depth)
         return cls(parent, depth, run)
 
     def ancestors(self, row: int) -> list[int]:
@@ -49,8 +49,8 @@ class Nesting(Evidence):
 
     def children(self, row: int) -> I64:
         """The rows directly inside, by start."""
-        first, behind = np.searchsorted(self._parents_sorted, [row, row + 1])
-        return self._by_parent[first:behind]
+        first, behind = self._first_child[row], self._first_child[row + 1]
+        return self._by_parent[first:behind].astype(np.int64)
 
     def open_at(self, thread: int, t_ns: int) -> list[int]:
         """The events of a thread (index in `run.threads`) open at a moment, outer to inner."""
@@ -80,8 +80,7 @@ class Nesting(Evidence):
 
     def thread_rows(self, thread: int) -> I64:
         """The host events of a thread, by start."""
-        first, behind = np.searchsorted(self._threads_sorted, [thread, thread + 1])
-        return self._by_thread[first:behind]
+        return self._by_thread[self._first_of_thread[thread] : self._first_of_thread[thread + 1]]
 
     def outermost(self, rows: I64) -> I64:
         """Those of the rows (ascending) that lie in no other of them."""
@@ -97,12 +96,14 @@ class Nesting(Evidence):
             above[live] = self.parent[above[live]]
 
     @cached_property
-    def _by_parent(self) -> I64:
-        return np.argsort(self.parent, kind="stable")
+    def _by_parent(self) -> I32:
+        return np.argsort(self.parent, kind="stable").astype(np.int32)
 
     @cached_property
-    def _parents_sorted(self) -> I32:
-        return self.parent[self._by_parent]
+    def _first_child(self) -> I32:
+        """For each row, where its children begin in `_by_parent`; one entry more for the end of the last."""
+        counts = np.bincount(self.parent + 1, minlength=len(self.parent) + 1)
+        return np.cumsum(counts).astype(np.int32)
 
     @cached_property
     def _by_thread(self) -> I64:
@@ -110,24 +111,32 @@ class Nesting(Evidence):
         return host[np.argsort(self.run.thread[host], kind="stable")]
 
     @cached_property
-    def _threads_sorted(self) -> I32:
-        return self.run.thread[self._by_thread]
+    def _first_of_thread(self) -> I64:
+        threads = self.run.thread[self._by_thread]
+        return np.searchsorted(threads, np.arange(len(self.run.threads) + 1, dtype=threads.dtype))
 
 
-def _nest(rows: I64, ts: I64, end: I64) -> tuple[list[int], list[int]]:
-    """Parent and depth of one thread's events, given by start, longer first."""
-    middle = (ts + (end - ts) // 2).tolist()
-    parents: list[int] = []
-    depths: list[int] = []
-    stack: list[tuple[int, int, int]] = []  # (end, row, depth)
-    for row, start, stop, mid in zip(rows.tolist(), ts.tolist(), end.tolist(), middle, strict=True):
-        while stack and stack[-1][0] <= start:
-            stack.pop()
-        at = len(stack) - 1
-        while at >= 0 and stack[at][0] < mid:
-            at -= 1
-        above, depth = (stack[at][1], stack[at][2] + 1) if at >= 0 else (-1, 0)
-        parents.append(above)
-        depths.append(depth)
-        stack.append((stop, row, depth))
-    return parents, depths
+BLOCK = 1 << 16
+"""rows turned into Python numbers at once"""
+_OUTSIDE = (np.iinfo(np.int64).max, -1, -1)
+"""(end, row, depth) of what encloses everything"""
+
+
+def _nest(rows: I64, run: Run, parent: I32, depth: I32) -> None:
+    """Fills in parent and depth of one thread's events, given by start, longer first."""
+    stack: list[tuple[int, int, int]] = [_OUTSIDE]
+    for block in np.split(rows, range(BLOCK, len(rows), BLOCK)):
+        ts, end = run.ts[block], run.end[block]
+        middle = (ts + (end - ts) // 2).tolist()
+        found = []
+        for row, start, stop, mid in zip(block.tolist(), ts.tolist(), end.tolist(), middle, strict=True):
+            above = stack[-1]
+            while above[0] <= start:
+                stack.pop()
+                above = stack[-1]
+            if above[0] < mid:
+                above = next(outer for outer in reversed(stack) if outer[0] >= mid)
+            found.append(above)
+            stack.append((stop, row, above[2] + 1))
+        parent[block] = [above[1] for above in found]
+        depth[block] = [above[2] + 1 for above in found]
