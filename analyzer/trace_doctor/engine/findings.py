@@ -130,9 +130,9 @@ def score(finding: Finding) -> float:
     return share * WEIGHT[finding.confidence]
 
 
-def merged(filed: Sequence[Filed], settings: Settings) -> list[tuple[Finding, Filed]]:
+def merged(filed: Sequence[Filed], settings: Settings) -> tuple[list[tuple[Finding, Filed]], int]:
     """One finding per fault: the same fault on other ranks or files of one folder becomes a table in the worst one.
-    Filtered, ordered, with ids."""
+    Filtered, ordered, with ids; and how many the filters left out."""
     groups: dict[tuple[str, str], list[Filed]] = {}
     for f in filed:
         groups.setdefault((f.finding.fingerprint, str(PurePosixPath(f.path).parent)), []).append(f)
@@ -156,7 +156,7 @@ def merged(filed: Sequence[Filed], settings: Settings) -> list[tuple[Finding, Fi
     for finding, f in kept:
         counted[finding.code] += 1
         numbered.append((replace(finding, id=f"{finding.code}-{counted[finding.code]}"), f))
-    return numbered
+    return numbered, len(found) - len(kept)
 
 
 def _confidence(text: str) -> Confidence:

@@ -8,13 +8,15 @@ from statistics import median
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from trace_doctor import __version__
 from trace_doctor.config import Config
 from trace_doctor.engine.findings import Filed, file_claim, merged
 from trace_doctor.engine.running import Verdict, run_rules
-from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.errors import NotCaptured, UsageError
+from trace_doctor.evidence.base import Evidence, Facts, Options
 from trace_doctor.evidence.memory_ledger import MemoryLedger
 from trace_doctor.evidence.memory_series import thinned
 from trace_doctor.evidence.overview import Overview
@@ -80,14 +82,19 @@ def diagnose(
         verdicts = run_rules(facts, made, lambda code, path=capture.path: progress(code, path))  # type: ignore[misc]
         examined.append(Examined(number, facts, verdicts))
         inputs += _inputs(facts)
+    _must_select(examined, options or Options())
     filed = [
         file_claim(v.rule, c, e.number, e.rank, e.facts.capture.path, config.settings)
         for e in examined
         for v in e.verdicts
         for c in v.claims
     ]
-    numbered = merged(filed, config.settings)
+    numbered, left_out = merged(filed, config.settings)
     limits: list[str] = []
+    if left_out:
+        limits.append(
+            f"{left_out} finding{'s' if left_out > 1 else ''} below min-confidence or min-saving left out"
+        )
     findings = _limit([f for f, _ in numbered], MAX_FINDINGS, "findings", limits)
     what_if = [w for e in examined for w in _what_if(e, numbered)]
     traces = sum(e.facts.capture.run is not None for e in examined)
@@ -96,7 +103,7 @@ def diagnose(
         tool=Tool(version=__version__),
         inputs=inputs,
         ignored=list(ignored),
-        summary=_summary(examined, what_if, findings),
+        summary=_summary(examined, what_if, findings, left_out),
         time_ledger=_rows(examined, TimeLedger, lambda t: t.rows),
         memory_ledger=_rows(examined, MemoryLedger, lambda m: m.rows),
         steps=_limit(_steps(examined), MAX_STEPS, "steps", limits),
@@ -116,6 +123,34 @@ def diagnose(
         limits=limits,
     )
     return result
+
+
+def _must_select(examined: Sequence[Examined], options: Options) -> None:
+    """Steps or a device that no capture has would leave nothing to look at, and look like a clean bill."""
+    if examined and options.steps is not None and not any(e.facts.get(Steps) for e in examined):
+        raise UsageError(f"--steps: {_missing(examined[0].facts, Steps)}")
+    if options.device is not None:
+        there = sorted({d for e in examined for d in _devices(e.facts.capture)})
+        if there and options.device not in there:
+            raise UsageError(f"--device {options.device}: the captures have {', '.join(map(str, there))}")
+
+
+def _missing(facts: Facts, kind: type[Evidence]) -> str:
+    try:
+        facts[kind]
+    except NotCaptured as missing:
+        return missing.reason
+    return ""
+
+
+def _devices(capture: Capture) -> set[int]:
+    """Devices that worked or whose memory was recorded."""
+    found: set[int] = set()
+    if capture.run is not None:
+        found |= set(np.unique(capture.run.device[capture.run.gpu]).tolist())
+    if capture.snapshot is not None:
+        found |= set(capture.snapshot.devices)
+    return found
 
 
 def _inputs(facts: Facts) -> list[Input]:
@@ -223,7 +258,9 @@ def _what_if(e: Examined, numbered: Sequence[tuple[Finding, Filed]]) -> list[Wha
     return found
 
 
-def _summary(examined: Sequence[Examined], what_if: Sequence[WhatIf], findings: Sequence[Finding]) -> Summary:
+def _summary(
+    examined: Sequence[Examined], what_if: Sequence[WhatIf], findings: Sequence[Finding], left_out: int
+) -> Summary:
     """Of several captures: the slowest step, the busy share of all steady time, the highest peak, the largest saving."""
     with_steps = [s for e in examined if (s := e.facts.get(Steps)) is not None and s.source != "none"]
     ledgers = [row for e in examined if (t := e.facts.get(TimeLedger)) is not None for row in t.rows]
@@ -247,7 +284,7 @@ def _summary(examined: Sequence[Examined], what_if: Sequence[WhatIf], findings: 
             unexplained_share=max((r.unexplained_share or 0.0 for r in replays), default=None),
         ),
         saving_up_to=_saving_up_to(what_if, findings),
-        verdict=_verdict(findings),
+        verdict=_verdict(findings, left_out),
     )
 
 
@@ -274,9 +311,11 @@ def _saving_up_to(what_if: Sequence[WhatIf], findings: Sequence[Finding]) -> Sav
     )
 
 
-def _verdict(findings: Sequence[Finding]) -> str:
+def _verdict(findings: Sequence[Finding], left_out: int) -> str:
     counts = {s: sum(f.severity == s for f in findings) for s in ("critical", "warning", "info")}
     serious = counts["critical"] + counts["warning"]
+    if not findings and left_out:
+        return "No fault found above min-confidence and min-saving."
     if not findings:
         return "No fault found among those that could be checked."
     if not serious:
