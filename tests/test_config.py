@@ -47,7 +47,9 @@ def test_thresholds_reach_the_rule(tmp_path: Path) -> None:
     [
         ("igmore = ['TD1']", "did you mean 'ignore'"),
         ("ignore = 'TD1'", "list of text"),
-        ("fail-on = 'high'", "must be one of"),
+        ("fail-on = 'high'", "not 'high'"),
+        ("[tool.trace_doctor]\nselect = ['TD1']", r"written \[tool.trace-doctor\]"),
+        ("torch-version = 'new'", "like 2.9"),
         ("min-saving = 'lots'", "no number"),
         ("select = ['TD999']", "no rule 'TD999'"),
         ("[rules.TD101]\nmin_shar = 0.1", "did you mean 'min_share'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -118,7 +119,9 @@ def _from_file(start: Path, file: Path | None) -> tuple[str, dict[str, Any]]:
 
 
 def _speaks_of_us(path: Path) -> bool:
-    return path.is_file() and (path.name != "pyproject.toml" or b"tool.trace-doctor" in path.read_bytes())
+    return path.is_file() and (
+        path.name != "pyproject.toml" or re.search(rb"tool\.trace[-_]doctor", path.read_bytes()) is not None
+    )
 
 
 def _table(path: Path) -> dict[str, Any]:
@@ -127,6 +130,8 @@ def _table(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path.name}: {error}") from None
     if path.name == "pyproject.toml" or "tool" in data:
+        if "trace_doctor" in data.get("tool", {}):
+            raise UsageError(f"{path.name}: [tool.trace_doctor] is written [tool.trace-doctor]")
         return dict(data.get("tool", {}).get("trace-doctor", {}))
     return data
 
@@ -159,7 +164,9 @@ def _number(key: str, text: str) -> float:
 def _checked(key: str, value: Any, origin: str) -> Any:
     fields = {f.name: getattr(Settings(), f.name) for f in dataclasses.fields(Settings)}
     if key not in fields:
-        raise UsageError(f"{origin}: unknown key {_dashed(key)!r}" + _nearest(_dashed(key), map(_dashed, fields)))
+        raise UsageError(
+            f"{origin}: unknown key {_dashed(key)!r}" + _nearest(_dashed(key), map(_dashed, fields))
+        )
     default = fields[key]
     if isinstance(default, float) and isinstance(value, str):
         return _number(key, value)
@@ -171,7 +178,9 @@ def _checked(key: str, value: Any, origin: str) -> Any:
         raise UsageError(f"{origin}: {_dashed(key)} must be a {_plain(default)}")
     allowed = {"fail_on": (*SEVERITIES, "never"), "min_confidence": CONFIDENCES}.get(key)
     if allowed and value not in allowed:
-        raise UsageError(f"{origin}: {_dashed(key)} must be one of {', '.join(allowed)}")
+        raise UsageError(f"{origin}: {_dashed(key)} must be one of {', '.join(allowed)}, not {value!r}")
+    if key == "torch_version" and value and not re.match(r"v?\d+\.\d+", value):
+        raise UsageError(f"{origin}: torch-version must be like 2.9, not {value!r}")
     return value
 
 
@@ -181,7 +190,7 @@ def _plain(default: Any) -> str:
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.4)
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.55)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -52,8 +52,9 @@ def resolve(selector: str) -> list[type[Rule]]:
     hits = [r for r in all_rules() if r.name == selector or r.code.startswith(selector.upper())]
     if not hits:
         known = [k for r in all_rules() for k in (r.code, r.name)]
-        near = difflib.get_close_matches(selector, known, n=1, cutoff=0.4)
-        raise UsageError(f"no rule {selector!r}" + (f"; did you mean {near[0]}?" if near else ""))
+        near = difflib.get_close_matches(selector, known, n=1, cutoff=0.55)
+        hint = f"did you mean {near[0]}?" if near else "`trace-doctor rules` lists them"
+        raise UsageError(f"no rule {selector!r}; {hint}")
     return hits
 
 
