@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -87,7 +88,10 @@ def test_outputs(logs: Path) -> None:
         (("analyze", "nothing-here"), "nothing-here"),
         (("analyze", "logs", "--select", "TD999"), "no rule"),
         (("analyze", "logs", "--steps", "8:5"), "selects no step"),
+        (("check", "logs", "--steps", "800:900"), "the trace has steps 0 to 7"),
+        (("check", "logs", "--device", "7"), "the captures have 0"),
         (("analyze", "logs", "--rank", "7"), "rank 7"),
+        (("analyze", "logs", "--torch-version", "banana"), "like 2.9"),
         (("analyze", "logs", "--color", "blue"), "not auto"),
         (("analyze", "logs", "--config", "no.toml"), "no configuration file"),
         (("check", "logs", "--fail-on", "high"), "must be one of"),
@@ -132,6 +136,44 @@ def test_same_input_same_bytes(logs: Path, fmt: str) -> None:
     assert first.returncode == second.returncode == 0
     assert first.stdout == second.stdout
     assert str(logs) not in first.stdout, "no absolute path in any output"
+
+
+def test_a_trace_from_stdin(logs: Path) -> None:
+    data = (logs / "logs" / "rank0.pt.trace.json").read_bytes()
+    for piped in (data, gzip.compress(data)):
+        done = subprocess.run(
+            [*EXE, "check", "-", "-o", "json"], cwd=logs, input=piped, capture_output=True, check=False
+        )
+        assert done.returncode == 1, done.stderr
+        result = Result.from_json(done.stdout)
+        assert (result.inputs[0].path, result.findings[0].code) == ("stdin", "TD101")
+    assert subprocess.run([*EXE, "check", "-"], input=b"", capture_output=True, check=False).returncode == 2
+
+
+def test_what_the_filters_leave_out_is_said(logs: Path) -> None:
+    done = run("analyze", "logs", "--min-saving", "99%", "-o", "json", cwd=logs)
+    result = Result.from_json(done.stdout)
+    assert not result.findings
+    assert result.limits == ["1 finding below min-confidence or min-saving left out"]
+    assert "min-saving" in result.summary.verdict
+
+
+def test_a_terminal_that_lacks_a_character_is_no_reason_to_fail(logs: Path) -> None:
+    (logs / "logs" / "rank0.pt.trace.json").rename(logs / "logs" / "spår.json")
+    for args in (("rule", "TD101"), ("analyze", "logs", "-o", "text")):
+        assert run(*args, cwd=logs, PYTHONIOENCODING="ascii").returncode == 0
+    shown = run("analyze", "logs", "-o", "json", cwd=logs, PYTHONIOENCODING="ascii").stdout
+    assert Result.from_json(shown).inputs[0].path == "spår.json"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="needs a folder in which nobody can write: /proc/self"
+)
+def test_a_folder_that_cannot_be_written_costs_the_report_only(logs: Path) -> None:
+    done = run("analyze", logs / "logs", cwd=Path("/proc/self"))
+    assert done.returncode == 0, done.stderr
+    assert "TD101" in done.stdout
+    assert "no report" in done.stderr
 
 
 def test_quiet(logs: Path) -> None:

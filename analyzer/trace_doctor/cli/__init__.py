@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -12,6 +13,9 @@ def main() -> None:
     from trace_doctor.cli.common import verbosity
     from trace_doctor.errors import TraceDoctorError
 
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character is no reason to fail
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     try:
         app(prog_name="trace-doctor")
     except TraceDoctorError as error:

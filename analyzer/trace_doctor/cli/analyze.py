@@ -63,13 +63,14 @@ def run(
     """What `analyze` and `check` do alike."""
     from trace_doctor.api import analyze as api_analyze
 
-    return api_analyze(
-        *paths,
-        config=config,  # type: ignore[arg-type]
-        source=source,
-        rank=rank,
-        steps=c.parse_steps(steps),
-        device=device,
-        with_source_lines=not no_source,
-        progress=progress,  # type: ignore[arg-type]
-    )
+    with c.captures(paths) as files:
+        return api_analyze(
+            *files,
+            config=config,  # type: ignore[arg-type]
+            source=source,
+            rank=rank,
+            steps=c.parse_steps(steps),
+            device=device,
+            with_source_lines=not no_source,
+            progress=progress,  # type: ignore[arg-type]
+        )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +24,9 @@ MARKER = b'name="generator" content="trace-doctor'
 
 Paths = Annotated[
     list[str],
-    typer.Argument(metavar="PATH...", help="Traces, snapshots, or folders and globs that hold them."),
+    typer.Argument(
+        metavar="PATH...", help="Traces, snapshots, folders and globs that hold them, or - for stdin."
+    ),
 ]
 Source = Annotated[
     Path | None,
@@ -32,7 +36,7 @@ Output = Annotated[
     list[str] | None,
     typer.Option(
         "--output", "--format", "-o", metavar="FORMAT[=PATH]",
-        help="text, html, json, sarif, junit, github or markdown; repeatable; at most one without PATH goes to stdout.",
+        help="text, html or json; repeatable; at most one without PATH goes to stdout.",
     ),
 ]  # fmt: skip
 Select = Annotated[list[str] | None, typer.Option(help="Run only these rules: codes, prefixes (TD1), names.")]
@@ -107,6 +111,8 @@ class Sink:
 
     format: str
     path: Path | None
+    optional: bool = False
+    """written because nothing else was asked for: where it cannot be, a note is enough"""
 
 
 def parse_outputs(given: Sequence[str]) -> list[Sink]:
@@ -133,11 +139,13 @@ def sinks_for(given: Sequence[str], *, force: bool, quiet: int, default_report: 
         return parse_outputs(given)
     sinks = [Sink("text", None)]
     if default_report and quiet < 2:
-        if DEFAULT_REPORT.exists() and not force and not _is_ours(DEFAULT_REPORT):
+        if DEFAULT_REPORT.is_dir() or (
+            DEFAULT_REPORT.exists() and not force and not _is_ours(DEFAULT_REPORT)
+        ):
             raise UsageError(
                 f"{DEFAULT_REPORT} exists and is no report of ours; use --output html=PATH or --force to replace it"
             )
-        sinks.append(Sink("html", DEFAULT_REPORT))
+        sinks.append(Sink("html", DEFAULT_REPORT, optional=True))
     return sinks
 
 
@@ -155,16 +163,54 @@ def emit(
     for sink in sinks:
         if sink.path is None:
             if quiet < 2:
-                ascii_only = not _unicode(sys.stdout.encoding)
-                text = render(
-                    result, sink.format, color=wants_color(color), show_skipped=show_skipped, ascii=ascii_only
-                )
-                sys.stdout.write(text)
-                sys.stdout.flush()
+                _print(result, sink.format, color, show_skipped)
             continue
-        write(sink.path, render(result, sink.format, show_skipped=show_skipped))
+        try:
+            write(sink.path, render(result, sink.format, show_skipped=show_skipped))
+        except UsageError as error:
+            if not sink.optional:
+                raise
+            note(f"no report: {error}; --output html=PATH writes it elsewhere")
+            continue
         if not quiet:
             note(f"{sink.format} report: {sink.path}")
+
+
+def _print(result: Result, fmt: str, color: str, show_skipped: bool) -> None:
+    """Text as the terminal can show it; what programs read is UTF-8 in every locale."""
+    from trace_doctor.reporters import render
+
+    if fmt != "text":
+        sys.stdout.flush()
+        data = render(result, fmt, show_skipped=show_skipped).encode("utf-8", "surrogateescape")
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    ascii_only = not _unicode(sys.stdout.encoding)
+    width = min(shutil.get_terminal_size().columns, 80) if sys.stdout.isatty() else 80
+    text = render(
+        result,
+        fmt,
+        color=wants_color(color),
+        width=max(width, 40),
+        show_skipped=show_skipped,
+        ascii=ascii_only,
+    )
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+@contextmanager
+def captures(paths: Sequence[str]) -> Iterator[list[str]]:
+    """The paths, with `-` replaced by a file that holds what stdin delivers: captures are not read in one pass."""
+    if "-" not in paths:
+        yield list(paths)
+        return
+    with tempfile.TemporaryDirectory(prefix="trace-doctor-") as folder:
+        piped = Path(folder) / "stdin"
+        with piped.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield [str(piped) if path == "-" else path for path in paths]
 
 
 def write(path: Path, text: str) -> None:
