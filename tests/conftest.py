@@ -1,6 +1,7 @@
 """The real captures: public data of many origins, kept beside the checkout and never part of the project.
 
 A test with an argument `trace_file` or `snapshot_file` runs once for each of them; `captures_dir` is their folder.
+`trace_facts` is the evidence of each trace. Tests of one file run one after another, so that they share it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from trace_doctor.errors import NotACapture
+from trace_doctor.evidence.base import Facts
+from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.run import Capture
 
 CAPTURES = Path(__file__).resolve().parents[2] / "shared"
 _ABSENT = "the real captures are not there (../shared, beside the checkout)"
@@ -20,6 +26,15 @@ def captures_dir() -> Path:
     return CAPTURES
 
 
+@pytest.fixture(scope="session")
+def trace_facts(trace_file: Path) -> Facts:
+    """Skips the captures of other tools."""
+    try:
+        return Facts(Capture(0, load_trace(trace_file, trace_file.name)))
+    except NotACapture as why:
+        pytest.skip(f"no PyTorch trace: {why}")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for argument, kind, suffixes in (
         ("trace_file", "traces", (".json", ".json.gz")),
@@ -29,6 +44,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             folder = CAPTURES / kind
             files = sorted(p for p in folder.rglob("*") if p.name.endswith(suffixes))
             absent = [pytest.param(None, marks=pytest.mark.skip(reason=_ABSENT), id="absent")]
-            metafunc.parametrize(
-                argument, files or absent, ids=[p.relative_to(folder).as_posix() for p in files] or None
-            )
+            ids = [p.relative_to(folder).as_posix() for p in files] or None
+            metafunc.parametrize(argument, files or absent, ids=ids, scope="session")

@@ -59,6 +59,8 @@ def compute(events: list[dict[str, Any]]) -> Oracle | None:
     extent: list[Span] = []
     for e in events:
         cat, name, args = e.get("cat", ""), str(e.get("name", "")), e.get("args") or {}
+        if cat not in KERNELS | COPIES | CALLS | MARKS:
+            continue
         start = round(Decimal(e["ts"] - origin) * 1000)
         end = start + max(round(Decimal(e.get("dur") or 0) * 1000), 0)
         if cat in KERNELS | COPIES:

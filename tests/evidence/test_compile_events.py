@@ -11,7 +11,7 @@ import pytest
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.compile_events import CompileEvents
 from trace_doctor.evidence.frames import Frame
-from trace_doctor.evidence.graph_breaks import Break, host_ns
+from trace_doctor.evidence.graph_breaks import Break
 from trace_doctor.loaders.kineto import load_trace
 from trace_doctor.loaders.torch_trace import (
     CompileLog,
@@ -27,6 +27,11 @@ from trace_doctor.testing import RunBuilder
 
 def events(run: Run, *logs: CompileLog, options: Options | None = None) -> CompileEvents:
     return Facts(Capture(0, run, torch_logs=logs), options)[CompileEvents]
+
+
+def host_ns(gaps: Sequence[tuple[int, int, int]]) -> int:
+    """Length of spans of (thread, start, end) ns that do not overlap."""
+    return sum(end - start for _, start, end in gaps)
 
 
 def places(breaks: Sequence[Break]) -> list[tuple[str | None, int | None]]:
@@ -172,6 +177,33 @@ def test_without_ids_only_names_tell_a_break(stacks: bool) -> None:
     assert places(found.breaks) == ([("forward", 8)] if stacks else [])
 
 
+def test_a_continuation_that_runs_eagerly_still_names_the_line() -> None:
+    """Past the recompile limit what follows a break is plain Python: only its frame is left of it."""
+    b = RunBuilder(gpu=None, stacks=True)
+    for _ in range(3):
+        with b.step(), b.region(0), b.python("train.py", 19, "forward"):
+            _graph(b)
+            with b.region(1), b.python("train.py", 8, "metric"):
+                _graph(b)
+            with b.python("train.py", 22, "torch_dynamo_resume_in_forward_at_22"), b.op("aten::add", us=20):
+                pass
+    (found,) = events(b.run()).breaks
+    assert (found.function, found.line, found.calls) == ("forward", 22, 3)
+    assert found.callee == Frame("train.py", 8, "metric")
+
+
+def test_compiled_callables_of_which_nothing_is_compiled_are_counted() -> None:
+    b = RunBuilder(gpu=None, stacks=True)
+    for _ in range(3):
+        wrapper = b.python("torch/_dynamo/eval_frame.py", 1076, "compile_wrapper")
+        with b.step(), wrapper, b.python("train.py", 12, "forward"), b.op("aten::mm", us=20):
+            pass
+    found = events(b.run())
+    assert found.wrappers_run == 3
+    assert not found.regions.all
+    assert not found.graphs_run
+
+
 def test_a_region_on_another_thread_is_not_inside() -> None:
     b = RunBuilder(gpu=None)
     for _ in range(3):
@@ -271,8 +303,8 @@ def test_the_log_says_it_better() -> None:
         records=4,
     )
     first, second = events(_recompiling(shapes=True), log).compilations
-    assert (first.changed, first.from_log) == (("scale == 1.0",), True)
-    assert not second.from_log
+    assert first.changed == ("scale == 1.0",)
+    assert second.changed == ("input of shape [9, 32] became [10, 32]",)
 
 
 def test_a_run_without_compile_has_nothing() -> None:
@@ -364,13 +396,10 @@ def test_every_break_of_a_real_script_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.captures
-def test_no_real_capture_is_said_to_break(trace_file: Path) -> None:
+def test_no_real_capture_is_said_to_break(trace_facts: Facts) -> None:
     """None of them nests regions: compiled models, regional blocks, piecewise graphs of servers, graph capture."""
-    from trace_doctor.errors import NotCaptured, TraceDoctorError
-
-    try:
-        found = events(load_trace(trace_file, trace_file.name))
-    except (TraceDoctorError, NotCaptured):
-        pytest.skip("no trace of ours, or nothing in it")
+    found = trace_facts.get(CompileEvents)
+    if found is None:
+        pytest.skip("nothing is compiled")
     assert found.breaks == ()
     assert found.compilations == ()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trace_doctor.errors import NotCaptured, TraceDoctorError
+from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.data_loading import DataLoading
 from trace_doctor.evidence.intervals import clip, pairs, total, union
@@ -410,12 +410,8 @@ def test_figures_of_known_loaders(
 
 
 @pytest.mark.captures
-def test_nothing_removed_reproduces_the_window_of_every_capture(trace_file: Path) -> None:
-    try:
-        run = load_trace(trace_file, trace_file.name)
-    except TraceDoctorError:
-        pytest.skip("not a PyTorch trace")
-    replay = facts_of(run).get(Replay)
+def test_nothing_removed_reproduces_the_window_of_every_capture(trace_facts: Facts) -> None:
+    replay = trace_facts.get(Replay)
     if replay is None or replay.reproduction_error is None:
         pytest.skip("no GPU work")
     assert replay.reproduction_error <= 0.01

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trace_doctor.errors import NotACapture, NotCaptured
+from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.overview import Overview
 from trace_doctor.evidence.steps import Steps
@@ -34,21 +34,13 @@ Make = Callable[..., Facts]
 CLOSE = 0.001
 
 
-def load(path: Path) -> Run:
-    try:
-        return load_trace(path, path.name)
-    except NotACapture as why:
-        pytest.skip(f"not ours: {why}")
-
-
 def spent(row: TimeLedgerRow) -> int:
     return row.compute_ns + row.exposed_comm_ns + row.exposed_copy_ns + row.idle_ns.total()
 
 
 @pytest.mark.captures
-def test_every_real_ledger_adds_up_and_fills_the_window(trace_file: Path) -> None:
-    facts = Facts(Capture(0, load(trace_file)))
-    ledger, steps = facts[TimeLedger], facts[Steps]
+def test_every_real_ledger_adds_up_and_fills_the_window(trace_facts: Facts) -> None:
+    ledger, steps = trace_facts[TimeLedger], trace_facts[Steps]
     assert ledger.rows
     for row in ledger.rows:
         assert spent(row) == row.window_ns
@@ -56,23 +48,21 @@ def test_every_real_ledger_adds_up_and_fills_the_window(trace_file: Path) -> Non
     for device in {r.device for r in ledger.rows}:
         whole = sum(r.window_ns for r in ledger.rows if r.device == device)
         assert whole == steps.window[1] - steps.window[0]
-    for lane in facts[Overview].lanes():
+    for lane in trace_facts[Overview].lanes():
         assert lane.shown == len(lane.segments) <= 600
         assert sum(s.dur_us for s in lane.segments) == pytest.approx(lane.dur_us)
 
 
 @pytest.mark.captures
-def test_every_real_ledger_agrees_with_the_oracle(trace_file: Path) -> None:
-    run = load(trace_file)
+def test_every_real_ledger_agrees_with_the_oracle(trace_file: Path, trace_facts: Facts) -> None:
     events = oracle.read(trace_file)
     if events is None:
         pytest.skip("not valid JSON: the loader repairs it, the oracle does not")
     expected = oracle.compute(events)
     if expected is None:
         pytest.skip("no GPU work")
-    facts = Facts(Capture(0, run))
     window = expected.window[1] - expected.window[0]
-    rows = [r for r in facts[TimeLedger].rows if r.device >= 0]
+    rows = [r for r in trace_facts[TimeLedger].rows if r.device >= 0]
     for device, times in expected.devices.items():
         mine = [r for r in rows if r.device == device]
         if not mine:  # worked outside the window only
@@ -100,7 +90,7 @@ def test_every_real_ledger_agrees_with_the_oracle(trace_file: Path) -> None:
 )
 def test_idle_owned_by_data_loading(captures_dir: Path, name: str, steps: int, ms_a_step: float) -> None:
     path = captures_dir / "traces" / name
-    facts = Facts(Capture(0, load(path)))
+    facts = Facts(Capture(0, load_trace(path, path.name)))
     rows = facts[TimeLedger].rows
     owned = sum(r.idle_ns.data_loading for r in rows)
     events = oracle.read(path)
@@ -125,7 +115,7 @@ SOME = (
 @pytest.mark.captures
 @pytest.mark.parametrize("name", SOME)
 def test_clock_process_names_and_order_of_equal_events_do_not_matter(captures_dir: Path, name: str) -> None:
-    run = load(captures_dir / "traces" / name)
+    run = load_trace(captures_dir / "traces" / name, name)
     before = Facts(Capture(0, run))[TimeLedger].rows
 
     later = replace(run, ts=run.ts + 123_456_789_012)
@@ -162,7 +152,10 @@ def test_the_order_of_events_in_the_file_does_not_matter(
     random.Random(0).shuffle(trace["traceEvents"] if isinstance(trace, dict) else trace)
     other = tmp_path / "shuffled.json"
     other.write_text(json.dumps(trace))
-    assert Facts(Capture(0, load(other)))[TimeLedger].rows == Facts(Capture(0, load(path)))[TimeLedger].rows
+    assert (
+        Facts(Capture(0, load_trace(other, other.name)))[TimeLedger].rows
+        == Facts(Capture(0, load_trace(path, path.name)))[TimeLedger].rows
+    )
 
 
 @pytest.mark.captures
@@ -172,7 +165,7 @@ def test_a_pause_of_everything_adds_that_much_idle_and_no_work(
     captures_dir: Path, name: str, share: float
 ) -> None:
     """At a moment when no launch is under way and the device idles, the whole machine stands still for 5 ms."""
-    run = load(captures_dir / "traces" / name)
+    run = load_trace(captures_dir / "traces" / name, name)
     facts = Facts(Capture(0, run))
     start, end = facts[Steps].window
     pause, device = 5_000_000, int(run.device[run.gpu[0]])

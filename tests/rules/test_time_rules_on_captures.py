@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trace_doctor.errors import NotCaptured, TraceDoctorError
+from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.data_loading import DataLoading
 from trace_doctor.evidence.sync_sites import SyncSites
@@ -59,24 +59,16 @@ def test_the_twin_with_workers_is_sound(captures_dir: Path) -> None:
     assert not claims(DataLoaderStarvation(), facts_of(captures_dir / "traces" / RESNET_4))
 
 
-def test_no_capture_with_workers_is_blamed_with_confidence(trace_file: Path) -> None:
-    try:
-        facts = facts_of(trace_file)
-    except TraceDoctorError:
-        pytest.skip("not a PyTorch trace")
-    loading = facts.get(DataLoading)
+def test_no_capture_with_workers_is_blamed_with_confidence(trace_facts: Facts) -> None:
+    loading = trace_facts.get(DataLoading)
     if loading is None or "workers" not in loading.kinds:
         pytest.skip("no loader with workers")
-    assert all(c.confidence == "low" for c in claims(DataLoaderStarvation(), facts))
+    assert all(c.confidence == "low" for c in claims(DataLoaderStarvation(), trace_facts))
 
 
-def test_waits_that_cost_nothing_are_no_finding(trace_file: Path) -> None:
+def test_waits_that_cost_nothing_are_no_finding(trace_facts: Facts) -> None:
     """Captures wait in many places; in none would one place less have shortened the step by 3 %, or be certain to."""
-    try:
-        facts = facts_of(trace_file)
-    except TraceDoctorError:
-        pytest.skip("not a PyTorch trace")
-    sites = facts.get(SyncSites)
+    sites = trace_facts.get(SyncSites)
     if sites is None or not sites.sites:
         pytest.skip("nothing waits for the GPU")
-    assert not claims(HostDeviceSync(), facts)
+    assert not claims(HostDeviceSync(), trace_facts)
