@@ -12,7 +12,14 @@ import numpy as np
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compile_regions import Regions, read_regions
 from trace_doctor.evidence.frames import Frame, same_file, shown_path
-from trace_doctor.evidence.graph_breaks import Break, find_breaks, is_graph_call, only_logged, run_eagerly
+from trace_doctor.evidence.graph_breaks import (
+    Break,
+    find_breaks,
+    is_graph_call,
+    is_wrapper_call,
+    only_logged,
+    run_eagerly,
+)
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.recompiles import Compilation, find_compilations
 from trace_doctor.evidence.steps import Steps
@@ -34,6 +41,8 @@ class CompileEvents(Evidence):
     """regions carry `frame/recompile` numbers (torch 2.5 and later)"""
     graphs_run: int
     """calls of compiled graphs, with regions around them or (torch before 2.2, vLLM) without"""
+    wrappers_run: int
+    """calls of what torch.compile returned, as far as stacks show them: more than graphs where it gave functions up"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -64,6 +73,7 @@ class CompileEvents(Evidence):
             ),
             has_ids=any(r.frame_id is not None for r in regions.all),
             graphs_run=len(run.named(is_graph_call, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)),
+            wrappers_run=len(run.named(is_wrapper_call, Cat.PYTHON)),
         )
 
 

@@ -17,7 +17,7 @@ from trace_doctor.evidence.frames import Frame, python_frame
 from trace_doctor.run import I64, Cat, Run
 
 _REGION = re.compile(r"Torch-Compiled Region(?:: (\S+)/(\d+))?")
-_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,7 @@ class Region:
     @property
     def resumes(self) -> Frame | None:
         """Where it goes on after a graph break: the broken function and the line; None if it is no continuation."""
-        found = _RESUME.fullmatch(self.frame.function) if self.frame else None
-        return Frame(self.frame.file, int(found.group(2)), found.group(1)) if found and self.frame else None
+        return resumed_at(self.frame)
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,12 @@ class Regions:
         """With the functions of a log where the trace has no stacks, by compile id."""
         named = (r if r.frame else replace(r, frame=logged.get(r.compile_id or "")) for r in self.all)
         return Regions(tuple(named), self.children)
+
+
+def resumed_at(frame: Frame | None) -> Frame | None:
+    """The broken function and line that a continuation's name tells; None if the frame is no continuation."""
+    found = RESUME.fullmatch(frame.function) if frame else None
+    return Frame(frame.file, int(found.group(2)), found.group(1)) if found and frame else None
 
 
 def is_region(name: str) -> bool:

@@ -13,20 +13,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trace_doctor.evidence.compile_regions import Region, Regions
+from trace_doctor.evidence.compile_regions import RESUME, Region, Regions, resumed_at
 from trace_doctor.evidence.frames import Frame, is_user_frame, python_frame, same_file
-from trace_doctor.evidence.intervals import clip, pairs, union
+from trace_doctor.evidence.intervals import NOTHING, clip, pairs, union
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.loaders.torch_trace import LogFrame, LoggedBreak
 from trace_doctor.run import I64, Cat, Run
 
 _DYNAMO = ("TorchDynamo Cache Lookup", "Pregraph bytecode", "AOTDispatcher ", "Torch-Compiled Region")
 _CALLS = ("CompiledFunction", "## Call CompiledFxGraph", "CompiledFxGraph")
+_PYTHON, _CALL, _OWN, _OTHER = range(4)
+"""what an event inside a region is: a frame, a call of compiled code, Dynamo's own, anything else"""
 
 
 def is_graph_call(name: str) -> bool:
     """The call of a graph that was compiled before."""
     return name.startswith(_CALLS) and not name.startswith("CompiledFunctionBackward")
+
+
+def is_wrapper_call(name: str) -> bool:
+    """The Python frame of a function that torch.compile returned."""
+    return "torch/_dynamo/eval_frame.py(" in name and name.endswith(": compile_wrapper")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +96,9 @@ def find_breaks(
     `others`: rows of calls that wait for the device, and of compilations; that time is theirs, not the break's.
     """
     found: dict[_Key, _Found] = {}
+    eager = _EagerResumes(run, regions)
     for root in roots:
-        owners = _Owners(regions, root, logged)
+        owners = _Owners(regions, root, logged, eager)
         chain = max((regions.all[i].depth for i in regions.below(root)), default=0) - regions.all[root].depth
         for piece, key in owners.of.items():
             here = found.setdefault(key, _Found())
@@ -123,9 +131,12 @@ def find_breaks(
 class _Owners:
     """For each region below a root: the break that it begins behind."""
 
-    def __init__(self, regions: Regions, root: int, logged: Sequence[LoggedBreak]) -> None:
+    def __init__(
+        self, regions: Regions, root: int, logged: Sequence[LoggedBreak], eager: _EagerResumes
+    ) -> None:
         self._regions = regions
         self._logged = logged
+        self._eager = eager
         self._outermost = regions.all[root].frame_id or ""
         self.of: dict[int, _Key] = {}
         self.callee: dict[_Key, Frame] = {}
@@ -148,7 +159,10 @@ class _Owners:
                 self.of[c] = self._first_break_in(c) or key
             called = []
         for c in called:
-            self.of[c] = self._first_break_in(c) or self._unplaced(parent, c)
+            key = self._first_break_in(c)
+            if key is None and (at := self._eager.behind(parent, c)) is not None:
+                key = self._key(at, parent, [c])
+            self.of[c] = key or self._unplaced(parent, c)
 
     def _first_break_in(self, region: int) -> _Key | None:
         return next((self.of[i] for i in self._regions.below(region) if i in self.of), None)
@@ -190,6 +204,24 @@ class _Owners:
         return key
 
 
+class _EagerResumes:
+    """Continuations that run as plain Python (past the recompile limit, say): only stacks show them."""
+
+    def __init__(self, run: Run, regions: Regions) -> None:
+        self._run, self._regions = run, regions
+        self._rows = run.named(lambda n: RESUME.search(n) is not None, Cat.PYTHON)
+
+    def behind(self, parent: int, called: int) -> Frame | None:
+        """Where the parent goes on after this call: the first continuation that starts before its next region does."""
+        all_ = self._regions.all
+        above, region = all_[parent], all_[called]
+        ends = [all_[i].start for i in self._regions.children[parent] if all_[i].start >= region.end]
+        run, rows = self._run, self._rows[self._run.thread[self._rows] == region.thread]
+        rows = rows[(run.ts[rows] >= region.end) & (run.ts[rows] < min([above.end, *ends]))]
+        frame = python_frame(run.text(int(rows[0]))) if len(rows) else None
+        return resumed_at(frame)
+
+
 class _Between:
     """The host time that a break costs: from the end of the compiled code before it to the start of the next piece."""
 
@@ -199,7 +231,12 @@ class _Between:
         taken = [others]
         if not len(run.gpu):  # without a device, operators are the work itself
             taken.append(run.named(lambda n: not n.startswith(_DYNAMO), Cat.CPU_OP))
-        self._taken = np.unique(np.concatenate(taken))
+        rows = np.unique(np.concatenate(taken))
+        self._taken = {int(t): _Spans(run, rows[run.thread[rows] == t]) for t in np.unique(run.thread[rows])}
+        kinds = [
+            _CALL if n.startswith(_CALLS) else _OWN if n.startswith(_DYNAMO) else _OTHER for n in run.names
+        ]
+        self._kind = np.array(kinds, dtype=np.uint8)
 
     def gaps(self, regions: Regions, piece: int) -> list[tuple[int, int, int]]:
         region = regions.all[piece]
@@ -207,11 +244,8 @@ class _Between:
         start = self._behind_compiled(regions, region, outer)
         if start >= region.start:
             return []
-        run, rows = self._run, self._taken
-        mine = rows[
-            (run.thread[rows] == region.thread) & (run.end[rows] > start) & (run.ts[rows] < region.start)
-        ]
-        busy = clip(union(pairs(run.ts[mine], run.end[mine])), start, region.start)
+        taken = self._taken.get(region.thread)
+        busy = clip(union(taken.near(start, region.start)), start, region.start) if taken else NOTHING
         edges = [start, *busy.ravel().tolist(), region.start]
         return [(region.thread, a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
 
@@ -220,22 +254,36 @@ class _Between:
         siblings = [regions.all[i].end for i in regions.children[region.parent]] if region.parent >= 0 else []
         earliest = max([outer.start, *(end for end in siblings if end <= region.start)])
         run = self._run
-        inside = self._nesting.children(outer.row)
-        stack: list[I64] = [inside]
+        rows = self._nesting.started(region.thread, outer.start, region.start)
+        rows = rows[run.end[rows] > earliest]
+        kinds = np.where(run.cat[rows] == int(Cat.PYTHON), _PYTHON, self._kind[run.name[rows]])
+        columns = (rows, self._nesting.parent[rows], run.end[rows], kinds)
+        reached = {outer.row}  # and what lies in it with nothing but Python between
         best = earliest
         compiled = -1
-        while stack:
-            rows = stack.pop()
-            rows = rows[(run.ts[rows] < region.start) & (run.end[rows] > earliest)]
-            for row in rows.tolist():
-                name, end = run.text(row), int(run.end[row])
-                if run.cat[row] == Cat.PYTHON:
-                    stack.append(self._nesting.children(row))
-                elif name.startswith(_CALLS):
-                    compiled = max(compiled, min(end, region.start))
-                elif not name.startswith(_DYNAMO) and end <= region.start:
-                    best = max(best, end)
+        for row, parent, end, kind in zip(*(c.tolist() for c in columns), strict=True):
+            if parent not in reached:
+                continue
+            if kind == _PYTHON:
+                reached.add(row)
+            elif kind == _CALL:
+                compiled = max(compiled, min(end, region.start))
+            elif kind == _OTHER and end <= region.start:
+                best = max(best, end)
         return compiled if compiled >= 0 else best
+
+
+class _Spans:
+    """Events of one thread, of which those near a moment are found by search."""
+
+    def __init__(self, run: Run, rows: I64) -> None:
+        self._spans = pairs(run.ts[rows], run.end[rows])
+        self._reach = np.maximum.accumulate(self._spans[:, 1])
+
+    def near(self, start: int, end: int) -> I64:
+        """At least all events that overlap [start, end), raw."""
+        first = np.searchsorted(self._reach, start, side="right")
+        return self._spans[first : np.searchsorted(self._spans[:, 0], end)]
 
 
 def run_eagerly(
@@ -306,24 +354,25 @@ def only_logged(regions: Regions, known: Sequence[Break], logged: Sequence[Logge
 
 def _eager_function(run: Run, nesting: Nesting, region: Region) -> Frame | None:
     """The outermost user function called from a region that holds operators but calls no compiled graph."""
-    rows = nesting.thread_rows(region.thread)
-    first, behind = np.searchsorted(run.ts[rows], [region.start, region.end])
-    inside = rows[first:behind]
+    inside = nesting.started(region.thread, region.start, region.end)
+    cpu_op, annotation, python = int(Cat.CPU_OP), int(Cat.USER_ANNOTATION), int(Cat.PYTHON)
     operators = False
-    calls: list[Frame] = []
-    for row in inside.tolist():
-        name = run.text(row)
-        if run.cat[row] == Cat.CPU_OP and row != region.row:
+    first: Frame | None = None
+    for row, cat, name_id in zip(
+        inside.tolist(), run.cat[inside].tolist(), run.name[inside].tolist(), strict=True
+    ):
+        name = run.names[name_id]
+        if cat == cpu_op and row != region.row:
             if name.startswith((*_CALLS, *_DYNAMO[1:])):
                 return None
-            operators |= name.startswith("aten::")
-        elif run.cat[row] == Cat.USER_ANNOTATION and name.startswith(_CALLS):
+            operators = operators or name.startswith("aten::")
+        elif cat == annotation and name.startswith(_CALLS):
             return None
-        elif run.cat[row] == Cat.PYTHON:
+        elif cat == python and first is None:
             frame = python_frame(name)
             if frame and is_user_frame(frame.file) and frame != region.frame:
-                calls.append(frame)
-    return calls[0] if operators and calls else None
+                first = frame
+    return first if operators else None
 
 
 def _same_place(said: LoggedBreak, key: _Key) -> bool:

@@ -15,7 +15,6 @@ from trace_doctor import (
     Location,
     NotCaptured,
     Rule,
-    Saving,
     Severity,
     Table,
     Target,
@@ -23,6 +22,7 @@ from trace_doctor import (
 )
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.compile_events import CompileEvents
+from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.graph_breaks import Break
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
@@ -54,27 +54,6 @@ def _broken(
                 b.wait(between_us)
                 with b.region(2), b.python("train.py", _LINE, f"torch_dynamo_resume_in_forward_at_{_LINE}"):
                     _compiled(b, gpu_us)
-    return b
-
-
-def _in_helper() -> RunBuilder:
-    """`forward` calls `helper`, which breaks: both are cut, one line is to blame."""
-    b = RunBuilder(stacks=True)
-    for _ in range(5):
-        with b.step(), b.region(0), b.python("train.py", 20, "forward"):
-            _compiled(b)
-            b.wait(50)
-            with b.region(1), b.python("train.py", 5, "helper"):
-                _compiled(b)
-                b.wait(50)
-                with (
-                    b.region(2),
-                    b.python("train.py", _LINE, f"torch_dynamo_resume_in_helper_at_{_LINE}"),
-                ):
-                    _compiled(b)
-            b.wait(50)
-            with b.region(3), b.python("train.py", 22, "torch_dynamo_resume_in_forward_at_22"):
-                _compiled(b)
     return b
 
 
@@ -118,6 +97,16 @@ def _eager_inside() -> RunBuilder:
     for _ in range(5):
         forward, blocks = b.python("train.py", 5, "forward"), b.python("train.py", 15, "forward_blocks")
         with b.step(), b.region(0), forward, blocks, b.op("aten::mm"):
+            b.launch(20)
+    return b
+
+
+def _given_up() -> RunBuilder:
+    """A break in a loop at the top of what is compiled: torch.compile leaves all of it to Python."""
+    b = RunBuilder(stacks=True)
+    for _ in range(5):
+        wrapper = b.python("torch/_dynamo/eval_frame.py", 1076, "compile_wrapper")
+        with b.step(), wrapper, b.python("train.py", 12, "forward"), b.op("aten::mm"):
             b.launch(20)
     return b
 
@@ -214,6 +203,7 @@ class GraphBreak(Rule):
         Valid("a compiled model, its blocks and a compiled loss", _siblings),
         Valid("nothing is compiled", _plain),
         Valid("regions without ids", _without_ids, skipped="numbers"),
+        Valid("a compiled function that was given up whole", _given_up, skipped="gave it up"),
     ]
     INVALID = [
         Invalid(
@@ -247,7 +237,6 @@ class GraphBreak(Rule):
             severity="info",
             saving_us=0,
         ),
-        Invalid("in a helper", _in_helper, message="train.py:8", line=_LINE, saving_us=150, tolerance=0.1),
         Invalid("a chain of one without names", _chain_of_one, severity="info", confidence="low"),
         Invalid("given up whole", _eager_inside, severity="info", message="forward_blocks"),
     ]
@@ -258,6 +247,12 @@ class GraphBreak(Rule):
             raise NotCaptured(
                 "compiled graphs run, but the trace has no Torch-Compiled Region around them",
                 "torch 2.5 or later, or TORCH_TRACE=folder beside the trace",
+            )
+        if events.wrappers_run and not events.regions.all and not events.breaks:
+            raise NotCaptured(
+                "a compiled function was called, but nothing of it ran as compiled code: torch.compile gave it up whole "
+                "(a graph break in a loop does that), and the trace has no line for it",
+                "TORCH_LOGS=graph_breaks python train.py, or TORCH_TRACE=folder beside the trace",
             )
         if events.regions.all and not events.has_ids and not events.breaks:
             raise NotCaptured(
@@ -275,25 +270,23 @@ class GraphBreak(Rule):
         removal = Removal(host_spans=found.gaps)
         outcome = ctx[Replay].without(removal) if found.gaps else None
         confidence, severity = self._sure(found, outcome, on_gpu=ctx[Replay].graph is not None)
-        longest = sorted(found.gaps, key=lambda g: g[1] - g[2])[:10]
+        gaps = [(start, end) for _, start, end in found.gaps]
         return Claim(
             message=_message(found, outcome),
             confidence=confidence,
             severity=severity,
-            saving=_saving(outcome),
+            saving=outcome.saving() if outcome else None,
             location=Location(
                 file=found.file,
                 line=found.line,
                 function=found.function,
-                ts_us=moments.ts_us(found.gaps[0][1]) if found.gaps else None,
+                ts_us=moments.ts_us(gaps[0][0]) if gaps else None,
             ),
             evidence=_tables(ctx, found),
-            spans=[
-                moments.span(s, e, "between two pieces") for _, s, e in sorted(longest, key=lambda g: g[1])
-            ],
+            spans=moments.longest(gaps, "between two pieces"),
             fixes=_fixes(found),
             removal=removal if found.gaps else None,
-            owned=tuple((s, e) for _, s, e in found.gaps),
+            owned=gaps,
             key=key,
         )
 
@@ -340,29 +333,12 @@ def _message(found: Break, outcome: ReplayOutcome | None) -> str:
     per_call = found.pieces / max(found.calls, 1)
     pieces = f"{per_call:.0f} more piece{'s' if per_call >= 1.5 else ''}"
     cost = (
-        f"up to {_us(outcome.saved_us_per_step)} of a step ({outcome.share_of_step:.1%}) pass between the pieces"
+        f"up to {two_figures(outcome.saved_us_per_step)} of a step ({outcome.share_of_step:.1%}) pass between the pieces"
         if outcome.saved_us_per_step > 0
         else "the time between the pieces is hidden behind other work"
     )
     unknown = "" if found.line else "; the line was not captured"
     return f"{who} is cut{where} into {pieces} in each of {found.calls} calls: {cost}{unknown}."
-
-
-def _us(us: float) -> str:
-    """Two significant figures."""
-    value, unit = (us / 1e3, "ms") if us >= 1e3 else (us, "µs")
-    return f"{value:.2g} {unit}" if value < 100 else f"{round(value, -1):,.0f} {unit}"
-
-
-def _saving(outcome: ReplayOutcome | None) -> Saving | None:
-    if outcome is None:
-        return None
-    return Saving(
-        time_us_per_step=outcome.saved_us_per_step,
-        share_of_step=outcome.share_of_step,
-        basis=outcome.basis,
-        how=outcome.how,
-    )
 
 
 def _tables(ctx: Context, found: Break) -> list[Table]:
@@ -423,7 +399,6 @@ def _fixes(found: Break) -> list[Fix]:
             Fix(
                 title=f"Keep {found.file}:{found.line} inside the graph",
                 kind="patch",
-                safety="unsafe",
                 codemod="graph-break-line",
                 params={"line": found.line, "file": found.file, "function": found.function},
                 target=target,
