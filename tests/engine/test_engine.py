@@ -151,6 +151,17 @@ def test_captures_of_different_folders_are_not_merged() -> None:
     assert [f.id for f in result.findings] == ["TD901-1", "TD901-2"]
 
 
+def test_the_saving_of_several_captures_is_that_of_the_largest_share() -> None:
+    small, large = claim(0.3), claim(0.2)
+    large = replace(large, saving=Saving(time_us_per_step=5000.0, share_of_step=0.2, basis="bound"))
+    fixes = [Fix(title="Do it", kind="advice", safety="unsafe")]
+    made = rule("TD901", replace(small, fixes=fixes, key="a"), replace(large, fixes=fixes, key="b"))
+    result = diagnosed(made)
+    up_to = result.summary.saving_up_to
+    assert (up_to.share_of_step, up_to.time_us_per_step) == (0.3, 300.0)
+    assert result.findings[0].saving.share_of_step == up_to.share_of_step  # type: ignore[union-attr]
+
+
 def test_order_is_by_share_and_confidence_then_code() -> None:
     result = diagnosed(
         rule("TD901", claim(0.2, confidence="low")),

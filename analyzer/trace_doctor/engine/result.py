@@ -270,6 +270,8 @@ def _summary(
     on_gpu = bool(rows) and all(r.device >= 0 for r in rows)
     memory = [row for e in examined if (m := e.facts.get(MemoryLedger)) is not None for row in m.rows]
     replays = [r for e in examined if (r := e.facts.get(Replay)) is not None]
+    errors = [r.base_error for r in replays if r.base_error is not None]
+    unexplained = [r.unexplained_share for r in replays if r.unexplained_share is not None]
     reserved = [m.max_reserved_bytes for m in memory if m.max_reserved_bytes is not None]
     return Summary(
         step_us=max((s.step_ns / 1e3 for s in with_steps), default=None),
@@ -278,10 +280,8 @@ def _summary(
         peak_allocated_bytes=max((m.peak_bytes for m in memory), default=None),
         peak_reserved_bytes=max(reserved, default=None),
         replay=ReplayQuality(
-            base_error=median([r.base_error for r in replays if r.base_error is not None] or [0.0])
-            if replays
-            else None,
-            unexplained_share=max((r.unexplained_share or 0.0 for r in replays), default=None),
+            base_error=median(errors) if errors else None,
+            unexplained_share=max(unexplained, default=None),
         ),
         saving_up_to=_saving_up_to(what_if, findings),
         verdict=_verdict(findings, left_out),
@@ -289,11 +289,12 @@ def _summary(
 
 
 def _saving_up_to(what_if: Sequence[WhatIf], findings: Sequence[Finding]) -> SavingUpTo:
+    """Of several captures the one that gains the largest share, as findings are ordered by share too."""
     best: tuple[float, float] | None = None
     for number in sorted({w.input for w in what_if}):
         mine = [w for w in what_if if w.input == number]
         today, least = mine[0].step_us, min(w.step_us for w in mine)
-        if today > 0 and (best is None or today - least > best[0]):
+        if today > 0 and (best is None or (today - least) / today > best[1]):
             best = (today - least, (today - least) / today)
     if best is None:
         claimed = [
@@ -301,7 +302,7 @@ def _saving_up_to(what_if: Sequence[WhatIf], findings: Sequence[Finding]) -> Sav
             for f in findings
             if f.saving and f.saving.time_us_per_step and any(x.safety != "display" for x in f.fixes)
         ]
-        best = max(claimed, default=None)
+        best = max(claimed, key=lambda c: c[1], default=None)
     # Falls of the peak do not add up either: without one replay of all removals, the largest is what is sure.
     memory = [f.saving.bytes for f in findings if f.saving and f.saving.bytes]
     return SavingUpTo(
