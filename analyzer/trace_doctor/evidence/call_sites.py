@@ -12,9 +12,10 @@ import numpy as np
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.frames import is_user_frame, python_frame, shown_path
+from trace_doctor.evidence.frames import Frame, is_user_frame, python_frame, shown_path
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.model import Location, Target
 from trace_doctor.run import I64, Bool, Cat, Run
 
 WITH_STACK = "profile(..., with_stack=True)"
@@ -41,6 +42,18 @@ class Site:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}"
         return f"{place} in {self.function}" if self.exact else f"function {self.function} ({place})"
+
+    @property
+    def target(self) -> Target:
+        """What a codemod is to edit: the line where it is known, else somewhere in the function."""
+        return Target(file=self.file, line=self.line if self.exact else None, function=self.function)
+
+
+def location(site: Site | Frame | None, *, device: int | None = None, ts_us: float | None = None) -> Location:
+    """Where a finding points: the line where one is known, and the moment in the capture."""
+    if site is None:
+        return Location(device=device, ts_us=ts_us)
+    return Location(file=site.file, line=site.line, function=site.function, device=device, ts_us=ts_us)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -26,6 +27,13 @@ class Moments(Evidence):
     def ts_us(self, t_ns: int) -> float:
         """A moment in the file's own clock, microseconds."""
         return (t_ns - self.base_ns) / 1e3
+
+    def longest(
+        self, spans: Iterable[tuple[int, int]], label: str, device: int | None = None, most: int = 10
+    ) -> list[Span]:
+        """The longest of some [start, end) ns, in order of time."""
+        ranked = sorted(spans, key=lambda span: span[0] - span[1])[:most]
+        return [self.span(start, end, label, device) for start, end in sorted(ranked)]
 
     def span(
         self, start: int, end: int, label: str, device: int | None = None, stream: int | None = None

@@ -14,6 +14,7 @@ import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.data_loading import DataLoading
+from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import NOTHING, clip, intersect, intervals, pairs, total, union
 from trace_doctor.evidence.replay_graph import ReplayGraph
 from trace_doctor.evidence.retime import LeftOut, retime
@@ -71,6 +72,12 @@ class ReplayOutcome:
     def before_us(self) -> float:
         """Median steady step, as captured; of a skewed run the mean."""
         return self.step_us + self.saved_us_per_step
+
+    @property
+    def promise(self) -> str:
+        """What the change could give, for a message: `178 ms a step could become 119 ms (up to 33% less)`."""
+        before, after = milliseconds(self.before_us), milliseconds(self.step_us)
+        return f"{before} a step could become {after} (up to {self.share_of_step:.0%} less)"
 
     def saving(self) -> Saving:
         """What a finding claims."""
@@ -212,9 +219,9 @@ class Replay(Evidence):
                 how += f", loading moved to workers on {self.cores} cores"
         else:
             how = f"{steps} re-timed without it"
-        how += f": {_ms(before)} → {_ms(after)} ms a step at best"
+        how += f": {milliseconds(before)} → {milliseconds(after)} a step at best"
         if skewed:
-            how += f" (the mean: the median step takes {_ms(median_us)} ms)"
+            how += f" (the mean: the median step takes {milliseconds(median_us)})"
         if self.limit:
             how += f"; a bound, because {self.limit}"
         return ReplayOutcome(
@@ -233,7 +240,3 @@ def _unexplained(graph: ReplayGraph) -> int:
     ops = graph.ops
     long = ops.unexplained > UNEXPLAINED_NS
     return total(union(clip(pairs((ops.start - ops.unexplained)[long], ops.start[long]), *graph.window)))
-
-
-def _ms(us: float) -> str:
-    return f"{us / 1e3:,.1f}" if us >= 1e4 else f"{us / 1e3:.3g}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trace_doctor import Claim, Context, Fix, Rule
+from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 
@@ -96,7 +97,7 @@ class NoSteps(Rule):
             return
         start, end = steps.window
         yield Claim(
-            message=f"The capture shows no steps: the whole window of {_ms(end - start)} ms counts as one.",
+            message=f"The capture shows no steps: the whole window of {milliseconds((end - start) / 1e3)} counts as one.",
             confidence="high",
             severity="info",
             fixes=[
@@ -110,7 +111,3 @@ class NoSteps(Rule):
             ],
             key="steps",
         )
-
-
-def _ms(ns: int) -> str:
-    return f"{ns / 1e6:,.0f}" if ns >= 1e7 else f"{ns / 1e6:.2g}"

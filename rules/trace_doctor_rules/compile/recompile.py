@@ -12,7 +12,6 @@ from trace_doctor import (
     Confidence,
     Context,
     Fix,
-    Location,
     Rule,
     Saving,
     Table,
@@ -20,7 +19,9 @@ from trace_doctor import (
     threshold,
 )
 from trace_doctor.evidence import Removal
+from trace_doctor.evidence.call_sites import location
 from trace_doctor.evidence.compile_events import CompileEvents
+from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.intervals import clip, intersect, intervals, total
 from trace_doctor.evidence.moments import Moments
@@ -203,12 +204,7 @@ class Recompile(Rule):
                 basis="measured",
                 how=f"time inside {len(some)} compilations of this function, averaged over {ctx[Steps].count} steady steps",
             ),
-            location=Location(
-                file=frame.file if frame else None,
-                line=frame.line if frame else None,
-                function=frame.function if frame else None,
-                ts_us=moments.ts_us(some[0].start),
-            ),
+            location=location(frame, ts_us=moments.ts_us(some[0].start)),
             evidence=[_table(some, steady)],
             spans=[moments.span(c.start, c.end, f"{c.what} {c.compile_id}") for c in some[:10]],
             fixes=_fixes(frame.file if frame else None, changed, any(c.same_shapes for c in times)),
@@ -249,15 +245,7 @@ def _message(
     often = "once" if len(times) == 1 else f"{len(times)} times"
     why = f", first because {_because(changed[0])}" if changed else "; what changed was not captured"
     window = f"{steps} step{'s' if steps > 1 else ''}"
-    return (
-        f"{what} is recompiled {often} in {window}{why}: {_ms(ns)} of compiling, {share:.0%} of their time."
-    )
-
-
-def _ms(ns: float) -> str:
-    """Two significant figures."""
-    value, unit = (ns / 1e9, "s") if ns >= 1e9 else (ns / 1e6, "ms")
-    return f"{value:.2g} {unit}" if value < 100 else f"{round(value, -1):,.0f} {unit}"
+    return f"{what} is recompiled {often} in {window}{why}: {two_figures(ns / 1e3)} of compiling, {share:.0%} of their time."
 
 
 def _because(reason: str) -> str:
@@ -321,7 +309,6 @@ def _for_shapes(file: str | None, size: re.Match[str] | None) -> list[Fix]:
         Fix(
             title="Compile for changing shapes",
             kind="patch",
-            safety="unsafe",
             codemod="set-call-args",
             params={"callee": "torch.compile", "args": {"dynamic": "True"}, "remove": []},
             target=Target(file=file),

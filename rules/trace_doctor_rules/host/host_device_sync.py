@@ -11,7 +11,6 @@ from trace_doctor import (
     Confidence,
     Context,
     Fix,
-    Location,
     NotCaptured,
     Rule,
     Table,
@@ -19,6 +18,7 @@ from trace_doctor import (
     threshold,
 )
 from trace_doctor.evidence import Removal
+from trace_doctor.evidence.call_sites import location
 from trace_doctor.evidence.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
@@ -226,24 +226,18 @@ class HostDeviceSync(Rule):
         return site.times >= self.min_times or site.steps >= max(2, count - 1)
 
     def _claim(self, ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> Claim:
-        first = sites[0]
         moments, count = ctx[Moments], ctx[Steps].count
         idle = sorted((int(s), int(e)) for site in sites for s, e in site.idle)
-        longest = sorted(idle, key=lambda w: w[0] - w[1])[:10]
+        longest = max(idle, key=lambda w: w[1] - w[0])
         confidence = self._confidence(ctx, sites, outcome)
         return Claim(
             message=_message(sites, outcome, count),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving(),
-            location=Location(
-                file=first.site.file if first.site else None,
-                line=first.site.line if first.site else None,
-                function=first.site.function if first.site else None,
-                ts_us=moments.ts_us(longest[0][0]),
-            ),
+            location=location(sites[0].site, ts_us=moments.ts_us(longest[0])),
             evidence=_tables(ctx, sites, outcome),
-            spans=[moments.span(s, e, "idle after a wait") for s, e in sorted(longest)],
+            spans=moments.longest(idle, "idle after a wait"),
             fixes=[fix for site in _one_of_each_kind(sites) for fix in _fixes(site)],
             removal=_asynchronous(sites),
             owned=idle,
@@ -282,8 +276,7 @@ def _message(sites: Sequence[SyncSite], outcome: ReplayOutcome, count: int) -> s
     block, keep = ("blocks", "keeps") if len(sites) == 1 else ("block", "keep")
     return (
         f"{what} {block} the host {_often(sum(s.times for s in sites), count)}, and {keep} it from running ahead "
-        f"of the GPU: {_ms(outcome.before_us)} ms a step could become {_ms(outcome.step_us)} ms "
-        f"(up to {outcome.share_of_step:.0%} less)."
+        f"of the GPU: {outcome.promise}."
     )
 
 
@@ -293,11 +286,6 @@ def _often(times: int, count: int) -> str:
     per_step = times / count
     number = f"{per_step:.0f}" if per_step >= 2 else f"{per_step:.1f}".removesuffix(".0")
     return "once a step" if number == "1" else f"{number} times a step"
-
-
-def _ms(us: float) -> str:
-    ms = us / 1e3
-    return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2g}"
 
 
 def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> list[Table]:
@@ -338,9 +326,7 @@ _LATER = "code that acts on the value in every step (early stopping, NaN checks)
 
 
 def _fixes(site: SyncSite) -> list[Fix]:
-    at = site.site
-    target = Target(file=at.file, line=at.line if at.exact else None, function=at.function) if at else None
-    return _FIXES[site.kind](target, site)
+    return _FIXES[site.kind](site.site.target if site.site else None, site)
 
 
 def _item(target: Target | None, _: SyncSite) -> list[Fix]:

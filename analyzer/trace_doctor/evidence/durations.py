@@ -1,0 +1,16 @@
+"""Times as the sentences of rules say them. Arguments are microseconds."""
+
+from __future__ import annotations
+
+
+def milliseconds(us: float) -> str:
+    """One unit for times that a sentence compares: `1,211 ms`, `177.6 ms`, `0.71 ms`."""
+    ms = us / 1e3
+    return f"{ms:,.0f} ms" if ms >= 1000 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2g} ms"
+
+
+def two_figures(us: float) -> str:
+    """A time on its own, in the unit that suits it: `1.2 s`, `59 ms`, `240 µs`."""
+    size, unit = next((u for u in ((1e6, "s"), (1e3, "ms")) if us >= u[0]), (1.0, "µs"))
+    value = us / size
+    return f"{value:.2g} {unit}" if value < 100 else f"{round(value, -1):,.0f} {unit}"

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from trace_doctor.evidence.durations import milliseconds, two_figures
+
+
+@pytest.mark.parametrize(
+    ("us", "compared", "alone"),
+    [
+        (0, "0 ms", "0 µs"),
+        (7.26, "0.0073 ms", "7.3 µs"),
+        (244, "0.24 ms", "240 µs"),
+        (9_960, "10 ms", "10 ms"),
+        (59_300, "59.3 ms", "59 ms"),
+        (1_211_000, "1,211 ms", "1.2 s"),
+        (4_567_000_000, "4,567,000 ms", "4,570 s"),
+    ],
+)
+def test_times_in_sentences(us: float, compared: str, alone: str) -> None:
+    assert (milliseconds(us), two_figures(us)) == (compared, alone)
