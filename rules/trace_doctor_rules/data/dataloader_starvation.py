@@ -333,6 +333,17 @@ def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table
 
 _VERIFY = "record the same steps again: TD101 should no longer fire, and the step should be shorter"
 
+_WORKERS_RISK = (
+    "each worker has its own random state, so augmentation and losses change; each holds a copy of the dataset object; "
+    "spawned workers need a script guarded by __main__"
+)
+_SHARDED = """def __iter__(self):
+    samples = self.read()
+    info = torch.utils.data.get_worker_info()
+    if info is not None:
+        samples = itertools.islice(samples, info.id, None, info.num_workers)
+    yield from samples"""
+
 
 def _start_workers(workers: int, seen: DataWaits, site: Site | None) -> list[Fix]:
     pin = seen.device is not None
@@ -346,10 +357,6 @@ def _start_workers(workers: int, seen: DataWaits, site: Site | None) -> list[Fix
     }
     shown = [f"{name}={value}" for name, value in arguments.items() if value is not False]
     trainer = ",\n    ".join(f"dataloader_{argument}" for argument in shown)
-    risk = (
-        "each worker has its own random state, so augmentation and losses change; each holds a copy of the dataset "
-        "object; spawned workers need a script guarded by __main__"
-    )
     return [
         Fix(
             title=f"Load batches in {workers} worker processes",
@@ -359,7 +366,7 @@ def _start_workers(workers: int, seen: DataWaits, site: Site | None) -> list[Fix
             target=site.target if site else None,
             text="DataLoader(\n    dataset,\n    ...,\n    " + ",\n    ".join(shown) + ",\n)",
             verify=_VERIFY,
-            risk=risk,
+            risk=_WORKERS_RISK,
         ),
         Fix(
             title="The same for the Hugging Face Trainer",
@@ -367,7 +374,7 @@ def _start_workers(workers: int, seen: DataWaits, site: Site | None) -> list[Fix
             framework="transformers",
             text=f"TrainingArguments(\n    ...,\n    {trainer},\n)",
             verify=_VERIFY,
-            risk=risk,
+            risk=_WORKERS_RISK,
         ),
         Fix(
             title="The same for Lightning: in the loaders that the DataModule returns",
@@ -379,20 +386,13 @@ def _start_workers(workers: int, seen: DataWaits, site: Site | None) -> list[Fix
                 + ",\n    )"
             ),
             verify=_VERIFY,
-            risk=risk,
+            risk=_WORKERS_RISK,
         ),
         Fix(
             title="With an IterableDataset: let each worker take its share first",
             kind="advice",
             safety="display",
-            text=(
-                "def __iter__(self):\n"
-                "    samples = self.read()\n"
-                "    info = torch.utils.data.get_worker_info()\n"
-                "    if info is not None:\n"
-                "        samples = itertools.islice(samples, info.id, None, info.num_workers)\n"
-                "    yield from samples"
-            ),
+            text=_SHARDED,
             verify="count the samples of one epoch with and without workers: the numbers must agree",
             risk="without this every worker delivers the whole dataset",
         ),
