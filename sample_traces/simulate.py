@@ -49,18 +49,18 @@ class Script:
 
 
 def dataloader_starvation(script: Script) -> RunBuilder:
-    """A step keeps the GPU busy for 14 ms; a batch takes 50 ms to read, or is there already."""
+    """A step keeps the GPU busy for 50 ms; a batch takes 100 ms to read, or is there already."""
     b = RunBuilder(stacks=True)
     with b.python(script.file, script.line("profiler.step()"), "train"):
         for _ in range(STEPS):
             with b.step():
-                b.loader(50_000 if script.faulty else 200, workers=0 if script.faulty else 4)
+                b.loader(100_000 if script.faulty else 200, workers=0 if script.faulty else 4)
                 kind = "Pageable" if script.faulty else "Pinned"
                 b.copy(40, f"HtoD ({kind} -> Device)", bytes=393_216)
                 for _ in range(9):
-                    operator(b, "aten::cudnn_convolution", 500)
+                    operator(b, "aten::cudnn_convolution", 1850)
                 with b.thread(200):
-                    backward(b, 18, 500)
+                    backward(b, 18, 1850)
                 b.wait(800)
                 with b.optimizer_step("SGD"):
                     operator(b, "aten::_foreach_add_", 100)
