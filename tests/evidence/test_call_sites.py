@@ -84,7 +84,7 @@ def test_a_resumed_function_gives_the_line_that_broke() -> None:
 
 
 def test_a_definition_is_not_sold_as_the_line_that_ran() -> None:
-    assert str(Site("train.py", 40, "train_step")) == "function train_step (train.py:40)"
+    assert str(Site("train.py", 40, "train_step")) == "function train_step of train.py"
 
 
 def test_without_stacks_it_abstains_and_says_how_to_record_them() -> None:

@@ -40,8 +40,9 @@ class Site:
     exact: bool = False
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}"
-        return f"{place} in {self.function}" if self.exact else f"function {self.function} ({place})"
+        if self.exact:
+            return f"{self.file}:{self.line} in {self.function}"
+        return f"function {self.function} of {self.file}"
 
     @property
     def target(self) -> Target:
@@ -50,10 +51,14 @@ class Site:
 
 
 def location(site: Site | Frame | None, *, device: int | None = None, ts_us: float | None = None) -> Location:
-    """Where a finding points: the line where one is known, and the moment in the capture."""
+    """Where a finding points: the line where one is known, and the moment in the capture.
+
+    A line that is not exact would send people to the wrong place: then the function alone is named.
+    """
     if site is None:
         return Location(device=device, ts_us=ts_us)
-    return Location(file=site.file, line=site.line, function=site.function, device=device, ts_us=ts_us)
+    line = site.line if isinstance(site, Frame) or site.exact else None
+    return Location(file=site.file, line=line, function=site.function, device=device, ts_us=ts_us)
 
 
 @dataclass(frozen=True)

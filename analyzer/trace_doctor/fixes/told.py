@@ -30,11 +30,12 @@ def with_diffs(
     shown: dict[str, set[int]] = {}
     findings = []
     for finding in result.findings:
-        location = _script_location(finding, tree)
+        planned = by_finding.get(finding.id, [])
+        location = _edited_place(_script_location(finding, tree), planned)
         if location.file is not None and location.line is not None and location.file in tree.files:
             shown.setdefault(location.file, set()).update(_around(location.line))
         fixes = []
-        for item in by_finding.get(finding.id, []):
+        for item in planned:
             fixes.append(_told(item))
             if item.change is not None:
                 shown.setdefault(item.change.script.name, set()).update(_edited_lines(item.change))
@@ -72,6 +73,15 @@ def _script_location(finding: Finding, tree: SourceTree) -> Location:
         return location
     names = tree.matches(location.file, location.function, location.line)
     return msgspec.structs.replace(location, file=names[0]) if len(names) == 1 else location
+
+
+def _edited_place(location: Location, planned: list[Planned]) -> Location:
+    """Of a finding that knows only the function: the line that its first edit is about."""
+    change = next((p.change for p in planned if p.change is not None), None)
+    if change is None or location.line is not None or location.file not in (None, change.script.name):
+        return location
+    function = change.script.enclosing_function(change.line)
+    return msgspec.structs.replace(location, file=change.script.name, line=change.line, function=function)
 
 
 def _around(line: int) -> range:
