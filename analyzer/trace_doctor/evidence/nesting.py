@@ -70,7 +70,10 @@ class Nesting(Evidence):
         rows = self.thread_rows(thread)
         if not len(rows):
             return np.full(len(starts), -1, dtype=np.int64)
-        at = np.searchsorted(self.run.ts[rows], starts, side="right") - 1
+        begun = np.searchsorted(
+            self.run.ts, starts, side="right"
+        )  # rows are by start: no copy of the thread's
+        at = np.searchsorted(rows, begun) - 1
         row = np.where(at >= 0, rows[np.maximum(at, 0)], -1)
         while True:
             over = (row >= 0) & (self.run.end[np.maximum(row, 0)] < ends)
@@ -81,6 +84,12 @@ class Nesting(Evidence):
     def thread_rows(self, thread: int) -> I64:
         """The host events of a thread, by start."""
         return self._by_thread[self._first_of_thread[thread] : self._first_of_thread[thread + 1]]
+
+    def started(self, thread: int, start: int, end: int) -> I64:
+        """The host events of a thread that start in [start, end) ns, by start."""
+        rows = self.thread_rows(thread)
+        first, behind = np.searchsorted(rows, np.searchsorted(self.run.ts, [start, end]))
+        return rows[first:behind]
 
     def outermost(self, rows: I64) -> I64:
         """Those of the rows (ascending) that lie in no other of them."""
