@@ -18,7 +18,6 @@ from trace_doctor.evidence.event_names import (
 )
 from trace_doctor.evidence.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import clip, pairs, subtract, union
-from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.run import I64, Cat, Run
@@ -54,10 +53,9 @@ class CpuTimeline(Evidence):
         )
         computing, waiting = [], []
         for thread in sorted({threads.main, *threads.autograd}):
-            own = facts[Nesting].thread_rows(thread)
-            waits = _cover(run, np.intersect1d(own, collective))
+            waits = _cover(run, collective[run.thread[collective] == thread])
             waiting.append(waits)
-            computing.append(subtract(_cover(run, np.intersect1d(own, operators)), waits))
+            computing.append(subtract(_cover(run, operators[run.thread[operators] == thread]), waits))
         cover = facts[HostCauses].on(threads.main)
         taken = np.isin(cover.cause, [CAUSE["data_loading"], CAUSE["compile"], CAUSE["profiler"]])
         elsewhere = cover.pieces[taken]
