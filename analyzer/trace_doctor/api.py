@@ -102,9 +102,11 @@ def read_captures(
 
 def _read(found: Found) -> Any:
     if found.kind == "trace":
+        from trace_doctor.loaders.environment import with_environment
         from trace_doctor.loaders.kineto import load_trace
 
-        return load_trace(found.path, found.display, rank=found.rank, rank_how=found.rank_how)
+        run = load_trace(found.path, found.display, rank=found.rank, rank_how=found.rank_how)
+        return with_environment(run, found.path)
     if found.kind == "snapshot":
         from trace_doctor.loaders.snapshot import load_snapshot
 

@@ -160,3 +160,12 @@ def test_nothing_to_fix_is_no_failure(job: Path) -> None:
     done = run("fix", "result.json", "--source", "job", cwd=job)
     assert (done.returncode, done.stdout) == (0, "")
     assert "nothing to do" in done.stderr
+
+
+def test_no_patch_file_where_there_is_nothing_to_patch(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "result.json").write_bytes(Result().to_json())
+    done = run("fix", "result.json", "--script", "train.py", "--patch", "fix.patch", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "fix.patch").exists()
+    assert "not written" in done.stderr

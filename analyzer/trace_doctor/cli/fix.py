@@ -129,7 +129,7 @@ def _explain(made: Plan, quiet: int) -> None:
         head = f"{item.label} {finding.name}: {fix_.title}"
         if item.status in ("ready", "held") and item.change is not None:
             c.note(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}")
-            notes = [*item.change.notes, *([fix_.risk] if fix_.risk else [])]
+            notes = [n for n in item.change.notes if n not in fix_.risk] + [fix_.risk] * bool(fix_.risk)
             c.note("".join(f"    risk: {note}\n" for note in notes) + f"    verify: {fix_.verify or _VERIFY}")
             continue
         c.note(
@@ -179,8 +179,13 @@ def _print_patch(made: Plan, quiet: int) -> None:
 
 
 def _write_patch(made: Plan, path: Path, quiet: int) -> None:
+    data = made.patch()
+    if not data:
+        if not quiet:
+            c.note(f"no fix edits the script: {path} is not written")
+        return
     try:
-        path.write_bytes(made.patch())
+        path.write_bytes(data)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     if not quiet:

@@ -110,5 +110,7 @@ def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:
     ):
         if amount is not None:
             assert isinstance(claimed, int | float), "no saving"
-            assert abs(claimed - amount) <= case.tolerance * abs(amount), f"saving: wanted {amount}, got {claimed}"
+            assert abs(claimed - amount) <= case.tolerance * abs(amount), (
+                f"saving: wanted {amount}, got {claimed}"
+            )
     return claims
