@@ -173,7 +173,7 @@ def test_a_trailing_comma_is_no_damage(tmp_path: Path) -> None:
     assert run.warnings == []
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n", b"\0" * 4096, gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\0" * 4096, gzip.compress(b"", mtime=0)])
 def test_an_empty_file(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(DamagedCapture, match=r"^trace\.json: .*empty"):
         load(tmp_path, content)

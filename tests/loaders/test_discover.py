@@ -69,7 +69,7 @@ def test_a_folder_of_a_run(tmp_path: Path) -> None:
         ("et.json", '{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "a PyTorch execution trace"),
         (
             "mem.raw.json.gz",
-            gzip.compress(b"[[0, 1, 512, 2], [1, 1, 512, 2]]"),
+            gzip.compress(b"[[0, 1, 512, 2], [1, 1, 512, 2]]", mtime=0),
             "the output of export_memory_timeline",
         ),
         (
