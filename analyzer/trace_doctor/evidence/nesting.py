@@ -127,25 +127,34 @@ class Nesting(Evidence):
 
 BLOCK = 1 << 16
 """rows turned into Python numbers at once"""
-_OUTSIDE = (np.iinfo(np.int64).max, -1, -1)
-"""(end, row, depth) of what encloses everything"""
+_FAR = np.iinfo(np.int64)
 
 
 def _nest(rows: I64, run: Run, parent: I32, depth: I32) -> None:
     """Fills in parent and depth of one thread's events, given by start, longer first."""
-    stack: list[tuple[int, int, int]] = [_OUTSIDE]
+    stack = [
+        (int(_FAR.max), -1, -1)
+    ]  # (end, row, depth) of the events that are open, and of what encloses all
+    open_until, above, level = stack[-1]
     for block in np.split(rows, range(BLOCK, len(rows), BLOCK)):
         ts, end = run.ts[block], run.end[block]
-        middle = (ts + (end - ts) // 2).tolist()
-        found = []
-        for row, start, stop, mid in zip(block.tolist(), ts.tolist(), end.tolist(), middle, strict=True):
-            above = stack[-1]
-            while above[0] <= start:
+        middle = ts + (end - ts) // 2
+        leaf = end <= np.append(ts[1:], _FAR.min)  # over before the next begins: encloses nothing
+        parents, depths = [], []
+        columns = (c.tolist() for c in (block, ts, end, middle, leaf))
+        for row, start, stop, mid, alone in zip(*columns, strict=True):
+            while open_until <= start:
                 stack.pop()
-                above = stack[-1]
-            if above[0] < mid:
-                above = next(outer for outer in reversed(stack) if outer[0] >= mid)
-            found.append(above)
-            stack.append((stop, row, above[2] + 1))
-        parent[block] = [above[1] for above in found]
-        depth[block] = [above[2] + 1 for above in found]
+                open_until, above, level = stack[-1]
+            if open_until >= mid:
+                found, inside = above, level + 1
+            else:
+                _, found, inside = next(outer for outer in reversed(stack) if outer[0] >= mid)
+                inside += 1
+            parents.append(found)
+            depths.append(inside)
+            if not alone:
+                open_until, above, level = stop, row, inside
+                stack.append((stop, row, inside))
+        parent[block] = parents
+        depth[block] = depths
