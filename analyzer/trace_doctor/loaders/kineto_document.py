@@ -1,8 +1,7 @@
 """Walks a trace file: the fields around `traceEvents` one by one, the events in chunks of about 1 MB.
 
-Chunk borders are found by a regular expression. A wrong border (inside an argument, inside a name) cannot decode, so
-it cannot give wrong data: such a chunk is halved until the text at fault stands alone, and that is repaired or counted
-as lost.
+A wrong border between chunks (inside an argument, inside a name) cannot decode, so it cannot give wrong data: such a
+chunk is halved until the text at fault stands alone, and that is repaired or counted as lost.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from trace_doctor.loaders import kineto_salvage
+from trace_doctor.loaders.kineto_borders import Borders
 from trace_doctor.loaders.kineto_decode import Columns, Event, decode, read_one
 from trace_doctor.run import Damage
 
-_BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id|s|bp|sf|tts)")')
 _SPACE = re.compile(rb"[\s,]*")
 _KEY = re.compile(rb'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*', re.S)
 _SCALAR = re.compile(rb'"(?:[^"\\]|\\.)*"(?=\s*[,}])|[^",{}\[\]]+(?=[,}])', re.S)
@@ -48,6 +47,7 @@ class Document:
         self.legacy_list = False
         self.features: set[bytes] = set()
         self._pieces = pieces
+        self._borders = Borders()
         self._text = b""
         self._at = 0
         self._more = True
@@ -209,8 +209,9 @@ class Document:
         """Reads a list of events; the window begins behind its `[`, or at one of its events."""
         while True:
             self._drop(self._skip(0))
-            starts = [border.end() for border in _BORDER.finditer(self._text)]
-            starts.insert(0, 0)
+            if self._usual():
+                continue
+            starts = self._borders.all(self._text)
             if self._more and (len(starts) < 3 or len(self._text) < LOOK_AHEAD) and self._double():
                 continue
             self._note_features()
@@ -238,6 +239,26 @@ class Document:
                 self._drop(len(self._text))
                 return
             self._drop(max(self._done, starts[whole] if whole < len(starts) else 0))
+
+    def _usual(self) -> bool:
+        """Reads the window at once, up to the last border, where it looks like the windows before it. False when it
+        does not, and nothing was read."""
+        found = self._borders.usual(self._text)
+        if found is None:
+            return False
+        starts, end = found
+        try:
+            events = decode(b"".join((b"[", memoryview(self._text)[:end], b"]")))
+        except ValueError:
+            events = []
+        if len(events) != len(starts):
+            self._borders.missed()
+            return False
+        self._note_features()
+        self._add(events, starts.tolist())
+        self._flush()
+        self._drop(end)
+        return True
 
     def _note_features(self) -> None:
         """Arguments that many events have show in a part of each window; a whole search would cost a fifth of the load."""
