@@ -19,6 +19,7 @@ from trace_doctor.loaders.kineto_document import Document
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.run import GPU_CATS, I32, I64, Bool, Cat, Damage, Run, Thread
 
+_BLOCK = 1 << 18
 _DEVICE_CATS = (*GPU_CATS, Cat.GPU_ANNOTATION, Cat.SYNC)
 
 
@@ -103,10 +104,10 @@ def _assemble(
     warnings: list[str] = []
     rows = _without_lost_times(rows, damage, warnings)
     names, cats = list(columns.names), list(columns.cats)
-    threads, thread = _threads(columns, rows["track"])
+    threads, thread = _threads(columns, rows.pop("track"))
     damage.lost += columns.timeless
     _warn(warnings, damage, document, columns, cats, rows)
-    ts = nanoseconds(rows.pop("ts").astype(np.float64)) + base_ns
+    ts = nanoseconds(rows.pop("ts")) + base_ns
     dur = _durations(rows.pop("dur"), damage, warnings)
     cat = _categories(rows, names, cats, threads, thread)
     device, stream = _places(rows, cat, threads, thread)
@@ -117,7 +118,7 @@ def _assemble(
         path=display,
         ts=ts[order],
         dur=dur[order],
-        name=rows.pop("name").astype(np.int32)[order],
+        name=rows.pop("name")[order],
         cat=cat[order],
         thread=thread[order],
         device=device[order],
@@ -148,7 +149,6 @@ def _assemble(
 
 
 def _durations(us: npt.NDArray[Any], damage: Damage, warnings: list[str]) -> I64:
-    us = us.astype(np.float64)
     bad = (us < 0) | (us > LONGEST_US) | np.isnan(us)
     if bad.any():
         damage.clamped += int(bad.sum())
@@ -187,18 +187,22 @@ def _threads(columns: Columns, track: npt.NDArray[Any]) -> tuple[list[Thread], I
 def _categories(
     rows: dict[str, npt.NDArray[Any]], names: list[str], cats: list[str], threads: list[Thread], thread: I32
 ) -> npt.NDArray[np.uint8]:
-    """One look-up for each distinct (category, name, process)."""
+    """One look-up for each distinct (category, name, process) of a block of rows."""
     pids = {pid: i for i, pid in enumerate(dict.fromkeys(t.pid for t in threads))}
     known = list(pids)
-    pid = np.array([pids[t.pid] for t in threads] or [0], dtype=np.int64)[thread]
-    key = (rows["cat"].astype(np.int64) * max(len(names), 1) + rows["name"]) * max(len(known), 1) + pid
-    distinct, inverse = np.unique(key, return_inverse=True)
-    found = []
-    for k in distinct.tolist():
-        k, p = divmod(k, max(len(known), 1))
-        c, n = divmod(k, max(len(names), 1))
-        found.append(category(cats[c], names[n], known[p]))
-    return np.array([int(c) for c in found] or [0], dtype=np.uint8)[inverse.reshape(-1)]
+    pid_of = np.array([pids[t.pid] for t in threads] or [0], dtype=np.int64)
+    found = np.empty(len(thread), dtype=np.uint8)
+    for start in range(0, len(thread), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        key = rows["cat"][block].astype(np.int64) * len(names) + rows["name"][block]
+        distinct, which = np.unique(key * len(known) + pid_of[thread[block]], return_inverse=True)
+        kinds = []
+        for rest in distinct.tolist():
+            rest, p = divmod(rest, len(known))
+            c, n = divmod(rest, len(names))
+            kinds.append(int(category(cats[c], names[n], known[p])))
+        found[block] = np.array(kinds, dtype=np.uint8)[which.reshape(-1)]
+    return found
 
 
 _NUMBER = re.compile(r"-?\d+")

@@ -6,7 +6,7 @@ Times stay float64 microseconds here; `Columns.table` converts them to integer n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -139,10 +139,37 @@ class _Ids(dict[Any, int]):
 
 def nanoseconds(us: npt.NDArray[np.float64]) -> I64:
     """Float microseconds to int64 nanoseconds by parts: one product would be off by up to 74 ns at 1.7e15."""
-    whole = np.floor(us)
-    return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000.0).astype(np.int64)
+    part = np.floor(us)
+    ns = part.astype(np.int64)
+    ns *= 1000
+    np.subtract(us, part, out=part)
+    part *= 1000.0
+    ns += np.rint(part, out=part).astype(np.int64)
+    return ns
 
 
+_ROW: dict[str, type[np.generic]] = {
+    "ts": np.float64,
+    "dur": np.float64,
+    "correlation": np.int64,
+    "external": np.int64,
+    "device": np.int16,
+    "stream": np.int32,
+    "name": np.int32,
+    "cat": np.int32,
+    "track": np.int32,
+    "offset": np.int64,
+}
+_MEMORY_ROW: dict[str, type[np.generic]] = {
+    "ts": np.float64,
+    "addr": np.int64,
+    "bytes": np.int64,
+    "allocated": np.int64,
+    "reserved": np.int64,
+    "device_type": np.int64,
+    "device_id": np.int64,
+}
+_RESERVED = 1 << 16
 _ARGS = ("correlation", "external", "external_old", "device", "stream")
 _MEMORY = ("addr", "bytes", "allocated", "reserved", "device_type", "device_id")
 _phase, _args, _track = attrgetter("ph"), attrgetter("args"), attrgetter("pid", "tid")
@@ -167,8 +194,8 @@ class Columns:
         self.processes: dict[str, str] = {}
         self.out_of_memory = 0
         self.timeless = 0
-        self.parts: list[dict[str, npt.NDArray[Any]]] = []
-        self.memory_parts: list[dict[str, npt.NDArray[Any]]] = []
+        self._rows = _Table(_ROW)
+        self._memory = _Table(_MEMORY_ROW)
         self.integer_ts = True
 
     def add(self, events: Sequence[Event], offsets: npt.NDArray[np.int64]) -> None:
@@ -201,7 +228,7 @@ class Columns:
             part = {key: values[known] for key, values in part.items()}
         if len(part["ts"]):
             self.integer_ts &= bool((part["ts"] == np.floor(part["ts"])).all())
-            self.parts.append(part)
+            self._rows.add(part)
 
     def _others(self, events: list[Event]) -> None:
         memory = []
@@ -217,7 +244,7 @@ class Columns:
             args = list(map(_args, memory))
             part = {field: _column(args, field, np.int64) for field in _MEMORY}
             part["ts"] = _column(memory, "ts", np.float64)
-            self.memory_parts.append(part)
+            self._memory.add(part)
 
     def _label(self, e: Event) -> None:
         text = e.args.name if e.name != "process_labels" else e.args.labels
@@ -230,10 +257,8 @@ class Columns:
 
     def memory(self, base_ns: int) -> MemoryEvents:
         """The `[memory]` instants by time."""
-        part = _join(
-            self.memory_parts, ("ts", "addr", "bytes", "allocated", "reserved", "device_type", "device_id")
-        )
-        ts = nanoseconds(part["ts"].astype(np.float64)) + base_ns
+        part = self._memory.take()
+        ts = nanoseconds(part["ts"]) + base_ns
         order = np.argsort(ts, kind="stable")
         device = np.where(part["device_type"] == 0, -1, np.maximum(part["device_id"], 0)).astype(np.int16)
         return MemoryEvents(
@@ -247,10 +272,7 @@ class Columns:
 
     def rows(self) -> dict[str, npt.NDArray[Any]]:
         """All rows as one array per column, in file order; `ts` and `dur` in float microseconds."""
-        keys = ("ts", "dur", "correlation", "external", "device", "stream", "name", "cat", "track", "offset")
-        whole = _join(self.parts, keys)
-        self.parts.clear()
-        return whole
+        return self._rows.take()
 
 
 def _narrow(stream: I64) -> npt.NDArray[np.int32]:
@@ -259,7 +281,25 @@ def _narrow(stream: I64) -> npt.NDArray[np.int32]:
     return np.where(fits, stream, -1).astype(np.int32)
 
 
-def _join(parts: list[dict[str, npt.NDArray[Any]]], keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    if not parts:
-        return {key: np.zeros(0, np.int64) for key in keys}
-    return {key: np.concatenate([p.pop(key) for p in parts]) for key in keys}
+class _Table:
+    """Columns that grow at their ends. What is reserved ahead takes no memory before it is written."""
+
+    def __init__(self, columns: Mapping[str, type[np.generic]]) -> None:
+        self._columns = {key: np.empty(_RESERVED, kind) for key, kind in columns.items()}
+        self._count = 0
+
+    def add(self, part: Mapping[str, npt.NDArray[Any]]) -> None:
+        old, new = self._count, self._count + len(part["ts"])
+        for key, column in self._columns.items():
+            if new > len(column):
+                column = np.empty(max(new, 2 * len(column)), column.dtype)
+                column[:old] = self._columns[key][:old]
+                self._columns[key] = column
+            column[old:new] = part[key]
+        self._count = new
+
+    def take(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns, which leave the table."""
+        taken = {key: column[: self._count] for key, column in self._columns.items()}
+        self._columns.clear()
+        return taken
