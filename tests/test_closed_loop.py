@@ -20,6 +20,10 @@ EXPECTED = {
     file.parent.name: tomllib.loads(file.read_text(encoding="utf-8"))
     for file in sorted(SAMPLES.glob("*/expected.toml"))
 }
+# Other work on the machine adds waits to a recording and never takes any away, so one clear recording is proof, and a fault
+# that is still there shows in each of them.
+RECORDINGS = 3
+
 PATCHED = [name for name, e in EXPECTED.items() if all("fix" in f for f in e["fault"])]
 
 pytestmark = [
@@ -58,8 +62,8 @@ def patch_script(scenario: str, machine: str, codes: set[str], folder: Path) -> 
     run("git", "apply", folder / "fix.patch", cwd=folder)
 
 
-def record_again(options: dict[str, Any], folder: Path) -> None:
-    command = [SAMPLES / "record.py", "fault.py", "--out", "after"]
+def record_again(options: dict[str, Any], folder: Path, out: Path) -> None:
+    command = [SAMPLES / "record.py", "fault.py", "--out", out]
     command += ["--active", str(options["active"])] if "active" in options else []
     command += ["--no-stacks"] if options.get("stacks") is False else []
     run(sys.executable, *command, cwd=folder)
@@ -72,12 +76,17 @@ def test_the_patch_applies_and_the_next_capture_is_clear(scenario: str, tmp_path
         pytest.skip("torch.compile needs a C++ compiler, and there is none")
     codes = {f["code"] for f in EXPECTED[scenario]["fault"]}
     patch_script(scenario, "cpu", codes, tmp_path)
-    record_again(EXPECTED[scenario].get("capture", {}), tmp_path)
-    after = analyze(tmp_path / "after", source=tmp_path / "fault.py")
-    left = [f.message for f in after.findings if f.code in codes]
-    if left and os.getloadavg()[0] > (os.cpu_count() or 1):
+    left: list[str] = []
+    for recording in range(RECORDINGS):
+        out = tmp_path / f"after{recording}"
+        record_again(EXPECTED[scenario].get("capture", {}), tmp_path, out)
+        after = analyze(out, source=tmp_path / "fault.py")
+        left = [f.message for f in after.findings if f.code in codes]
+        if not left:
+            return
+    if os.getloadavg()[0] > (os.cpu_count() or 1):
         pytest.skip(f"the machine is too busy to record on: {left[0]}")
-    assert not left
+    pytest.fail(f"found again in {RECORDINGS} recordings: {left}")
 
 
 @pytest.mark.parametrize("scenario", [s for s in PATCHED if "cpu" not in EXPECTED[s]["machines"]])
