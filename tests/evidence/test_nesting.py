@@ -4,7 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from trace_doctor.evidence import nesting
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.run import Cat
@@ -23,18 +26,18 @@ def test_events_belong_to_the_innermost_that_holds_them_on_their_thread(facts: C
             (Cat.KERNEL, "k", 14, 5, {}),
         ]
     )
-    nesting, run = made[Nesting], made.run
+    tree, run = made[Nesting], made.run
     names = [run.text(r) for r in range(len(run))]
-    parent = {names[r]: (names[p] if p >= 0 else None) for r, p in enumerate(nesting.parent.tolist())}
+    parent = {names[r]: (names[p] if p >= 0 else None) for r, p in enumerate(tree.parent.tolist())}
     assert parent == {"outer": None, "a": "outer", "b": "a", "other thread": None, "c": "outer", "k": None}
     b = names.index("b")
-    assert [names[r] for r in nesting.ancestors(b)] == ["a", "outer"]
-    assert [names[r] for r in nesting.open_at(0, 14_000)] == ["outer", "a", "b"]
-    assert [names[r] for r in nesting.open_at(0, 29_000)] == ["outer", "a"]
-    assert nesting.open_at(0, 200_000) == []
-    assert [names[r] for r in nesting.children(names.index("outer"))] == ["a", "c"]
-    assert nesting.depth[b] == 2
-    assert nesting.depth[names.index("k")] == -1
+    assert [names[r] for r in tree.ancestors(b)] == ["a", "outer"]
+    assert [names[r] for r in tree.open_at(0, 14_000)] == ["outer", "a", "b"]
+    assert [names[r] for r in tree.open_at(0, 29_000)] == ["outer", "a"]
+    assert tree.open_at(0, 200_000) == []
+    assert [names[r] for r in tree.children(names.index("outer"))] == ["a", "c"]
+    assert tree.depth[b] == 2
+    assert tree.depth[names.index("k")] == -1
 
 
 @pytest.mark.parametrize(("end", "parent"), [(11, "a"), (25, None)])
@@ -42,11 +45,11 @@ def test_an_overlap_belongs_where_most_of_it_lies(
     facts: Callable[..., Facts], end: float, parent: str | None
 ) -> None:
     made = facts([(OP, "a", 0, 10, {}), (OP, "b", 5, end - 5, {}), (OP, "c", 5.5, 1, {})])
-    nesting, run = made[Nesting], made.run
+    tree, run = made[Nesting], made.run
     b = next(r for r in range(3) if run.text(r) == "b")
-    assert (run.text(nesting.parent[b]) if nesting.parent[b] >= 0 else None) == parent
+    assert (run.text(tree.parent[b]) if tree.parent[b] >= 0 else None) == parent
     c = next(r for r in range(3) if run.text(r) == "c")
-    assert run.text(nesting.parent[c]) == "b"
+    assert run.text(tree.parent[c]) == "b"
 
 
 def test_outermost_drops_what_lies_in_another(facts: Callable[..., Facts]) -> None:
@@ -57,7 +60,32 @@ def test_outermost_drops_what_lies_in_another(facts: Callable[..., Facts]) -> No
 
 def test_enclosing_is_the_innermost_that_lasts_all_through(facts: Callable[..., Facts]) -> None:
     made = facts([(PY, "f", 0, 100, {}), (PY, "g", 10, 50, {}), (OP, "a", 10, 5, {}), (OP, "b", 20, 30, {})])
-    nesting, run = made[Nesting], made.run
+    tree, run = made[Nesting], made.run
     pieces = np.array([[10, 15], [10, 40], [20, 50], [30, 70], [50, 101]]) * 1000
-    names = [run.text(r) if r >= 0 else None for r in nesting.enclosing(0, pieces).tolist()]
+    names = [run.text(r) if r >= 0 else None for r in tree.enclosing(0, pieces).tolist()]
     assert names == ["a", "g", "b", "f", None]
+
+
+@pytest.mark.parametrize(("block", "few"), [(1 << 16, 8), (1 << 16, 0), (7, 0), (7, 1)])
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 60), st.sampled_from([0, 1, 2, 3, 5, 8, 13, 21, 34, 55])), max_size=60
+    )
+)
+def test_the_parent_is_the_nearest_event_before_that_is_open_and_holds_the_middle(
+    block: int, few: int, spans: list[tuple[int, int]]
+) -> None:
+    spans.sort(key=lambda s: (s[0], -s[1]))
+    ts = np.array([start for start, _ in spans], dtype=np.int64)
+    end = ts + np.array([dur for _, dur in spans], dtype=np.int64)
+    parent, depth = [], [-1]
+    for i, (start, dur) in enumerate(spans):
+        holding = [j for j in range(i) if end[j] > start and end[j] >= start + dur // 2]
+        parent.append(max(holding, default=-1))
+        depth.insert(i, depth[parent[-1]] + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nesting, "BLOCK", block)
+        patch.setattr(nesting, "_FEW", few)
+        found, levels = nesting.nest(ts, end)
+    assert found.tolist() == parent
+    assert levels.tolist() == depth[:-1]

@@ -35,7 +35,8 @@ class Nesting(Evidence):
         by_thread = host[np.argsort(run.thread[host], kind="stable")]
         borders = np.flatnonzero(np.diff(run.thread[by_thread])) + 1
         for rows in np.split(by_thread, borders):
-            _nest(rows, run, parent, depth)
+            above, depth[rows] = nest(run.ts[rows], run.end[rows])
+            parent[rows] = np.where(above >= 0, rows[above], -1)
         return cls(parent, depth, run)
 
     def ancestors(self, row: int) -> list[int]:
@@ -126,35 +127,67 @@ class Nesting(Evidence):
 
 
 BLOCK = 1 << 16
-"""rows turned into Python numbers at once"""
-_FAR = np.iinfo(np.int64)
+"""events whose parents are sought together: their columns stay in the processor's cache"""
+_FEW = 8
+_LAST = np.iinfo(np.int64).max
 
 
-def _nest(rows: I64, run: Run, parent: I32, depth: I32) -> None:
-    """Fills in parent and depth of one thread's events, given by start, longer first."""
-    stack = [
-        (int(_FAR.max), -1, -1)
-    ]  # (end, row, depth) of the events that are open, and of what encloses all
-    open_until, above, level = stack[-1]
-    for block in np.split(rows, range(BLOCK, len(rows), BLOCK)):
-        ts, end = run.ts[block], run.end[block]
-        middle = ts + (end - ts) // 2
-        leaf = end <= np.append(ts[1:], _FAR.min)  # over before the next begins: encloses nothing
-        parents, depths = [], []
-        columns = (c.tolist() for c in (block, ts, end, middle, leaf))
-        for row, start, stop, mid, alone in zip(*columns, strict=True):
-            while open_until <= start:
-                stack.pop()
-                open_until, above, level = stack[-1]
-            if open_until >= mid:
-                found, inside = above, level + 1
-            else:
-                _, found, inside = next(outer for outer in reversed(stack) if outer[0] >= mid)
-                inside += 1
-            parents.append(found)
-            depths.append(inside)
-            if not alone:
-                open_until, above, level = stop, row, inside
-                stack.append((stop, row, inside))
-        parent[block] = parents
-        depth[block] = depths
+def nest(ts: I64, end: I64) -> tuple[I32, I32]:
+    """Parent (a place in the same arrays, -1 for none) and depth of one thread's events (ns), by start, longer first.
+
+    The parent is the nearest event before that is open at the start and holds the middle. All events of a block walk
+    back to theirs together, and jump over what an event on their way has already walked past.
+    """
+    count = len(ts)
+    until = np.append(end, _LAST)  # and, as place -1, what encloses all
+    longer = np.arange(-1, count, dtype=np.int32)
+    parent = np.empty(count, dtype=np.int32)
+    depth = np.full(count + 1, -1, dtype=np.int32)
+    for first in range(0, count, BLOCK):
+        block = slice(first, min(first + BLOCK, count))
+        parent[block] = _walk_back(first, ts[block], end[block], until, longer)
+        depth[block] = _depths(first, parent[block], depth)
+    return parent, depth[:-1]
+
+
+def _walk_back(first: int, start: I64, end: I64, until: I64, longer: I32) -> I32:
+    """The parents of the block of events from place `first` on.
+
+    `longer` holds a place before each event such that everything between the two ends no later than the event. Here
+    it moves to the nearest event that ends later, which is the parent as well, unless events overlap.
+    """
+    own = longer[first : first + len(start)]
+    walking, at = np.arange(first, first + len(start), dtype=np.int32), own.copy()
+    needed = np.maximum(start + (end - start) // 2, start + 1)
+    overlaps: list[tuple[int, int]] = []
+    while len(walking) > _FEW:
+        over = np.flatnonzero(until[at] <= end)
+        walking, at, end, needed = walking[over], at[over], end[over], needed[over]
+        holds = np.flatnonzero(until[at] >= needed)
+        if len(holds):
+            overlaps += zip(walking[holds].tolist(), at[holds].tolist(), strict=True)
+            needed[holds] = _LAST
+        at = longer[at]
+        longer[walking] = at
+    left = (walking.tolist(), at.tolist(), end.tolist(), needed.tolist())
+    for event, before, stop, need in zip(*left, strict=True):
+        while until[before] <= stop:
+            if until[before] >= need:
+                overlaps.append((event, before))
+                need = _LAST
+            before = longer[before]
+        longer[event] = before
+    parent = own.copy()
+    for event, before in overlaps:
+        parent[event - first] = before
+    return parent
+
+
+def _depths(first: int, parent: I32, depth: I32) -> I32:
+    """Depths of the block of events from place `first` on: each event doubles the way that it has climbed."""
+    climbed, at = np.ones(len(parent), dtype=np.int32), parent.copy()
+    while len(inside := np.flatnonzero(at >= first)):
+        above = at[inside] - first
+        climbed[inside] += climbed[above]
+        at[inside] = at[above]
+    return climbed + depth[at]
