@@ -12,21 +12,30 @@ from trace_doctor.reporters.html.parts import Row, data_table, section, showing,
 from trace_doctor.reporters.units import size
 from trace_doctor.reporters.words import MEMORY, Names
 
-_MOST_CHARTS = 4
+_MOST_CHARTS = 8
+"""Devices of one page: the one to look at first open, the others folded."""
 
 
 def memory(result: Result) -> Html | None:
     drawable = {(s.input, s.device): s for s in result.memory_timeline if s.at and s.live_by_category}
     rows = {(r.input, r.device): r for r in result.memory_ledger}
-    devices = sorted({*drawable, *rows}, key=lambda d: (d not in drawable, d))
+    accused = [(f.input, f.location.device) for f in result.findings if f.saving is None or f.saving.bytes]
+
+    def first(device: tuple[int, int]) -> tuple[int, bool, int, tuple[int, int]]:
+        """In the order of the findings about memory, then what can be drawn, then the fullest."""
+        named = min((n for n, (i, d) in enumerate(accused) if (i, d or 0) == device), default=len(accused))
+        return named, device not in drawable, -_peak_bytes(drawable.get(device), rows.get(device)), device
+
+    devices = sorted({*drawable, *rows}, key=first)
     if not devices:
         return None
     names = Names(result) if len(devices) > 1 else None
+    blocks = [_device(drawable.get(d), rows.get(d), n, names) for n, d in enumerate(devices[:_MOST_CHARTS])]
     return section(
         "memory",
         "Memory over time",
-        [_device(drawable.get(d), rows.get(d), n, names) for n, d in enumerate(devices[:_MOST_CHARTS])],
-        showing(min(len(devices), _MOST_CHARTS), len(devices), "devices"),
+        blocks,
+        showing(len(blocks), len(devices), "devices, those with findings and the fullest first"),
         lead=[
             "What is ",
             term("allocated", "allocated"),
@@ -35,12 +44,16 @@ def memory(result: Result) -> Html | None:
     )
 
 
+def _peak_bytes(series: MemorySeries | None, row: MemoryLedgerRow | None) -> int:
+    if row is not None:
+        return row.peak_bytes
+    return max(map(sum, zip(*series.live_by_category.values(), strict=True)), default=0) if series else 0
+
+
 def _device(series: MemorySeries | None, row: MemoryLedgerRow | None, n: int, names: Names | None) -> Html:
     owner = series or row
     assert owner is not None
-    return el(
-        "div",
-        el("h3", el("bdi", names.place(owner))) if names else None,
+    content = [
         [
             chart.draw(series, f"memory-chart-{n}"),
             _memory_keys(series),
@@ -49,8 +62,13 @@ def _device(series: MemorySeries | None, row: MemoryLedgerRow | None, n: int, na
         if series
         else None,
         _peak(row, n) if row else None,
-        class_="device",
-    )
+    ]
+    if not names:
+        return el("div", content, class_="device")
+    name = el("bdi", names.place(owner))
+    peak = f"peak {size(_peak_bytes(series, row))}"
+    summary = el("summary", name, " ", el("span", peak, class_="unit"))
+    return el("details", summary, content, class_="device", open=n == 0)
 
 
 def _memory_keys(series: MemorySeries) -> Html:
