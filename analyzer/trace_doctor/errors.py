@@ -23,6 +23,10 @@ class DamagedCapture(TraceDoctorError):
     """The file is one of ours, but nothing could be read from it."""
 
 
+class TooLarge(DamagedCapture):
+    """Reading the file would need more memory or time than allowed: it is too large for this machine, or made to be."""
+
+
 class UnreadableScript(TraceDoctorError):
     """A Python file whose bytes do not decode or whose syntax LibCST does not know. It is left alone."""
 

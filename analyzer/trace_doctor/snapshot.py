@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from trace_doctor.model import TorchVersion
-from trace_doctor.run import I16, I32, I64, U8, Bool
+from trace_doctor.run import I16, I32, I64, U8
 
 NO_STACK = -1
 """In stack columns: the entry or block holds no frames at all (an empty stack is a stack of its own)."""
@@ -88,10 +88,8 @@ class Snapshot:
     segment_device: I16
     segment_addr: I64
     segment_size: I64
-    segment_stream: I64
     segment_requested: I64
     """requested bytes of the segment's active blocks; -1 where the file does not say"""
-    segment_expandable: Bool
 
     block_segment: I32
     block_addr: I64

@@ -45,7 +45,6 @@ class DeviceHistory:
     """position of the `free_completed`; n where the block is alive at the end"""
     stack: I32
     """where it was allocated; NO_STACK where nothing says"""
-    freed_stack: I32
 
     live: I64
     """requested bytes at every moment (n+1)"""
@@ -160,8 +159,6 @@ def replay(snapshot: Snapshot, device: int) -> DeviceHistory | str:
         return "requested bytes of the segments and of their blocks differ"
     if int(live[-1]) != final:
         return f"the replayed record ends with {int(live[-1])} live bytes, the segments hold {final}"
-    no_stack = np.full(n + 1, NO_STACK, dtype=np.int32)
-    no_stack[:n] = stack
     return DeviceHistory(
         device=device,
         action=action,
@@ -176,7 +173,6 @@ def replay(snapshot: Snapshot, device: int) -> DeviceHistory | str:
         stack=np.concatenate(
             [stack[born], np.full(count[0], NO_STACK, np.int32), snapshot.block_stack[older]]
         ).astype(np.int32),
-        freed_stack=no_stack[all_freed],
         live=live,
         reserved=_reserved(snapshot, device, action, size, live),
         settings=dict(snapshot.allocator_settings),

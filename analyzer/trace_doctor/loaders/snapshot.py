@@ -1,7 +1,8 @@
 """Allocator snapshots: pickles of plain data, read without ever executing anything of them.
 
 The unpickler refuses every global, so that a file can only build dicts, lists, tuples, strings and numbers, in any
-protocol from 0 to 5. A pickle that asks for more is no snapshot, whatever its name.
+protocol from 0 to 5. A pickle that asks for more is no snapshot, whatever its name. Even plain data can be made to
+exhaust the machine or to crash Python (hashing a deeply nested tuple does), so a child process does the reading.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from isal import igzip
+from isal.igzip_lib import IsalError
 
-from trace_doctor.errors import DamagedCapture, NotACapture
+from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
+from trace_doctor.loaders.isolation import Crashed, OutOfMemory, OutOfTime, isolated
+from trace_doctor.loaders.limits import memory_limit, text
 from trace_doctor.loaders.snapshot_columns import Columns
-from trace_doctor.loaders.stream import GZIP_MAGIC
+from trace_doctor.loaders.stream import GZIP_MAGIC, open_regular
 from trace_doctor.snapshot import Snapshot
 
 HEAD = 1 << 16
 _KEYS = (b"device_traces", b"segments", b"segment_type", b"total_size")
+_LEAST_SECONDS, _BYTES_PER_SECOND = 20, 1 << 18
+"""Processor time for any file, and what more of it (compressed) buys: a hundred times what a sound one takes."""
 
 
 class _Refused(Exception):
@@ -38,12 +44,38 @@ class PlainUnpickler(pickle.Unpickler):
         raise _Refused("a persistent object")
 
 
-def load_snapshot(path: Path, display: str, *, rank: int = 0, rank_how: str = "") -> Snapshot:
-    """Reads one snapshot, plain or gzipped.
+def load_snapshot(
+    path: Path, display: str, *, rank: int = 0, rank_how: str = "", max_memory: int | None = None
+) -> Snapshot:
+    """Reads one snapshot, plain or gzipped, in a child process limited to `max_memory` bytes (default: a share of
+    what is available) and to a processor time in proportion to the file.
 
-    Raises NotACapture for a pickle of something else (or no pickle at all) and DamagedCapture for a snapshot that is
-    cut off or contradicts the format, each with one line. `display` is the path to show.
+    Raises NotACapture for a pickle of something else (or no pickle at all), DamagedCapture for a snapshot that is
+    cut off or contradicts the format, TooLarge for one beyond the limits, OSError for a file that cannot be opened;
+    each with one line. `display` is the path to show.
     """
+    memory = max_memory or memory_limit()
+    seconds = _LEAST_SECONDS + path.stat().st_size // _BYTES_PER_SECOND
+    try:
+        return isolated(
+            lambda: read_snapshot(path, display, rank=rank, rank_how=rank_how), memory=memory, seconds=seconds
+        )
+    except OutOfMemory:
+        raise TooLarge(
+            f"{display}: reading this pickle needs more than {text(memory)} of memory (--max-memory)"
+        ) from None
+    except OutOfTime:
+        raise TooLarge(
+            f"{display}: reading this pickle takes more than {seconds} s, which no sound snapshot of its size does"
+        ) from None
+    except Crashed as crash:
+        raise DamagedCapture(
+            f"{display}: no memory snapshot; reading this pickle kills the reader ({crash})"
+        ) from None
+
+
+def read_snapshot(path: Path, display: str, *, rank: int = 0, rank_how: str = "") -> Snapshot:
+    """`load_snapshot` in this process and without limits: for trusted files and for fuzzing."""
     with _opened(path, display) as file:
         head = file.read(HEAD)
         ours = any(key in head for key in _KEYS)
@@ -61,7 +93,9 @@ def _columns(data: Any, display: str, rank: int, rank_how: str) -> Snapshot:
         raise NotACapture(f"{display}: no memory snapshot; it is {kind}")
     try:
         return Columns(data).snapshot(display, rank, rank_how)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, IndexError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # anything can stand where the format wants a number or a list
         raise DamagedCapture(
             f"{display}: damaged memory snapshot ({type(error).__name__}: {_line(error)})"
         ) from None
@@ -75,6 +109,8 @@ def _unpickled(file: IO[bytes], display: str, ours: bool) -> Any:
             f"{display}: no memory snapshot; its pickle asks for {_line(refused)}, a snapshot holds plain data "
             "only. Nothing of it was executed"
         ) from None
+    except (DamagedCapture, MemoryError):
+        raise
     except Exception as error:  # a hostile pickle can raise anything
         if ours:
             raise DamagedCapture(
@@ -92,7 +128,7 @@ def _kind(data: Any) -> str | None:
             return None
         if "entries" in data and ("pg_config" in data or "pg_status" in data or "version" in data):
             return "an NCCL flight-recorder dump"
-        keys = ", ".join(repr(k) for k in list(data)[:3])
+        keys = ", ".join(repr(k[:40]) if isinstance(k, str) else type(k).__name__ for k in list(data)[:3])
         return f"a pickled dict with {_line(keys) if keys else 'nothing in it'}"
     if isinstance(data, (list, tuple)):
         if data and all(isinstance(s, dict) and "blocks" in s and "total_size" in s for s in data):
@@ -110,16 +146,17 @@ def _refuse_foreign(head: bytes, display: str) -> None:
 
 @contextmanager
 def _opened(path: Path, display: str) -> Iterator[IO[bytes]]:
-    with path.open("rb") as raw:
-        if raw.read(2) != GZIP_MAGIC:
-            raw.seek(0)
+    with open_regular(path) as raw:
+        zipped = raw.read(2) == GZIP_MAGIC
+        raw.seek(0)
+        if not zipped:
             yield raw
             return
-    try:
-        with igzip.open(path, "rb") as file:  # type: ignore[no-untyped-call]
-            yield file
-    except (EOFError, igzip.BadGzipFile) as error:
-        raise DamagedCapture(f"{display}: the gzip data is cut off or damaged ({_line(error)})") from None
+        try:
+            with igzip.open(raw, "rb") as file:  # type: ignore[no-untyped-call]
+                yield file
+        except (EOFError, igzip.BadGzipFile, IsalError) as error:  # type: ignore[misc]  # isal's stub types the class as an instance
+            raise DamagedCapture(f"{display}: the gzip data is cut off or damaged ({_line(error)})") from None
 
 
 @contextmanager
@@ -136,5 +173,5 @@ def _no_gc() -> Iterator[None]:
 
 def _line(what: object) -> str:
     """One short printable line."""
-    text = " ".join(str(what).split())
-    return "".join(c if c.isprintable() else "?" for c in text)[:120] or type(what).__name__
+    said = " ".join(str(what)[:1000].split())
+    return "".join(c if c.isprintable() else "?" for c in said)[:120] or type(what).__name__

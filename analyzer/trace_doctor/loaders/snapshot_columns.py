@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from trace_doctor.model import TorchVersion
-from trace_doctor.run import I32, I64
+from trace_doctor.run import I32, I64, U8
 from trace_doctor.snapshot import NO_STACK, Action, Annotation, BlockState, Snapshot, StackFrame
 
 _ACTIONS = {
@@ -38,37 +39,42 @@ class _Stacks:
     def __init__(self) -> None:
         self.stacks: dict[tuple[int, ...], int] = {}
         self.frames: dict[StackFrame, int] = {}
-        self._lists: dict[int, int] = {}
         self._dicts: dict[int, int] = {}
 
-    def stack(self, frames: Any) -> int:
-        """Index of a list of frames; NO_STACK for None. The caller keeps the list alive."""
+    def indices(self, lists: Sequence[Any]) -> I32:
+        """Index of each list of frames; NO_STACK for None. The caller keeps the dicts of the frames alive."""
+        distinct = {id(frames): self._stack(frames) for frames in {id(f): f for f in lists}.values()}
+        return np.fromiter(map(distinct.__getitem__, map(id, lists)), np.int32, len(lists))
+
+    def _stack(self, frames: Any) -> int:
         if frames is None:
             return NO_STACK
-        known = self._lists.get(id(frames))
-        if known is None:
-            made = tuple([self._frame(f) for f in frames])
-            known = self._lists[id(frames)] = self.stacks.setdefault(made, len(self.stacks))
-        return known
+        return self.stacks.setdefault(tuple([self._frame(f) for f in frames]), len(self.stacks))
 
     def _frame(self, frame: Record) -> int:
         known = self._dicts.get(id(frame))
         if known is None:
             made = StackFrame(
-                str(frame.get("filename", "")), int(frame.get("line", 0)), str(frame.get("name", ""))
+                _name(frame.get("filename", "")), int(frame.get("line", 0)), _name(frame.get("name", ""))
             )
             known = self._dicts[id(frame)] = self.frames.setdefault(made, len(self.frames))
         return known
 
 
 class Columns:
-    """Columns of one snapshot. Raises the ordinary errors of Python where the data contradicts the format."""
+    """Columns of one snapshot. Raises the ordinary errors of Python where the data contradicts the format.
+
+    A pickle can name one list a million times. Whatever is walked here is therefore walked once per list that stands
+    in the file, and the work stays in proportion to the file.
+    """
 
     def __init__(self, data: Any) -> None:
         self.data: Record = data if isinstance(data, dict) else {"segments": data}
         self.legacy_list = not isinstance(data, dict)
         self.segments: Sequence[Record] = self.data["segments"]
         self.traces: Sequence[Sequence[Record]] = self.data.get("device_traces") or ()
+        _each_its_own(self.traces)
+        _each_its_own([s["blocks"] for s in self.segments])
         self.stacks = _Stacks()
         self.warnings: list[str] = []
 
@@ -77,49 +83,48 @@ class Columns:
         counts = [len(trace) for trace in self.traces]
         segments = self.segments
         blocks = [b for s in segments for b in s["blocks"]]
-        actions = [_ACTIONS.get(e["action"], Action.OTHER) for e in entries]
-        unknown = sorted(
-            {str(e["action"]) for e, a in zip(entries, actions, strict=True) if a == Action.OTHER}
-        )
-        if unknown:
-            self.warnings.append(f"entries of unknown kind ignored: {', '.join(unknown)}"[:200])
-        stack = self.stacks.stack
         return Snapshot(
             path=display,
-            action=np.array(actions, dtype=np.uint8),
+            action=self._actions(entries),
             device=np.repeat(np.arange(len(counts), dtype=np.int16), counts),
-            addr=_i64(e["addr"] if "addr" in e else e.get("device_free", -1) for e in entries),
+            addr=_addresses(entries),
             size=_sizes(entries, "size"),
-            stream=_i64(e.get("stream", 0) for e in entries),
-            time_us=_i64(e.get("time_us", -1) for e in entries),
-            stack=_i32(stack(e.get("frames")) for e in entries),
-            segment_device=np.array([s.get("device", 0) for s in segments], dtype=np.int16),
-            segment_addr=_i64(s["address"] for s in segments),
+            stream=_field(entries, "stream", 0),
+            time_us=_field(entries, "time_us", -1),
+            stack=self.stacks.indices([e.get("frames") for e in entries]),
+            segment_device=_field(segments, "device", 0).astype(np.int16),
+            segment_addr=_field(segments, "address"),
             segment_size=_sizes(segments, "total_size"),
-            segment_stream=_i64(s.get("stream", 0) for s in segments),
-            segment_requested=_i64(s.get("requested_size", -1) for s in segments),
-            segment_expandable=np.array(
-                [bool(s.get("is_expandable", False)) for s in segments], dtype=np.bool_
+            segment_requested=_field(segments, "requested_size", -1),
+            block_segment=np.repeat(
+                np.arange(len(segments), dtype=np.int32), [len(s["blocks"]) for s in segments]
             ),
-            block_segment=_i32(i for i, s in enumerate(segments) for _ in s["blocks"]),
             block_addr=_block_addresses(segments),
             block_size=_sizes(blocks, "size"),
-            block_requested=_i64(map(_requested, blocks)),
+            block_requested=_column(map(_requested, blocks), len(blocks)),
             block_state=np.array([_STATES[b["state"]] for b in blocks], dtype=np.uint8),
-            block_stack=_i32(stack(_block_frames(b)) for b in blocks),
+            block_stack=self.stacks.indices([_block_frames(b) for b in blocks]),
             stacks=tuple(self.stacks.stacks),
             frames=tuple(self.stacks.frames),
             annotations=self._annotations(),
-            allocator_settings=dict(self.data.get("allocator_settings") or {}),
+            allocator_settings=_settings(self.data.get("allocator_settings") or {}),
             torch_version=self._torch_version(entries, blocks),
             rank=rank,
             rank_how=rank_how,
             warnings=tuple(self.warnings),
         )
 
+    def _actions(self, entries: Sequence[Record]) -> U8:
+        said = list(map(itemgetter("action"), entries))
+        unknown = sorted(set(map(_name, set(said) - _ACTIONS.keys())))
+        if unknown:
+            self.warnings.append(f"entries of unknown kind ignored: {', '.join(unknown)}"[:200])
+        known = dict.fromkeys(said, Action.OTHER) | _ACTIONS
+        return np.fromiter(map(known.__getitem__, said), np.uint8, len(said))
+
     def _annotations(self) -> tuple[Annotation, ...]:
         return tuple(
-            Annotation(str(a["name"]), a["stage"] == "START", int(a.get("device", -1)), int(a["time_us"]))
+            Annotation(_name(a["name"]), a["stage"] == "START", int(a.get("device", -1)), int(a["time_us"]))
             for a in self.data.get("external_annotations") or ()
         )
 
@@ -151,16 +156,53 @@ def _text(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def _i64(values: Iterable[int]) -> I64:
-    return np.array([int(v) for v in values], dtype=np.int64)
+def _name(value: Any) -> str:
+    """A name of the file. Anything but text is damage: it could be nested without end."""
+    if not isinstance(value, str):
+        raise TypeError(f"a {type(value).__name__} where a name belongs")
+    return value
 
 
-def _i32(values: Iterable[int]) -> I32:
-    return np.array(list(values), dtype=np.int32)
+def _settings(given: Record) -> dict[str, Any]:
+    return {_name(k): v for k, v in given.items() if isinstance(v, str | int | float | bool)}
 
 
-def _sizes(records: Iterable[Record], key: str) -> I64:
-    found = _i64(r[key] for r in records)
+def _each_its_own(lists: Iterable[Any]) -> None:
+    known: set[int] = set()
+    for one in lists:
+        if not isinstance(one, list | tuple):
+            raise TypeError(f"a {type(one).__name__} where a list belongs")
+        if one and id(one) in known:
+            raise ValueError("one list is named twice")
+        known.add(id(one))
+
+
+def _column(values: Iterable[Any], count: int) -> I64:
+    return np.fromiter(values, np.int64, count)
+
+
+def _field(records: Sequence[Record], key: str, absent: int | None = None) -> I64:
+    """One field of all records, with a value for those that lack it (None: they must not)."""
+    try:
+        return _column(map(itemgetter(key), records), len(records))
+    except KeyError:
+        if absent is None:
+            raise
+    return _column((r.get(key, absent) for r in records), len(records))
+
+
+def _addresses(entries: Sequence[Record]) -> I64:
+    """Of the block; entries of an `oom` have what was free on the device instead."""
+    try:
+        return _field(entries, "addr")
+    except KeyError:
+        return _column(
+            (e["addr"] if "addr" in e else e.get("device_free", -1) for e in entries), len(entries)
+        )
+
+
+def _sizes(records: Sequence[Record], key: str) -> I64:
+    found = _field(records, key)
     if (found < 0).any():
         raise ValueError(f"negative {key}")
     return found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from isal import isal_zlib
 from isal.igzip_lib import IsalError
@@ -11,6 +14,16 @@ from isal.igzip_lib import IsalError
 GZIP_MAGIC = b"\x1f\x8b"
 READ = 1 << 18
 PIECE = 1 << 20
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file for reading. Raises OSError for a FIFO or a device, whose bytes may never come or never end, even where
+    one has taken the place of a file since it was looked at."""
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(0, "not a regular file")
+    return open(number, "rb")
 
 
 class ByteStream:
@@ -23,7 +36,7 @@ class ByteStream:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problem = ""
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             self.gzipped = file.read(2) == GZIP_MAGIC
 
     def pieces(self) -> Iterator[bytes]:
@@ -31,12 +44,12 @@ class ByteStream:
         return self._gunzip() if self.gzipped else self._plain()
 
     def _plain(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             while piece := file.read(PIECE):
                 yield piece
 
     def _gunzip(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             member, pending, fresh = isal_zlib.decompressobj(wbits=31), b"", True
             while True:
                 pending = pending or file.read(READ)

@@ -1,0 +1,77 @@
+"""How much memory a load may take, and where the machine says how much there is."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from trace_doctor.errors import UsageError
+
+SHARE = 0.75
+"""Of the memory that is available, unless told otherwise."""
+UNKNOWN = 8 << 30
+"""Taken for available where the machine does not say."""
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(?:i?b)?|(%))", re.I)
+_CGROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+
+
+def memory_limit(text: str = "") -> int:
+    """Bytes meant by `4GB`, `512MiB`, `2000000` or `50%` (of what is available); without a text, `SHARE` of that.
+
+    Raises UsageError for anything else, and for nothing.
+    """
+    if not text:
+        return int(SHARE * available_memory())
+    found = _SIZE.fullmatch(text.strip())
+    if not found or not float(found[1]):
+        raise UsageError(f"max-memory must be like 4GB, 512MB or 50%, not {text!r}")
+    if found[3]:
+        return int(float(found[1]) / 100 * available_memory())
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def available_memory() -> int:
+    """Bytes that can still be taken: of the machine, or of this process's control group where that has less."""
+    found = [n for n in (_meminfo(), *(_left(*files) for files in _CGROUPS)) if n is not None]
+    return min(found, default=_physical())
+
+
+def text(size: int) -> str:
+    """`4.0 GB`, `512 MB`: binary, as people write the option."""
+    for unit, name in ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB")):
+        if size >= unit:
+            return f"{size / unit:.{1 if size < 10 * unit else 0}f} {name}"
+    return f"{size} bytes"
+
+
+def _meminfo() -> int | None:
+    try:
+        found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def _left(limit: Path, used: Path) -> int | None:
+    """None without a limit: `max`, or a number larger than any machine."""
+    try:
+        most, taken = int(limit.read_text()), int(used.read_text())
+    except (OSError, ValueError):
+        return None
+    return max(most - taken, 0) if most < 1 << 60 else None
+
+
+def _physical() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return UNKNOWN
