@@ -28,7 +28,7 @@ class Opened:
                 str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
                 "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}", f"--log-net-log={net}",
-                "--enable-logging=stderr", "--v=0", "--virtual-time-budget=3000", "--dump-dom",
+                "--enable-logging=stderr", "--v=0", "--virtual-time-budget=6000", "--dump-dom",
                 f"{page.as_uri()}{fragment}",
             ],
             capture_output=True, text=True, timeout=120, check=True,
@@ -71,6 +71,17 @@ def test_the_filter_state_is_in_the_address(rich_result: Result, tmp_path: Path)
         r'<div class="slot"( hidden="")?>(?:<span[^>]*></span>)?<details[^>]*id="(TD\d+)-1"', dom
     )
     assert shown == [(' hidden=""', "TD101"), ("", "TD404"), (' hidden=""', "TD401")]
+
+
+@pytest.mark.parametrize("panel", ["timeline", "memory"])
+def test_a_zoomable_panel_opens_from_the_address(panel: str, hostile_result: Result, tmp_path: Path) -> None:
+    opened = Opened(render(hostile_result, "html"), tmp_path, f"#panel={panel}")
+    section = opened.dom[opened.dom.index(f'<section id="{panel}"') :]
+    section = section[: section.index("</section>")]
+    assert 'class="main-svg"' in section
+    assert opened.console == []
+    assert opened.requests == []
+    assert "<img" not in opened.dom.replace("&lt;img", "")
 
 
 def test_the_policy_is_in_force(tmp_path: Path) -> None:

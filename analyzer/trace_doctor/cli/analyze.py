@@ -24,6 +24,7 @@ def analyze(
     torch_version: c.TorchVersion = None,
     config: c.ConfigFile = None,
     no_source: c.NoSource = False,
+    no_zoom: c.NoZoom = False,
     show_skipped: c.ShowSkipped = False,
     force: c.Force = False,
     color: c.Color = "auto",
@@ -47,7 +48,7 @@ def analyze(
     sinks = c.sinks_for(settings.settings.output, force=force, quiet=quiet, default_report=True)
     with c.progress(quiet, not no_progress) as progress:
         result = run(paths, settings, source, rank, steps, device, no_source, progress)
-    c.emit(result, sinks, color=color, quiet=quiet, show_skipped=show_skipped)
+    c.emit(result, sinks, color=color, quiet=quiet, show_skipped=show_skipped, zoom=not no_zoom)
 
 
 def run(

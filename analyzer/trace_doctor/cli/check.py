@@ -33,6 +33,7 @@ def check(
     torch_version: c.TorchVersion = None,
     config: c.ConfigFile = None,
     no_source: c.NoSource = False,
+    no_zoom: c.NoZoom = False,
     show_skipped: c.ShowSkipped = False,
     color: c.Color = "auto",
     no_progress: c.NoProgress = False,
@@ -56,7 +57,7 @@ def check(
     sinks = c.sinks_for(settings.settings.output, force=False, quiet=quiet, default_report=False)
     with c.progress(quiet, not no_progress) as progress:
         result = run(paths, settings, source, rank, steps, device, no_source, progress)
-    c.emit(result, sinks, color=color, quiet=quiet, show_skipped=show_skipped)
+    c.emit(result, sinks, color=color, quiet=quiet, show_skipped=show_skipped, zoom=not no_zoom)
     decision = decide(result, settings.settings.fail_on, settings.settings.require)
     if quiet < 2:
         c.note(decision.text)

@@ -58,6 +58,7 @@ NoSource = Annotated[bool, typer.Option("--no-source", help="Embed no line of th
 ShowSkipped = Annotated[
     bool, typer.Option("--show-skipped", help="List skipped rules with how to capture them.")
 ]
+NoZoom = Annotated[bool, typer.Option("--no-zoom", help="HTML without the zoomable panels: 2 MB less.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a report file that is not ours.")]
 Color = Annotated[str, typer.Option(help="auto, always or never.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar.")]
@@ -155,7 +156,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def emit(
-    result: Result, sinks: Sequence[Sink], *, color: str, quiet: int, show_skipped: bool = False
+    result: Result,
+    sinks: Sequence[Sink],
+    *,
+    color: str,
+    quiet: int,
+    show_skipped: bool = False,
+    zoom: bool = True,
 ) -> None:
     """Renders the result once per sink; files are written whole or not at all."""
     from trace_doctor.reporters import render
@@ -163,10 +170,10 @@ def emit(
     for sink in sinks:
         if sink.path is None:
             if quiet < 2:
-                _print(result, sink.format, color, show_skipped)
+                _print(result, sink.format, color, show_skipped, zoom)
             continue
         try:
-            write(sink.path, render(result, sink.format, show_skipped=show_skipped))
+            write(sink.path, render(result, sink.format, show_skipped=show_skipped, zoom=zoom))
         except UsageError as error:
             if not sink.optional:
                 raise
@@ -176,13 +183,13 @@ def emit(
             note(f"{sink.format} report: {sink.path}")
 
 
-def _print(result: Result, fmt: str, color: str, show_skipped: bool) -> None:
+def _print(result: Result, fmt: str, color: str, show_skipped: bool, zoom: bool) -> None:
     """Text as the terminal can show it; what programs read is UTF-8 in every locale."""
     from trace_doctor.reporters import render
 
     if fmt != "text":
         sys.stdout.flush()
-        data = render(result, fmt, show_skipped=show_skipped).encode("utf-8", "surrogateescape")
+        data = render(result, fmt, show_skipped=show_skipped, zoom=zoom).encode("utf-8", "surrogateescape")
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return

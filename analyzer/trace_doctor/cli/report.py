@@ -16,6 +16,7 @@ def report(
     ],
     output: c.Output = None,
     show_skipped: c.ShowSkipped = False,
+    no_zoom: c.NoZoom = False,
     color: c.Color = "auto",
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
@@ -27,4 +28,4 @@ def report(
     sinks = c.sinks_for(
         c.overrides(output=output or [])["output"], force=False, quiet=quiet, default_report=False
     )
-    c.emit(read_saved(saved), sinks, color=color, quiet=quiet, show_skipped=show_skipped)
+    c.emit(read_saved(saved), sinks, color=color, quiet=quiet, show_skipped=show_skipped, zoom=not no_zoom)

@@ -6,7 +6,17 @@ from importlib.resources import files
 
 from trace_doctor.model import Result
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.html import about, findings, lanes, memory, panels, rules, step, verdict
+from trace_doctor.reporters.html import (
+    about,
+    findings,
+    lanes,
+    memory,
+    panels,
+    rules,
+    step,
+    verdict,
+    zoom,
+)
 from trace_doctor.reporters.html.charts.svg import patterns
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.island import embed
@@ -73,6 +83,7 @@ def render(result: Result, options: Options) -> str:
         ),
         Html(f'<script type="application/json" id="result">{embed(result.to_json())}</script>'),
         Html(f"<script>{_asset('report.js')}</script>"),
+        zoom.scripts(result) if options.zoom else None,
     )
     head = el(
         "head",

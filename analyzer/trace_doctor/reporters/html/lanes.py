@@ -8,6 +8,7 @@ from trace_doctor.model import Column, Lane, Result
 from trace_doctor.reporters.html.charts import timeline as chart
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch
+from trace_doctor.reporters.html.zoom import of_lanes
 from trace_doctor.reporters.units import share
 from trace_doctor.reporters.words import KINDS, Names
 
@@ -24,12 +25,12 @@ def timeline(result: Result) -> Html | None:
     shown = lanes[:_MOST_LANES]
     groups = [shown] if names.ranked else [list(g) for _, g in groupby(shown, key=lambda lane: lane.input)]
     kinds = [k for k in KINDS if any(s.kind == k for lane in shown for s in lane.segments)]
-    # the zoomable panel is to be put here, beside the picture that always stands
     return section(
         "timeline",
         "Timeline of the main thread" if all(lane.device < 0 for lane in lanes) else "GPU timeline",
         el("ul", [el("li", swatch(k), KINDS[k].label) for k in kinds], class_="keys"),
         [_charted(group, n, len(groups), names, result) for n, group in enumerate(groups)],
+        of_lanes([(result.timeline.index(lane), names.place(lane)) for lane in shown]),
         showing(len(shown), len(lanes), "devices"),
         showing(
             sum(x.shown for x in shown), sum(x.of for x in shown), "segments; the short ones are added up"

@@ -9,28 +9,42 @@ from trace_doctor.reporters.html.charts import memory as chart
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch, term
+from trace_doctor.reporters.html.zoom import of_memory
 from trace_doctor.reporters.units import size
 from trace_doctor.reporters.words import MEMORY, Names
 
 _MOST_CHARTS = 8
 """Devices of one page: the one to look at first open, the others folded."""
 
+_NONE = (-1, None)
+
 
 def memory(result: Result) -> Html | None:
-    drawable = {(s.input, s.device): s for s in result.memory_timeline if s.at and s.live_by_category}
+    drawable = {
+        (s.input, s.device): (n, s)
+        for n, s in enumerate(result.memory_timeline)
+        if s.at and s.live_by_category
+    }
     rows = {(r.input, r.device): r for r in result.memory_ledger}
     accused = [(f.input, f.location.device) for f in result.findings if f.saving is None or f.saving.bytes]
 
     def first(device: tuple[int, int]) -> tuple[int, bool, int, tuple[int, int]]:
         """In the order of the findings about memory, then what can be drawn, then the fullest."""
         named = min((n for n, (i, d) in enumerate(accused) if (i, d or 0) == device), default=len(accused))
-        return named, device not in drawable, -_peak_bytes(drawable.get(device), rows.get(device)), device
+        return (
+            named,
+            device not in drawable,
+            -_peak_bytes(drawable.get(device, _NONE)[1], rows.get(device)),
+            device,
+        )
 
     devices = sorted({*drawable, *rows}, key=first)
     if not devices:
         return None
     names = Names(result) if len(devices) > 1 else None
-    blocks = [_device(drawable.get(d), rows.get(d), n, names) for n, d in enumerate(devices[:_MOST_CHARTS])]
+    blocks = [
+        _device(*drawable.get(d, _NONE), rows.get(d), n, names) for n, d in enumerate(devices[:_MOST_CHARTS])
+    ]
     return section(
         "memory",
         "Memory over time",
@@ -50,7 +64,9 @@ def _peak_bytes(series: MemorySeries | None, row: MemoryLedgerRow | None) -> int
     return max(map(sum, zip(*series.live_by_category.values(), strict=True)), default=0) if series else 0
 
 
-def _device(series: MemorySeries | None, row: MemoryLedgerRow | None, n: int, names: Names | None) -> Html:
+def _device(
+    index: int, series: MemorySeries | None, row: MemoryLedgerRow | None, n: int, names: Names | None
+) -> Html:
     owner = series or row
     assert owner is not None
     content = [
@@ -58,6 +74,7 @@ def _device(series: MemorySeries | None, row: MemoryLedgerRow | None, n: int, na
             chart.draw(series, f"memory-chart-{n}"),
             _memory_keys(series),
             showing(series.shown, series.of, "points; highs and lows are kept"),
+            of_memory(index),
         ]
         if series
         else None,

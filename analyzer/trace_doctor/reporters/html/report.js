@@ -177,6 +177,7 @@
     if (!hash) return;
     if (hash.indexOf("=") > 0) {
       var found = new URLSearchParams(location.hash.slice(1));
+      if (found.has("panel")) return; /* the panel's own */
       state.q = found.get("q") || "";
       state.hide = (found.get("hide") || "").split(",").filter(Boolean);
       state.fixable = found.get("fixable") === "1";
@@ -204,7 +205,7 @@
   /* paper shows everything */
   var closed = [];
   window.addEventListener("beforeprint", function () {
-    closed = all("details:not([open])");
+    closed = all("details:not([open]):not(.zoom)");
     closed.forEach(function (node) { node.open = true; });
   });
   window.addEventListener("afterprint", function () { closed.forEach(function (node) { node.open = false; }); });

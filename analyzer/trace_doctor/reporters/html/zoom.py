@@ -1,0 +1,53 @@
+"""The zoomable panels: plotly, once in the page and compressed, unpacked by the browser when the first panel opens.
+
+The panels draw what the embedded result holds, beside the pictures that always stand.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+
+from trace_doctor.model import Result
+from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.island import embed
+from trace_doctor.reporters.words import KINDS, MEMORY
+
+
+def of_lanes(lanes: Sequence[tuple[int, str]]) -> Html:
+    """Where the panel of a timeline goes. `lanes`: positions in `Result.timeline`, with their names."""
+    return el("div", data_zoom="timeline", data_lanes=json.dumps(lanes, ensure_ascii=False))
+
+
+def of_memory(series: int) -> Html:
+    """Where the panel of one memory series goes: its position in `Result.memory_timeline`."""
+    return el("div", data_zoom="memory", data_series=str(series))
+
+
+def scripts(result: Result) -> Html:
+    """What the panels need, at the end of the page. Nothing where there is nothing to zoom into."""
+    if not (result.timeline or result.memory_timeline):
+        return Html("")
+    words = {
+        "kinds": {k: v.label for k, v in KINDS.items()},
+        "memory": {k: v.label for k, v in MEMORY.items()},
+    }
+    return Html(
+        f'<script type="application/json" id="zoom-words">{embed(json.dumps(words).encode())}</script>'
+        f'<script type="text/plain" id="plotly">{_packed()}</script>'
+        f"<script>{files(__package__).joinpath('zoom.js').read_text(encoding='utf-8')}</script>"
+    )
+
+
+@lru_cache(maxsize=1)
+def _packed() -> str:
+    """plotly.js as base64 of gzip: 2.0 MB instead of 4.8."""
+    source = files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
+    packer = zlib.compressobj(
+        6, wbits=31
+    )  # a gzip header without a time, so that the same page has the same bytes
+    return base64.b64encode(packer.compress(source) + packer.flush()).decode("ascii")
