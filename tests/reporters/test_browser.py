@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+from html import unescape
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ class Opened:
                 str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
                 "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}", f"--log-net-log={net}",
-                "--enable-logging=stderr", "--v=0", "--virtual-time-budget=6000", "--dump-dom",
+                "--enable-logging=stderr", "--v=0", "--virtual-time-budget=9000", "--dump-dom",
                 f"{page.as_uri()}{fragment}",
             ],
             capture_output=True, text=True, timeout=120, check=True,
@@ -82,6 +84,26 @@ def test_a_zoomable_panel_opens_from_the_address(panel: str, hostile_result: Res
     assert opened.console == []
     assert opened.requests == []
     assert "<img" not in opened.dom.replace("&lt;img", "")
+
+
+_CHECK = """<script>document.documentElement.dataset.theme = "%s";
+document.querySelectorAll("details").forEach(function (d) { d.open = true; });</script><script>%s</script>
+<script>setTimeout(function () { axe.run().then(function (found) {
+  var out = document.createElement("pre");
+  out.id = "axe";
+  out.textContent = JSON.stringify(found.violations.map(function (v) { return [v.id, v.nodes[0].html.slice(0, 200)]; }));
+  document.body.append(out);
+}); }, 1500);</script></body>"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_violation(theme: str, rich_result: Result, tmp_path: Path) -> None:
+    """Everything open, the zoomable panels too."""
+    axe = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    page = render(rich_result, "html").replace("</body>", _CHECK % (theme, axe))
+    found = re.search(r'<pre id="axe">(.*?)</pre>', Opened(page, tmp_path).dom, re.DOTALL)
+    assert found is not None
+    assert json.loads(unescape(found[1])) == []
 
 
 def test_the_policy_is_in_force(tmp_path: Path) -> None:
