@@ -37,12 +37,12 @@ class Borders:
     def usual(self, text: bytes) -> tuple[I64, int] | None:
         """Starts of the events by the file's usual border, and the end of the last one that a border follows.
 
-        None where there is no usual one, or not in this text.
+        None where there is no usual one, where fewer than two are in this text, or where another border follows.
         """
         if not self._usual:
             return None
         closing = _occurrences(text, self._usual)
-        if not len(closing):
+        if len(closing) < 2 or _BORDER.search(text, int(closing[-1]) + 1):
             return None
         starts = closing[:-1] + self._usual.index(b"{")
         return np.concatenate([[0], starts]), int(closing[-1]) + 1

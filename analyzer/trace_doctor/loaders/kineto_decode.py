@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from operator import attrgetter
+from sys import getsizeof
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from trace_doctor.loaders._accelerator import Window
 from trace_doctor.loaders.kineto_salvage import strict
 from trace_doctor.run import I64, MemoryEvents
 
@@ -130,10 +132,13 @@ def _integer(value: Any) -> int:
 
 
 class _Ids(dict[Any, int]):
-    """Numbers things in the order they are first seen."""
+    """Numbers things in the order they are first seen. `size` is about what they take, in bytes."""
+
+    size = 0
 
     def __missing__(self, key: Any) -> int:
         self[key] = new = len(self)
+        self.size += _PER_ID + sum(map(getsizeof, key if isinstance(key, tuple) else (key,)))
         return new
 
 
@@ -170,6 +175,9 @@ _MEMORY_ROW: dict[str, type[np.generic]] = {
     "device_id": np.int64,
 }
 _RESERVED = 1 << 16
+_BASE, _PER_EVENT, _PER_ID = 128 << 20, 160, 300
+"""Bytes that an analysis takes at its peak, measured on traces of a million events: in all, and for each event and
+each name or track."""
 _ARGS = ("correlation", "external", "external_old", "device", "stream")
 _MEMORY = ("addr", "bytes", "allocated", "reserved", "device_type", "device_id")
 _phase, _args, _track = attrgetter("ph"), attrgetter("args"), attrgetter("pid", "tid")
@@ -194,9 +202,21 @@ class Columns:
         self.processes: dict[str, str] = {}
         self.out_of_memory = 0
         self.timeless = 0
+        self._labels_size = 0
         self._rows = _Table(_ROW)
         self._memory = _Table(_MEMORY_ROW)
         self.integer_ts = True
+
+    @property
+    def count(self) -> int:
+        """Events taken so far."""
+        return len(self._rows) + len(self._memory)
+
+    @property
+    def needed(self) -> int:
+        """About how many bytes an analysis of the events so far takes."""
+        texts = self.names.size + self.cats.size + self.tracks.size + self._labels_size
+        return _BASE + _PER_EVENT * self.count + texts
 
     def add(self, events: Sequence[Event], offsets: npt.NDArray[np.int64]) -> None:
         """`offsets` are those of each event's `{` in the decompressed file."""
@@ -215,10 +235,27 @@ class Columns:
         for key, ids in (("name", self.names), ("cat", self.cats)):
             part[key] = np.fromiter(map(ids.__getitem__, map(attrgetter(key), events)), np.int32, count)
         part["track"] = np.fromiter(map(self.tracks.__getitem__, map(_track, events)), np.int32, count)
+        part["offset"] = offsets
+        self._timed(part)
+
+    def add_window(self, window: Window, text: bytes, at: int) -> None:
+        """What the decoder in C found in `text`, which begins at byte `at` of the decompressed file."""
+        if window.labels:
+            labels = b",".join(text[start:end] for start, end in window.labels)
+            self._others(decode(b"".join((b"[", labels, b"]"))))
+        self.out_of_memory += window.out_of_memory
+        if len(window.memory["ts"]):
+            self._memories(window.memory)
+        if len(window):
+            ids = (self.names.__getitem__, self.cats.__getitem__, self.tracks.__getitem__)
+            part = window.part(*ids)
+            part["offset"] = part["offset"] + at
+            self._timed(part)
+
+    def _timed(self, part: dict[str, npt.NDArray[Any]]) -> None:
         part["external"] = np.maximum(part["external"], part.pop("external_old"))
         part["device"] = np.clip(part["device"], -1, np.iinfo(np.int16).max).astype(np.int16)
         part["stream"] = _narrow(part["stream"])
-        part["offset"] = offsets
         self._times(part)
 
     def _times(self, part: dict[str, npt.NDArray[Any]]) -> None:
@@ -236,7 +273,7 @@ class Columns:
             if e.ph == "M":
                 if e.name in ("thread_name", "process_name", "process_labels"):
                     self._label(e)
-            elif e.name == "[memory]" and abs(e.ts) < LATEST_US:
+            elif e.name == "[memory]":
                 memory.append(e)
             elif e.name == "[OutOfMemory]":
                 self.out_of_memory += 1
@@ -244,12 +281,17 @@ class Columns:
             args = list(map(_args, memory))
             part = {field: _column(args, field, np.int64) for field in _MEMORY}
             part["ts"] = _column(memory, "ts", np.float64)
-            self._memory.add(part)
+            self._memories(part)
+
+    def _memories(self, part: dict[str, npt.NDArray[Any]]) -> None:
+        known = np.abs(part["ts"]) < LATEST_US  # false for NaN
+        self._memory.add(part if known.all() else {key: values[known] for key, values in part.items()})
 
     def _label(self, e: Event) -> None:
         text = e.args.name if e.name != "process_labels" else e.args.labels
         if not isinstance(text, str) or not text:
             return
+        self._labels_size += _PER_ID + len(text) + len(str(e.pid)) + len(str(e.tid))
         if e.name == "thread_name":
             self.labels[str(e.pid), str(e.tid)] = text
         else:
@@ -287,6 +329,9 @@ class _Table:
     def __init__(self, columns: Mapping[str, type[np.generic]]) -> None:
         self._columns = {key: np.empty(_RESERVED, kind) for key, kind in columns.items()}
         self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
 
     def add(self, part: Mapping[str, npt.NDArray[Any]]) -> None:
         old, new = self._count, self._count + len(part["ts"])

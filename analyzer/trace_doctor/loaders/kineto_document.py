@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trace_doctor.loaders import kineto_salvage
+from trace_doctor.loaders import _accelerator, kineto_salvage
 from trace_doctor.loaders.kineto_borders import Borders
 from trace_doctor.loaders.kineto_decode import Columns, Event, decode, read_one
 from trace_doctor.run import Damage
@@ -30,8 +30,10 @@ LOOK_AHEAD = 1 << 18
 """How far behind a broken event its end is sought."""
 LONGEST = 1 << 26
 """The window's limit: no single event or metadata field is that long."""
+_OVERLAP = 64
+"""No marker text is longer: one that two pieces share is seen, too."""
 THOROUGH, SAMPLE = 1 << 23, 1 << 16
-"""Marker texts are sought in all of the first 8 MiB, then in the first 64 KiB of each window."""
+"""Marker texts are sought in all of the first 8 MiB, then in the first 64 KiB of each piece."""
 
 
 class Document:
@@ -48,6 +50,7 @@ class Document:
         self.features: set[bytes] = set()
         self._pieces = pieces
         self._borders = Borders()
+        self._scanner = _accelerator.scanner()
         self._text = b""
         self._at = 0
         self._more = True
@@ -86,6 +89,7 @@ class Document:
         if piece is None:
             self._more = False
             return False
+        self._note_features(piece)
         self._text += piece
         return True
 
@@ -209,12 +213,13 @@ class Document:
         """Reads a list of events; the window begins behind its `[`, or at one of its events."""
         while True:
             self._drop(self._skip(0))
-            if self._usual():
+            if self._more and len(self._text) < LOOK_AHEAD and self._double():
+                continue
+            if self._scan() or self._usual():
                 continue
             starts = self._borders.all(self._text)
-            if self._more and (len(starts) < 3 or len(self._text) < LOOK_AHEAD) and self._double():
+            if self._more and len(starts) < 3 and self._double():
                 continue
-            self._note_features()
             whole = len(starts) - 1 if self._more else len(starts)
             if whole == 0:  # the window is at its limit and shows no second event
                 self._unread(self._text, unfinished=False)
@@ -240,6 +245,18 @@ class Document:
                 return
             self._drop(max(self._done, starts[whole] if whole < len(starts) else 0))
 
+    def _scan(self) -> bool:
+        """Reads the window with the decoder in C, up to the last border. False where there is none, or where anything
+        in the window is unusual, and nothing was read."""
+        if self._scanner is None or self._unfinished:
+            return False
+        window = self._scanner.scan(self._text)
+        if window is None:
+            return False
+        self.columns.add_window(window, self._text, self._at)
+        self._drop(window.end)
+        return True
+
     def _usual(self) -> bool:
         """Reads the window at once, up to the last border, where it looks like the windows before it. False when it
         does not, and nothing was read."""
@@ -254,15 +271,17 @@ class Document:
         if len(events) != len(starts):
             self._borders.missed()
             return False
-        self._note_features()
         self._add(events, starts.tolist())
         self._flush()
         self._drop(end)
         return True
 
-    def _note_features(self) -> None:
-        """Arguments that many events have show in a part of each window; a whole search would cost a fifth of the load."""
-        sample = self._text if self._at < THOROUGH else self._text[:SAMPLE]
+    def _note_features(self, piece: bytes) -> None:
+        """Arguments that many events have show in a part of each piece; a whole search would cost a fifth of the load."""
+        if not self._watched:
+            return
+        read = self._at + len(self._text)
+        sample = self._text[-_OVERLAP:] + piece if read < THOROUGH else piece[:SAMPLE]
         seen = [marker for marker in self._watched if marker in sample]
         if seen:
             self.features.update(seen)
