@@ -8,6 +8,8 @@ shares are 0..1. `None` means "not known", never zero.
 from __future__ import annotations
 
 import re
+from html import escape
+from importlib import import_module
 from typing import Any, Literal
 
 import msgspec
@@ -426,6 +428,14 @@ class Result(Struct, frozen=True, kw_only=True):
     def from_json(cls, data: bytes | str) -> Result:
         """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such result."""
         return msgspec.json.decode(data, type=cls)
+
+    def _repr_html_(self) -> str:
+        """The report in a frame of its own, for notebooks. Reporters are looked up when asked for: this module needs none."""
+        page: str = import_module("trace_doctor.reporters").render(self, "html", zoom=False)
+        return (
+            f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts allow-downloads" title="trace-doctor report" '
+            'style="width:100%; height:720px; border:1px solid #8884; border-radius:8px"></iframe>'
+        )
 
 
 _VALUE = rb"\n *[^\s\[\]{}][^\n]*(?<![\[{])"

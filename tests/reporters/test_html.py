@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from html import unescape
 from html.parser import HTMLParser
 from importlib.resources import files
 
@@ -252,3 +253,10 @@ def test_colours_contrast_in_both_themes() -> None:
         for name in colors:
             if name.startswith("k-") and name != "k-unattributed":
                 assert _contrast(colors[name][theme], colors["surface"][theme]) >= 3, (name, theme)
+
+
+def test_a_notebook_shows_the_report_in_a_frame(hostile_result: Result) -> None:
+    frame = hostile_result._repr_html_()
+    page = re.fullmatch(r'<iframe srcdoc="([^"]*)"[^<>]*></iframe>', frame)
+    assert page is not None
+    assert unescape(page[1]) == render(hostile_result, "html", zoom=False)
