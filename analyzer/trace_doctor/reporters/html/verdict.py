@@ -77,6 +77,9 @@ def _step(result: Result) -> Html:
     us = result.summary.step_us
     if us is None:
         return _missing("Step time", "no steps recorded" if result.time_ledger else "no trace given")
+    captures = len({r.input for r in result.time_ledger})
+    if captures > 1:
+        return _tile("Step time", duration(us), f"median; the slowest of {captures:,} captures")
     counted = max((r.steps for r in result.time_ledger if r.phase == "steady"), default=0)
     note = ["median of ", f"{counted:,} ", term("steady", "steady " + ("step" if counted == 1 else "steps"))]
     return _tile("Step time", duration(us), note if counted else "median")
@@ -88,7 +91,9 @@ def _busy(result: Result) -> Html:
     if busy is None:
         return _missing(name, "no GPU work in the capture" if result.time_ledger else "no trace given")
     idle = result.summary.gpu_idle_share
-    note = f"{'waiting' if is_cpu(result) else 'idle'} {share(idle if idle is not None else 1 - busy)}"
+    captures = len({r.input for r in result.time_ledger})
+    of = f" of {captures:,} captures together" if captures > 1 else ""
+    note = f"{'waiting' if is_cpu(result) else 'idle'} {share(idle if idle is not None else 1 - busy)}{of}"
     return _tile(name, share(busy), note, extra=mini_bar(busy, "compute"))
 
 
@@ -104,7 +109,10 @@ def _memory(result: Result) -> Html:
         if reserved is not None
         else term("allocated", "allocated")
     )
-    return _tile(name, size(peak), note)
+    captures = len({r.input for r in result.memory_ledger})
+    return _tile(
+        name, size(peak), [note, f"; the highest of {captures:,} captures"] if captures > 1 else note
+    )
 
 
 def _saving(result: Result) -> Html:
