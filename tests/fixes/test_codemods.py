@@ -8,7 +8,8 @@ input
 ```python
 output
 ```
-or, instead of the second block, `refuses: kind, words of the reason`.
+or, instead of the second block, `refuses: kind, words of the reason`. With `runs: expression` both scripts are run and
+the expression's value (numbers or tensors) agrees within `tolerance: 1e-5`; without a tolerance, bit by bit.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,8 @@ class Case:
     before: str
     after: str | None
     refuses: tuple[str, str] | None
+    runs: str | None
+    tolerance: float
 
     def place(self, script: Script) -> Place:
         line = None
@@ -61,7 +65,11 @@ def read_cases(path: Path) -> list[Case]:
             for code in re.findall(r"^```(?:before|after)\n(.*?)\n?```$", body, re.DOTALL | re.MULTILINE)
         ]
         fields = dict(
-            re.findall(r"^(params|at|torch|refuses): (.*)$", re.sub(r"(?s)```.*?```", "", body), re.MULTILINE)
+            re.findall(
+                r"^(params|at|torch|refuses|runs|tolerance): (.*)$",
+                re.sub(r"(?s)```.*?```", "", body),
+                re.MULTILINE,
+            )
         )
         kind, _, words = fields.get("refuses", "").partition(", ")
         assert bool(kind) == (len(codes) == 1), f"{path.name}: {title}"
@@ -69,6 +77,7 @@ def read_cases(path: Path) -> list[Case]:
             Case(
                 path.stem, title, json.loads(fields.get("params", "{}")), fields.get("at"), fields.get("torch"),
                 codes[0], codes[1] if len(codes) == 2 else None, (kind, words) if kind else None,
+                fields.get("runs"), float(fields.get("tolerance", 0)),
             )
         )  # fmt: skip
     return found
@@ -141,3 +150,23 @@ def test_bytes_of_the_file_survive(case: Case, style: str) -> None:
 
 def test_every_codemod_has_cases() -> None:
     assert {case.codemod for case in EDITS} == set(codemods())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("case", [c for c in EDITS if c.runs], ids=ident)
+def test_edited_script_computes_the_same(case: Case) -> None:
+    torch = pytest.importorskip("torch", reason="needs the torch extra")
+    torch.set_num_threads(1)
+
+    def value(code: str) -> Any:
+        names: dict[str, Any] = {"__name__": "script"}
+        torch.manual_seed(0)
+        exec(compile(code, "train.py", "exec"), names)
+        torch.manual_seed(1)
+        return torch.as_tensor(eval(case.runs or "", names))
+
+    before, after = value(case.before), value(case.after or "")
+    assert torch.isfinite(before).all()
+    if not case.tolerance:
+        assert torch.equal(before, after)
+    torch.testing.assert_close(after, before, rtol=case.tolerance, atol=case.tolerance, check_dtype=False)

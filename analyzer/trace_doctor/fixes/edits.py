@@ -192,6 +192,29 @@ def insert_after(script: Script, statement: Statement, code: str, key: str = "")
     return Edit(end, end, f"{line}\n", key, code)
 
 
+def wrap(script: Script, first: cst.CSTNode, last: cst.CSTNode, header: str) -> list[Edit]:
+    """Puts the lines of a run of statements one level deeper below a header (`if ...:`, `with ...:`). Lines inside
+    strings stay where they are."""
+    begin = script.line_starts[script.line(first) - 1]
+    end = script.span(last)[1]
+    indent, unit = script.indent(first), script.module.default_indent
+    if "\t" in indent:
+        unit = "\t"
+    strings = [
+        script.lines(n)
+        for kind in (cst.SimpleString, cst.FormattedString)
+        for n in script.all(kind)
+        if begin <= script.span(n)[0] < end
+    ]
+    edits = [Edit(begin, begin, f"{indent}{header}\n{unit}", f"wrap:{begin}", header)]
+    final = script.line_of(begin + len(script.text[begin:end].rstrip()))
+    for line in range(script.line(first) + 1, final + 1):
+        if script.line_text(line).strip() and not any(a < line <= b for a, b in strings):
+            at = script.line_starts[line - 1]
+            edits.append(Edit(at, at, unit, f"indent:{at}", unit))
+    return edits
+
+
 # ---------------------------------------------------------------------- call arguments
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before, line_span
+from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.fixes.imports import below_imports, last_import
 from trace_doctor.fixes.versions import allocator_variable
 from trace_doctor.loaders.script import Script, dotted, imported_modules, literal
 
@@ -159,47 +160,15 @@ def configure(script: Script, name: str, value: str) -> Change:
                 raise NoEdit("display", f"{name} is set from something else", [candidate(script, assign)])
             start, end = script.span(assign.value)
             return Change(script, (Edit(start, end, value, f"config:{name}", value),), script.line(assign))
-    last = _last_import(script)
+    last = last_import(script)
     if last is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch")
     module = next((m for m in _LAZY_MODULES if name.startswith(m + ".")), "torch")
     code = f"{name} = {value}"
     if not _imports(script, module, last):
         code = f"import {module}\n\n{code}"
-    edit = _insert_lines_after(script, last, code, f"config:{name}")
+    edit = below_imports(script, last, code, f"config:{name}")
     return Change(script, (edit,), script.line(last))
-
-
-def _insert_lines_after(script: Script, statement: cst.SimpleStatementLine, code: str, key: str) -> Edit:
-    """Lines below an import, set off by empty lines; a first `import` line joins the imports above."""
-    end = line_span(script, statement)[1]
-    ended = script.text[end - 1] in "\r\n"
-    following = script.line_text(script.lines(statement)[1] + 1).strip()
-    text = code if code.startswith("import ") else f"\n{code}"
-    return Edit(
-        end,
-        end,
-        f"{'' if ended else chr(10)}{text}{chr(10) if ended else ''}{chr(10) if following else ''}",
-        key,
-        code,
-    )
-
-
-def _last_import(script: Script) -> cst.SimpleStatementLine | None:
-    """The last statement of the leading run of top-level imports that holds torch's."""
-    last, seen_torch = None, False
-    for statement in script.module.body:
-        if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
-            if seen_torch:
-                break
-            continue
-        node = statement.body[0]
-        if isinstance(node, cst.Import | cst.ImportFrom):
-            last = statement
-            seen_torch |= any(m.split(".")[0] == "torch" for m in imported_modules(node))
-        elif seen_torch:
-            break
-    return last if seen_torch else None
 
 
 def _imports(script: Script, module: str, last: cst.CSTNode) -> bool:

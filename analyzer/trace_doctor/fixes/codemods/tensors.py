@@ -9,7 +9,7 @@ from typing import Any
 import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, shares_line
+from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, shares_line, wrap
 from trace_doctor.fixes.loops import backward_values, enclosing_loop, names_in
 from trace_doctor.loaders.script import Script, argument, dotted
 
@@ -152,7 +152,9 @@ def every_n_guard(place: Place, params: Mapping[str, Any]) -> Change:
     if shares_line(script, statement):
         raise NoEdit("display", "other statements share the line", [candidate(script, statement)])
     return Change(
-        script, tuple(_wrap(script, statement, f"if {counter} % {every} == 0:")), script.line(statement)
+        script,
+        tuple(wrap(script, statement, statement, f"if {counter} % {every} == 0:")),
+        script.line(statement),
     )
 
 
@@ -191,25 +193,6 @@ def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
     if script.callee(loop.iter) in ("range", "tqdm.trange"):
         return dotted(loop.target)
     return None
-
-
-def _wrap(script: Script, statement: cst.Expr, header: str) -> list[Edit]:
-    """Puts a statement's lines one level deeper below a header. Lines inside strings stay where they are."""
-    first, last = script.lines(statement)
-    indent = script.indent(statement)
-    unit = script.module.default_indent
-    strings = [
-        script.lines(n)
-        for kind in (cst.SimpleString, cst.FormattedString)
-        for n in script.all(kind, statement)
-    ]
-    start = script.line_starts[first - 1]
-    edits = [Edit(start, start, f"{indent}{header}\n{unit}", f"guard:{start}", header)]
-    for line in range(first + 1, last + 1):
-        if script.line_text(line).strip() and not any(a < line <= b for a, b in strings):
-            at = script.line_starts[line - 1]
-            edits.append(Edit(at, at, unit, f"indent:{at}", unit))
-    return edits
 
 
 # ---------------------------------------------------------------------- tensor-device

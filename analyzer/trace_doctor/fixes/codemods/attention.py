@@ -1,0 +1,91 @@
+"""`use-sdpa`: attention written out as product, softmax, product becomes one fused call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.attention_pattern import Attention, find_attention
+from trace_doctor.fixes.codemods import Place, codemod, only
+from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span, remove
+from trace_doctor.fixes.imports import name_for
+from trace_doctor.fixes.versions import TorchBounds
+from trace_doctor.loaders.script import Script
+
+
+@codemod("use-sdpa", words=("softmax",), elsewhere=True)
+def use_sdpa(place: Place, params: Mapping[str, Any]) -> Change:
+    """Replaces softmax(q @ k.T * scale + mask) @ v by scaled_dot_product_attention, where it is provably just that."""
+    found: list[tuple[Script, Any]] = []
+    attentions: list[Attention] = []
+    refused: list[NoEdit] = []
+    for script in place.scripts:
+        for function in script.all(cst.FunctionDef):
+            if (
+                place.line is not None
+                and not script.lines(function)[0] <= place.line <= script.lines(function)[1]
+            ):
+                continue
+            try:
+                attentions += (here := find_attention(script, function))
+            except NoEdit as reason:
+                refused.append(reason)
+            else:
+                found += [(script, a.matmul) for a in here]
+    if not found and refused:
+        raise refused[0]
+    script, matmul = only(found, "compute attention", _missing(place))
+    return _change(script, next(a for a in attentions if a.matmul is matmul), place.torch)
+
+
+def _missing(place: Place) -> str:
+    used = any("scaled_dot_product_attention" in s.text for s in place.scripts)
+    also = "; scaled_dot_product_attention is used already" if used else ""
+    return f"no attention that is written out as product, softmax, product was found{also}"
+
+
+def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:
+    name, imports = name_for(script, "torch.nn.functional.scaled_dot_product_attention", a.matmul)
+    query, arguments = a.query, []
+    if a.mask is not None:
+        arguments.append(f"attn_mask={a.mask}")
+    if a.dropout is not None:
+        arguments.append(f"dropout_p={a.dropout}")
+    if a.causal:
+        arguments.append("is_causal=True")
+    if a.scale is not None and torch.at_least(2, 1):
+        arguments.append(f"scale={a.scale}")
+    elif a.scale is not None:  # 2.0 has no `scale`: it always divides by the square root of the last size
+        query = f"{a.query} * ({a.scale} * {a.query}.size(-1) ** 0.5)".replace("(1.0 * ", "(")
+    start, end = _range(script, a.matmul)
+    text = _call(script, a, name, [query, a.key, a.value, *arguments], start, end)
+    edits = [*imports, Edit(start, end, text)]
+    for statement in a.drop:
+        if isinstance(statement, cst.If):
+            edits.append(Edit(*line_span(script, statement), ""))
+        else:
+            edits.append(remove(script, statement))
+    return Change(script, tuple(edits), script.line(a.matmul))
+
+
+def _range(script: Script, matmul: cst.BaseExpression) -> tuple[int, int]:
+    """Where the product stands, with the parentheses around it: a call needs none."""
+    start, end = script.outer_span(matmul)
+    glued = start > 0 and (script.text[start - 1].isalnum() or script.text[start - 1] == "_")
+    return script.span(matmul) if glued or len(matmul.lpar) != 1 else (start, end)
+
+
+def _call(script: Script, a: Attention, name: str, values: list[str], start: int, end: int) -> str:
+    """The call on one line where it fits, else one argument a line."""
+    column = start - script.line_starts[script.line_of(start) - 1]
+    last = script.line_of(end)
+    behind = len(script.line_text(last)) - (end - script.line_starts[last - 1])
+    text = f"{name}({', '.join(values)})"
+    longest = max(map(len, script.text.splitlines()))
+    if column + len(text) + behind <= min(max(longest, 100), 120):
+        return text
+    indent = script.indent(a.matmul)
+    inner = indent + ("\t" if "\t" in indent else script.module.default_indent)
+    return f"{name}(\n" + "".join(f"{inner}{v},\n" for v in values) + f"{indent})"
