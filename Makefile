@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH ?=
 BIN = $(VENV)/bin
 
-.PHONY: try install check lint types contracts test docs generate picture clean
+.PHONY: try install check lint types contracts test docs generate picture screenshots clean
 
 try:
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,13 @@ generate: install
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+# Pictures of a report in both themes and widths and as a printed page, to be looked at: make screenshots [REPORT=…] [SHOTS=…]
+REPORT ?= /tmp/trace-doctor-picture.html
+SHOTS ?= /tmp/trace-doctor-screenshots
+screenshots: install
+	test -f $(REPORT) || $(MAKE) picture
+	$(BIN)/python -m docs.screenshots $(REPORT) $(SHOTS)
 
 # The picture in the README: the report of the simulated GPU run, in Chromium.
 picture: install
