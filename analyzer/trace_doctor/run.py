@@ -133,7 +133,9 @@ class Run:
 
     def is_cat(self, *cats: Cat) -> Bool:
         """Mask of the rows of these categories."""
-        return np.isin(self.cat, [int(c) for c in cats])
+        chosen = np.zeros(256, dtype=bool)
+        chosen[list(cats)] = True
+        return chosen[self.cat]
 
     @cached_property
     def gpu(self) -> I64:
@@ -144,9 +146,15 @@ class Run:
         """Ids of the names that satisfy a predicate: each distinct name is tested once."""
         return np.array([i for i, n in enumerate(self.names) if matches(n)], dtype=np.int32)
 
+    def is_named(self, matches: Callable[[str], bool]) -> Bool:
+        """Mask of the rows whose name satisfies a predicate: each distinct name is tested once."""
+        chosen = np.zeros(max(len(self.names), 1), dtype=bool)
+        chosen[self.name_ids(matches)] = True
+        return chosen[self.name]
+
     def named(self, matches: Callable[[str], bool], *cats: Cat) -> I64:
         """Row numbers of the events whose name satisfies the predicate, optionally of some categories."""
-        mask = np.isin(self.name, self.name_ids(matches))
+        mask = self.is_named(matches)
         if cats:
             mask &= self.is_cat(*cats)
         return np.flatnonzero(mask)

@@ -88,7 +88,7 @@ class DataLoading(Evidence):
         frames = run.is_cat(Cat.PYTHON) & (run.thread == self.thread)
         found: dict[str, int] = {}
         for part, pattern in _PARTS:
-            chosen = frames & np.isin(run.name, run.name_ids(lambda n, p=pattern: p.fullmatch(n) is not None))  # type: ignore[misc]
+            chosen = frames & run.is_named(lambda n, p=pattern: p.fullmatch(n) is not None)  # type: ignore[misc]
             cover = union(pairs(run.ts[chosen], run.end[chosen])) if chosen.any() else NOTHING
             if spent := total(intersect(left, cover)):
                 found[part] = spent
@@ -102,10 +102,10 @@ def loader_mask(run: Run, options: Options) -> Bool:
     """The rows that are a wait for data: torch's own marks, and what the settings name."""
 
     def named(parts: tuple[str, ...]) -> Bool:
-        return np.asarray(np.isin(run.name, run.name_ids(lambda n: any(p in n for p in parts))))
+        return run.is_named(lambda n: any(p in n for p in parts))
 
     notes = run.is_cat(Cat.USER_ANNOTATION, Cat.CPU_OP)
-    mask = np.isin(run.name, run.name_ids(is_loader)) & notes
+    mask = run.is_named(is_loader) & notes
     if options.loader_annotations:
         mask |= named(options.loader_annotations) & notes
     if options.loader_frames:

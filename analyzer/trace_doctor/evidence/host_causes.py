@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -144,7 +143,7 @@ def _disjoint(run: Run, rows: I64) -> tuple[I64, I64]:
 def _everywhere(run: Run, syncs: Syncs) -> tuple[tuple[str, I64], ...]:
     """The profiler's overhead, which has a track of its own and holds every thread."""
     overhead = run.is_cat(Cat.OVERHEAD)
-    lazy = np.isin(run.name, run.name_ids(lambda n: n == LAZY_LOADING))
+    lazy = run.is_named(lambda n: n == LAZY_LOADING)
     own = np.union1d(np.flatnonzero(overhead & ~lazy), syncs.profilers)
     return ("profiler", own), ("cold_start", np.flatnonzero(overhead & lazy))
 
@@ -155,18 +154,15 @@ def _layers(facts: Facts) -> tuple[tuple[str, Bool], ...]:
     notes = run.is_cat(Cat.USER_ANNOTATION, Cat.CPU_OP)
     calls = run.is_cat(Cat.RUNTIME, Cat.DRIVER)
 
-    def named(matches: Callable[[str], bool]) -> Bool:
-        return np.asarray(np.isin(run.name, run.name_ids(matches)))
-
-    steps, optimizer, compiling = named(is_step), named(is_optimizer), named(is_compile)
+    steps, optimizer, compiling = map(run.is_named, (is_step, is_optimizer, is_compile))
     loader = loader_mask(run, facts.options)
-    allocator = named(is_allocator) & calls
+    allocator = run.is_named(is_allocator) & calls
     blocking = np.zeros(len(run), dtype=bool)
     blocking[facts[Syncs].rows] = True
     cold = first_uses(run, facts[Launches], facts[Nesting])
     cold[_host_to_device(run, facts[Launches])] = False
     marks = steps | loader | optimizer
-    torch_marks = named(is_torch_mark) & ~steps
+    torch_marks = run.is_named(is_torch_mark) & ~steps
     labels = run.is_cat(Cat.USER_ANNOTATION) & ~marks & ~torch_marks & ~compiling
     return (
         ("data_loading", loader),

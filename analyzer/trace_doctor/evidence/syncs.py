@@ -40,10 +40,10 @@ class Syncs(Evidence):
     def build(cls, facts: Facts) -> Self:
         run, launches = facts.run, facts[Launches]
         calls = run.is_cat(Cat.RUNTIME, Cat.DRIVER)
-        waits = calls & np.isin(run.name, run.name_ids(is_synchronize))
+        waits = calls & run.is_named(is_synchronize)
         last = calls & _end_of_run(run, launches)
         waits &= ~last
-        copies = np.flatnonzero(calls & np.isin(run.name, run.name_ids(is_copy_call)))
+        copies = np.flatnonzero(calls & run.is_named(is_copy_call))
         holding = copies[_copy_blocks(run, copies, launches)]
         rows = np.union1d(np.flatnonzero(waits), holding)
         return cls(rows, _waited_on(run, rows, launches), np.flatnonzero(last), run)
@@ -51,7 +51,7 @@ class Syncs(Evidence):
 
 def _end_of_run(run: Run, launches: Launches) -> Bool:
     """Device synchronises that no launch follows."""
-    device_wide = np.isin(run.name, run.name_ids(is_device_synchronize))
+    device_wide = run.is_named(is_device_synchronize)
     last = int(run.ts[launches.calls].max()) if len(launches.calls) else -1
     return np.asarray(device_wide & (run.ts > last))
 
