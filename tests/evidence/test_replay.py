@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence import replay_graph
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.data_loading import DataLoading
 from trace_doctor.evidence.intervals import clip, pairs, total, union
@@ -417,3 +418,39 @@ def test_nothing_removed_reproduces_the_window_of_every_capture(trace_facts: Fac
     assert replay.reproduction_error <= 0.01
     assert replay.without(Removal()).saved_ns == 0
     assert replay.usable or replay.limit
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6), st.integers(0, 2)), max_size=30)
+
+
+@given(spans=SPANS, drives=st.lists(st.booleans(), min_size=30, max_size=30))
+def test_a_call_follows_the_last_that_ended_before_it_even_where_calls_have_no_length(
+    spans: list[tuple[int, int, int]], drives: list[bool]
+) -> None:
+    spans.sort()
+    start = np.array([s for s, _, _ in spans], dtype=np.int64)
+    end = start + np.array([d for _, d, _ in spans], dtype=np.int64)
+    driving = np.flatnonzero(drives[: len(spans)])
+    by_end = driving[np.argsort(end[driving], kind="stable")]
+    found = [
+        int(by_end[at]) if at >= 0 else -1 for at in replay_graph._last_before(end[by_end], by_end, start)
+    ]
+    assert found == [
+        max(((end[j], j) for j in driving.tolist() if j < i and end[j] <= start[i]), default=(0, -1))[1]
+        for i in range(len(spans))
+    ]
+
+
+@given(spans=SPANS)
+def test_work_may_have_waited_for_what_ended_last_on_another_stream(
+    spans: list[tuple[int, int, int]],
+) -> None:
+    start = np.array([s for s, _, _ in spans], dtype=np.int64) * 2000
+    end = start + np.array([d for _, d, _ in spans], dtype=np.int64) * 2000
+    streams = np.array([s for _, _, s in spans], dtype=np.int64)
+    expected = []
+    for i in range(len(spans)):
+        ended = [(end[j], j) for j in range(len(spans)) if streams[j] != streams[i] and end[j] <= start[i]]
+        last, j = max(ended, default=(0, -1))
+        expected.append(j if start[i] - last <= replay_graph.EVENT_NS else -1)
+    assert replay_graph._other_stream(streams, start, end).tolist() == expected

@@ -186,7 +186,8 @@ class Replay(Evidence):
         stays = ~np.isin(graph.ops.row, ops)
         work = pairs(graph.ops.start[stays], graph.ops.end[stays])
         floor = total(union(clip(work, *self.window)))
-        saved = max(self.base_ns - retime(graph, left_out), 0)
+        left = retime(graph, left_out) if removal != Removal() else self.base_ns
+        saved = max(self.base_ns - left, 0)
         return max(self.window[1] - self.window[0] - saved, floor)
 
     def _host_bound(self, removal: Removal) -> int:

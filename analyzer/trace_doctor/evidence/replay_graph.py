@@ -96,15 +96,14 @@ class ReplayGraph:
         return cls(window, _with_waits(run, calls, ops), ops)
 
     @cached_property
-    def order(self) -> list[int]:
+    def order(self) -> I64:
         """Calls (i >= 0) and operations (as ~j) in the order in which their starts can be computed."""
         calls, ops = self.calls, self.ops
         launched = np.where(ops.call >= 0, calls.start[np.maximum(ops.call, 0)], NONE) if len(calls) else NONE
         when = np.concatenate([calls.start, np.maximum(ops.start, launched)])
         is_op = np.arange(len(when)) >= len(calls)
         order = np.lexsort((is_op, when))
-        coded: list[int] = np.where(order < len(calls), order, ~(order - len(calls))).tolist()
-        return coded
+        return np.where(order < len(calls), order, ~(order - len(calls)))
 
 
 # -- host ------------------------------------------------------------------------------------------------------
@@ -149,13 +148,7 @@ def _predecessors(facts: Facts, thread: I64, start: I64, end: I64) -> tuple[I64,
     that drives the GPU."""
     driving = np.flatnonzero(_drives(facts, thread))
     by_end = driving[np.argsort(end[driving], kind="stable")]
-    at = np.searchsorted(end[by_end], start, side="right") - 1
-    after = np.where(at >= 0, by_end[np.maximum(at, 0)], -1) if len(by_end) else at
-    for i in np.flatnonzero(after >= np.arange(len(after))).tolist():  # calls without length
-        back = int(at[i])
-        while back >= 0 and by_end[back] >= i:
-            back -= 1
-        after[i] = by_end[back] if back >= 0 else -1
+    after = np.where((at := _last_before(end[by_end], by_end, start)) >= 0, by_end[at], -1)
     in_thread = np.zeros(len(start), dtype=bool)
     for these, open_from, open_to in _operators_by_thread(facts, thread):
         before, now = these[:-1], these[1:]
@@ -163,6 +156,16 @@ def _predecessors(facts: Facts, thread: I64, start: I64, end: I64) -> tuple[I64,
         held = (op >= 0) & (open_to[np.maximum(op, 0)] >= start[now]) & (start[now] >= end[before])
         after[now[held]], in_thread[now[held]] = before[held], True
     return after, in_thread
+
+
+def _last_before(ends: I64, numbers: I64, start: I64) -> I64:
+    """For each call the place of the last one that ended by its start, -1 for none. Of calls that ended right then
+    only those numbered below it count: calls without length do not follow themselves."""
+    own, size = np.arange(len(start)), len(start) + 1
+    first = np.searchsorted(ends, start)
+    tied = np.append(ends, NONE)[first] == start
+    keys = np.searchsorted(ends, ends) * size + numbers
+    return np.searchsorted(keys, first * size + np.where(tied, own, 0)) - 1
 
 
 def _drives(facts: Facts, thread: I64) -> Bool:
@@ -177,7 +180,7 @@ def _drives(facts: Facts, thread: I64) -> Bool:
 def _operators_by_thread(facts: Facts, thread: I64) -> Iterator[tuple[I64, I64, I64]]:
     """For each thread with calls: their indices, and start and end of its outermost operators."""
     run = facts.run
-    ops = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~np.isin(run.name, run.name_ids(is_step)))
+    ops = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~run.is_named(is_step))
     ops = facts[Nesting].outermost(ops)
     for t in np.unique(thread[thread >= 0]).tolist():
         mine = ops[run.thread[ops] == t]
@@ -287,17 +290,15 @@ def _previous(streams: I64, start: I64, end: I64) -> I64:
 
 def _other_stream(streams: I64, start: I64, end: I64) -> I64:
     """The operation of another stream that ended last before each one began, if that was just before."""
-    other = np.full(len(start), -1, dtype=np.int64)
-    for s in np.unique(streams).tolist():
-        mine, rest = np.flatnonzero(streams == s), np.flatnonzero(streams != s)
-        if not len(rest):
-            break
-        rest = rest[np.argsort(end[rest], kind="stable")]
-        at = np.searchsorted(end[rest], start[mine], side="right") - 1
-        last = rest[np.maximum(at, 0)]
-        just_before = (at >= 0) & (start[mine] - end[last] <= EVENT_NS)
-        other[mine[just_before]] = last[just_before]
-    return other
+    by_end = np.argsort(end, kind="stable")
+    on = streams[by_end]
+    begins = np.flatnonzero(np.concatenate([[True], on[1:] != on[:-1]]))[: len(on)]
+    at = np.searchsorted(end[by_end], start, side="right") - 1
+    own = (at >= 0) & (on[at] == streams) if len(on) else at >= 0
+    # The last that ended is of the same stream: go back behind all of that stream that ended in a row.
+    at[own] = begins[np.searchsorted(begins, at[own], side="right") - 1] - 1
+    last = by_end[at] if len(on) else at
+    return np.where((at >= 0) & (start - end[last] <= EVENT_NS), last, -1)
 
 
 def _slow(calls: HostCalls, call: I64) -> Bool:

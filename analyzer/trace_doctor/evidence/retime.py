@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 
 from trace_doctor.evidence.intervals import NOTHING, covered, intervals, pairs
 from trace_doctor.evidence.replay_graph import NONE, ReplayGraph
 from trace_doctor.run import I64, Bool
+
+BLOCK = 1 << 14
+"""rows that are Python numbers at once: these take far more memory than columns"""
+Column = TypeVar("Column", I64, Bool)
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,14 @@ def retime(graph: ReplayGraph, left_out: LeftOut | None = None, *, keep_unexplai
     wait either. A GPU operation that is left out takes no time but keeps its place in the stream.
     """
     left_out = left_out or LeftOut()
-    gap, length, waits_for = _host_times(graph, left_out)
-    host, device = _run(graph, gap, length, waits_for, left_out.ops, keep_unexplained)
+    ops = graph.ops
+    takes = ops.end - ops.start + (ops.unexplained if keep_unexplained else 0)
+    stays = ~left_out.ops if left_out.ops is not None else np.ones(len(ops), dtype=bool)
+    host, device = _run(graph, _host_times(graph, left_out), takes, stays)
     return max(host, device) - graph.window[0]
 
 
-def _host_times(graph: ReplayGraph, left_out: LeftOut) -> tuple[list[int], list[int], list[int]]:
+def _host_times(graph: ReplayGraph, left_out: LeftOut) -> tuple[I64, I64, I64]:
     """For each call: its distance from the one it follows, its length without waiting, and what it waits for."""
     calls, ops = graph.calls, graph.ops
     begins = np.where(calls.after >= 0, calls.end[np.maximum(calls.after, 0)], graph.window[0])
@@ -72,62 +81,68 @@ def _host_times(graph: ReplayGraph, left_out: LeftOut) -> tuple[list[int], list[
             )
     if left_out.calls is not None:
         gone |= left_out.calls
-    return gap.tolist(), length.tolist(), np.where(gone, -1, calls.waits_for).tolist()
+    return gap, length, np.where(gone, -1, calls.waits_for)
 
 
-def _run(
-    graph: ReplayGraph,
-    gap: list[int],
-    length: list[int],
-    waits_for: list[int],
-    gone: Bool | None,
-    keep_unexplained: bool,
-) -> tuple[int, int]:
+def _run(graph: ReplayGraph, host_times: tuple[I64, I64, I64], takes: I64, stays: Bool) -> tuple[int, int]:
     """When the host and the device are done. One pass in order of the observed starts."""
-    calls, ops = graph.calls, graph.ops
-    begin = graph.window[0]
-    after = calls.after.tolist()
-    call, at_end, latency = ops.call.tolist(), ops.at_call_end.tolist(), ops.latency.tolist()
-    previous, pause, other, fixed = (
-        ops.previous.tolist(),
-        ops.pause.tolist(),
-        ops.other.tolist(),
-        ops.fixed.tolist(),
-    )
-    takes = ops.end - ops.start + (ops.unexplained if keep_unexplained else 0)
-    busy: list[int] = takes.tolist()
-    runs: list[bool] = (~gone).tolist() if gone is not None else [True] * len(ops)
-    started = [begin] * len(calls)
-    returned: list[int | None] = [None] * len(calls)
-    done: list[int] = [NONE] * len(ops)  # an operation not yet computed binds nobody
+    calls, ops, begin = graph.calls, graph.ops, graph.window[0]
+    _, length, waits_for = host_times
+    started, returned = array("q", [begin]) * len(calls), array("q", [NONE]) * len(calls)
+    done = array("q", [NONE]) * len(ops)  # an operation not yet computed binds nobody
 
     def end_of(i: int) -> int:
         """When call i returns; computed when first asked for, because it may wait for operations launched in it."""
-        known = returned[i]
-        if known is None:
-            awaited = waits_for[i]
-            known = max(started[i], done[awaited] if awaited >= 0 else NONE) + length[i]
+        if (known := returned[i]) == NONE:
+            awaited = int(waits_for[i])
+            known = max(started[i], done[awaited] if awaited >= 0 else NONE) + int(length[i])
             returned[i] = known
         return known
 
-    for coded in graph.order:
-        if coded >= 0:
-            before = after[coded]
-            started[coded] = (end_of(before) if before >= 0 else begin) + gap[coded]
+    order = graph.order
+    of_calls = _rows(order[order >= 0], calls.after, *host_times)
+    of_ops = _rows(
+        ~order[order < 0],
+        *(
+            ops.fixed,
+            ops.previous,
+            ops.pause,
+            stays,
+            ops.call,
+            ops.at_call_end,
+            ops.latency,
+            ops.other,
+            takes,
+        ),
+    )
+    for is_call in chain.from_iterable(b.tolist() for b in _blocks(order >= 0)):
+        if is_call:
+            i, after, gap, length_ns, awaited = next(of_calls)
+            started[i] = start = (end_of(after) if after >= 0 else begin) + gap
+            if awaited < 0:
+                returned[i] = start + length_ns
             continue
-        j = ~coded
-        ready = fixed[j]
-        if (p := previous[j]) >= 0 and done[p] + pause[j] > ready:
-            ready = done[p] + pause[j]
-        if not runs[j]:
-            done[j] = max(ready, begin) if p < 0 else done[p] + min(pause[j], 0)
+        j, ready, previous, pause, stays_, call, at_end, latency, other, busy = next(of_ops)
+        if previous >= 0 and done[previous] + pause > ready:
+            ready = done[previous] + pause
+        if not stays_:
+            done[j] = max(ready, begin) if previous < 0 else done[previous] + min(pause, 0)
             continue
-        if (c := call[j]) >= 0:
-            handed = (end_of(c) if at_end[j] else started[c]) + latency[j]
-            if handed > ready:
-                ready = handed
-        if (o := other[j]) >= 0 and done[o] > ready:
-            ready = done[o]
-        done[j] = ready + busy[j]
-    host = max((end_of(i) for i in range(len(calls))), default=begin)
-    return host, max(done, default=begin)
+        if call >= 0 and (handed := (end_of(call) if at_end else started[call]) + latency) > ready:
+            ready = handed
+        if other >= 0 and done[other] > ready:
+            ready = done[other]
+        done[j] = ready + busy
+    for i in np.flatnonzero(waits_for >= 0).tolist():
+        end_of(i)
+    return max(returned, default=begin), max(done, default=begin)
+
+
+def _rows(order: I64, *columns: I64 | Bool) -> Iterator[tuple[Any, ...]]:
+    """The columns' values in an order, each with its place."""
+    for places in _blocks(order):
+        yield from zip(places.tolist(), *(column[places].tolist() for column in columns), strict=True)
+
+
+def _blocks(column: Column) -> Iterator[Column]:
+    return (column[at : at + BLOCK] for at in range(0, len(column), BLOCK))
