@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.data_loading import DataLoading, LoaderKind
 from trace_doctor.evidence.idle import IdleLedger
@@ -50,13 +52,12 @@ class DataWaits(Evidence):
         cover = union(waits)
         behind_first = _behind_first(loading, steps, within)
         indices = [s.index for s in steps.steady] or [0]
-        ones = [intervals([span]) for span in spans]
+        each = np.array(spans, dtype=np.int64).reshape(-1, 2)
         return cls(
             waits=_tuples(waits.tolist()),
             owned=_tuples(owned.tolist()),
             steps=tuple(
-                (i, total(intersect(cover, one)), total(intersect(owned, one)))
-                for i, one in zip(indices, ones, strict=True)
+                zip(indices, covered(each, cover).tolist(), covered(each, owned).tolist(), strict=True)
             ),
             length=total(within),
             loading=int(covered(waits, within).sum()),

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.run import HOST_CATS, I32, I64, Run
+from trace_doctor.run import HOST_CATS, I32, I64, Bool, Run
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,18 @@ class Nesting(Evidence):
         """Those of the rows (ascending) that lie in no other of them."""
         chosen = np.zeros(len(self.parent), dtype=bool)
         chosen[rows] = True
-        inside = np.zeros(len(rows), dtype=bool)
-        above = self.parent[rows].astype(np.int64)
-        while True:
-            live = np.flatnonzero((above >= 0) & ~inside)
-            if not len(live):
-                return rows[~inside]
-            inside[live] = chosen[above[live]]
-            above[live] = self.parent[above[live]]
+        return rows[~self.inside(rows, chosen)]
+
+    def inside(self, rows: I64, chosen: Bool) -> Bool:
+        """Which of the rows lie in an event of the mask (their own place in it does not count)."""
+        found = np.zeros(len(rows), dtype=bool)
+        live, above = np.arange(len(rows)), self.parent[rows]
+        while len(live):
+            rising = above >= 0
+            live, above = live[rising], above[rising]
+            found[live] = held = chosen[above]
+            live, above = live[~held], self.parent[above[~held]]
+        return found
 
     @cached_property
     def _by_parent(self) -> I32:

@@ -20,7 +20,7 @@ from trace_doctor.evidence.event_names import (
 )
 from trace_doctor.evidence.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.idle import IdleLedger
-from trace_doctor.evidence.intervals import covered, intervals, pairs
+from trace_doctor.evidence.intervals import NOTHING, covered, intervals, pairs, total
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.steps import Steps
@@ -86,6 +86,9 @@ class SyncSites(Evidence):
         run, timeline = facts.run, facts[GpuTimeline]
         steady = facts[Steps].spans("steady")
         rows = _chosen(facts, steady)
+        device_wide = run.is_named(is_device_synchronize)[rows]
+        held = [covered(pairs(run.ts[rows], run.end[rows]), timeline.busy(d)) for d in timeline.devices]
+        charged = _Charged(facts[IdleLedger], steady)
         parents, paths = _operators(facts, rows)
         sites = facts.get(CallSites)
         groups: dict[tuple[tuple[str, ...], Site | None], list[int]] = {}
@@ -94,21 +97,17 @@ class SyncSites(Evidence):
         found = []
         for (path, site), members in groups.items():
             mine = rows[members]
-            device_wide = np.isin(run.name[mine], run.name_ids(is_device_synchronize)).any()
             found.append(
                 SyncSite(
                     path=path,
                     site=site,
                     kind=_kind(path),
-                    device_wide=bool(device_wide),
+                    device_wide=bool(device_wide[members].any()),
                     rows=tuple(mine.tolist()),
                     times=len({int(parents[m]) for m in members}),
                     steps=_steps_with(run.ts[mine], steady),
-                    held_ns=max(
-                        int(covered(pairs(run.ts[mine], run.end[mine]), timeline.busy(d)).sum())
-                        for d in timeline.devices
-                    ),
-                    idle=_charged(facts[IdleLedger], mine, steady),
+                    held_ns=max(int(on_device[members].sum()) for on_device in held),
+                    idle=charged.to(mine),
                 )
             )
         found.sort(key=lambda s: (-s.idle_ns, -s.held_ns, s.path, s.rows))
@@ -126,30 +125,29 @@ def _chosen(facts: Facts, steady: Iterable[tuple[int, int]]) -> I64:
     to_device = calls[np.isin(run.name[work], run.name_ids(lambda n: "HtoD" in n or "Host -> Device" in n))]
     copying = nesting.parent[to_device]
     rows = rows[~np.isin(rows, to_device) & ~np.isin(nesting.parent[rows], copying[copying >= 0])]
-    rows = rows[~_graph_captures(run)[rows]]
-    kept = [r for r in rows.tolist() if not any(is_compile(run.text(a)) for a in nesting.ancestors(r))]
-    return np.array(kept, dtype=np.int64)
+    rows = rows[~_graph_captures(run, nesting)[rows]]
+    return rows[~nesting.inside(rows, run.is_named(is_compile))]
 
 
-def _graph_captures(run: Run) -> Bool:
-    """Rows that start while their thread captures a CUDA graph."""
+def _graph_captures(run: Run, nesting: Nesting) -> Bool:
+    """Host events that start while their thread captures a CUDA graph."""
     inside = np.zeros(len(run), dtype=bool)
     begins = run.named(lambda n: n.endswith("StreamBeginCapture"), Cat.RUNTIME, Cat.DRIVER)
     ends = run.named(lambda n: n.endswith("StreamEndCapture"), Cat.RUNTIME, Cat.DRIVER)
-    for begin in begins.tolist():
-        behind = ends[(run.thread[ends] == run.thread[begin]) & (run.ts[ends] >= run.ts[begin])]
-        if len(behind):
-            inside |= (
-                (run.thread == run.thread[begin]) & (run.ts >= run.ts[begin]) & (run.ts < run.end[behind[0]])
-            )
+    for thread in np.unique(run.thread[begins]).tolist():
+        opened, closed = begins[run.thread[begins] == thread], ends[run.thread[ends] == thread]
+        following = np.searchsorted(run.ts[closed], run.ts[opened])
+        for begin, at in zip(opened.tolist(), following.tolist(), strict=True):
+            if at < len(closed):
+                inside[nesting.started(thread, int(run.ts[begin]), int(run.end[closed[at]]))] = True
     return inside
 
 
 def _operators(facts: Facts, rows: I64) -> tuple[list[int], list[tuple[str, ...]]]:
     """For each call: the innermost operator around it (else the call), and the names of all, outer to inner."""
     run, nesting = facts.run, facts[Nesting]
-    marks = run.name_ids(lambda n: is_step(n) or is_loader(n) or is_optimizer(n) or is_torch_mark(n))
-    operator = run.is_cat(Cat.CPU_OP) & ~np.isin(run.name, marks)
+    marks = run.is_named(lambda n: is_step(n) or is_loader(n) or is_optimizer(n) or is_torch_mark(n))
+    operator = run.is_cat(Cat.CPU_OP) & ~marks
     parents, paths = [], []
     for row in rows.tolist():
         above = [a for a in nesting.ancestors(row) if operator[a]]
@@ -171,17 +169,27 @@ def _kind(path: tuple[str, ...]) -> SyncKind:
 
 
 def _steps_with(starts: I64, steady: Sequence[tuple[int, int]]) -> int:
-    return sum(bool(((starts >= s) & (starts < e)).any()) for s, e in steady)
+    return int((np.diff(np.searchsorted(starts, np.array(steady))) > 0).sum())
 
 
-def _charged(ledger: IdleLedger, rows: I64, steady: Iterable[tuple[int, int]]) -> I64:
-    """Idle pieces in the steady steps that the ledger charges to these calls, on the device that idled most for them."""
-    mine = ledger.of("sync") & np.isin(ledger.sync_row, rows)
-    within = covered(pairs(ledger.start, ledger.start + 1), intervals(steady)) > 0
-    best = pairs([], [])
-    for device in ledger.devices:
-        chosen = mine & within & (ledger.device == device)
-        pieces = pairs(ledger.start[chosen], ledger.end[chosen])
-        if (pieces[:, 1] - pieces[:, 0]).sum() > (best[:, 1] - best[:, 0]).sum():
-            best = pieces
-    return best
+class _Charged:
+    """The idle pieces of the steady steps, by the blocking call that the ledger charges them to."""
+
+    def __init__(self, ledger: IdleLedger, steady: Iterable[tuple[int, int]]) -> None:
+        within = covered(pairs(ledger.start, ledger.start + 1), intervals(steady)) > 0
+        chosen = np.flatnonzero(ledger.of("sync") & within)
+        self._chosen = chosen[np.argsort(ledger.sync_row[chosen], kind="stable")]
+        self._rows = ledger.sync_row[self._chosen]
+        self._ledger = ledger
+
+    def to(self, rows: I64) -> I64:
+        """What is charged to these calls (ascending), on the device that idled most for them."""
+        first, behind = np.searchsorted(self._rows, rows), np.searchsorted(self._rows, rows, side="right")
+        found = [self._chosen[a:b] for a, b in zip(first.tolist(), behind.tolist(), strict=True) if b > a]
+        mine = np.sort(np.concatenate([self._chosen[:0], *found]))
+        on, best = self._ledger.device[mine], NOTHING
+        for device in np.unique(on).tolist():
+            pieces = pairs(self._ledger.start[mine[on == device]], self._ledger.end[mine[on == device]])
+            if total(pieces) > total(best):
+                best = pieces
+        return best

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.event_names import (
@@ -53,20 +56,31 @@ def first_uses(run: Run, launches: Launches, nesting: Nesting) -> Bool:
     Modules load and libraries start at the first use. A later call as long was held by something else: a full queue,
     or a host that lost its core (in 17 captures with real cold starts, all their time lies in first uses).
     """
-    found = np.zeros(len(run), dtype=bool)
     calls = np.flatnonzero(run.is_cat(Cat.RUNTIME, Cat.DRIVER))
     work = launches.first_work(calls)
-    kinds = np.stack([run.name[calls], np.where(work >= 0, run.name[work], -1)], axis=1)
-    found[calls[np.unique(kinds, axis=0, return_index=True)[1]]] = True
-    first_run = np.zeros(len(run), dtype=bool)
+    kinds = run.name[calls].astype(np.int64) * (len(run.names) + 1) + np.where(
+        work >= 0, run.name[work] + 1, 0
+    )
+    long = run.dur[calls] >= COLD_NS
+    found = np.zeros(len(run), dtype=bool)
+    if not long.any():
+        return found
+    wanted, rows = np.unique(kinds[long]), calls[long]
+    kind = np.minimum(np.searchsorted(wanted, kinds), len(wanted) - 1)
+    same = wanted[kind] == kinds
+    found[_firsts(kind[same], calls[same])] = True
     operators = np.flatnonzero(run.cat == Cat.CPU_OP)
-    first_run[operators[np.unique(run.name[operators], return_index=True)[1]]] = True
-    long = calls[run.dur[calls] >= COLD_NS]
-    within = nesting.parent[long]
-    while (within >= 0).any():
-        found[long[(within >= 0) & first_run[within]]] = True
-        within = np.where(within >= 0, nesting.parent[within], -1)
+    first_run = np.zeros(len(run), dtype=bool)
+    first_run[_firsts(run.name[operators], operators)] = True
+    found[rows[nesting.inside(rows, first_run)]] = True
     return np.asarray(found & (run.dur >= COLD_NS))
+
+
+def _firsts(kinds: npt.NDArray[np.integer[Any]], rows: I64) -> I64:
+    """The first row of each kind."""
+    first = np.full(int(kinds.max(initial=-1)) + 1, -1, dtype=np.int64)
+    first[kinds[::-1]] = rows[::-1]  # of several the last one written stays
+    return first[first >= 0]
 
 
 def cold_starts(run: Run, launches: Launches, nesting: Nesting) -> I64:
