@@ -1,7 +1,7 @@
 """Writes the generated pages, or with --check says which are out of date (exit 1).
 
 docs/rules/<CODE>.md and rules/README.md come from the rules' docstrings, docs/cli-reference.md from --help,
-the JSON Schema from the result types, docs/configuration.md from the settings.
+the JSON Schemas from the result types, docs/configuration.md from the settings.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ FAMILIES = {
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated file with its text."""
+    from trace_doctor import verification
     from trace_doctor.model import json_schema
     from trace_doctor.registry import all_rules
     from trace_doctor.rule_page import page
@@ -36,8 +37,9 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "rules" / "README.md", _rule_index()
     yield ROOT / "docs" / "cli-reference.md", _cli_reference()
     yield ROOT / "docs" / "configuration.md", _configuration()
-    schema = json.dumps(json_schema(), indent=2, sort_keys=True) + "\n"
-    yield ROOT / "analyzer" / "trace_doctor" / "reporters" / "result.schema.json", schema
+    for name, schema in (("result", json_schema()), ("verification", verification.json_schema())):
+        text = json.dumps(schema, indent=2, sort_keys=True) + "\n"
+        yield ROOT / "analyzer" / "trace_doctor" / "reporters" / f"{name}.schema.json", text
 
 
 def _rule_index() -> str:

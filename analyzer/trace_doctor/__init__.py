@@ -16,7 +16,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "analyze": "trace_doctor.api",
     "load": "trace_doctor.api",
+    "verify": "trace_doctor.api",
     "Result": "trace_doctor.model",
+    "Verification": "trace_doctor.verification",
     "Confidence": "trace_doctor.model",
     "Finding": "trace_doctor.model",
     "Fix": "trace_doctor.model",
@@ -52,6 +54,7 @@ def __getattr__(name: str) -> Any:
 if TYPE_CHECKING:
     from trace_doctor.api import analyze as analyze
     from trace_doctor.api import load as load
+    from trace_doctor.api import verify as verify
     from trace_doctor.errors import NotCaptured as NotCaptured
     from trace_doctor.model import Column as Column
     from trace_doctor.model import Confidence as Confidence
@@ -73,3 +76,4 @@ if TYPE_CHECKING:
     from trace_doctor.snapshot import Snapshot as Snapshot
     from trace_doctor.testing import Invalid as Invalid
     from trace_doctor.testing import Valid as Valid
+    from trace_doctor.verification import Verification as Verification

@@ -1,20 +1,23 @@
-"""The library calls behind the commands: `analyze` and `load`."""
+"""The library calls behind the commands: `analyze`, `verify` and `load`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trace_doctor.config import Config, defaults
 from trace_doctor.engine import diagnose
-from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture
+from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, UsageError
 from trace_doctor.evidence.base import Options
 from trace_doctor.loaders.discover import Found, discover
 from trace_doctor.model import Ignored, Result
 from trace_doctor.registry import choose
 from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from trace_doctor.verification import Verification
 
 Progress = Callable[[str, str], None]
 
@@ -68,6 +71,57 @@ def analyze(
             result, script, torch_version=settings.torch_version or None, excerpts=with_source_lines
         )
     return result
+
+
+def verify(
+    before: str | Path | Result,
+    after: str | Path | Result,
+    *,
+    source: str | Path | None = None,
+    select: Sequence[str] = (),
+    fail_on: str = "warning",
+    config: Config | None = None,
+    rank: int | None = None,
+    device: int | None = None,
+    progress: Progress = lambda phase, what: None,
+) -> Verification:
+    """Whether a fix did what its finding promised; the library's twin of `trace-doctor verify`.
+
+    `before` and `after` are results, saved results (.json, .html), or captures and folders of them. `select` keeps
+    findings of `before` by id, code prefix or name; raises UsageError where it names none of them. `fail_on` is the
+    severity from which a new finding fails. Otherwise as `analyze`.
+    """
+    from trace_doctor.fixes.plan import selected
+    from trace_doctor.gate import verify as compare
+
+    def result(given: str | Path | Result) -> Result:
+        if isinstance(given, Result):
+            return given
+        saved = _saved(Path(given))
+        if saved is not None:
+            return saved
+        return analyze(given, source=source, config=config, rank=rank, device=device, progress=progress)
+
+    old, new = result(before), result(after)
+    chosen = {f.id for f in old.findings if selected(f, select)}
+    if select and not chosen:
+        there = ", ".join(f.id for f in old.findings) or "none"
+        raise UsageError(f"no finding of BEFORE is {', '.join(select)}; it has {there}")
+    return compare(old, new, chosen=chosen, fail_on=fail_on)
+
+
+def _saved(path: Path) -> Result | None:
+    """The result in a file that `--output json` or `html` wrote; None for anything else that ends like one."""
+    from trace_doctor.reporters.saved import read_saved
+
+    if path.suffix not in (".json", ".html") or not path.is_file():
+        return None
+    try:
+        return read_saved(path)
+    except NotACapture:
+        if path.suffix == ".html":
+            raise
+        return None
 
 
 def read_captures(

@@ -163,6 +163,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     capture: str | None = None
     refers_to: list[str] = field(default_factory=list)
+    inputs: list[int] | None = None
+    """positions in `Result.inputs` of the captures on which the rule could decide (fired or passed)"""
 
 
 class TorchVersion(Struct, frozen=True, kw_only=True):
@@ -183,6 +185,15 @@ class Recorded(Struct, frozen=True, kw_only=True):
     modules: bool | None = None
 
 
+class Work(Struct, frozen=True, kw_only=True):
+    """What a steady step computes (medians), to tell whether two captures are of the same job. None: not recorded."""
+
+    kernels: float | None = None
+    operators: float | None = None
+    shapes: list[str] = field(default_factory=list)
+    """`aten::linear [64, 784] [10, 784]`: products and convolutions with their input shapes, each form once"""
+
+
 class Input(Struct, frozen=True, kw_only=True):
     path: str
     kind: Literal["trace", "snapshot", "torch_trace"]
@@ -193,6 +204,9 @@ class Input(Struct, frozen=True, kw_only=True):
     events: int = 0
     steps: int = 0
     recorded: Recorded = Recorded()
+    step_source: str | None = None
+    """what marks the steps: profiler_step, loader, optimizer, marker; None without steps"""
+    work: Work = Work()
     warnings: list[str] = field(default_factory=list)
 
 
@@ -265,6 +279,9 @@ class StepRow(Struct, frozen=True, kw_only=True):
     index: int
     start_us: float
     dur_us: float
+    """from its mark to the next one"""
+    pace_us: float | None = None
+    """from the completion of the step before it to its own, GPU work included: what `Summary.step_us` is the median of"""
     warmup: bool = False
 
 

@@ -14,6 +14,7 @@ from trace_doctor.cli.config import config
 from trace_doctor.cli.fix import fix
 from trace_doctor.cli.report import report
 from trace_doctor.cli.rules import rule, rules
+from trace_doctor.cli.verify import verify
 
 app = typer.Typer(
     help="What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch.",
@@ -22,7 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (analyze, check, fix, report, rules, rule, config, capture):
+for command in (analyze, check, fix, verify, report, rules, rule, config, capture):
     app.command()(command)
 
 

@@ -145,7 +145,7 @@ def _explain(made: Plan, quiet: int) -> None:
         c.note("no finding has a fix: nothing to do")
 
 
-_VERIFY = "capture again and run `trace-doctor analyze` on it"
+_VERIFY = "capture again; `trace-doctor verify BEFORE AFTER` compares the captures"
 
 
 def _ask(made: Plan) -> Plan:

@@ -18,6 +18,7 @@ from trace_doctor.model import (
     Column,
     Confidence,
     Finding,
+    Fix,
     Location,
     Saving,
     Severity,
@@ -60,11 +61,17 @@ def file_claim(rule: Rule, claim: Claim, input: int, rank: int, path: str, setti
         saving=saving,
         evidence=[_cut(t) for t in claim.evidence],
         spans=list(claim.spans[:MAX_SPANS]),
-        fixes=list(claim.fixes),
+        fixes=[_verifiable(f, rule.code) for f in claim.fixes],
         thresholds=rule.thresholds(),
         why=rule.sections().get("Why is this bad", ""),
     )
     return Filed(rule, claim, input, rank, path, finding)
+
+
+def _verifiable(fix: Fix, code: str) -> Fix:
+    """Every fix says how to see that it helped: what its rule says, and the command that compares two captures."""
+    command = f"`trace-doctor verify BEFORE AFTER --select {code}` compares the captures"
+    return replace(fix, verify="; ".join(filter(None, [fix.verify.rstrip("."), command])))
 
 
 def severity(rule: Rule, claim: Claim, settings: Settings) -> Severity:

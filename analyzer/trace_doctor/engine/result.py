@@ -23,6 +23,7 @@ from trace_doctor.evidence.overview import Overview
 from trace_doctor.evidence.replay import Removal, Replay
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.evidence.workload import Workload
 from trace_doctor.model import (
     Finding,
     Ignored,
@@ -36,6 +37,7 @@ from trace_doctor.model import (
     Summary,
     Tool,
     WhatIf,
+    Work,
 )
 from trace_doctor.rule import Rule
 from trace_doctor.run import Capture
@@ -156,7 +158,7 @@ def _devices(capture: Capture) -> set[int]:
 def _inputs(facts: Facts) -> list[Input]:
     capture, found = facts.capture, []
     if (run := capture.run) is not None:
-        steps = facts.get(Steps)
+        steps, work = facts.get(Steps), facts.get(Workload)
         found.append(
             Input(
                 path=run.path,
@@ -168,6 +170,10 @@ def _inputs(facts: Facts) -> list[Input]:
                 events=len(run) + len(run.memory),
                 steps=len(steps.steps) if steps else 0,
                 recorded=run.recorded,
+                step_source=steps.source if steps and steps.source != "none" else None,
+                work=Work(kernels=work.kernels, operators=work.operators, shapes=list(work.shapes))
+                if work
+                else Work(),
                 warnings=list(run.warnings),
             )
         )
@@ -224,6 +230,7 @@ def _steps(examined: Sequence[Examined]) -> list[StepRow]:
                 index=s.index,
                 start_us=(s.start - zero) / 1e3,
                 dur_us=(s.end - s.start) / 1e3,
+                pace_us=s.pace / 1e3,
                 warmup=s.warmup,
             )
             for s in steps.steps
@@ -345,6 +352,9 @@ def _outcomes(
                 reason=speaking.reason if speaking else None,
                 capture=speaking.capture if speaking else None,
                 refers_to=[f.id for f, _ in numbered if f.code in owners],
+                inputs=[
+                    e.number for e, v in zip(examined, mine, strict=True) if v.outcome in ("fired", "passed")
+                ],
             )
         )
     return found

@@ -1,0 +1,83 @@
+"""`trace-doctor verify`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trace_doctor.cli import common as c
+from trace_doctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from trace_doctor.verification import Verification
+
+
+def verify(
+    before: Annotated[
+        str,
+        typer.Argument(metavar="BEFORE", help="Capture, folder of captures, or saved result (JSON, report)."),
+    ],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The same of the same job with the fix.")],
+    source: c.Source = None,
+    select: Annotated[
+        list[str] | None, typer.Option(help="Only these findings: ids (TD101-1), codes, prefixes, names.")
+    ] = None,
+    fail_on: Annotated[
+        str, typer.Option(help="Severity from which a new finding fails: critical, warning, info, never.")
+    ] = "warning",
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", "--format", "-o", metavar="FORMAT[=PATH]", help="text or json; repeatable."),
+    ] = None,
+    rank: c.Rank = None,
+    device: c.Device = None,
+    torch_version: c.TorchVersion = None,
+    config: c.ConfigFile = None,
+    color: c.Color = "auto",
+    no_progress: c.NoProgress = False,
+    quiet: c.Quiet = 0,
+    verbose: c.Verbose = 0,
+) -> None:
+    """Did the fix do what the finding promised? Exit 0 gone, 1 still there or new, 2 no input, 3 cannot tell."""
+    from trace_doctor.api import verify as api_verify
+    from trace_doctor.config import load_config
+
+    c.set_verbosity(verbose)
+    wants_color = c.wants_color(color)
+    if fail_on not in ("critical", "warning", "info", "never"):
+        raise UsageError(f"--fail-on: {fail_on!r} is not critical, warning, info or never")
+    sinks = c.parse_outputs(c.overrides(output=output or [])["output"]) or [c.Sink("text", None)]
+    if any(s.format not in ("text", "json") for s in sinks):
+        raise UsageError("--output: verify writes text or json")
+    overrides = c.overrides(torch_version=torch_version, source=str(source) if source else None)
+    settings = load_config(file=config, overrides=overrides)
+    with c.progress(quiet, not no_progress) as progress:
+        made = api_verify(
+            before, after, source=source, select=c.overrides(select=select or [])["select"], fail_on=fail_on,
+            config=settings, rank=rank, device=device, progress=progress,
+        )  # fmt: skip
+    for sink in sinks:
+        _emit(made, sink, wants_color, quiet)
+    if quiet < 2:
+        c.note(made.verdict)
+    raise typer.Exit(made.code)
+
+
+def _emit(made: Verification, sink: c.Sink, color: bool, quiet: int) -> None:
+    from trace_doctor.reporters import Options
+    from trace_doctor.reporters.verification import render
+
+    if sink.path is not None:
+        c.write(sink.path, made.to_json().decode() if sink.format == "json" else render(made, Options()))
+    elif quiet < 2 and sink.format == "json":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(made.to_json())
+        sys.stdout.buffer.flush()
+    elif quiet < 2:
+        width = min(shutil.get_terminal_size().columns, 80) if sys.stdout.isatty() else 80
+        ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+        sys.stdout.write(render(made, Options(color=color, width=width, ascii=ascii_only)))
+        sys.stdout.flush()

@@ -1,0 +1,114 @@
+"""Why two results may not be of the same job: what would make a difference that no fix made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trace_doctor.model import Input, Result
+from trace_doctor.verification import Side
+
+_KERNELS, _OPERATORS = 1.5, 2.0
+"""a step with that many times more or fewer of them is hardly the same step (loading batches in workers takes a third
+of the operators out of a small step)"""
+_OPTIONS = {
+    "shapes": "record_shapes",
+    "stacks": "with_stack",
+    "memory": "profile_memory",
+    "flops": "with_flops",
+    "modules": "with_modules",
+}
+_SOURCES = {"profiler_step": "prof.step()", "loader": "the loader", "optimizer": "optimizer steps"}
+
+
+def side(result: Result) -> Side:
+    """What a result says of where it comes from."""
+    return Side(
+        paths=[i.path for i in result.inputs],
+        findings=len(result.findings),
+        ranks=len({i.rank for i in result.inputs}),
+        steps=max((i.steps for i in result.inputs), default=0),
+        device_names=sorted({i.device_name for i in result.inputs if i.device_name}),
+        torch_version=sorted({v for i in result.inputs if (v := _version(i))}),
+    )
+
+
+def _version(source: Input) -> str:
+    low, high = source.torch_version.min, source.torch_version.max
+    if not low and not high:
+        return ""
+    return str(low) if low == high else f"{low or 'any'} to {high or 'any'}"
+
+
+def comparable(before: Result, after: Result) -> list[str]:
+    """One sentence for each doubt, the gravest first; empty where nothing recorded speaks against comparing."""
+    found = [*_identical(before, after), *_machine(before, after), *_work(before, after)]
+    return [*found, *_recording(before, after), *_settings(before, after)]
+
+
+def _identical(before: Result, after: Result) -> Iterator[str]:
+    recorded = bool(before.inputs and (before.steps or before.time_ledger or before.memory_timeline))
+    same = before.steps == after.steps and before.time_ledger == after.time_ledger
+    if recorded and same and before.memory_timeline == after.memory_timeline:
+        yield "BEFORE and AFTER are the same recording"
+
+
+def _machine(before: Result, after: Result) -> Iterator[str]:
+    a, b = side(before), side(after)
+    if a.device_names and b.device_names and a.device_names != b.device_names:
+        yield f"another device: {', '.join(a.device_names)} before, {', '.join(b.device_names)} after"
+    on_gpu = [{row.device >= 0 for row in r.time_ledger} for r in (before, after)]
+    if all(on_gpu) and on_gpu[0] != on_gpu[1]:
+        yield f"GPU work only {'before' if True in on_gpu[0] else 'after'}"
+    exact = [{i.torch_version.min for i in r.inputs if _is_exact(i)} for r in (before, after)]
+    if all(exact) and exact[0] != exact[1]:
+        versions = [", ".join(sorted(map(str, v))) for v in exact]
+        yield f"another torch version: {versions[0]} before, {versions[1]} after"
+    if a.ranks != b.ranks:
+        yield f"another number of ranks: {a.ranks} before, {b.ranks} after"
+
+
+def _is_exact(source: Input) -> bool:
+    return source.torch_version.min is not None and source.torch_version.min == source.torch_version.max
+
+
+def _work(before: Result, after: Result) -> Iterator[str]:
+    shapes = [{s for i in r.inputs for s in i.work.shapes} for r in (before, after)]
+    operators = [{s.split(" [")[0] for s in side} for side in shapes]
+    if all(shapes) and operators[0] & operators[1] and not shapes[0] & shapes[1]:
+        pair = [
+            min(s for s in side if s.split(" [")[0] == min(operators[0] & operators[1])) for side in shapes
+        ]
+        yield f"another model or batch: {pair[0]} before, {pair[1]} after"
+    for what, most in (("kernels", _KERNELS), ("operators", _OPERATORS)):
+        a, b = (_most(r, what) for r in (before, after))
+        if a and b and max(a, b) > most * min(a, b):
+            yield f"{a:,.0f} {what} a step before, {b:,.0f} after: expected only where the fix changes them"
+            return
+
+
+def _most(result: Result, what: str) -> float | None:
+    return max((n for i in result.inputs if (n := getattr(i.work, what)) is not None), default=None)
+
+
+def _recording(before: Result, after: Result) -> Iterator[str]:
+    sources = [sorted({i.step_source for i in r.inputs if i.step_source}) for r in (before, after)]
+    if all(sources) and sources[0] != sources[1]:
+        said = [", ".join(_SOURCES.get(s, s) for s in side) for side in sources]
+        yield f"steps are marked by {said[0]} before, by {said[1]} after"
+    for option, name in _OPTIONS.items():
+        a, b = (_recorded(r, option) for r in (before, after))
+        if a is not None and b is not None and a != b:
+            yield f"{name}=True only {'before' if a else 'after'}: recording takes time of its own"
+
+
+def _recorded(result: Result, option: str) -> bool | None:
+    """Whether any trace has it; None where none says so."""
+    known = [s for i in result.inputs if (s := getattr(i.recorded, option)) is not None]
+    return any(known) if known else None
+
+
+def _settings(before: Result, after: Result) -> Iterator[str]:
+    a, b = ({k: v.get("value") for k, v in r.config.items() if isinstance(v, dict)} for r in (before, after))
+    differing = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
+    if differing:
+        yield f"diagnosed with other settings: {', '.join(differing)}"

@@ -1,0 +1,153 @@
+"""Which finding of AFTER is the same fault as one of BEFORE, and what became of those that are not found again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trace_doctor.model import Finding, Outcome, Result, Saving
+from trace_doctor.verification import Appeared, Fate, Followed
+
+SMALLER = 0.8
+"""a fault found again is `smaller` when removing it would save at most this part of what it would have saved before"""
+
+
+def follow(before: Result, after: Result, chosen: Sequence[Finding]) -> tuple[list[Followed], list[Appeared]]:
+    """What became of the chosen findings of BEFORE, in its order, and what AFTER alone shows."""
+    same = _same(before.findings, after.findings)
+    followed = [
+        _found_again(finding, same[finding.id]) if finding.id in same else _lost(finding, before, after)
+        for finding in chosen
+    ]
+    known = {f.id for f in same.values()}
+    checked = {o.code: o for o in before.outcomes}
+    new = [
+        Appeared(
+            id=f.id, code=f.code, name=f.name, title=f.title, severity=f.severity, confidence=f.confidence,
+            location=f.location, message=f.message, saving=f.saving, checked_before=_decided(checked.get(f.code)),
+        )
+        for f in after.findings
+        if f.id not in known
+    ]  # fmt: skip
+    return followed, new
+
+
+def _same(before: Sequence[Finding], after: Sequence[Finding]) -> dict[str, Finding]:
+    """Id of a finding of BEFORE -> the finding of AFTER: of the same fingerprint (the same rank's first); then of the
+    same rule, where one of the two does not know its place in the script."""
+    found: dict[str, Finding] = {}
+    left = {f.id: f for f in after}
+    for alike in (_same_rank, _same_fingerprint, _one_without_place):
+        for finding in before:
+            if finding.id in found:
+                continue
+            other = next((f for f in left.values() if alike(finding, f)), None)
+            if other is not None:
+                found[finding.id] = left.pop(other.id)
+    return found
+
+
+def _same_fingerprint(a: Finding, b: Finding) -> bool:
+    return a.fingerprint == b.fingerprint
+
+
+def _same_rank(a: Finding, b: Finding) -> bool:
+    return a.fingerprint == b.fingerprint and a.rank == b.rank
+
+
+def _one_without_place(a: Finding, b: Finding) -> bool:
+    return a.code == b.code and (_place(a) is None or _place(b) is None)
+
+
+def _place(finding: Finding) -> str | None:
+    return finding.location.file or finding.location.function
+
+
+def _found_again(finding: Finding, other: Finding) -> Followed:
+    fate: Fate = "smaller" if _is_smaller(finding.saving, other.saving) else "still_there"
+    return _followed(finding, fate, other=other)
+
+
+def _is_smaller(before: Saving | None, after: Saving | None) -> bool:
+    """Whether what it costs has clearly fallen: every quantity that both know, in absolute terms."""
+    if before is None or after is None:
+        return False
+    pairs = [(before.time_us_per_step, after.time_us_per_step), (before.bytes, after.bytes)]
+    known = [(a, b) for a, b in pairs if a and b is not None]
+    return bool(known) and all(b <= SMALLER * a for a, b in known)
+
+
+def _lost(finding: Finding, before: Result, after: Result) -> Followed:
+    """Not found again: gone only where the rule looked at the same rank with the same kind of recording."""
+    outcome = next((o for o in after.outcomes if o.code == finding.code), None)
+    if outcome is None:
+        return _followed(finding, "not_captured", reason="its rule was not run on AFTER")
+    if outcome.outcome == "error":
+        return _followed(finding, "not_captured", reason="its rule failed on AFTER")
+    if not _decided(outcome):
+        return _followed(finding, "not_captured", reason=outcome.reason, capture=outcome.capture)
+    if outcome.outcome == "fired" and not any(f.code == finding.code for f in after.findings):
+        return _followed(finding, "smaller", reason="AFTER's settings leave out findings this small")
+    if owner := next((f for f in after.findings if f.id in outcome.refers_to), None):
+        return _followed(finding, "still_there", other=owner, reason=f"AFTER counts it to {owner.id}")
+    ranks = _ranks_decided(outcome, after)
+    if finding.rank is not None and finding.rank not in ranks:
+        return _followed(finding, "not_captured", reason=_missing_rank(finding.rank, after))
+    vague = next((f for f in after.findings if f.code == finding.code and _place(f) is None), None)
+    if vague is not None and _place(finding) is not None:
+        return _followed(finding, "not_captured", reason=f"AFTER does not say where its {vague.id} is")
+    if finding.location.file is not None and _stacks(before) and not _stacks(after):
+        return _followed(
+            finding,
+            "not_captured",
+            reason="its rule found nothing, but AFTER was recorded without the Python stacks that BEFORE has",
+            capture="with_stack=True, as BEFORE",
+        )
+    return _followed(finding, "gone")
+
+
+def _decided(outcome: Outcome | None) -> bool:
+    return outcome is not None and outcome.outcome in ("fired", "passed")
+
+
+def _ranks_decided(outcome: Outcome, result: Result) -> set[int]:
+    """Ranks with a capture on which the rule could decide; of results that do not say it, all ranks."""
+    if outcome.inputs is None:
+        return {i.rank for i in result.inputs}
+    return {result.inputs[n].rank for n in outcome.inputs if n < len(result.inputs)}
+
+
+def _missing_rank(rank: int, after: Result) -> str:
+    if all(i.rank != rank for i in after.inputs):
+        return f"it was found on rank {rank}, of which AFTER has no capture"
+    return f"it was found on rank {rank}, whose capture in AFTER lacks the evidence"
+
+
+def _stacks(result: Result) -> bool:
+    """Whether a trace holds Python stacks. Snapshots have their own."""
+    return any(i.recorded.stacks for i in result.inputs if i.kind == "trace")
+
+
+def _followed(
+    finding: Finding,
+    fate: Fate,
+    *,
+    other: Finding | None = None,
+    reason: str | None = None,
+    capture: str | None = None,
+) -> Followed:
+    return Followed(
+        id=finding.id,
+        code=finding.code,
+        name=finding.name,
+        title=finding.title,
+        severity=finding.severity,
+        confidence=finding.confidence,
+        location=finding.location,
+        fate=fate,
+        after_id=other.id if other else None,
+        after_location=other.location if other else None,
+        promised=finding.saving,
+        after_saving=other.saving if other else None,
+        reason=reason,
+        capture=capture,
+    )

@@ -1,0 +1,119 @@
+"""`trace-doctor verify` as a user runs it, on the sample captures and on real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trace_doctor
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+PAIRS = sorted(p.parent.relative_to(SAMPLES).as_posix() for p in SAMPLES.glob("*/*/fault"))
+
+
+def run(*args: str | Path, cwd: Path = SAMPLES) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_DOCTOR")}
+    exe = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
+    return subprocess.run(
+        [*exe, "verify", *map(str, args)], cwd=cwd, env={**env, "PYTHONUTF8": "1"}, capture_output=True,
+        text=True, encoding="utf-8", check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_planted_fault_is_gone_in_its_healthy_twin(pair: str) -> None:
+    made = trace_doctor.verify(SAMPLES / pair / "fault", SAMPLES / pair / "healthy")
+    assert {f.fate for f in made.findings} == {"gone"}
+    assert (made.code, made.new) == (0, [])
+    if not {f.code for f in made.findings} & {"TD001", "TD004"}:  # there the fault is how it was recorded
+        assert made.warnings == []
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_no_planted_fault_is_gone_from_its_own_capture(pair: str) -> None:
+    made = trace_doctor.verify(SAMPLES / pair / "fault", SAMPLES / pair / "fault")
+    assert {f.fate for f in made.findings} == {"still_there"}
+    assert made.code == 1
+
+
+def test_text_for_people_verdict_and_exit_code() -> None:
+    done = run("dataloader_starvation/simulated/fault", "dataloader_starvation/simulated/healthy")
+    assert done.returncode == 0, done.stderr
+    assert "✔ gone          TD101-1 dataloader-starvation" in done.stdout
+    assert "promised        up to 54 ms a step (replay), measured -50.9 ms" in done.stdout
+    assert done.stderr == "verify passed: the finding is gone\n"
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_capture_that_cannot_tell_is_no_success() -> None:
+    done = run("memory_spike/simulated/fault", "dataloader_starvation/simulated/healthy")
+    assert done.returncode == 3
+    assert "? not captured  TD403-1" in done.stdout
+
+
+def test_saved_results_say_the_same_as_their_captures(tmp_path: Path) -> None:
+    sides = [SAMPLES / "graph_break_two" / "cpu" / twin for twin in ("fault", "healthy")]
+    saved = [tmp_path / "before.json", tmp_path / "after.html"]
+    for side, path, form in zip(sides, saved, ("json", "html"), strict=True):
+        from trace_doctor.reporters import render
+
+        path.write_text(render(trace_doctor.analyze(side), form), encoding="utf-8")
+    live, again = run(*sides, "-o", "json"), run(*saved, "--format", "json=-")
+    assert live.returncode == again.returncode == 0, again.stderr
+    assert json.loads(live.stdout) == json.loads(again.stdout)
+
+
+def test_selection_and_the_names_it_takes() -> None:
+    both = ("graph_break_two/cpu/fault", "graph_break_item/cpu/fault", "--source", "graph_break_two/fault.py")
+    assert run(*both).returncode == 1
+    fates = {
+        f["id"]: f["fate"]
+        for select in ("TD501-1", "TD501-2")
+        for f in json.loads(run(*both, "--select", select, "-o", "json").stdout)["findings"]
+    }
+    assert sorted(fates.values()) == ["gone", "still_there"]
+    wrong = run(*both, "--select", "TD999")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("trace-doctor: no finding of BEFORE is TD999; it has TD501-1")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nowhere", "no_steps/cpu/fault"),
+        ("no_steps/cpu/fault", "README.md"),
+        ("no_steps/cpu/fault", "no_steps/cpu/fault", "-o", "html"),
+        ("no_steps/cpu/fault", "no_steps/cpu/fault", "--fail-on", "sometimes"),
+        ("no_steps/cpu/fault",),
+    ],
+)
+def test_bad_input_exits_2(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_report_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "r.html").write_text("<html></html>")
+    done = run(tmp_path / "r.html", "no_steps/cpu/fault")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+def test_workers_of_a_public_pair(captures_dir: Path) -> None:
+    """One script of Kineto's, recorded without workers and with four: the second gains what the first promised."""
+    folder = captures_dir / "traces" / "pytorch_kineto"
+    before = folder / "resnet50_num_workers_0_worker0.1623143089861.pt.trace.json.gz"
+    after = folder / "resnet50_num_workers_4_worker0.1623212756351.pt.trace.json.gz"
+    made = trace_doctor.verify(before, after, select=["TD101"])
+    assert [f.fate for f in made.findings] == ["gone"]
+    assert made.step_time.verdict == "faster"
+    assert made.promise.measured_us is not None
+    assert made.promise.time_us_per_step is not None
+    assert 0.8 < made.promise.measured_us / made.promise.time_us_per_step < 1

@@ -1,0 +1,365 @@
+"""What is gone, what is not, and what nobody can know: `verify` on results made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trace_doctor import model as m
+from trace_doctor.gate import verify
+from trace_doctor.reporters import Options
+from trace_doctor.reporters.units import columns
+from trace_doctor.reporters.verification import render
+from trace_doctor.verification import Verification, json_schema
+
+SCHEMA = Path(__file__).parents[2] / "analyzer" / "trace_doctor" / "reporters" / "verification.schema.json"
+
+
+def fault(code: str = "TD101", n: int = 1, **change: Any) -> m.Finding:
+    """A fault that costs 40 of 100 ms on rank 0, seen in `train`."""
+    saving = m.Saving(time_us_per_step=40_000.0, share_of_step=0.4, basis="replay")
+    base = m.Finding(
+        id=f"{code}-{n}", code=code, name=f"rule-{code.lower()}", title="It waits", severity="warning",
+        confidence="high", message="It waits.", fingerprint=f"{code} in train", rank=0, saving=saving,
+        location=m.Location(file="train.py", line=41, function="train", rank=0),
+    )  # fmt: skip
+    return msgspec.structs.replace(base, **change)
+
+
+def outcome(code: str = "TD101", kind: m.OutcomeKind = "passed", **more: Any) -> m.Outcome:
+    return m.Outcome(code=code, name=f"rule-{code.lower()}", outcome=kind, **{"inputs": [0], **more})
+
+
+def trace(rank: int = 0, **more: Any) -> m.Input:
+    recorded = m.Recorded(shapes=True, stacks=True, memory=True)
+    known = {"recorded": recorded, "steps": 6, "step_source": "profiler_step", **more}
+    return m.Input(path=f"rank{rank}.json", kind="trace", rank=rank, **known)
+
+
+def steps(*milliseconds: float, rank: int = 0, input: int = 0) -> list[m.StepRow]:
+    return [
+        m.StepRow(input=input, rank=rank, index=i, start_us=0.0, dur_us=1.0, pace_us=ms * 1e3)
+        for i, ms in enumerate(milliseconds)
+    ]
+
+
+def result(*findings: m.Finding, **more: Any) -> m.Result:
+    """A capture of one rank; rules of the findings fired, TD101 and TD403 passed unless told otherwise."""
+    fired = {f.code for f in findings}
+    outcomes = [outcome(c, "fired" if c in fired else "passed") for c in sorted({"TD101", "TD403", *fired})]
+    return m.Result(findings=list(findings), **{"inputs": [trace()], "outcomes": outcomes, **more})
+
+
+def fates(made: Verification) -> list[str]:
+    return [f.fate for f in made.findings]
+
+
+# ---------------------------------------------------------------------- what became of a finding
+
+
+def test_gone_is_what_the_same_rule_looked_for_and_did_not_find() -> None:
+    made = verify(result(fault()), result())
+    assert (fates(made), made.code, made.verdict) == (["gone"], 0, "verify passed: the finding is gone")
+
+
+@pytest.mark.parametrize(
+    ("cost", "fate"), [(60_000.0, "still_there"), (40_000.0, "still_there"), (33_000.0, "still_there"), (20_000.0, "smaller")]
+)  # fmt: skip
+def test_found_again(cost: float, fate: str) -> None:
+    again = fault(saving=m.Saving(time_us_per_step=cost), rank=0, id="TD101-7")
+    made = verify(result(fault()), result(again))
+    assert (fates(made), made.code) == ([fate], 1)
+    assert made.findings[0].after_id == "TD101-7"
+    assert made.new == []
+
+
+UNKNOWN: dict[str, m.Result] = {
+    "no snapshot": result(outcomes=[outcome(kind="skipped", reason="no snapshot", capture="dump one", inputs=[])]),
+    "failed": result(outcomes=[outcome(kind="error", reason="Traceback", inputs=[])]),
+    "not run": result(outcomes=[]),
+    "of which AFTER has no capture": result(inputs=[trace(rank=1)]),
+    "lacks the evidence": result(inputs=[trace(), trace(rank=1)], outcomes=[outcome(inputs=[1])]),
+    "without the Python stacks": result(inputs=[trace(recorded=m.Recorded(stacks=False))]),
+    "does not say where": result(
+        fault(location=m.Location(), fingerprint="elsewhere", id="TD101-1"), fault(location=m.Location(), fingerprint="x", id="TD101-2")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", sorted(UNKNOWN))
+def test_what_after_cannot_show_is_never_gone(reason: str) -> None:
+    several = [fault(), fault(n=2, fingerprint="b"), fault(n=3, fingerprint="c")]
+    before = result(*several) if reason == "does not say where" else result(fault())
+    made = verify(before, UNKNOWN[reason])
+    assert made.findings[-1].fate == "not_captured"
+    assert reason in (made.findings[-1].reason or "")
+    assert "gone" not in fates(made)
+    assert made.code == (1 if reason == "does not say where" else 3)
+
+
+def test_how_to_record_what_is_missing_is_told() -> None:
+    made = verify(result(fault()), UNKNOWN["no snapshot"])
+    assert made.findings[0].capture == "dump one"
+    assert "record: dump one" in render(made, Options())
+
+
+def test_a_rule_that_yields_to_another_has_not_found_it_gone() -> None:
+    other = fault("TD201", fingerprint="sync")
+    after = result(other, outcomes=[outcome(refers_to=["TD201-1"]), outcome("TD201", "fired")])
+    made = verify(result(fault()), after)
+    assert (fates(made), made.findings[0].after_id, made.code) == (["still_there"], "TD201-1", 1)
+
+
+def test_left_out_by_the_settings_is_not_gone() -> None:
+    made = verify(result(fault()), result(outcomes=[outcome(kind="fired")]))
+    assert (fates(made), made.code) == (["smaller"], 1)
+
+
+@pytest.mark.parametrize("told", [(m.Location(), fault().location), (fault().location, m.Location())])
+def test_a_fault_whose_place_one_side_does_not_know_is_the_same(told: tuple[m.Location, m.Location]) -> None:
+    before, after = (fault(location=where, fingerprint=str(i)) for i, where in enumerate(told))
+    made = verify(result(before), result(after))
+    assert (fates(made), made.new) == (["still_there"], [])
+
+
+def test_the_same_fault_in_another_place_is_gone_and_new() -> None:
+    elsewhere = fault(
+        fingerprint="TD101 in evaluate", location=m.Location(file="eval.py", function="evaluate")
+    )
+    made = verify(result(fault()), result(elsewhere))
+    assert (fates(made), [n.id for n in made.new], made.code) == (["gone"], ["TD101-1"], 1)
+
+
+def test_each_finding_of_after_answers_for_one_of_before() -> None:
+    twice = [fault(), fault(n=2)]
+    assert fates(verify(result(*twice), result(fault()))) == ["still_there", "gone"]
+    assert fates(verify(result(*twice), result(*twice))) == ["still_there", "still_there"]
+
+
+# ---------------------------------------------------------------------- new ones, selection, exit code
+
+
+@pytest.mark.parametrize(
+    ("severity", "fail_on", "code"),
+    [("info", "warning", 0), ("info", "info", 1), ("warning", "warning", 1), ("warning", "critical", 0), ("critical", "never", 0)],
+)  # fmt: skip
+def test_new_findings_fail_from_a_severity_on(severity: m.Severity, fail_on: str, code: int) -> None:
+    made = verify(result(fault()), result(fault("TD403", severity=severity)), fail_on=fail_on)
+    assert ([n.code for n in made.new], made.code) == (["TD403"], code)
+
+
+def test_what_before_could_not_have_shown_is_not_known_to_be_new() -> None:
+    before = result(fault(), outcomes=[outcome(kind="fired"), outcome("TD403", "skipped", inputs=[])])
+    made = verify(before, result(fault("TD403", severity="critical")))
+    assert (made.new[0].checked_before, made.code) == (False, 0)
+    assert "unseen before" in render(made, Options())
+
+
+def test_only_the_chosen_findings_are_followed() -> None:
+    both = result(fault(), fault("TD403"))
+    assert verify(both, result(fault("TD403")), chosen={"TD101-1"}).code == 0
+    assert verify(both, result(fault("TD403"))).code == 1
+
+
+def test_one_still_there_beats_one_unknown() -> None:
+    after = result(fault(), outcomes=[outcome(kind="fired"), outcome("TD403", "skipped", inputs=[])])
+    made = verify(result(fault(), fault("TD403")), after)
+    assert (fates(made), made.code) == (["still_there", "not_captured"], 1)
+
+
+def test_nothing_before_and_nothing_after() -> None:
+    made = verify(result(), result())
+    assert (made.code, "nothing to verify" in made.verdict) == (0, True)
+
+
+# ---------------------------------------------------------------------- step time, memory, promises
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        ((100, 101, 99, 100), (60, 61, 59, 60), "faster"),
+        ((60, 61, 59, 60), (100, 101, 99, 100), "slower"),
+        ((100, 101, 99, 100), (99, 100, 98, 99), "within_noise"),
+        ((100, 140, 70, 120), (90, 130, 60, 110), "within_noise"),
+        ((100, 100), (50, 50, 50), "too_few_steps"),
+        ((), (50, 50, 50), "not_captured"),
+    ],
+)
+def test_step_time_says_only_what_the_steps_carry(
+    before: tuple[float, ...], after: tuple[float, ...], verdict: str
+) -> None:
+    made = verify(result(steps=steps(*before)), result(steps=steps(*after)))
+    assert made.step_time.verdict == verdict
+    assert made.code == 0
+
+
+def test_runs_that_differ_among_themselves_widen_the_noise() -> None:
+    """Three quiet recordings that disagree by 20 % cannot show a gain of 10 %."""
+    runs = [*steps(100, 100, 100), *steps(120, 120, 120, input=1), *steps(110, 110, 110, input=2)]
+    made = verify(result(steps=runs), result(steps=steps(99, 99, 99)))
+    assert made.step_time.before is not None
+    assert made.step_time.before.captures == 3
+    assert made.step_time.verdict == "within_noise"
+
+
+def test_the_slowest_rank_is_the_step() -> None:
+    made = verify(
+        result(steps=[*steps(50, 50, 50), *steps(100, 100, 100, rank=1)]), result(steps=steps(50, 50, 50))
+    )
+    assert made.step_time.before is not None
+    assert (made.step_time.before.rank, made.step_time.change_us) == (1, -50_000.0)
+
+
+def what_if(**alone: float) -> list[m.WhatIf]:
+    """A step of 100 ms; what each finding gives alone, and 30 ms with all of them."""
+    today = [m.WhatIf(fixes=[], step_us=100_000.0)]
+    each = [m.WhatIf(fixes=[i], step_us=100_000.0 - gain * 1e3) for i, gain in alone.items()]
+    return [*today, *each, m.WhatIf(fixes=list(alone), step_us=30_000.0)]
+
+
+def test_promised_beside_measured() -> None:
+    before = result(fault(), steps=steps(100, 100, 100), what_if=what_if(**{"TD101-1": 70}))
+    made = verify(before, result(steps=steps(35, 35, 35)))
+    assert (made.promise.time_us_per_step, made.promise.measured_us) == (70_000.0, 65_000.0)
+    assert made.findings[0].measured_us == 65_000.0
+    assert "up to 70 ms a step (replay), measured -65.0 ms: 93% of it" in render(made, Options())
+
+
+def test_promises_of_several_are_never_added_beyond_what_all_give_together() -> None:
+    names = ("TD101", "TD201", "TD501")
+    found = [fault(c, fingerprint=c) for c in names]
+    before = result(*found, what_if=what_if(**{"TD101-1": 40, "TD201-1": 50, "TD501-1": 20}))
+    made = verify(before, result(outcomes=[outcome(c) for c in names]))
+    assert made.promise.time_us_per_step == 70_000.0
+    two = verify(
+        before, result(found[1], outcomes=[outcome("TD101"), outcome("TD201", "fired"), outcome("TD501")])
+    )
+    assert two.promise.time_us_per_step == 60_000.0
+    assert [f.measured_us for f in two.findings] == [None, None, None]
+
+
+def test_peak_memory_and_what_was_promised_of_it() -> None:
+    spike = fault("TD403", saving=m.Saving(bytes=3 << 30, share_of_peak=0.5))
+    peaks = [m.Summary(peak_allocated_bytes=n << 30, peak_reserved_bytes=n << 30) for n in (6, 4)]
+    made = verify(result(spike, summary=peaks[0]), result(summary=peaks[1]))
+    assert (made.promise.bytes, made.promise.measured_bytes) == (3 << 30, 2 << 30)
+    assert "6.00 GiB → 4.00 GiB" in render(made, Options())
+
+
+# ---------------------------------------------------------------------- doubts
+
+H100 = m.TorchVersion(min="2.9.1", max="2.9.1")
+DOUBTS: dict[str, tuple[m.Result, m.Result]] = {
+    "another device": (result(inputs=[trace(device_name="V100")]), result(inputs=[trace(device_name="H100")])),
+    "another torch version": (
+        result(inputs=[trace(torch_version=H100)]),
+        result(inputs=[trace(torch_version=m.TorchVersion(min="2.13.0", max="2.13.0"))]),
+    ),
+    "another number of ranks": (result(inputs=[trace(), trace(1)]), result()),
+    "another model or batch": (
+        result(inputs=[trace(work=m.Work(shapes=["aten::linear [64, 8] [8, 8]"]))]),
+        result(inputs=[trace(work=m.Work(shapes=["aten::linear [128, 8] [8, 8]"]))]),
+    ),
+    "kernels a step": (
+        result(inputs=[trace(work=m.Work(kernels=1000.0))]),
+        result(inputs=[trace(work=m.Work(kernels=300.0))]),
+    ),
+    "steps are marked by": (result(), result(inputs=[trace(step_source="optimizer")])),
+    "with_stack=True only before": (result(), result(inputs=[trace(recorded=m.Recorded(stacks=False))])),
+    "other settings: min-saving": (
+        result(config={"min-saving": {"value": 0.1, "origin": "file"}}),
+        result(),
+    ),
+    "the same recording": (result(steps=steps(1, 2, 3)), result(steps=steps(1, 2, 3))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("doubt", sorted(DOUBTS))
+def test_what_makes_a_difference_that_no_fix_made_is_named(doubt: str) -> None:
+    made = verify(*DOUBTS[doubt])
+    assert [doubt in w for w in made.warnings] == [True], made.warnings
+    assert made.code == 0
+
+
+def test_what_was_not_recorded_is_no_doubt() -> None:
+    unknown = result(inputs=[m.Input(path="a", kind="trace")])
+    assert verify(unknown, result()).warnings == verify(result(), unknown).warnings == []
+
+
+# ---------------------------------------------------------------------- the object
+
+locations = st.builds(
+    m.Location, file=st.none() | st.sampled_from(["a.py", "b.py"]), line=st.none() | st.integers(1, 9)
+)
+findings = st.lists(
+    st.builds(
+        fault,
+        st.sampled_from(["TD101", "TD403"]),
+        fingerprint=st.sampled_from("xyz"),
+        rank=st.sampled_from([None, 0, 1]),
+        location=locations,
+        severity=st.sampled_from(["info", "warning", "critical"]),
+        saving=st.none()
+        | st.builds(m.Saving, time_us_per_step=st.floats(0, 1e6), bytes=st.integers(0, 1 << 40)),
+    ),
+    max_size=5,
+).map(lambda found: [msgspec.structs.replace(f, id=f"{f.code}-{i}") for i, f in enumerate(found)])
+kinds = st.sampled_from(["fired", "passed", "skipped", "error"])
+results = st.builds(
+    lambda found, a, b, inputs, times: m.Result(
+        findings=found,
+        inputs=inputs,
+        outcomes=[outcome("TD101", a, inputs=None), outcome("TD403", b)],
+        steps=steps(*times),
+    ),
+    findings,
+    kinds,
+    kinds,
+    st.lists(st.builds(trace, st.sampled_from([0, 1])), max_size=2),
+    st.lists(st.floats(0, 1e4), max_size=4),
+)  # fmt: skip
+
+unhurried = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+
+@unhurried
+@given(results, results)
+def test_every_finding_is_accounted_for_and_fits_schema_and_terminal(
+    before: m.Result, after: m.Result
+) -> None:
+    made = verify(before, after)
+    assert [f.id for f in made.findings] == [f.id for f in before.findings]
+    answered = [f.after_id for f in made.findings if f.after_id] + [n.id for n in made.new]
+    assert set(answered) == {f.id for f in after.findings}
+    decided = {o.code for o in after.outcomes if o.outcome in ("fired", "passed")}
+    assert all(f.code in decided for f in made.findings if f.fate == "gone")
+    assert (made.code == 0) <= (made.count("gone") == len(made.findings))
+    jsonschema.Draft202012Validator(json_schema()).validate(json.loads(made.to_json()))
+    assert Verification.from_json(made.to_json()) == made
+    for ascii in (False, True):
+        text = render(made, Options(ascii=ascii))
+        assert [line for line in text.splitlines() if columns(line) > 80] == []
+
+
+@unhurried
+@given(results)
+def test_a_result_beside_itself_has_lost_and_gained_nothing(same: m.Result) -> None:
+    made = verify(same, same)
+    assert set(fates(made)) <= {"still_there"}
+    assert (made.new, made.step_time.verdict in ("within_noise", "too_few_steps", "not_captured")) == (
+        [],
+        True,
+    )
+
+
+def test_the_shipped_schema_is_current() -> None:
+    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == json_schema()
+    jsonschema.Draft202012Validator.check_schema(json_schema())
