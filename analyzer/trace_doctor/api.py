@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trace_doctor.config import Config, defaults
 from trace_doctor.engine import diagnose
-from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, UsageError
+from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UsageError
 from trace_doctor.evidence.base import Options
 from trace_doctor.loaders.discover import Found, discover
+from trace_doctor.loaders.progress import Progress
+from trace_doctor.loading import Loaded, Ways, load_inputs, ways
 from trace_doctor.model import Ignored, Result
 from trace_doctor.registry import choose
 from trace_doctor.run import Capture, Run
@@ -19,15 +22,42 @@ from trace_doctor.snapshot import Snapshot
 if TYPE_CHECKING:
     from trace_doctor.verification import Verification
 
-Progress = Callable[[str, str], None]
-
 
 def load(path: str | Path) -> Run | Snapshot:
     """One trace or snapshot as columns. Raises NotACapture or DamagedCapture with one line that says why."""
     found = discover([path]).found
     if len(found) != 1:
         raise NoCaptures(f"{path}: {len(found)} captures below; name one file")
-    return _read(found[0])  # type: ignore[no-any-return]
+    [loaded] = load_inputs(found)
+    if isinstance(loaded.outcome, TraceDoctorError):
+        raise loaded.outcome
+    return loaded.outcome  # type: ignore[return-value]  # of a TORCH_TRACE log: a CompileLog
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the cache holds of some captures, and in all."""
+
+    files: list[Loaded]
+    ignored: list[Ignored]
+    folder: Path
+    entries: int
+    bytes: int
+
+
+def keep(
+    *paths: str | Path, config: Config | None = None, full: bool = False, progress: Progress | None = None
+) -> Kept:
+    """Reads all captures below the paths into the cache, those that are not there yet; the twin of `trace-doctor load`.
+
+    `full` tells files apart by a hash of all bytes. Raises NoCaptures where nothing readable is found.
+    """
+    settings = replace((config or defaults()).settings, cache="write")
+    how = ways(settings, full=full)
+    assert how.cache is not None
+    files, ignored = _read(paths, how, progress)
+    sizes = how.cache.sizes()
+    return Kept(files, sorted(ignored, key=lambda i: i.path), how.cache.folder, len(sizes), sum(sizes))
 
 
 def analyze(
@@ -40,7 +70,7 @@ def analyze(
     steps: tuple[int, int] | None = None,
     device: int | None = None,
     with_source_lines: bool = True,
-    progress: Progress = lambda phase, what: None,
+    progress: Progress | None = None,
 ) -> Result:
     """The diagnosis of all traces and snapshots below the paths; the library's twin of `trace-doctor analyze`.
 
@@ -62,7 +92,8 @@ def analyze(
         device_bytes=settings.device_memory or None,
         torch_version=settings.torch_version or None,
     )
-    captures, ignored = read_captures(paths, rank=rank, progress=progress)
+    progress = progress or Progress()
+    captures, ignored = read_captures(paths, rank=rank, ways=ways(settings), progress=progress)
     result = diagnose(captures, rules, config, options, ignored=ignored, progress=progress)
     if script is not None:
         from trace_doctor.fixes import with_diffs
@@ -83,7 +114,7 @@ def verify(
     config: Config | None = None,
     rank: int | None = None,
     device: int | None = None,
-    progress: Progress = lambda phase, what: None,
+    progress: Progress | None = None,
 ) -> Verification:
     """Whether a fix did what its finding promised; the library's twin of `trace-doctor verify`.
 
@@ -125,23 +156,18 @@ def _saved(path: Path) -> Result | None:
 
 
 def read_captures(
-    paths: Sequence[str | Path], *, rank: int | None = None, progress: Progress = lambda phase, what: None
+    paths: Sequence[str | Path],
+    *,
+    rank: int | None = None,
+    ways: Ways | None = None,
+    progress: Progress | None = None,
 ) -> tuple[list[Capture], list[Ignored]]:
     """Discovers and loads. A trace and a snapshot of the same rank in one folder, one of each, are one capture.
 
     A damaged file found by walking a folder is listed in the second value; one given by name raises.
     """
-    discovery = discover(paths)
-    ignored = [Ignored(path=i.display, reason=i.reason) for i in discovery.ignored]
-    loaded: list[tuple[Found, Any]] = []
-    for found in discovery.found:
-        progress("reading", found.display)
-        try:
-            loaded.append((found, _read(found)))
-        except (NotACapture, DamagedCapture) as error:
-            if found.named:
-                raise
-            ignored.append(Ignored(path=found.display, reason=_without_path(str(error), found.display)))
+    files, ignored = _read(paths, ways, progress)
+    loaded: list[tuple[Found, Any]] = [(f.found, f.outcome) for f in files]
     if rank is not None:
         loaded = [(f, c) for f, c in loaded if f.kind == "torch_trace" or c.rank == rank]
     captures = _paired(loaded)
@@ -154,20 +180,24 @@ def read_captures(
     return captures, sorted(ignored, key=lambda i: i.path)
 
 
-def _read(found: Found) -> Any:
-    if found.kind == "trace":
-        from trace_doctor.loaders.environment import with_environment
-        from trace_doctor.loaders.kineto import load_trace
-
-        run = load_trace(found.path, found.display, rank=found.rank, rank_how=found.rank_how)
-        return with_environment(run, found.path)
-    if found.kind == "snapshot":
-        from trace_doctor.loaders.snapshot import load_snapshot
-
-        return load_snapshot(found.path, found.display, rank=found.rank, rank_how=found.rank_how)
-    from trace_doctor.loaders.torch_trace import load_torch_trace
-
-    return load_torch_trace(found.path, found.display)
+def _read(
+    paths: Sequence[str | Path], how: Ways | None, progress: Progress | None
+) -> tuple[list[Loaded], list[Ignored]]:
+    """What could be read and what was left out."""
+    discovery = discover(paths)
+    ignored = [Ignored(path=i.display, reason=i.reason) for i in discovery.ignored]
+    files = []
+    for file in load_inputs(discovery.found, how, progress):
+        if not isinstance(file.outcome, TraceDoctorError):
+            files.append(file)
+        elif file.found.named:
+            raise file.outcome
+        else:
+            reason = _without_path(str(file.outcome), file.found.display)
+            ignored.append(Ignored(path=file.found.display, reason=reason))
+    if not files:
+        raise NoCaptures(_nothing_readable(paths, ignored))
+    return files, ignored
 
 
 def _paired(loaded: Sequence[tuple[Found, Any]]) -> list[Capture]:

@@ -18,6 +18,7 @@ from trace_doctor.rule import Rule
 
 SEVERITIES = ("critical", "warning", "info")
 CONFIDENCES = ("high", "medium", "low")
+CACHE = ("read", "write", "off")
 FILES = ("trace-doctor.toml", "pyproject.toml")
 
 
@@ -45,6 +46,9 @@ class Settings:
     source: str = _setting("", "folder of the training script")
     torch_version: str = _setting("", "torch version that made the captures, when they do not tell")
     device_memory: int = _setting(0, "bytes of the device, where no file says it")
+    jobs: int = _setting(0, "processes that read captures (0: as many as there are cores)")
+    cache: str = _setting("read", "columns of captures read before: read, write (and keep new ones), off")
+    cache_dir: str = _setting("", "folder of the cache (default: `trace-doctor` where the system keeps caches)")
     loader_frames: list[str] = _setting([], "Python frames that load data though they are no DataLoader")
     loader_annotations: list[str] = _setting([], "annotations that load data")
     critical_at: float = _setting(0.10, "share of the step or of the peak from which a finding is critical")
@@ -176,7 +180,7 @@ def _checked(key: str, value: Any, origin: str) -> Any:
         value = float(value)
     if type(value) is not type(default):
         raise UsageError(f"{origin}: {_dashed(key)} must be a {_plain(default)}")
-    allowed = {"fail_on": (*SEVERITIES, "never"), "min_confidence": CONFIDENCES}.get(key)
+    allowed = {"fail_on": (*SEVERITIES, "never"), "min_confidence": CONFIDENCES, "cache": CACHE}.get(key)
     if allowed and value not in allowed:
         raise UsageError(f"{origin}: {_dashed(key)} must be one of {', '.join(allowed)}, not {value!r}")
     if key == "torch_version" and value and not re.match(r"v?\d+\.\d+", value):

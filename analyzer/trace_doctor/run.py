@@ -123,6 +123,8 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     read_args: Callable[[Iterable[int]], list[dict[str, Any]]] | None = None
     """byte offsets -> `args` objects; set by the loader"""
+    derived: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """columns of evidence that follow from these alone, by `Evidence.field`: made once. A `replace` begins without."""
 
     def __len__(self) -> int:
         return len(self.ts)

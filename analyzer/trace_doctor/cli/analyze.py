@@ -28,6 +28,9 @@ def analyze(
     show_skipped: c.ShowSkipped = False,
     force: c.Force = False,
     color: c.Color = "auto",
+    jobs: c.Jobs = None,
+    cache: c.Cache = None,
+    cache_dir: c.CacheDir = None,
     no_progress: c.NoProgress = False,
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
@@ -42,7 +45,7 @@ def analyze(
         overrides=c.overrides(
             select=select, ignore=ignore, extend_select=extend_select, preview=preview or None,
             min_confidence=min_confidence, min_saving=min_saving, torch_version=torch_version,
-            output=output, source=str(source) if source else None,
+            output=output, source=str(source) if source else None, **c.loading(jobs, cache, cache_dir),
         ),
     )  # fmt: skip
     sinks = c.sinks_for(settings.settings.output, force=force, quiet=quiet, default_report=True)

@@ -12,6 +12,7 @@ from trace_doctor.cli.capture import capture
 from trace_doctor.cli.check import check
 from trace_doctor.cli.config import config
 from trace_doctor.cli.fix import fix
+from trace_doctor.cli.load import load
 from trace_doctor.cli.report import report
 from trace_doctor.cli.rules import rule, rules
 from trace_doctor.cli.verify import verify
@@ -23,7 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (analyze, check, fix, verify, report, rules, rule, config, capture):
+for command in (analyze, check, fix, verify, report, rules, rule, config, capture, load):
     app.command()(command)
 
 

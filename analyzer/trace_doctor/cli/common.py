@@ -7,8 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trace_doctor.cli.progress import progress as progress
 from trace_doctor.errors import UsageError
 from trace_doctor.model import Result
 
@@ -61,6 +61,17 @@ ShowSkipped = Annotated[
 NoZoom = Annotated[bool, typer.Option("--no-zoom", help="HTML without the zoomable panels: 2 MB less.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a report file that is not ours.")]
 Color = Annotated[str, typer.Option(help="auto, always or never.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Processes that read captures (default: as many as there are cores).")
+]
+Cache = Annotated[
+    bool | None,
+    typer.Option(
+        "--cache/--no-cache",
+        help="Keep what is read for the next time; do not even use what was kept (default: use it).",
+    ),
+]
+CacheDir = Annotated[Path | None, typer.Option(help="Folder of the cache.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar.")]
 Quiet = Annotated[
     int, typer.Option("--quiet", "-q", count=True, help="-q: only the report; -qq: only the exit code.")
@@ -248,32 +259,13 @@ def _unicode(encoding: str | None) -> bool:
     return (encoding or "").lower().replace("-", "").startswith("utf")
 
 
-@contextmanager
-def progress(quiet: int, wanted: bool) -> Iterator[Callable[[str, str], None]]:
-    """Shows phase and file on a terminal, from one second on; in a log only with -v."""
-    if quiet or not wanted or not sys.stderr.isatty():
-        yield lambda phase, what: logging.getLogger("trace_doctor").info("%s %s", phase, what)
-        return
-    from rich.console import Console
-    from rich.status import Status
-
-    started = time.monotonic()
-    status = Status("", console=Console(stderr=True))
-    shown = False
-
-    def update(phase: str, what: str) -> None:
-        nonlocal shown
-        if time.monotonic() - started > 1.0:
-            status.update(f"{phase}  {what}".replace("[", "\\["))
-            if not shown:
-                status.start()
-                shown = True
-
-    try:
-        yield update
-    finally:
-        if shown:
-            status.stop()
+def loading(jobs: int | None, cache: bool | None, cache_dir: Path | None) -> dict[str, Any]:
+    """The settings behind --jobs, --cache and --cache-dir."""
+    return {
+        "jobs": jobs,
+        "cache": None if cache is None else "write" if cache else "off",
+        "cache_dir": str(cache_dir) if cache_dir else None,
+    }
 
 
 def overrides(**given: Any) -> dict[str, Any]:

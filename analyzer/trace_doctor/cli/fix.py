@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,6 +47,9 @@ def fix(
     ] = False,
     torch_version: c.TorchVersion = None,
     config: c.ConfigFile = None,
+    jobs: c.Jobs = None,
+    cache: c.Cache = None,
+    cache_dir: c.CacheDir = None,
     no_progress: c.NoProgress = False,
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
@@ -61,7 +64,8 @@ def fix(
         raise UsageError("--apply and --patch exclude each other")
     if diff and (apply or patch is not None):
         raise UsageError("--diff shows the patch and changes nothing; leave it out with --apply or --patch")
-    result = _result(paths, where, torch_version, config, quiet, no_progress)
+    loading = c.loading(jobs, cache, cache_dir)
+    result = _result(paths, where, torch_version, config, loading, quiet, no_progress)
     wanted = c.overrides(select=select or [])["select"]
     writes = apply and not interactive
     made = plan(result, where, unsafe=unsafe_fixes or not writes, select=wanted, torch_version=torch_version)
@@ -95,6 +99,7 @@ def _result(
     source: Path,
     torch_version: str | None,
     config: Path | None,
+    loading: dict[str, Any],
     quiet: int,
     no_progress: bool,
 ) -> Result:
@@ -112,7 +117,7 @@ def _result(
     from trace_doctor.config import load_config
 
     settings = load_config(
-        file=config, overrides=c.overrides(torch_version=torch_version, source=str(source))
+        file=config, overrides=c.overrides(torch_version=torch_version, source=str(source), **loading)
     )
     with c.progress(quiet, not no_progress) as progress:
         return analyze(*paths, config=settings, source=source, progress=progress)

@@ -42,6 +42,8 @@ from trace_doctor.model import (
 from trace_doctor.rule import Rule
 from trace_doctor.run import Capture
 
+_WAYS = ("jobs", "cache", "cache_dir")
+"""Settings that change how an analysis goes, never what it says."""
 MAX_LANES = 32
 MAX_SEGMENTS, MAX_POINTS, MAX_KERNELS = 1600, 800, 40
 """Over all captures, so that a result of many ranks stays small enough to be sent."""
@@ -366,5 +368,5 @@ def _config(config: Config) -> dict[str, Any]:
     return {
         k.replace("_", "-"): {"value": values[k], "origin": origin}
         for k, origin in sorted(config.origins.items())
-        if origin != "default" and k not in ("output", "source")
+        if origin != "default" and k not in (*_WAYS, "output", "source")
     }

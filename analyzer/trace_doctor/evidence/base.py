@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.run import Capture, Run
@@ -32,6 +32,9 @@ class Options:
 
 class Evidence:
     """Base of derived facts. A subclass is a frozen dataclass with a `build`."""
+
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Its columns, where they and `run` are all it has and follow from the trace alone: `Run.derived` keeps them."""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -72,13 +75,23 @@ class Facts:
         made = self._made.get(kind)
         if made is None:
             try:
-                made = kind.build(self)
+                made = self._remembered(kind) if kind.kept else kind.build(self)
             except NotCaptured as missing:
                 made = missing
             self._made[kind] = made
         if isinstance(made, NotCaptured):
             raise NotCaptured(made.reason, made.capture)
         assert isinstance(made, kind)
+        return made
+
+    def _remembered(self, kind: type[E]) -> E:
+        known = self.run.derived
+        names = {f"{kind.__name__}.{column}": column for column in kind.kept}
+        if names.keys() <= known.keys():
+            restored: Callable[..., E] = kind
+            return restored(run=self.run, **{column: known[name] for name, column in names.items()})
+        made = kind.build(self)
+        known.update({name: getattr(made, column) for name, column in names.items()})
         return made
 
     def get(self, kind: type[E]) -> E | None:

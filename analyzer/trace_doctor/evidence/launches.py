@@ -16,6 +16,8 @@ from trace_doctor.run import I32, I64, Cat, Run
 class Launches(Evidence):
     """The join by correlation id. A CUDA graph launch has many kernels; work without a call is an orphan."""
 
+    kept = ("launch",)
+
     launch: I32
     """aligned with `run.gpu`: row of the call, -1 where none was captured"""
     run: Run = field(repr=False)

@@ -20,6 +20,8 @@ class Nesting(Evidence):
     holds its middle.
     """
 
+    kept = ("parent", "depth")
+
     parent: I32
     """nearest enclosing host event on the same thread, -1 for none"""
     depth: I32

@@ -11,6 +11,8 @@ from typing import BinaryIO
 from isal import isal_zlib
 from isal.igzip_lib import IsalError
 
+from trace_doctor.loaders.progress import advanced
+
 GZIP_MAGIC = b"\x1f\x8b"
 READ = 1 << 18
 PIECE = 1 << 20
@@ -46,13 +48,16 @@ class ByteStream:
     def _plain(self) -> Iterator[bytes]:
         with open_regular(self.path) as file:
             while piece := file.read(PIECE):
+                advanced(len(piece))
                 yield piece
 
     def _gunzip(self) -> Iterator[bytes]:
         with open_regular(self.path) as file:
             member, pending, fresh = isal_zlib.decompressobj(wbits=31), b"", True
             while True:
-                pending = pending or file.read(READ)
+                if not pending:
+                    pending = file.read(READ)
+                    advanced(len(pending))
                 if not pending:
                     if not fresh:
                         self.problem = "the gzip data ends early"

@@ -1,0 +1,6 @@
+"""From files to captures in memory: from the cache where it has them, else in as many processes as pay."""
+
+from trace_doctor.loading.inputs import Loaded, load_inputs
+from trace_doctor.loading.ways import Ways, ways
+
+__all__ = ["Loaded", "Ways", "load_inputs", "ways"]

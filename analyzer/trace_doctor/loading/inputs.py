@@ -1,0 +1,227 @@
+"""Loads all files that an analysis asks for."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import IO, Any
+
+from trace_doctor.errors import TraceDoctorError
+from trace_doctor.loaders import columns
+from trace_doctor.loaders.cache import Draft
+from trace_doctor.loaders.columns import Content
+from trace_doctor.loaders.discover import Found
+from trace_doctor.loaders.environment import with_environment
+from trace_doctor.loaders.progress import Progress, listening
+from trace_doctor.loading import single
+from trace_doctor.loading.ways import Ways
+from trace_doctor.loading.workers import Broken, Job, Unable, able, run_jobs
+from trace_doctor.run import Run
+
+log = logging.getLogger("trace_doctor")
+
+GUNZIPPED = 12
+"""Traces grow about this much when they are unpacked."""
+PER_WORKER = 48 << 20
+"""Bytes of JSON that are worth a process: it takes 0.3 cpu seconds to start, these ten times that in a process of ours."""
+NEED, BASE = 0.6, 120 << 20
+"""Highest memory of a load: bytes per byte of JSON, and without any."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What became of one file: its columns, or the error to show for it."""
+
+    found: Found
+    outcome: Content | TraceDoctorError
+    size: int = 0
+    """bytes of the file"""
+    cached: bool = False
+    """it came from the cache"""
+    kept: int | None = None
+    """bytes of its entry in the cache"""
+
+    @property
+    def count(self) -> int:
+        return 0 if isinstance(self.outcome, TraceDoctorError) else len(self.outcome)
+
+    @property
+    def unit(self) -> str:
+        return {"trace": "events", "snapshot": "allocator entries", "torch_trace": "records"}[self.found.kind]
+
+
+def load_inputs(
+    found: Sequence[Found], ways: Ways | None = None, progress: Progress | None = None
+) -> list[Loaded]:
+    """Every file, in the order given. What cannot be read is an outcome, not an error."""
+    ways, progress = ways or Ways(), progress or Progress()
+    tasks = [_Task(f, ways) for f in found]
+    for task in tasks:
+        task.look_up()
+    missing = [t for t in tasks if t.outcome is None]
+    progress.expect(sum(t.size for t in missing))
+    count = processes([t.weight for t in missing], ways) if able() else 1
+    if count > 1:
+        log.info("reading %d files in %d processes", len(missing), count)
+        _in_processes(missing, count, progress)
+    for task in missing:
+        if task.outcome is None:
+            task.load_here(progress)
+    return [t.loaded() for t in tasks]
+
+
+def processes(weights: Sequence[int], ways: Ways) -> int:
+    """How many processes pay for files of so many bytes of JSON and fit into memory; 1: better here."""
+    count = min(ways.jobs, len(weights), sum(weights) // PER_WORKER)
+    needs = sorted((BASE + int(NEED * w) for w in weights), reverse=True)
+    while count > 1 and ways.memory is not None and sum(needs[:count]) > ways.memory:
+        count -= 1
+    return max(count, 1)
+
+
+def _in_processes(tasks: Sequence[_Task], count: int, progress: Progress) -> None:
+    """The largest first. Tasks that no process could finish are left without outcome."""
+    order = sorted(tasks, key=lambda t: -t.weight)
+    with ExitStack() as files:
+        try:
+            run_jobs([partial(t.job, files, count) for t in order], count, progress)
+        except Unable as why:
+            log.info("%s; going on in this one", why)
+
+
+def _nameless() -> IO[bytes]:
+    return tempfile.TemporaryFile()
+
+
+class _Task:
+    """One file on its way."""
+
+    def __init__(self, found: Found, ways: Ways) -> None:
+        self.found = found
+        self.ways = ways
+        self.outcome: Content | TraceDoctorError | None = None
+        self.cached = False
+        self.key: dict[str, Any] | None = None
+        try:
+            self.size = found.path.stat().st_size
+        except OSError:
+            self.size = 0
+
+    @property
+    def weight(self) -> int:
+        return self.size * (GUNZIPPED if self.found.path.suffix == ".gz" else 1)
+
+    def look_up(self) -> None:
+        """Takes the columns from the cache where it has them."""
+        cache = self.ways.cache
+        if cache is None or self.found.kind == "torch_trace":  # small, and read in no time
+            return
+        try:
+            self.key = cache.key(self.found.path)
+        except OSError:
+            return
+        content = cache.find(self.found.path, self.key)
+        if content is not None:
+            self.outcome, self.cached = single.placed(content, self.found), True
+            log.info("%s: columns taken from the cache", self.found.display)
+
+    def load_here(self, progress: Progress) -> None:
+        progress("reading", self.found.display)
+        started = time.perf_counter()
+        try:
+            with listening(progress.read):
+                content = single.load(self.found, self.ways.memory)
+        except TraceDoctorError as error:
+            self.outcome = error
+            return
+        seconds = time.perf_counter() - started
+        log.info("%s: %.1f MB in %.2f s", self.found.display, self.size / 1e6, seconds)
+        self.outcome = content
+        if self.keeps:
+            single.derive(content)
+            self._keep(content)
+
+    @property
+    def keeps(self) -> bool:
+        return self.ways.keep and self.key is not None
+
+    def job(self, files: ExitStack, count: int) -> Job:
+        """This file as a job for one of so many processes: its columns go to the cache, or to a file without a name."""
+        draft = self._draft() if self.keeps else None
+        target = files.enter_context(draft).file if draft else files.enter_context(_nameless())
+        memory = self.ways.memory and self.ways.memory // count
+        return Job(self.found, target, self.key or {}, memory, partial(self._finish, target, draft))
+
+    def _finish(self, target: IO[bytes], draft: Draft | None, error: Exception | None) -> None:
+        if isinstance(error, TraceDoctorError):
+            self.outcome = error
+        elif isinstance(error, Broken):
+            raise RuntimeError(f"{self.found.display}: {str(error).splitlines()[-1]}") from error
+        elif error is not None:  # no room for the columns: it is read again, here
+            log.info("%s: %s", self.found.display, error)
+            self.ways = replace(self.ways, keep=False)
+        else:
+            self.outcome = single.placed(columns.read(target, self.key or {}), self.found)
+            if draft is not None:
+                self._commit(draft)
+
+    def _keep(self, content: Content) -> None:
+        draft = self._draft()
+        if draft is None:
+            return
+        with draft:
+            try:
+                columns.write(draft.file, content, self.key or {})
+            except (OSError, ValueError) as error:
+                self._not_kept(error)
+            else:
+                self._commit(draft)
+
+    def _draft(self) -> Draft | None:
+        assert self.ways.cache is not None
+        try:
+            return self.ways.cache.draft(self.found.path)
+        except OSError as error:
+            self._not_kept(error)
+            return None
+
+    def _commit(self, draft: Draft) -> None:
+        """Unless the file is another by now than when its key was made."""
+        assert self.ways.cache is not None
+        try:
+            if self.ways.cache.key(self.found.path) == self.key:
+                draft.commit()
+        except OSError as error:
+            self._not_kept(error)
+
+    def _not_kept(self, error: Exception) -> None:
+        assert self.ways.cache is not None
+        if isinstance(error, OSError):
+            warning = self.ways.cache.unwritable(error)
+            if warning:
+                self.ways.warn(warning)
+        else:
+            log.info("%s: not kept: %s", self.found.display, error)
+
+    def loaded(self) -> Loaded:
+        assert self.outcome is not None
+        outcome = self.outcome
+        if isinstance(outcome, Run):
+            derived = outcome.derived
+            outcome = with_environment(outcome, self.found.path)
+            outcome.derived.update(derived)
+        return Loaded(self.found, outcome, self.size, self.cached, self._kept())
+
+    def _kept(self) -> int | None:
+        if self.key is None or not (self.cached or self.ways.keep):
+            return None
+        assert self.ways.cache is not None
+        try:
+            return self.ways.cache.entry(self.found.path).stat().st_size
+        except OSError:
+            return None

@@ -1,0 +1,68 @@
+"""One file, in this process."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from trace_doctor.errors import DamagedCapture, NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.launches import Launches
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.loaders import meta
+from trace_doctor.loaders.columns import Content
+from trace_doctor.loaders.discover import Found
+from trace_doctor.loaders.kineto_args import ArgsReader
+from trace_doctor.run import Capture, Run
+from trace_doctor.snapshot import Snapshot
+
+log = logging.getLogger("trace_doctor")
+_DERIVED: tuple[type[Evidence], ...] = (Nesting, Launches)
+
+
+def load(found: Found, max_memory: int | None = None) -> Content:
+    """Reads one file in at most so many bytes (None: as the loaders decide). Raises NotACapture or DamagedCapture with
+    one line."""
+    try:
+        if found.kind == "trace":
+            from trace_doctor.loaders.kineto import load_trace
+
+            return load_trace(found.path, found.display, rank=found.rank, rank_how=found.rank_how)
+        if found.kind == "snapshot":
+            from trace_doctor.loaders.snapshot import load_snapshot
+
+            return load_snapshot(
+                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory
+            )
+        from trace_doctor.loaders.torch_trace import load_torch_trace
+
+        return load_torch_trace(found.path, found.display)
+    except OSError as error:
+        raise DamagedCapture(f"{found.display}: cannot be read ({error.strerror or error})") from error
+
+
+def derive(content: Content) -> None:
+    """Adds the call tree and the launches, which every analysis asks for, to the columns of a trace."""
+    if not isinstance(content, Run):
+        return
+    facts = Facts(Capture(content.rank, content))
+    for kind in _DERIVED:
+        try:
+            facts[kind]
+        except NotCaptured:
+            continue
+        except Exception:  # the rules that need it will say so, each for itself
+            log.debug("%s of %s cannot be derived", kind.__name__, content.path, exc_info=True)
+
+
+def placed(content: Content, found: Found) -> Content:
+    """Mapped columns as if they had been loaded from this file now: its name, its rank, its arguments."""
+    if isinstance(content, Run):
+        rank, how = meta.rank(content.meta, found.display, found.rank, found.rank_how)
+        reader = ArgsReader(found.path, found.display, None)
+        run = replace(content, path=found.display, rank=rank, rank_how=how, read_args=reader)
+        run.derived.update(content.derived)
+        return run
+    if isinstance(content, Snapshot):
+        return replace(content, path=found.display, rank=found.rank, rank_how=found.rank_how)
+    return replace(content, path=found.display)
