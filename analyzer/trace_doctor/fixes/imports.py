@@ -37,15 +37,17 @@ def name_for(script: Script, qualified: str, at: cst.CSTNode) -> tuple[str, tupl
     anchor = last_import(script, at)
     if anchor is None:
         raise NoEdit("unresolved", f"{script.name} has no imports at its top to put `import {module}` beside")
-    if qualified == "torch" or module == "torch" or qualified.startswith("torch._"):
-        text, name, new = f"import {module or qualified}", qualified, qualified.split(".")[0]
+    if qualified.startswith("torch._"):
+        text, name, new = f"import {'.'.join(qualified.split('.')[:2])}", qualified, "torch"
+    elif module in ("", "torch"):
+        text, name, new = f"import {module or qualified}", qualified, "torch"
     else:
         text, name, new = f"from {module} import {leaf}", leaf, leaf
         if _taken(script, new):
             text, name, new = f"import {module}", qualified, qualified.split(".")[0]
     if _taken(script, new) and not _is_package(script, new):
         raise NoEdit("display", f"the script has a {new} of its own, so {qualified} has no plain name in it")
-    return name, (insert_after(script, anchor.body[-1], text, f"import {module or qualified}.{name}"),)
+    return name, (insert_after(script, anchor.body[-1], text, f"import {name}"),)
 
 
 def last_import(script: Script, before: cst.CSTNode | None = None) -> cst.SimpleStatementLine | None:
@@ -130,12 +132,15 @@ def _binds_nothing(script: Script, node: cst.Name) -> bool:
     return (
         (isinstance(up, cst.Attribute) and up.attr is node)
         or (isinstance(up, cst.Arg) and up.keyword is node)
-        or (isinstance(up, cst.ImportAlias) and up.asname is not None and up.name is node)
-        or any(
-            isinstance(a, cst.ImportFrom) and a.module is not None and _holds(script, a.module, node)
-            for a in script.ancestors(node)
-        )
+        or any(_holds(script, outer, node) for a in script.ancestors(node) for outer in _imported(a))
     )
+
+
+def _imported(node: cst.CSTNode) -> list[cst.CSTNode]:
+    """The parts of an import statement that bind no name: `a.b` of `from a.b import c` and of `import a.b as c`."""
+    if isinstance(node, cst.ImportFrom) and node.module is not None:
+        return [node.module]
+    return [node.name] if isinstance(node, cst.ImportAlias) and node.asname is not None else []
 
 
 def _holds(script: Script, outer: cst.CSTNode, node: cst.CSTNode) -> bool:

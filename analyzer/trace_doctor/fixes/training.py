@@ -11,13 +11,21 @@ import libcst as cst
 from trace_doctor.fixes.codemods import Place, candidate, only, origins
 from trace_doctor.fixes.edits import NoEdit, shares_line
 from trace_doctor.fixes.loops import Loop, enclosing_loop, method_calls
-from trace_doctor.loaders.script import Script, Statement, dotted
+from trace_doctor.loaders.script import Script, argument, dotted
 
 Home = Loop | cst.FunctionDef | cst.Module
 """what is run once per step: the loop, else the function that some loop calls"""
 
+WRAPPERS = (
+    "torch.compile",
+    "torch.nn.DataParallel",
+    "torch.nn.parallel.DistributedDataParallel",
+    "torch.distributed.fsdp.FullyShardedDataParallel",
+)
+_NO_MODEL = re.compile(
+    r"Tokenizer|Processor|Config|Collator|[Ss]chedule|pipeline|timm\.(data|loss|optim|utils|scheduler)"
+)
 _LOSS_CLASS = re.compile(r"(.*\.)?\w*(Loss|Criterion|Metric)\w*$")
-_MODEL_NAME = re.compile(r"(?:.*[._])?(?:model|net|network|module|ddp_model)(?:_\w+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Model:
     script: Script
     name: str
     calls: tuple[cst.Call, ...]
-    made: Statement
+    made: cst.BaseSmallStatement
     construction: cst.Call
     definition: cst.ClassDef | None
 
@@ -132,7 +140,7 @@ def find_model(step: Step) -> Model:
         )
     construction = next(iter(made.values()))
     assert isinstance(construction, cst.Call)
-    name, statement = _binding(script, construction)
+    name, statement = _binding(script, calls[0].func)
     owner = origins(script).definition(construction.func)
     return Model(
         script,
@@ -144,27 +152,43 @@ def find_model(step: Step) -> Model:
     )
 
 
-def _binding(script: Script, construction: cst.Call) -> tuple[str, Statement]:
-    """(name, last statement of its scope that assigns it before it is used otherwise) of a constructed model."""
-    statement = script.statement_of(construction)
-    if not isinstance(statement, cst.Assign) or len(statement.targets) != 1:
-        where = [candidate(script, construction)]
-        raise NoEdit("display", "the model is made inside a larger expression", where)
-    name = dotted(statement.targets[0].target)
-    if name is None:
-        raise NoEdit(
-            "display", "the model is one of several assigned together", [candidate(script, statement)]
-        )
-    block, index = script.block_of(statement)
-    last: Statement = statement
+def _binding(script: Script, node: cst.BaseExpression, depth: int = 0) -> tuple[str, cst.BaseSmallStatement]:
+    """(name, last statement that makes it ready) of a model, in the scope that binds it: callers for a parameter."""
+    bound = origins(script).bound(node)
+    function = script.function_of(node)
+    if not bound and function is not None and isinstance(node, cst.Name) and depth < 4:
+        passed = _passed(script, function, node.value)
+        if len(passed) == 1:
+            return _binding(script, passed[0], depth + 1)
+    statements = [script.statement_of(b.value) for b in bound if script.callee(b.value) not in WRAPPERS]
+    name = dotted(node)
+    found = [
+        s for s in statements if isinstance(s, cst.Assign) and [dotted(t.target) for t in s.targets] == [name]
+    ]
+    if not found or name is None or len(found) != len(statements):
+        where = [candidate(script, node)]
+        raise NoEdit("display", "the model is bound by no plain assignment", where)
+    last: cst.BaseSmallStatement = found[0]
+    block, index = script.block_of(last)
     for line in block.body[index + 1 :]:
-        if not isinstance(line, cst.SimpleStatementLine):
-            break
-        if _readies(script, line, name):
+        if isinstance(line, cst.SimpleStatementLine) and _readies(script, line, name):
             last = line.body[-1]
-        elif _uses(script, line, name):
+        elif not isinstance(line, cst.SimpleStatementLine) or _uses(script, line, name):
             break
+    if any(not script.span(s)[0] <= script.span(last)[0] for s in found):
+        raise NoEdit("display", f"{name} is bound in several places", [candidate(script, s) for s in found])
     return name, last
+
+
+def _passed(script: Script, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
+    """What the one call of a function in this script passes for a parameter."""
+    parameters = [p.name.value for p in function.params.params]
+    callers = [c for c in script.all(cst.Call) if origins(script).definition(c.func) is function]
+    if len(callers) != 1 or name not in parameters:
+        return []
+    method = isinstance(script.nearest(function, cst.ClassDef, cst.FunctionDef), cst.ClassDef)
+    given = argument(callers[0], name, parameters.index(name) - method)
+    return [given.value] if given is not None else []
 
 
 def _readies(script: Script, line: cst.SimpleStatementLine, name: str) -> bool:
@@ -191,17 +215,6 @@ def _uses(script: Script, node: cst.CSTNode, name: str) -> bool:
 # ---------------------------------------------------------------------- statements of a step
 
 
-def block_path(script: Script, node: cst.CSTNode, home: Home) -> list[cst.CSTNode]:
-    """The statements from the home's own block down to the one that a node is in, outermost first."""
-    path: list[cst.CSTNode] = []
-    for up in [node, *script.ancestors(node)]:
-        if up is home:
-            break
-        if isinstance(up, cst.SimpleStatementLine | cst.BaseCompoundStatement):
-            path.append(up)
-    return list(reversed(path))
-
-
 def whole_line(script: Script, node: cst.CSTNode) -> cst.SimpleStatementLine:
     """The line of a small statement that shares it with no other. Raises NoEdit otherwise."""
     statement = script.statement_of(node)
@@ -209,3 +222,14 @@ def whole_line(script: Script, node: cst.CSTNode) -> cst.SimpleStatementLine:
     if statement is None or not isinstance(line, cst.SimpleStatementLine) or shares_line(script, statement):
         raise NoEdit("display", "other statements share the line", [candidate(script, node)])
     return line
+
+
+def outermost(script: Script, home: cst.CSTNode) -> cst.CSTNode:
+    """The statement before which something is made once for all steps: the outermost loop of the function."""
+    found: cst.CSTNode = home
+    for up in script.ancestors(home):
+        if isinstance(up, cst.FunctionDef | cst.ClassDef):
+            break
+        if isinstance(up, cst.BaseCompoundStatement):
+            found = up
+    return found

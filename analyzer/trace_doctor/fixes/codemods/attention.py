@@ -7,7 +7,8 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.attention_pattern import Attention, find_attention
+from trace_doctor.fixes.attention_pattern import find_attention
+from trace_doctor.fixes.attention_products import Attention
 from trace_doctor.fixes.codemods import Place, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span, remove
 from trace_doctor.fixes.imports import name_for

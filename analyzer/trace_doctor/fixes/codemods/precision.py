@@ -11,7 +11,7 @@ from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before, wrap
 from trace_doctor.fixes.imports import below_imports, last_import, name_for
 from trace_doctor.fixes.loops import Loop, method_calls, optimizer_steps
-from trace_doctor.fixes.training import Step, find_step, model_calls, refuse_frameworks, whole_line
+from trace_doctor.fixes.training import Step, find_step, model_calls, outermost, refuse_frameworks, whole_line
 from trace_doctor.fixes.versions import TorchBounds
 from trace_doctor.loaders.script import Script, dotted, literal
 
@@ -110,6 +110,8 @@ def _scaled(step: Step, torch: TorchBounds, name: str, device: str) -> list[Edit
         )
     if "scaler" in script.text:
         raise NoEdit("display", "the script has a scaler of its own", where)
+    if not isinstance(step.home, Loop):
+        raise NoEdit("display", "the step is a function: its GradScaler is made outside and passed in", where)
     call, optimizer = steps[0]
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr):
@@ -119,7 +121,7 @@ def _scaled(step: Step, torch: TorchBounds, name: str, device: str) -> list[Edit
     assert isinstance(receiver, cst.Attribute)
     start, end = script.outer_span(receiver.value)
     edits = [
-        insert_before(script, _outermost(script, step.home), f"scaler = {make}", "scaler"),
+        insert_before(script, outermost(script, step.home), f"scaler = {make}", "scaler"),
         Edit(start, end, f"scaler.scale({script.text[start:end]})", "scale", "loss"),
         Edit(*script.span(call), f"scaler.step({optimizer})", "scaler.step", optimizer),
         insert_after(script, statement, "scaler.update()", "scaler.update"),
@@ -129,19 +131,6 @@ def _scaled(step: Step, torch: TorchBounds, name: str, device: str) -> list[Edit
             line = whole_line(script, clip)
             edits.append(insert_before(script, line, f"scaler.unscale_({optimizer})", "unscale"))
     return edits
-
-
-def _outermost(script: Script, home: cst.CSTNode) -> cst.CSTNode:
-    """The statement before which something is made once for all steps. Raises NoEdit for a step in its own function."""
-    if not isinstance(home, Loop):
-        raise NoEdit("display", "the step is a function: its GradScaler has to be made outside and passed in")
-    found: cst.CSTNode = home
-    for up in script.ancestors(home):
-        if isinstance(up, cst.FunctionDef | cst.ClassDef):
-            break
-        if isinstance(up, cst.BaseCompoundStatement):
-            found = up
-    return found
 
 
 # ---------------------------------------------------------------------- TF32

@@ -1,0 +1,287 @@
+"""`compile-model`, `compile-blocks`, `compile-loss`, `mark-dynamic`: what torch.compile compiles, and for which shapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.blocks import repeated_blocks
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
+from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.fixes.imports import name_for
+from trace_doctor.fixes.loops import Loop
+from trace_doctor.fixes.training import (
+    Model,
+    Step,
+    find_model,
+    find_step,
+    model_calls,
+    outermost,
+    refuse_frameworks,
+    whole_line,
+)
+from trace_doctor.loaders.script import Script, argument, dotted
+
+_INSTEAD = {
+    "accelerate": 'Accelerator(dynamo_plugin=TorchDynamoPlugin(backend="inductor"))',
+    "transformers": "TrainingArguments(torch_compile=True)",
+    "lightning": "model = torch.compile(model) before Trainer.fit",
+    "deepspeed": "engine.compile() after deepspeed.initialize",
+}
+_REGIONAL = {
+    **_INSTEAD,
+    "accelerate": "Accelerator(dynamo_plugin=TorchDynamoPlugin(use_regional_compilation=True))",
+}
+_OPTIONS = ("mode", "dynamic", "fullgraph", "backend")
+_STATE = ("state_dict", "torch.save(")
+
+
+def _arguments(params: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={params[name]!r}".replace("'", '"') for name in _OPTIONS if name in params)
+
+
+@codemod("compile-model", words=(".backward(",), elsewhere=True)
+def compile_model(place: Place, params: Mapping[str, Any]) -> Change:
+    """Compiles the model that the training loop calls, right after it is made.
+
+    params: any of `mode`, `dynamic`, `fullgraph`, `backend`. From torch 2.2 on in place, which keeps the names in
+    checkpoints; before that and where the version is not known by torch.compile(model).
+    """
+    model = _model(place, _INSTEAD)
+    script, given = model.script, _arguments(params)
+    if place.torch.at_least(2, 2):
+        edit = insert_after(script, model.made, f"{model.name}.compile({given})", "compile-model")
+        return Change(script, (edit,), script.line(model.made))
+    if any(word in script.text for word in _STATE):
+        raise NoEdit(
+            "display",
+            "torch.compile(model) puts `_orig_mod.` before the names in checkpoints, and the script saves or loads some; "
+            "from torch 2.2 on model.compile() keeps them (say --torch-version)",
+            [candidate(script, model.made)],
+        )
+    torch, imports = name_for(script, "torch", model.made)
+    code = f"{model.name} = {torch}.compile({', '.join(filter(None, [model.name, given]))})"
+    edit = insert_after(script, model.made, code, "compile-model")
+    return Change(script, (*imports, edit), script.line(model.made))
+
+
+def _model(place: Place, instead: Mapping[str, str]) -> Model:
+    for script in place.scripts:
+        refuse_frameworks(script, instead)
+    step = find_step(place)
+    script = step.script
+    decorated = [d for d in script.all(cst.Decorator) if "torch.compile" in script.code(d)]
+    done = [*script.calls("torch.compile"), *_compile_methods(script), *decorated]
+    if done:
+        raise NoEdit("already", f"{script.name}:{script.line(done[0])} compiles already")
+    return find_model(step)
+
+
+def _compile_methods(script: Script) -> list[cst.Call]:
+    return [
+        c
+        for c in script.all(cst.Call)
+        if isinstance(c.func, cst.Attribute)
+        and c.func.attr.value == "compile"
+        and script.qualified(c.func) is None
+        and all(a.keyword is not None for a in c.args)
+    ]
+
+
+# ---------------------------------------------------------------------- regional compilation
+
+
+@codemod("compile-blocks", words=(".backward(",), elsewhere=True)
+def compile_blocks(place: Place, params: Mapping[str, Any]) -> Change:
+    """Compiles the repeated block of a model once, instead of the whole model."""
+    model = _model(place, _REGIONAL)
+    script = model.script
+    found = [(script, b.made) for b in repeated_blocks(script, model.definition)] if model.definition else []
+    _, made = only(found, "make a list of blocks", "the model has no list of repeated blocks in this script")
+    blocks = next(b for b in repeated_blocks(script, model.definition) if b.made is made)
+    given = _arguments(params)
+    if place.torch.at_least(2, 2):
+        unit = script.module.default_indent
+        code = f"for block in {model.name}.{blocks.path}:\n{unit}block.compile({given})"
+        edit = _lines_after(script, model.made, code)
+        return Change(script, (edit,), script.line(model.made))
+    forward = _method(blocks.block, "forward")
+    if forward is None:
+        raise NoEdit("display", "the block's forward is not in this script", [candidate(script, made)])
+    torch, imports = name_for(script, "torch", forward)
+    return Change(script, (*imports, _decorate(script, forward, torch, given)), script.line(forward))
+
+
+def _lines_after(script: Script, statement: cst.BaseSmallStatement, code: str) -> Edit:
+    """Several lines below a statement."""
+    whole_line(script, statement)
+    indent = script.indent(statement)
+    return insert_after(script, statement, code.replace("\n", f"\n{indent}"), "compile-blocks")
+
+
+def _method(owner: cst.ClassDef | None, name: str) -> cst.FunctionDef | None:
+    body = owner.body.body if owner is not None else []
+    return next((s for s in body if isinstance(s, cst.FunctionDef) and s.name.value == name), None)
+
+
+def _decorate(script: Script, function: cst.FunctionDef, torch: str, given: str) -> Edit:
+    text = f"@{torch}.compile" + (f"({given})" if given else "")
+    first = function.decorators[0] if function.decorators else function
+    return insert_before(script, first, text, f"decorate:{function.name.value}")
+
+
+# ---------------------------------------------------------------------- the loss
+
+
+@codemod("compile-loss", words=(".backward(",), elsewhere=True)
+def compile_loss(place: Place, params: Mapping[str, Any]) -> Change:
+    """Compiles the loss function of the training step, so that its operators are fused."""
+    for script in place.scripts:
+        refuse_frameworks(script, _INSTEAD)
+    step = find_step(place)
+    script, call = _loss_call(step)
+    given = _arguments(params)
+    torch, imports = name_for(script, "torch", step.backward)
+    target = origins(script).definition(call.func)
+    if isinstance(target, cst.FunctionDef):
+        if any("compile" in script.code(d) for d in target.decorators):
+            raise NoEdit("already", f"{script.name}:{script.line(target)} is compiled already")
+        if script.nearest(target, cst.ClassDef) is not None:
+            raise NoEdit("display", "the loss is a method", [candidate(script, target)])
+        return Change(script, (*imports, _decorate(script, target, torch, given)), script.line(target))
+    made = [o for o in origins(script).of(call.func) if o is not call.func]
+    if len(made) == 1 and isinstance(made[0], cst.Call):
+        if any(
+            isinstance(up, cst.Call) and script.callee(up) == "torch.compile"
+            for up in script.ancestors(made[0])
+        ):
+            raise NoEdit("already", f"{script.name}:{script.line(made[0])} is compiled already")
+        start, end = script.span(made[0])
+        text = f"{torch}.compile({', '.join(filter(None, [script.text[start:end], given]))})"
+        return Change(script, (*imports, Edit(start, end, text, "compile-loss", text)), script.line(made[0]))
+    return _compile_function(step, call, torch, given, imports)
+
+
+def _loss_call(step: Step) -> tuple[Script, cst.Call]:
+    """The one call that computes the loss from the model's outputs, which is no model itself."""
+    script, name = step.script, dotted(step.loss)
+    before = script.span(step.backward)[0]
+    values: list[cst.BaseExpression] = [
+        a.value
+        for a in script.all(cst.Assign, within=step.home)
+        if script.span(a)[1] <= before
+        and name is not None
+        and any(dotted(t.target) == name for t in a.targets)
+    ]
+    found = [(script, call) for value in values or [step.loss] for call in _losses(step, value)]
+    return only(
+        found, "compute the loss", "the loss is computed by no function that can be compiled on its own"
+    )
+
+
+def _losses(step: Step, value: cst.BaseExpression) -> list[cst.Call]:
+    script = step.script
+    models = {id(c) for c in model_calls(script, step.home)}
+    if not isinstance(value, cst.Call) or id(value) in models:
+        return []
+    name = script.callee(value) or ""
+    tracked = origins(script)
+    made = tracked.of(value.func)
+    local = isinstance(tracked.definition(value.func), cst.FunctionDef)
+    constructed = [script.callee(o) or "" for o in made if isinstance(o, cst.Call)]
+    compiled = any(n == "torch.compile" for n in constructed)
+    functional = re.fullmatch(r"torch\.nn\.functional\.\w*(loss|entropy|div)\w*", name) is not None
+    classes = bool(constructed) and all(re.fullmatch(r"torch\.nn\.\w+Loss", n) for n in constructed)
+    return [value] if local or compiled or functional or classes else []
+
+
+def _compile_function(
+    step: Step, call: cst.Call, torch: str, given: str, imports: tuple[Edit, ...]
+) -> Change:
+    """`compiled_cross_entropy = torch.compile(F.cross_entropy)` above the loop, and its use in it."""
+    script = step.script
+    if not isinstance(step.home, Loop):
+        raise NoEdit(
+            "display",
+            "the step is a function: compile its loss function once outside",
+            [candidate(script, call)],
+        )
+    text = script.code(call.func)
+    name = f"compiled_{text.split('.')[-1]}"
+    if name in script.text:
+        raise NoEdit("already", f"{script.name} has {name} already")
+    above = f"{name} = {torch}.compile({', '.join(filter(None, [text, given]))})"
+    edits = (
+        *imports,
+        insert_before(script, outermost(script, step.home), above, "compile-loss"),
+        Edit(*script.span(call.func), name),
+    )
+    return Change(script, edits, script.line(call))
+
+
+# ---------------------------------------------------------------------- dynamic shapes
+
+
+@codemod("mark-dynamic", words=("torch.compile", ".compile("), elsewhere=True)
+def mark_dynamic(place: Place, params: Mapping[str, Any]) -> Change:
+    """Says before a compiled function is called which dimension of its input changes.
+
+    params: `name` (of the parameter of the compiled function; else its first), `dim`.
+    """
+    found = [(s, c) for s in place.scripts for c in s.all(cst.Call) if _is_compiled(s, c)]
+    if place.line is not None:
+        here = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]]
+        found = here or found
+    script, call = only(found, "call a compiled function", "no call of a compiled function was found")
+    given = _input(script, call, str(params.get("name") or ""))
+    if given is None or not isinstance(given, cst.Name | cst.Attribute):
+        raise NoEdit("display", "the input has no name at the call", [candidate(script, call)])
+    text, dim = script.code(given), int(params.get("dim") or 0)
+    line = (
+        whole_line(script, call)
+        if not isinstance(script.statement_of(call), cst.BaseCompoundStatement)
+        else None
+    )
+    if line is None:
+        raise NoEdit("display", "the call stands in the head of a block", [candidate(script, call)])
+    if re.search(rf"mark_dynamic\(\s*{re.escape(text)}\s*,\s*{dim}\b", script.text):
+        raise NoEdit("already", f"{script.name} marks dimension {dim} of {text} already")
+    module, imports = name_for(script, "torch._dynamo", call)
+    edit = insert_before(script, line, f"{module}.mark_dynamic({text}, {dim})", f"mark:{text}:{dim}")
+    return Change(script, (*imports, edit), script.line(call))
+
+
+def _is_compiled(script: Script, call: cst.Call) -> bool:
+    """Whether a call calls what torch.compile returned, or a function under its decorator."""
+    tracked = origins(script)
+    for binding in tracked.bound(call.func):
+        if isinstance(binding.value, cst.Call) and script.callee(binding.value) == "torch.compile":
+            return True
+    target = tracked.definition(call.func)
+    return isinstance(target, cst.FunctionDef) and any(
+        script.qualified(d.decorator.func if isinstance(d.decorator, cst.Call) else d.decorator)
+        == "torch.compile"
+        for d in target.decorators
+    )
+
+
+def _input(script: Script, call: cst.Call, name: str) -> cst.BaseExpression | None:
+    """What is passed for a parameter of the compiled function, by name or by its place in the definition."""
+    tracked = origins(script)
+    target: cst.CSTNode | None = tracked.definition(call.func)
+    if target is None:
+        made = [o for o in tracked.of(call.func) if isinstance(o, cst.Call)]
+        owner = tracked.definition(made[0].func) if len(made) == 1 else None
+        target = _method(owner, "forward") if isinstance(owner, cst.ClassDef) else None
+    names = [p.name.value for p in target.params.params] if isinstance(target, cst.FunctionDef) else []
+    names = names[1:] if names[:1] == ["self"] else names
+    if name and name in names:
+        given = argument(call, name, names.index(name))
+    elif name and len([a for a in call.args if a.keyword is None]) != 1:
+        return None
+    else:
+        given = next((a for a in call.args if a.keyword is None and not a.star), None)
+    return given.value if given is not None else None
