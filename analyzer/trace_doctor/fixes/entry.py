@@ -16,21 +16,26 @@ _TRAINING_WORDS = (b".backward(", b"Trainer(", b".fit(", b".train(")
 def entry_scripts(tree: SourceTree, named: Sequence[str], words: Sequence[str]) -> list[Script]:
     """The scripts that can be the one that is started: one where that is clear, else all that are possible.
 
-    Tried in order: the only file; of the files with a main guard (else with a training loop at module level) the one
-    that the capture names, the only one, the only one that trains.
+    Of several: those that train, themselves or in what they import; the one that the capture names; the only one with a
+    main guard; without guards the one that no other imports, or that has its training loop at module level.
     """
-    scripts = tree.mentioning(*(words or ("torch",)))
+    graph = tree.imports
+    scripts = [s for s in map(tree.script, graph.started(named)) if s is not None] if named else []
+    if not scripts:
+        scripts = tree.mentioning(*(words or ("torch",)))
     if len(scripts) <= 1:
         return scripts
-    started = [s for s in scripts if "__main__" in s.text] or [s for s in scripts if _trains_at_top(s)]
-    for narrowed in (
-        [s for s in started if s.name in named],
-        started,
-        [s for s in started if any(w in s.data for w in _TRAINING_WORDS)],
-    ):
+    scripts = [s for s in scripts if _trains(tree, s.name)] or scripts
+    guarded = [s for s in scripts if "__main__" in s.text]
+    candidates = guarded or [s for s in scripts if not graph.importers[s.name]] or scripts
+    for narrowed in (scripts, [s for s in scripts if s.name in named], candidates):
         if len(narrowed) == 1:
             return narrowed
-    return started or scripts
+    return [s for s in candidates if _trains_at_top(s)] or candidates if not guarded else guarded
+
+
+def _trains(tree: SourceTree, name: str) -> bool:
+    return any(word in tree.data(file) for file in tree.imports.reach(name) for word in _TRAINING_WORDS)
 
 
 def _trains_at_top(script: Script) -> bool:

@@ -18,6 +18,7 @@ from trace_doctor.fixes.diffs import unified
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
 from trace_doctor.fixes.entry import entry_scripts
 from trace_doctor.fixes.versions import TorchBounds, bounds
+from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import FRAMEWORKS, Script
 from trace_doctor.loaders.source import SourceTree, same_function
 from trace_doctor.model import Finding, Fix, Result, Safety, Target
@@ -186,17 +187,25 @@ def _untold(fix: Fix) -> Fix:
 def _run(
     mod: Codemod, finding: Finding, fix: Fix, tree: SourceTree, torch: TorchBounds, named: list[str]
 ) -> Change:
-    """Tries the places from the narrowest to the widest; the first that holds what the codemod looks for decides."""
+    """Tries the places from the narrowest to the widest; the first that holds what the codemod looks for decides.
+
+    The widest is the program that the capture ran: other scripts of the folder are not what the finding is about.
+    """
+    own = _named(finding, fix, tree) or named
+    names = tree.imports.program(own) if own else tree.files
+    project = Project((), tree, names)
     if mod.scope == "program" and fix.target is None:
-        return mod.run(Place(entry_scripts(tree, named, mod.words), torch=torch), fix.params)
-    place = _place(_target(mod, finding, fix), tree, torch)
+        return mod.run(Place(entry_scripts(tree, own, mod.words), torch=torch, project=project), fix.params)
+    place = _place(_target(mod, finding, fix), tree, torch, project)
     places = [place] if place is not None else []
     if place is None or mod.elsewhere:
-        scripts = _scripts(mod, fix, tree)
+        scripts = _scripts(mod, fix, tree, names)
         places += [
-            Place(some, torch=torch) for some in ([s for s in scripts if s.name in named], scripts) if some
+            Place(some, torch=torch, project=project)
+            for some in ([s for s in scripts if s.name in own], scripts)
+            if some
         ]
-    missing = NoEdit("unresolved", f"no script below the source holds what {mod.name} looks for")
+    missing = NoEdit("unresolved", f"no script of the program holds what {mod.name} looks for")
     for attempt in places:
         try:
             return mod.run(attempt, fix.params)
@@ -207,7 +216,7 @@ def _run(
     raise missing
 
 
-def _place(target: Target | None, tree: SourceTree, torch: TorchBounds) -> Place | None:
+def _place(target: Target | None, tree: SourceTree, torch: TorchBounds, project: Project) -> Place | None:
     """The script and line that a target names; None where it names no file of the user's (or one script was given)."""
     if target is None or target.file is None or not is_user_frame(target.file):
         return None
@@ -227,7 +236,7 @@ def _place(target: Target | None, tree: SourceTree, torch: TorchBounds) -> Place
     if target.line is not None and not same_function(script.enclosing_function(target.line), target.function):
         where = f"{script.name}:{target.line} is not in {target.function}"
         raise NoEdit("unresolved", f"{where}: the script has changed since the capture")
-    return Place([script], target.line, target.function, torch)
+    return Place([script], target.line, target.function, torch, project)
 
 
 def _target(mod: Codemod, finding: Finding, fix: Fix) -> Target | None:
@@ -242,19 +251,28 @@ def _target(mod: Codemod, finding: Finding, fix: Fix) -> Target | None:
     return Target(file=location.file, line=location.line, function=location.function)
 
 
-def _scripts(mod: Codemod, fix: Fix, tree: SourceTree) -> list[Script]:
-    """Scripts that can hold what a codemod looks for."""
-    named = [str(fix.params[key]).split(".")[-1] for key in ("call", "callee") if key in fix.params]
-    return tree.mentioning(*(named or mod.words or ("torch",)))
+def _scripts(mod: Codemod, fix: Fix, tree: SourceTree, names: list[str]) -> list[Script]:
+    """Scripts of a program that can hold what a codemod looks for."""
+    called = [str(fix.params[key]).split(".")[-1] for key in ("call", "callee") if key in fix.params]
+    return tree.mentioning(*(called or mod.words or ("torch",)), among=names)
 
 
 def _named_files(result: Result, tree: SourceTree) -> list[str]:
     """Scripts that any finding of the result points into."""
+    return sorted(
+        {name for f in result.findings for fix in f.fixes or [_NO_FIX] for name in _named(f, fix, tree)}
+    )
+
+
+_NO_FIX = Fix(title="", kind="advice")
+
+
+def _named(finding: Finding, fix: Fix, tree: SourceTree) -> list[str]:
+    """Scripts that a finding and its fix point into, where that is certain."""
     found = set()
-    for finding in result.findings:
-        file = finding.location.file
-        if file and is_user_frame(file):
-            names = tree.matches(file)
+    for place in (fix.target, finding.location):
+        if place is not None and place.file and is_user_frame(place.file):
+            names = tree.matches(place.file, place.function, place.line)
             found |= set(names) if len(names) == 1 else set()
     return sorted(found)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import libcst as cst
 
@@ -127,7 +127,7 @@ class Origins:
     def _scope(self, node: cst.CSTNode, name: str) -> cst.CSTNode:
         """Attributes of `self` belong to the class, other names to the function (or the module)."""
         function = self.script.function_of(node)
-        if function is not None and name.split(".")[0] == _first_parameter(function) and "." in name:
+        if function is not None and name.split(".")[0] == first_parameter(function) and "." in name:
             owner = self.script.nearest(function, cst.ClassDef, cst.FunctionDef)
             if isinstance(owner, cst.ClassDef):
                 return owner
@@ -138,7 +138,7 @@ class Origins:
         while scope is not None:
             if (scope, name) in self.bindings:
                 return scope, self.bindings[scope, name]
-            if isinstance(scope, cst.FunctionDef) and name in _parameters(scope):
+            if isinstance(scope, cst.FunctionDef) and name in parameters(scope):
                 return scope, []
             if scope is self.script.module:
                 return None
@@ -150,6 +150,12 @@ class Origins:
         name = dotted(node)
         found = self._look_up(node, name) if name is not None else None
         return found[1] if found else []
+
+    def parameter_of(self, node: cst.CSTNode) -> cst.FunctionDef | None:
+        """The function whose parameter a name is, where nothing rebinds it."""
+        name = dotted(node)
+        found = self._look_up(node, name) if name is not None else None
+        return found[0] if found and not found[1] and isinstance(found[0], cst.FunctionDef) else None
 
     # ------------------------------------------------------------------ definitions and their callers
 
@@ -168,29 +174,27 @@ class Origins:
         if self.script.qualified(func) is not None:
             return None
         if isinstance(func, cst.Name):
-            found = [d for d in self.definitions.get(func.value, []) if self._owner(d) is None]
+            found = [d for d in self.definitions.get(func.value, []) if self.owner(d) is None]
         elif isinstance(func, cst.Attribute):
-            owner = self._class_of(func.value)
-            found = [
-                d for d in self.definitions.get(func.attr.value, []) if owner and self._owner(d) is owner
-            ]
+            owner = self.class_of(func.value)
+            found = [d for d in self.definitions.get(func.attr.value, []) if owner and self.owner(d) is owner]
         else:
             return None
         return found[0] if len(found) == 1 else None
 
-    def _owner(self, definition: cst.CSTNode) -> cst.ClassDef | None:
+    def owner(self, definition: cst.CSTNode) -> cst.ClassDef | None:
         up = self.script.nearest(definition, cst.ClassDef, cst.FunctionDef)
         return up if isinstance(up, cst.ClassDef) else None
 
-    def _class_of(self, receiver: cst.BaseExpression) -> cst.ClassDef | None:
+    def class_of(self, receiver: cst.BaseExpression) -> cst.ClassDef | None:
         """The class of this script that a receiver is an instance of: `self`, `Trainer(...)`, or a name bound to one."""
         function = self.script.function_of(receiver)
         if (
             isinstance(receiver, cst.Name)
             and function is not None
-            and receiver.value == _first_parameter(function)
+            and receiver.value == first_parameter(function)
         ):
-            return self._owner(function)
+            return self.owner(function)
         bound = self.bound(receiver)
         made = bound[0].value if len(bound) == 1 and not bound[0].loop else receiver
         if not isinstance(made, cst.Call) or not isinstance(made.func, cst.Name):
@@ -211,19 +215,25 @@ class Origins:
         for call in self.script.all(cst.Call):
             target = self.definition(call.func)
             if isinstance(target, cst.ClassDef):
-                target = _method(target, "__init__")
+                target = method_of(target, "__init__")
             if target is not None:
                 found.setdefault(target, []).append(call)
         return found
 
     def _passed(self, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
         """What the callers in this script pass for a parameter."""
-        names = _parameters(function)
-        position = names.index(name)
-        if self.script.nearest(function, cst.ClassDef, cst.FunctionDef).__class__ is cst.ClassDef:
-            position -= 1
-        found = [argument(call, name, position) for call in self._callers.get(function, [])]
-        return [a.value for a in found if a is not None]
+        given = [self.given(function, name, call) for call in self._callers.get(function, [])]
+        return [value for value in given if value is not None]
+
+    def given(self, function: cst.FunctionDef, name: str, call: cst.Call) -> cst.BaseExpression | None:
+        """What a call passes for a parameter of a function of this script, which may be its default; None where it
+        cannot be seen."""
+        names = parameters(function)
+        position = names.index(name) - (self.owner(function) is not None)
+        passed = argument(call, name, position)
+        if passed is not None:
+            return passed.value
+        return None if any(a.star for a in call.args) else default_of(function, name)
 
     # ------------------------------------------------------------------ origins
 
@@ -248,7 +258,7 @@ class Origins:
         if (id(node), item) in seen:
             return
         seen.add((id(node), item))
-        nexts = self._step(node, item) if depth < _MAX_DEPTH else None
+        nexts = self.step(node, item) if depth < _MAX_DEPTH else None
         if not nexts:
             if nexts is None and not any(f is node for f in found):
                 found.append(node)
@@ -256,7 +266,7 @@ class Origins:
         for value, position in nexts:
             self._follow(value, position, found, seen, depth + 1)
 
-    def _step(
+    def step(
         self, node: cst.BaseExpression, item: int | None
     ) -> list[tuple[cst.BaseExpression, int | None]] | None:
         """One step back: the expressions this one takes its value from, or None where the trail ends."""
@@ -347,16 +357,30 @@ class Origins:
         return found
 
 
-def _parameters(function: cst.FunctionDef) -> list[str]:
-    parameters = function.params
-    return [p.name.value for p in [*parameters.posonly_params, *parameters.params, *parameters.kwonly_params]]
+@lru_cache(maxsize=64)
+def tracked(script: Script) -> Origins:
+    """Assignment tracking of a script, made once."""
+    return Origins(script)
 
 
-def _first_parameter(function: cst.FunctionDef) -> str | None:
-    names = _parameters(function)
+def _params(function: cst.FunctionDef) -> list[cst.Param]:
+    taken = function.params
+    return [*taken.posonly_params, *taken.params, *taken.kwonly_params]
+
+
+def parameters(function: cst.FunctionDef) -> list[str]:
+    return [p.name.value for p in _params(function)]
+
+
+def default_of(function: cst.FunctionDef, name: str) -> cst.BaseExpression | None:
+    return next((p.default for p in _params(function) if p.name.value == name), None)
+
+
+def first_parameter(function: cst.FunctionDef) -> str | None:
+    names = parameters(function)
     return names[0] if names else None
 
 
-def _method(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
+def method_of(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
     body = owner.body.body if isinstance(owner.body, cst.IndentedBlock) else []
     return next((s for s in body if isinstance(s, cst.FunctionDef) and s.name.value == name), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import json
 import re
 import tokenize
 from bisect import bisect_right
@@ -44,10 +45,11 @@ FRAMEWORKS = {
 }
 
 
-class Script:
-    """One Python file. Lines are 1-based, columns and offsets count characters of `text`.
+class TextFile:
+    """A text file by its bytes: places in it, and edits that keep the rest. Lines are 1-based, columns and offsets
+    count characters of `text`.
 
-    Raises UnreadableScript when the bytes do not decode, do not parse, or do not survive a round trip.
+    Raises UnreadableScript when the bytes do not decode.
     """
 
     def __init__(self, data: bytes, name: str, path: Path | None = None) -> None:
@@ -56,21 +58,15 @@ class Script:
         """as shown to people: relative to the source folder, with forward slashes"""
         self.path = path
         self.text, self.encoding, self.bom = _decode(data, name)
-        try:
-            self.module = cst.parse_module(self.text)
-        except cst.ParserSyntaxError as error:
-            where = f"line {error.raw_line}" if error.raw_line else "somewhere"
-            raise UnreadableScript(f"{name}: cannot be parsed ({where}); it is left alone") from None
-        except Exception as error:  # LibCST raises more than it documents on odd files
-            raise UnreadableScript(
-                f"{name}: cannot be parsed ({type(error).__name__}); it is left alone"
-            ) from None
-        if self.module.code != self.text:
-            raise UnreadableScript(f"{name}: cannot be written back unchanged; it is left alone")
 
-    @classmethod
-    def read(cls, path: Path, name: str) -> Script:
-        return cls(path.read_bytes(), name, path)
+    def rewritten(self, data: bytes) -> None:
+        """Raises UnreadableScript when these bytes would not be a file of this kind any more."""
+        text = TextFile(data, self.name).text
+        if self.name.endswith(".json"):
+            try:
+                json.loads(text)
+            except ValueError as error:
+                raise UnreadableScript(f"{self.name}: {error}") from None
 
     def encode(self, text: str) -> bytes:
         """The bytes of `text` in this file's encoding, with its byte order mark."""
@@ -81,8 +77,6 @@ class Script:
         """The line end that most lines have."""
         ends = Counter(_NEWLINE.findall(self.text))
         return ends.most_common(1)[0][0] if ends else "\n"
-
-    # ------------------------------------------------------------------ places
 
     @cached_property
     def line_starts(self) -> list[int]:
@@ -102,6 +96,40 @@ class Script:
             return ""
         end = self.line_starts[line] if line < len(self.line_starts) else len(self.text)
         return self.text[self.line_starts[line - 1] : end].rstrip("\r\n")
+
+    def enclosing_function(self, line: int) -> str | None:
+        """Only scripts have functions."""
+        return None
+
+
+class Script(TextFile):
+    """One Python file.
+
+    Raises UnreadableScript when the bytes do not decode, do not parse, or do not survive a round trip.
+    """
+
+    def __init__(self, data: bytes, name: str, path: Path | None = None) -> None:
+        super().__init__(data, name, path)
+        try:
+            self.module = cst.parse_module(self.text)
+        except cst.ParserSyntaxError as error:
+            where = f"line {error.raw_line}" if error.raw_line else "somewhere"
+            raise UnreadableScript(f"{name}: cannot be parsed ({where}); it is left alone") from None
+        except Exception as error:  # LibCST raises more than it documents on odd files
+            raise UnreadableScript(
+                f"{name}: cannot be parsed ({type(error).__name__}); it is left alone"
+            ) from None
+        if self.module.code != self.text:
+            raise UnreadableScript(f"{name}: cannot be written back unchanged; it is left alone")
+
+    @classmethod
+    def read(cls, path: Path, name: str) -> Script:
+        return cls(path.read_bytes(), name, path)
+
+    def rewritten(self, data: bytes) -> None:
+        Script(data, self.name)
+
+    # ------------------------------------------------------------------ places
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
         """Character range of a node, without the white space and comments around it."""
@@ -239,7 +267,8 @@ class Script:
         if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Name | cst.Attribute):
             return None
         found = self._qualified(call.func)
-        if len(found) == 1 and (only := next(iter(found))).source is QualifiedNameSource.BUILTIN:
+        builtin = isinstance(call.func, cst.Name)  # LibCST names methods of an expression `builtins.None`
+        if builtin and len(found) == 1 and (only := next(iter(found))).source is QualifiedNameSource.BUILTIN:
             return str(only.name).removeprefix("builtins.")
         return self.qualified(call.func)
 

@@ -6,18 +6,20 @@ Links are never followed and nothing outside the folder is ever opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from trace_doctor.errors import UnreadableScript, UsageError
+from trace_doctor.loaders.modules import ImportGraph
 
 if TYPE_CHECKING:
-    from trace_doctor.loaders.script import Script
+    from trace_doctor.loaders.script import Script, TextFile
 
 MAX_FILES = 5_000
 MAX_BYTES = 2_000_000
+CONFIG_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".json", ".yaml", ".yml", "Dockerfile")
 SKIPPED = frozenset(
     ["__pycache__", "site-packages", "dist-packages", "node_modules", "build", "dist", "venv", "env"]
 )
@@ -42,14 +44,39 @@ class SourceTree:
             return [self.single.name]
         return sorted(self._walk())[:MAX_FILES]
 
-    def _walk(self) -> Iterator[str]:
+    @cached_property
+    def others(self) -> list[str]:
+        """Names of the launch scripts and configuration files beside the scripts, sorted."""
+        return [] if self.single is not None else sorted(self._walk(CONFIG_SUFFIXES))[:MAX_FILES]
+
+    def _walk(self, suffixes: tuple[str, ...] = (".py",)) -> Iterator[str]:
         for folder, names, files in os.walk(self.root, followlinks=False):
             here = Path(folder)
             names[:] = sorted(n for n in names if not self._skip(here / n))
             for file in files:
                 path = here / file
-                if file.endswith(".py") and not path.is_symlink() and path.is_file():
+                if file.endswith(suffixes) and not path.is_symlink() and path.is_file():
                     yield path.relative_to(self.root).as_posix()
+
+    @cached_property
+    def imports(self) -> ImportGraph:
+        """Which scripts import which."""
+
+        def configs() -> Iterator[bytes]:
+            return (self.data(n) for n in self.others if n.endswith((".yaml", ".yml")))
+
+        return ImportGraph(self.files, self.data, configs)
+
+    def text(self, name: str) -> TextFile | None:
+        """A launch script or configuration file by its name, or None when it is no text."""
+        from trace_doctor.loaders.script import TextFile
+
+        data = self.data(name)
+        try:
+            return None if name in self.unreadable else TextFile(data, name, self.path(name))
+        except UnreadableScript as error:
+            self.unreadable[name] = str(error)
+            return None
 
     @staticmethod
     def _skip(folder: Path) -> bool:
@@ -91,10 +118,11 @@ class SourceTree:
                 self._scripts[name] = None
         return self._scripts[name]
 
-    def mentioning(self, *words: str) -> list[Script]:
-        """Scripts whose bytes hold one of these words (a cheap test before parsing)."""
+    def mentioning(self, *words: str, among: Iterable[str] | None = None) -> list[Script]:
+        """Scripts (of these names) whose bytes hold one of these words (a cheap test before parsing)."""
         wanted = [w.encode() for w in words]
-        names = [n for n in self.files if any(w in self.data(n) for w in wanted)]
+        files = self.files if among is None else sorted(among)
+        names = [n for n in files if any(w in self.data(n) for w in wanted)]
         return [s for s in map(self.script, names) if s is not None]
 
     def matches(self, path: str, function: str | None = None, line: int | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -17,7 +17,8 @@ import libcst as cst
 
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
 from trace_doctor.fixes.versions import TorchBounds
-from trace_doctor.loaders.origins import Origins
+from trace_doctor.loaders.origins import tracked
+from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import Script
 
 Scope = Literal["line", "call", "program"]
@@ -34,6 +35,12 @@ class Place:
     line: int | None = None
     function: str | None = None
     torch: TorchBounds = TorchBounds()
+    project: Project | None = None
+    """the program that the scripts belong to; None where only they are known"""
+
+    @property
+    def program(self) -> Project:
+        return self.project or Project(self.scripts)
 
     @property
     def script(self) -> Script | None:
@@ -81,10 +88,7 @@ def codemods() -> dict[str, Codemod]:
     return dict(sorted(_REGISTRY.items()))
 
 
-@lru_cache(maxsize=64)
-def origins(script: Script) -> Origins:
-    """Assignment tracking of a script, made once."""
-    return Origins(script)
+origins = tracked
 
 
 def candidate(script: Script, node: cst.CSTNode) -> Candidate:

@@ -1,0 +1,280 @@
+"""The scripts of one program together: where a value comes from across files.
+
+`Origins` follows a value inside one script. A `Project` goes on where that trail ends at an import: into the function
+of another file that made the value, and from a parameter to the callers in the files that import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from trace_doctor.loaders.origins import DATALOADERS, Origins, default_of, method_of, tracked
+from trace_doctor.loaders.script import Script, dotted, imported_modules
+
+if TYPE_CHECKING:
+    from trace_doctor.loaders.source import SourceTree
+
+Definition = cst.FunctionDef | cst.ClassDef
+Place = tuple[Script, cst.BaseExpression]
+"""an expression and the script it stands in"""
+
+_MAX_DEPTH = 24
+_MAX_REEXPORTS = 4
+
+
+class Project:
+    """Scripts that run together. `tree` parses files of `names` on demand; without one only `scripts` are known."""
+
+    def __init__(
+        self, scripts: Sequence[Script], tree: SourceTree | None = None, names: Iterable[str] = ()
+    ) -> None:
+        self._scripts = list(scripts)
+        self._tree = tree
+        self._names = sorted(names)
+        self._asked: set[int] = set()
+        """receivers whose class is being looked for: `x = x.step()` asks for its own"""
+
+    def mentioning(self, *words: str) -> list[Script]:
+        """Scripts of the program that hold one of these words."""
+        if self._tree is None:
+            return [s for s in self._scripts if any(w in s.text for w in words)]
+        return self._tree.mentioning(*words, among=self._names)
+
+    # ------------------------------------------------------------------ names
+
+    def resolve(self, script: Script, qualified: str | None) -> tuple[Script, cst.CSTNode] | None:
+        """The definition, or the assigned value, that a name imported into a script stands for in this program."""
+        for _ in range(_MAX_REEXPORTS):
+            found = self._file_of(script, qualified)
+            if found is None:
+                return None
+            other, names = found
+            if not names:
+                return None
+            if (node := _at_top(other, names)) is not None:
+                return other, node
+            script, qualified = other, _imported_as(other, names)
+        return None
+
+    def _file_of(self, script: Script, qualified: str | None) -> tuple[Script, list[str]] | None:
+        """The file that holds a dotted name, and the rest of the name inside it."""
+        if qualified is None or self._tree is None:
+            return None
+        dots = qualified[: len(qualified) - len(qualified.lstrip("."))]
+        parts = qualified[len(dots) :].split(".")
+        for end in range(len(parts), 0 if not dots else -1, -1):
+            name = self._tree.imports.resolve(dots + ".".join(parts[:end]), script.name)
+            other = self._tree.script(name) if name is not None else None
+            if other is not None:
+                return other, parts[end:]
+        return None
+
+    def definition(self, script: Script, func: cst.BaseExpression) -> tuple[Script, Definition] | None:
+        """The function or class of this program that an expression names."""
+        local = tracked(script).definition(func)
+        if local is not None:
+            return script, local
+        found = self.resolve(script, script.qualified(func))
+        if found is not None:
+            return (found[0], found[1]) if isinstance(found[1], cst.FunctionDef | cst.ClassDef) else None
+        if isinstance(func, cst.Attribute):
+            owner = self.class_of(script, func.value)
+            return self._method(*owner, func.attr.value) if owner is not None else None
+        return None
+
+    def class_of(self, script: Script, receiver: cst.BaseExpression) -> tuple[Script, cst.ClassDef] | None:
+        """The class of this program that a receiver is an instance of."""
+        own = tracked(script).class_of(receiver)
+        if own is not None:
+            return script, own
+        if id(receiver) in self._asked:
+            return None
+        self._asked.add(id(receiver))
+        try:
+            made = self.of(script, receiver)
+        finally:
+            self._asked.discard(id(receiver))
+        if (
+            len(made) != 1
+            or not isinstance(made[0][1], cst.Call)
+            or isinstance(made[0][1].func, cst.Attribute)
+        ):
+            return None
+        found = self.definition(made[0][0], made[0][1].func)
+        return (found[0], found[1]) if found is not None and isinstance(found[1], cst.ClassDef) else None
+
+    def _method(self, script: Script, owner: cst.ClassDef, name: str) -> tuple[Script, Definition] | None:
+        """A method by its name, in a class or in the classes of this program that it descends from."""
+        for where, node in self.lineage(script, owner):
+            found = method_of(node, name)
+            if found is not None:
+                return where, found
+        return None
+
+    def lineage(self, script: Script, owner: cst.ClassDef) -> list[tuple[Script, cst.ClassDef]]:
+        """A class and those of this program that it descends from, nearest first."""
+        found: list[tuple[Script, cst.ClassDef]] = []
+        open_ = [(script, owner)]
+        while open_:
+            where, node = open_.pop(0)
+            if any(node is n for _, n in found):
+                continue
+            found.append((where, node))
+            for base in node.bases:
+                up = self.definition(where, base.value)
+                if up is not None and isinstance(up[1], cst.ClassDef):
+                    open_.append((up[0], up[1]))
+        return found
+
+    def bases(self, script: Script, owner: cst.ClassDef) -> set[str]:
+        """Qualified names of the foreign classes that a class descends from."""
+        return {
+            name
+            for where, node in self.lineage(script, owner)
+            for base in node.bases
+            if (name := where.qualified(base.value)) is not None
+        }
+
+    # ------------------------------------------------------------------ origins
+
+    def of(self, script: Script, node: cst.BaseExpression) -> list[Place]:
+        """The expressions that a value can come from, as `Origins.of`, across the files of the program."""
+        found: list[Place] = []
+        self._follow(script, node, None, found, set(), 0)
+        return found
+
+    def _follow(
+        self,
+        script: Script,
+        node: cst.BaseExpression,
+        item: int | None,
+        found: list[Place],
+        seen: set[tuple[int, int | None]],
+        depth: int,
+    ) -> None:
+        if (id(node), item) in seen:
+            return
+        seen.add((id(node), item))
+        nexts: list[tuple[Script, cst.BaseExpression, int | None]] = []
+        if depth < _MAX_DEPTH:
+            nexts = [(script, value, position) for value, position in tracked(script).step(node, item) or ()]
+            nexts += self._cross(script, node, item, bool(nexts))
+        if not nexts and not any(n is node for _, n in found):
+            found.append((script, node))
+        for where, value, position in nexts:
+            self._follow(where, value, position, found, seen, depth + 1)
+
+    def _cross(
+        self, script: Script, node: cst.BaseExpression, item: int | None, local: bool
+    ) -> list[tuple[Script, cst.BaseExpression, int | None]]:
+        """One step back that leaves the script, or reads a default that no caller overrides."""
+        if isinstance(node, cst.Call) and not local:
+            found = self.definition(script, node.func)
+            if found is not None and isinstance(found[1], cst.FunctionDef):
+                return [(found[0], value, item) for value in tracked(found[0]).returns(found[1])]
+        if not isinstance(node, cst.Name | cst.Attribute):
+            return []
+        function = tracked(script).parameter_of(node)
+        if function is None:
+            found_value = self.resolve(script, script.qualified(node))
+            value = found_value[1] if found_value is not None else None
+            return (
+                [(found_value[0], value, item)]
+                if found_value and isinstance(value, cst.BaseExpression)
+                else []
+            )
+        name = dotted(node) or ""
+        calls = self._callers(script, function)
+        given = [(s, tracked(script).given(function, name, c)) for s, c in calls]
+        passed = [(s, value, item) for s, value in given if value is not None]
+        default = default_of(function, name)
+        return passed if passed or local or default is None else [(script, default, item)]
+
+    def _callers(self, script: Script, function: cst.FunctionDef) -> list[tuple[Script, cst.Call]]:
+        """Calls of a function (or of its class) in the other files of the program."""
+        owner = tracked(script).owner(function)
+        wanted: Definition = owner if owner is not None and function.name.value == "__init__" else function
+        return [
+            (other, call)
+            for other in self.mentioning(wanted.name.value)
+            if other is not script
+            for call in other.all(cst.Call)
+            if _last_name(call.func) == wanted.name.value or isinstance(call.func, cst.Name)
+            if (found := self.definition(other, call.func)) is not None and found[1] is wanted
+        ]
+
+    # ------------------------------------------------------------------ kinds
+
+    def is_dataloader(self, script: Script, node: cst.BaseExpression) -> bool:
+        """Whether an expression constructs a DataLoader, or a subclass that this program defines."""
+        if not isinstance(node, cst.Call):
+            return False
+        if script.callee(node) in DATALOADERS:
+            return True
+        found = self.definition(script, node.func)
+        return (
+            found is not None
+            and isinstance(found[1], cst.ClassDef)
+            and not self.bases(found[0], found[1]).isdisjoint(DATALOADERS)
+        )
+
+    @cached_property
+    def dataloaders(self) -> list[tuple[Script, cst.Call]]:
+        """All constructions of DataLoaders in the program."""
+        return [
+            (script, call)
+            for script in self.mentioning("DataLoader")
+            for call in script.all(cst.Call)
+            if self.is_dataloader(script, call)
+        ]
+
+
+def _last_name(func: cst.BaseExpression) -> str | None:
+    return (
+        func.attr.value
+        if isinstance(func, cst.Attribute)
+        else func.value
+        if isinstance(func, cst.Name)
+        else None
+    )
+
+
+def _at_top(script: Script, names: list[str]) -> cst.CSTNode | None:
+    """`f`, `Class`, `Class.method` or the value of `NAME = ...` at module level."""
+    origins: Origins = tracked(script)
+    first = [
+        d
+        for d in origins.definitions.get(names[0], [])
+        if script.nearest(d, cst.FunctionDef, cst.ClassDef) is None
+    ]
+    if len(first) == 1:
+        if len(names) == 1:
+            return first[0]
+        return (
+            method_of(first[0], names[1]) if isinstance(first[0], cst.ClassDef) and len(names) == 2 else None
+        )
+    bound = origins.bindings.get((script.module, ".".join(names)), [])
+    return bound[0].value if len(bound) == 1 and bound[0].item is None and not bound[0].loop else None
+
+
+def _imported_as(script: Script, names: list[str]) -> str | None:
+    """The qualified name that an import of a script binds to a name; through its one `import *` where none names it."""
+    stars = []
+    for node in script.all(cst.ImportFrom):
+        module = imported_modules(node)[0]
+        if isinstance(node.names, cst.ImportStar):
+            stars.append(module)
+            continue
+        for alias in node.names:
+            if dotted(alias.asname.name if alias.asname else alias.name) == names[0]:
+                return _join(module, dotted(alias.name) or "", *names[1:])
+    return _join(stars[0], *names) if len(stars) == 1 else None
+
+
+def _join(module: str, *names: str) -> str:
+    rest = ".".join(names)
+    return module + rest if module.endswith(".") else f"{module}.{rest}"
