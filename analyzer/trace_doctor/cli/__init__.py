@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 
 
 def main() -> None:
     """Entry point of `trace-doctor`. Deliberate errors are one line on stderr and exit code 2."""
+    _unwind_when_ended()
     from trace_doctor.cli.app import app
     from trace_doctor.cli.common import verbosity
     from trace_doctor.errors import TraceDoctorError
@@ -35,3 +37,15 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+
+
+def _unwind_when_ended() -> None:
+    """SIGTERM and SIGHUP end the program as Ctrl-C does: nothing half-written is left, and no process."""
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup: ignored, and stays so
+            signal.signal(number, leave)

@@ -62,7 +62,8 @@ NoZoom = Annotated[bool, typer.Option("--no-zoom", help="HTML without the zoomab
 Force = Annotated[bool, typer.Option("--force", help="Replace a report file that is not ours.")]
 Color = Annotated[str, typer.Option(help="auto, always or never.")]
 Jobs = Annotated[
-    int | None, typer.Option(min=1, help="Processes that read captures (default: as many as there are cores).")
+    int | None,
+    typer.Option(min=1, help="Processes that read captures (default: as many as there are cores)."),
 ]
 Cache = Annotated[
     bool | None,
@@ -231,12 +232,18 @@ def captures(paths: Sequence[str]) -> Iterator[list[str]]:
         yield [str(piped) if path == "-" else path for path in paths]
 
 
-def write(path: Path, text: str) -> None:
-    """Writes a file through a temporary one beside it. Raises UsageError when the place cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def write(path: Path, data: str | bytes) -> None:
+    """Writes a file through a temporary one beside it, so that it is there whole or not at all; behind a link, the
+    file that it leads to. Raises UsageError when the place cannot be written."""
+    content = data if isinstance(data, bytes) else data.encode("utf-8", "surrogateescape")
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(text.encode("utf-8", "surrogateescape"))
-        temporary.replace(path)
+        if path.exists() and (path.parts[:2] == ("/", "dev") or not path.is_file()):
+            path.write_bytes(content)  # a device or a pipe: nothing is put in its place
+            return
+        temporary.write_bytes(content)
+        temporary.replace(target)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     finally:

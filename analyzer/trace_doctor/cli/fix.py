@@ -189,10 +189,7 @@ def _write_patch(made: Plan, path: Path, quiet: int) -> None:
         if not quiet:
             c.note(f"no fix edits the script: {path} is not written")
         return
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    c.write(path, data)
     if not quiet:
         c.note(f"{_count(made)} written to {path}: apply with `git apply {path}`")
 

@@ -37,6 +37,9 @@ def verify(
     torch_version: c.TorchVersion = None,
     config: c.ConfigFile = None,
     color: c.Color = "auto",
+    jobs: c.Jobs = None,
+    cache: c.Cache = None,
+    cache_dir: c.CacheDir = None,
     no_progress: c.NoProgress = False,
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
@@ -52,7 +55,11 @@ def verify(
     sinks = c.parse_outputs(c.overrides(output=output or [])["output"]) or [c.Sink("text", None)]
     if any(s.format not in ("text", "json") for s in sinks):
         raise UsageError("--output: verify writes text or json")
-    overrides = c.overrides(torch_version=torch_version, source=str(source) if source else None)
+    overrides = c.overrides(
+        torch_version=torch_version,
+        source=str(source) if source else None,
+        **c.loading(jobs, cache, cache_dir),
+    )
     settings = load_config(file=config, overrides=overrides)
     with c.progress(quiet, not no_progress) as progress:
         made = api_verify(

@@ -127,7 +127,7 @@ def _bytes(values: Array) -> memoryview:
 
 def _is_group(hint: Any) -> bool:
     """A dataclass of nothing but arrays."""
-    return dataclasses.is_dataclass(hint) and all(_is_array(h) for h in _hints(hint).values())  # type: ignore[arg-type]
+    return dataclasses.is_dataclass(hint) and all(_is_array(h) for h in _hints(hint).values())
 
 
 def _plain(form: type[Content]) -> list[dataclasses.Field[Any]]:
