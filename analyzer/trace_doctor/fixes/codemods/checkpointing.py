@@ -1,0 +1,112 @@
+"""`checkpoint-blocks`: the activations of a model's repeated blocks are recomputed in backward instead of kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.blocks import Blocks, repeated_blocks
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only
+from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, insert_after
+from trace_doctor.fixes.imports import name_for
+from trace_doctor.fixes.training import find_model, find_step, refuse_frameworks
+from trace_doctor.loaders.script import Script, dotted
+
+_CHECKPOINT = "torch.utils.checkpoint.checkpoint"
+_SEQUENTIAL = "torch.utils.checkpoint.checkpoint_sequential"
+_INSTEAD = {
+    "transformers": "TrainingArguments(gradient_checkpointing=True)",
+    "deepspeed": '"activation_checkpointing" in its configuration and deepspeed.checkpointing.checkpoint in the model',
+}
+
+
+@codemod("checkpoint-blocks", words=("ModuleList", "Sequential", "from_pretrained"), elsewhere=True)
+def checkpoint_blocks(place: Place, params: Mapping[str, Any]) -> Change:
+    """Recomputes each repeated block in backward (use_reentrant=False) instead of keeping its activations."""
+    for script in place.scripts:
+        refuse_frameworks(script, _INSTEAD)
+        done = [*script.calls(_CHECKPOINT, _SEQUENTIAL), *_enabled(script)]
+        if done:
+            raise NoEdit("already", f"{script.name}:{script.line(done[0])} recomputes activations already")
+    uses = [(s, u) for s in place.scripts for b in repeated_blocks(s) for u in _uses(s, b)]
+    if place.line is not None:
+        here = [(s, u) for s, u in uses if _around(s, u, place.line)]
+        uses = here or uses
+    if not uses:
+        return _pretrained(place)
+    script, call = only(uses, "run repeated blocks", "")
+    if script.callee(call) is None and _is_list(script, call):
+        return _sequential(script, call)
+    name, imports = name_for(script, _CHECKPOINT, call)
+    if not call.args or any(a.star for a in call.args):
+        raise NoEdit("display", "what the block is called with cannot be seen", [candidate(script, call)])
+    start, end = script.span(call.func)
+    first = script.span(call.args[0])[0]
+    edits = [Edit(start, end, name), Edit(first, first, f"{script.code(call.func)}, ")]
+    edits += add_arguments(script, call, {"use_reentrant": "False"})
+    return Change(script, (*imports, *edits), script.line(call))
+
+
+def _enabled(script: Script) -> list[cst.Call]:
+    return [
+        c
+        for c in script.all(cst.Call)
+        if isinstance(c.func, cst.Attribute) and c.func.attr.value == "gradient_checkpointing_enable"
+    ]
+
+
+def _around(script: Script, call: cst.Call, line: int) -> bool:
+    owner = script.nearest(call, cst.ClassDef)
+    return owner is not None and script.lines(owner)[0] <= line <= script.lines(owner)[1]
+
+
+def _uses(script: Script, blocks: Blocks) -> list[cst.Call]:
+    """Calls of a block in a loop over the list, or of a whole nn.Sequential."""
+    path = f"self.{blocks.path}"
+    if blocks.sequential:
+        return [c for c in script.all(cst.Call, within=blocks.owner) if dotted(c.func) == path]
+    found = []
+    for loop in script.all(cst.For, within=blocks.owner):
+        name = _variable(script, loop, path)
+        if name is not None:
+            found += [c for c in script.all(cst.Call, within=loop.body) if dotted(c.func) == name]
+    return found
+
+
+def _variable(script: Script, loop: cst.For, path: str) -> str | None:
+    """`block` of `for block in self.blocks`, `for i, block in enumerate(self.blocks)`."""
+    if dotted(loop.iter) == path:
+        return dotted(loop.target)
+    if isinstance(loop.iter, cst.Call) and loop.iter.args and dotted(loop.iter.args[0].value) == path:
+        enumerated = script.callee(loop.iter) == "enumerate" and isinstance(loop.target, cst.Tuple)
+        if enumerated and isinstance(loop.target, cst.Tuple) and len(loop.target.elements) == 2:
+            return dotted(loop.target.elements[1].value)
+    return None
+
+
+def _is_list(script: Script, call: cst.Call) -> bool:
+    return (dotted(call.func) or "").startswith("self.")
+
+
+def _sequential(script: Script, call: cst.Call) -> Change:
+    """`self.layers(x)` of an nn.Sequential of blocks."""
+    if len(call.args) != 1 or call.args[0].star or call.args[0].keyword is not None:
+        raise NoEdit("display", "what the blocks are called with cannot be seen", [candidate(script, call)])
+    name, imports = name_for(script, _SEQUENTIAL, call)
+    path, value = script.code(call.func), script.code(call.args[0].value)
+    text = f"{name}({path}, len({path}), {value}, use_reentrant=False)"
+    return Change(script, (*imports, Edit(*script.span(call), text)), script.line(call))
+
+
+def _pretrained(place: Place) -> Change:
+    """A model of transformers has its own switch."""
+    model = find_model(find_step(place))
+    script, name = model.script, model.script.callee(model.construction) or ""
+    if not (name.startswith("transformers.") and name.endswith((".from_pretrained", ".from_config"))):
+        where = [candidate(script, model.construction)]
+        raise NoEdit("unresolved", "the model has no list of repeated blocks in this script", where)
+    code = f"{model.name}.gradient_checkpointing_enable()"
+    edit = insert_after(script, model.made, code, "checkpoint-blocks")
+    return Change(script, (edit,), script.line(model.made))

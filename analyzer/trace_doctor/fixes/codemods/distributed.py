@@ -1,0 +1,182 @@
+"""`no-sync` and `fully-shard`: what DistributedDataParallel exchanges when gradients are accumulated, and its successor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.blocks import repeated_blocks
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
+from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span, wrap
+from trace_doctor.fixes.imports import name_for
+from trace_doctor.fixes.loops import is_optimizer, optimizer_steps
+from trace_doctor.fixes.training import Step, find_step, refuse_frameworks, whole_line
+from trace_doctor.loaders.script import Script, argument, dotted
+
+_DDP = "torch.nn.parallel.DistributedDataParallel"
+_WRAPPERS = (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel")
+_NO_SYNC = (*_WRAPPERS, "torch.distributed.fsdp.FullyShardedDataParallel")
+_ACCUMULATE = {
+    "accelerate": "Accelerator(gradient_accumulation_steps=N) and `with accelerator.accumulate(model):`",
+    "lightning": "Trainer(accumulate_grad_batches=N), which does this",
+    "transformers": "TrainingArguments(gradient_accumulation_steps=N), which does this",
+    "deepspeed": '"gradient_accumulation_steps" in its configuration, which does this',
+}
+_SHARD = {
+    "accelerate": "FullyShardedDataParallelPlugin(fsdp_version=2)",
+    "lightning": 'Trainer(strategy="fsdp")',
+    "transformers": 'TrainingArguments(fsdp="full_shard auto_wrap")',
+    "deepspeed": '"zero_optimization": {"stage": 3} in its configuration',
+}
+
+
+@codemod("no-sync", words=("DistributedDataParallel", "FullyShardedDataParallel"), elsewhere=True)
+def no_sync(place: Place, params: Mapping[str, Any]) -> Change:
+    """Exchanges accumulated gradients only in the backward before the optimizer's step."""
+    for script in place.scripts:
+        refuse_frameworks(script, _ACCUMULATE)
+        if "no_sync" in script.text:
+            raise NoEdit("already", f"{script.name} uses no_sync() already")
+    step = find_step(place)
+    script = step.script
+    calls = [c for c in script.all(cst.Call, within=step.home) if _is_wrapped(script, c.func)]
+    calls = [c for c in calls if script.span(c)[0] < script.span(step.backward)[0]]
+    if not calls:
+        raise NoEdit(
+            "unresolved", "the step calls no DistributedDataParallel", [candidate(script, step.backward)]
+        )
+    test = _step_condition(step)
+    first, last = _from_forward(script, calls[0], step.backward)
+    null, imports = name_for(script, "contextlib.nullcontext", step.backward)
+    header = f"with {null}() if {test} else {script.code(calls[0].func)}.no_sync():"
+    return Change(script, (*imports, *wrap(script, first, last, header)), script.line(first))
+
+
+def _is_wrapped(script: Script, node: cst.BaseExpression) -> bool:
+    """Whether a name is bound to a model in DistributedDataParallel, here or where it is passed in."""
+    if dotted(node) is None:
+        return False
+    tracked = origins(script)
+    bound = tracked.bound(node)
+    if any(isinstance(b.value, cst.Call) and script.callee(b.value) in _NO_SYNC for b in bound):
+        return True
+    function = script.function_of(node)
+    if bound or function is None or not isinstance(node, cst.Name):
+        return False
+    names = [p.name.value for p in function.params.params]
+    callers = [c for c in script.all(cst.Call) if tracked.definition(c.func) is function]
+    passed = [argument(c, node.value, names.index(node.value)) for c in callers if node.value in names]
+    return bool(passed) and all(a is not None and _is_wrapped(script, a.value) for a in passed)
+
+
+def _step_condition(step: Step) -> str:
+    """The test under which the optimizer steps, in the block of backward."""
+    script = step.script
+    steps = optimizer_steps(script, step.home)
+    if len(steps) != 1:
+        raise NoEdit(
+            "ambiguous", f"{len(steps)} places step an optimizer", [candidate(script, c) for c, _ in steps]
+        )
+    condition = script.nearest(steps[0][0], cst.If)
+    backward = whole_line(script, step.backward)
+    inside = condition is not None and script.span(condition)[0] > script.span(step.home)[0]
+    if condition is None or not inside:
+        raise NoEdit(
+            "already",
+            f"{script.name}:{script.line(steps[0][0])} steps after every backward: nothing is accumulated",
+        )
+    if (
+        script.parent(condition) is not script.parent(backward)
+        or script.span(condition)[0] < script.span(backward)[0]
+    ):
+        raise NoEdit("display", "backward and step are in different blocks", [candidate(script, condition)])
+    return " ".join(script.code(condition.test).split())
+
+
+def _from_forward(script: Script, forward: cst.Call, backward: cst.Call) -> tuple[cst.CSTNode, cst.CSTNode]:
+    last = whole_line(script, backward)
+    block, end = script.block_of(last)
+    for line in block.body[: end + 1]:
+        if script.span(line)[0] <= script.span(forward)[0] < script.span(line)[1]:
+            return line, last
+    raise NoEdit("display", "forward and backward are in different blocks", [candidate(script, forward)])
+
+
+# ---------------------------------------------------------------------- FSDP2
+
+
+@codemod("fully-shard", words=("DistributedDataParallel",), elsewhere=True)
+def fully_shard(place: Place, params: Mapping[str, Any]) -> Change:
+    """Shards parameters, gradients and optimizer state over the ranks: fully_shard per block instead of DDP."""
+    for script in place.scripts:
+        refuse_frameworks(script, _SHARD)
+        if "fully_shard" in script.text:
+            raise NoEdit("already", f"{script.name} uses fully_shard already")
+    wraps = [(s, c) for s in place.scripts for c in s.calls(*_WRAPPERS)]
+    script, call = only(
+        wraps, "wrap a model in DistributedDataParallel", "no DistributedDataParallel was found"
+    )
+    if not place.torch.at_least(2, 6):
+        where = [candidate(script, call)]
+        raise NoEdit("display", "fully_shard needs torch 2.6 or newer (say --torch-version)", where)
+    line = whole_line(script, call)
+    statement = line.body[0]
+    inner = call.args[0].value if call.args else None
+    target = dotted(statement.targets[0].target) if isinstance(statement, cst.Assign) else None
+    if (
+        inner is None
+        or target is None
+        or not isinstance(statement, cst.Assign)
+        or statement.value is not call
+    ):
+        raise NoEdit(
+            "display", "the wrapped model is bound by no plain assignment", [candidate(script, call)]
+        )
+    _refuse_unsharded(script, call, target)
+    owner = _class_of(script, inner)
+    blocks = repeated_blocks(script, owner) if owner is not None else []
+    if len(blocks) != 1:
+        why = "which blocks to shard cannot be told: the model has no single list of repeated blocks in this script"
+        raise NoEdit("display", why, [candidate(script, call)])
+    name, imports = name_for(script, "torch.distributed.fsdp.fully_shard", call)
+    indent, unit = script.indent(line), script.module.default_indent
+    model = script.code(inner)
+    code = [
+        f"{indent}for block in {model}.{blocks[0].path}:\n{indent}{unit}{name}(block)\n",
+        f"{indent}{name}({model})\n",
+    ]
+    if target != model:
+        code.append(f"{indent}{target} = {model}\n")
+    start, end = line_span(script, line)
+    text = "".join(code) if script.text[end - 1] in "\r\n" else "".join(code).rstrip("\n")
+    return Change(script, (*imports, Edit(start, end, text)), script.line(call))
+
+
+def _refuse_unsharded(script: Script, call: cst.CSTNode, target: str) -> None:
+    """What the script does that holds for whole parameters only."""
+    here = [candidate(script, call)]
+    for word, why in (
+        (f"{target}.module", "the script reaches into the wrapped model (.module)"),
+        ("no_sync", "no_sync() becomes set_requires_gradient_sync() with fully_shard"),
+        (
+            "state_dict",
+            "checkpoints have to be gathered (torch.distributed.checkpoint.state_dict.get_model_state_dict)",
+        ),
+    ):
+        if word in script.text:
+            raise NoEdit("display", why, here)
+    for made in script.all(cst.Assign):
+        before = script.function_of(made) is script.function_of(call) and script.line(made) < script.line(
+            call
+        )
+        if before and any(is_optimizer(script, t.target) for t in made.targets):
+            why = "the optimizer is made before the model is sharded, so it would hold the whole parameters"
+            raise NoEdit("display", why, [candidate(script, made), *here])
+
+
+def _class_of(script: Script, node: cst.BaseExpression) -> cst.ClassDef | None:
+    made = [o for o in origins(script).of(node) if isinstance(o, cst.Call)]
+    owner = origins(script).definition(made[0].func) if len(made) == 1 else None
+    return owner if isinstance(owner, cst.ClassDef) else None
