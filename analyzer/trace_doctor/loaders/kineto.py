@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor.errors import DamagedCapture, NotACapture
-from trace_doctor.loaders import identify, kineto_args, meta
+from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
+from trace_doctor.loaders import identify, kineto_args, limits, meta
 from trace_doctor.loaders.categories import CATEGORIES, category
 from trace_doctor.loaders.kineto_decode import LONGEST_US, Columns, nanoseconds
 from trace_doctor.loaders.kineto_document import Document
@@ -23,17 +23,20 @@ _BLOCK = 1 << 18
 _DEVICE_CATS = (*GPU_CATS, Cat.GPU_ANNOTATION, Cat.SYNC)
 
 
-def load_trace(path: Path, display: str, *, rank: int = 0, rank_how: str = "") -> Run:
+def load_trace(
+    path: Path, display: str, *, rank: int = 0, rank_how: str = "", max_memory: int | None = None
+) -> Run:
     """Loads one trace, plain or gzip. `display` is the path to show; `rank` is used when the file names none itself.
 
     A damaged file gives all events that can be read, and `Run.damage` counts the rest. Raises NotACapture when the
-    file is no PyTorch profiler trace, DamagedCapture when it is empty or nothing in it can be read, OSError when it
+    file is no PyTorch profiler trace, DamagedCapture when it is empty or nothing in it can be read, TooLarge when
+    analysing it would take more than `max_memory` bytes (default: a share of what is available), OSError when it
     cannot be opened.
     """
     stream = ByteStream(path)
     keep = _Keep(stream.pieces())
     columns, damage = Columns(), Damage()
-    document = Document(iter(keep), columns, damage)
+    document = Document(_within(max_memory or limits.memory_limit(), keep, columns, display), columns, damage)
     document.watch(meta.MARKERS)
     collecting = gc.isenabled()
     gc.disable()
@@ -47,6 +50,17 @@ def load_trace(path: Path, display: str, *, rank: int = 0, rank_how: str = "") -
         damage.notes.append(stream.problem)
     _refuse_others(display, document, columns, keep.head)
     return _assemble(path, display, document, columns, damage, keep.whole(), rank, rank_how)
+
+
+def _within(memory: int, pieces: Iterable[bytes], columns: Columns, display: str) -> Iterator[bytes]:
+    """The pieces, as long as an analysis of the events read so far stays within `memory` bytes."""
+    for piece in pieces:
+        if columns.needed > memory:
+            raise TooLarge(
+                f"{display}: the first {columns.count:,} events need more than {limits.text(memory)} of memory "
+                "(--max-memory)"
+            )
+        yield piece
 
 
 class _Keep:

@@ -27,7 +27,9 @@ def load(found: Found, max_memory: int | None = None) -> Content:
         if found.kind == "trace":
             from trace_doctor.loaders.kineto import load_trace
 
-            return load_trace(found.path, found.display, rank=found.rank, rank_how=found.rank_how)
+            return load_trace(
+                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory
+            )
         if found.kind == "snapshot":
             from trace_doctor.loaders.snapshot import load_snapshot
 
