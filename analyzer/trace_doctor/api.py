@@ -69,17 +69,18 @@ def analyze(
     rank: int | None = None,
     steps: tuple[int, int] | None = None,
     device: int | None = None,
+    max_memory: str = "",
     with_source_lines: bool = True,
     progress: Progress | None = None,
 ) -> Result:
     """The diagnosis of all traces and snapshots below the paths; the library's twin of `trace-doctor analyze`.
 
     `source` is the folder or file of the training script: findings then name its lines and fixes carry their diff.
-    `steps` is [first, last). Without `config` only defaults apply: no file and no environment is read.
+    `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. Without `config` only defaults apply: no file and no environment is read.
     Raises NoCaptures where nothing readable is found.
     """
     if config is None:
-        config = defaults(select=list(select), ignore=list(ignore))
+        config = defaults(select=list(select), ignore=list(ignore), max_memory=max_memory)
     settings = config.settings
     rules = choose(settings.select, settings.ignore, settings.extend_select, preview=settings.preview)
     script = Path(source) if source else Path(settings.source) if settings.source else None
@@ -191,7 +192,9 @@ def _read(
         if not isinstance(file.outcome, TraceDoctorError):
             files.append(file)
         elif file.found.named:
-            raise file.outcome
+            raise type(file.outcome)(
+                f"{file.found.path}: {_without_path(str(file.outcome), file.found.display)}"
+            )
         else:
             reason = _without_path(str(file.outcome), file.found.display)
             ignored.append(Ignored(path=file.found.display, reason=reason))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_doctor.errors import UsageError
+from trace_doctor.loaders.limits import memory_limit
 from trace_doctor.registry import resolve
 from trace_doctor.rule import Rule
 
@@ -48,7 +49,12 @@ class Settings:
     device_memory: int = _setting(0, "bytes of the device, where no file says it")
     jobs: int = _setting(0, "processes that read captures (0: as many as there are cores)")
     cache: str = _setting("read", "columns of captures read before: read, write (and keep new ones), off")
-    cache_dir: str = _setting("", "folder of the cache (default: `trace-doctor` where the system keeps caches)")
+    cache_dir: str = _setting(
+        "", "folder of the cache (default: `trace-doctor` where the system keeps caches)"
+    )
+    max_memory: str = _setting(
+        "", "memory to use at most: 4GB, 512MB, or a share of what is available (default: 75%)"
+    )
     loader_frames: list[str] = _setting([], "Python frames that load data though they are no DataLoader")
     loader_annotations: list[str] = _setting([], "annotations that load data")
     critical_at: float = _setting(0.10, "share of the step or of the peak from which a finding is critical")
@@ -185,6 +191,8 @@ def _checked(key: str, value: Any, origin: str) -> Any:
         raise UsageError(f"{origin}: {_dashed(key)} must be one of {', '.join(allowed)}, not {value!r}")
     if key == "torch_version" and value and not re.match(r"v?\d+\.\d+", value):
         raise UsageError(f"{origin}: torch-version must be like 2.9, not {value!r}")
+    if key == "max_memory":
+        memory_limit(value)
     return value
 
 

@@ -31,6 +31,15 @@ class UnreadableScript(TraceDoctorError):
     """A Python file whose bytes do not decode or whose syntax LibCST does not know. It is left alone."""
 
 
+def printable(text: str) -> str:
+    """Text as it may reach a terminal: names in files and of files can hold escape sequences."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def one_line(text: str) -> str:
+    return printable(" ".join(text.split()))
+
+
 class NotCaptured(Exception):
     """Evidence that was not recorded. A rule that needs it ends `skipped`, never `passed`.
 

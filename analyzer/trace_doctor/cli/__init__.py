@@ -13,7 +13,7 @@ def main() -> None:
     _unwind_when_ended()
     from trace_doctor.cli.app import app
     from trace_doctor.cli.common import verbosity
-    from trace_doctor.errors import TraceDoctorError
+    from trace_doctor.errors import TraceDoctorError, one_line
 
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character is no reason to fail
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
@@ -21,7 +21,10 @@ def main() -> None:
     try:
         app(prog_name="trace-doctor")
     except TraceDoctorError as error:
-        print(f"trace-doctor: {error}", file=sys.stderr)
+        print(f"trace-doctor: {one_line(str(error))}", file=sys.stderr)
+        sys.exit(2)
+    except MemoryError:
+        print("trace-doctor: out of memory (--max-memory sets how much to use)", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("trace-doctor: interrupted", file=sys.stderr)
@@ -33,7 +36,7 @@ def main() -> None:
         if verbosity() >= 2:
             raise
         print(
-            f"trace-doctor: internal error: {type(error).__name__}: {error} (run with -vv for the traceback)",
+            f"trace-doctor: internal error: {type(error).__name__}: {one_line(str(error))} (run with -vv for the traceback)",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -31,6 +31,7 @@ def analyze(
     jobs: c.Jobs = None,
     cache: c.Cache = None,
     cache_dir: c.CacheDir = None,
+    max_memory: c.MaxMemory = None,
     no_progress: c.NoProgress = False,
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
@@ -45,7 +46,7 @@ def analyze(
         overrides=c.overrides(
             select=select, ignore=ignore, extend_select=extend_select, preview=preview or None,
             min_confidence=min_confidence, min_saving=min_saving, torch_version=torch_version,
-            output=output, source=str(source) if source else None, **c.loading(jobs, cache, cache_dir),
+            output=output, source=str(source) if source else None, **c.loading(jobs, cache, cache_dir, max_memory),
         ),
     )  # fmt: skip
     sinks = c.sinks_for(settings.settings.output, force=force, quiet=quiet, default_report=True)

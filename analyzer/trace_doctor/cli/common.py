@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from trace_doctor.cli.progress import progress as progress
-from trace_doctor.errors import UsageError
+from trace_doctor.errors import UsageError, printable
 from trace_doctor.model import Result
 
 DEFAULT_REPORT = Path("trace-doctor-report.html")
@@ -73,6 +73,14 @@ Cache = Annotated[
     ),
 ]
 CacheDir = Annotated[Path | None, typer.Option(help="Folder of the cache.")]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory to use at most: 4GB, 512MB, or 50% of what is available (default: 75%). "
+        "A file that needs more is refused.",
+    ),
+]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar.")]
 Quiet = Annotated[
     int, typer.Option("--quiet", "-q", count=True, help="-q: only the report; -qq: only the exit code.")
@@ -102,7 +110,7 @@ def set_verbosity(level: int) -> None:
 
 def note(text: str) -> None:
     """A hint or warning for the person at the terminal."""
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
 
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:
@@ -266,12 +274,15 @@ def _unicode(encoding: str | None) -> bool:
     return (encoding or "").lower().replace("-", "").startswith("utf")
 
 
-def loading(jobs: int | None, cache: bool | None, cache_dir: Path | None) -> dict[str, Any]:
-    """The settings behind --jobs, --cache and --cache-dir."""
+def loading(
+    jobs: int | None, cache: bool | None, cache_dir: Path | None, max_memory: str | None
+) -> dict[str, Any]:
+    """The settings behind --jobs, --cache, --cache-dir and --max-memory."""
     return {
         "jobs": jobs,
         "cache": None if cache is None else "write" if cache else "off",
         "cache_dir": str(cache_dir) if cache_dir else None,
+        "max_memory": max_memory,
     }
 
 

@@ -50,6 +50,7 @@ def fix(
     jobs: c.Jobs = None,
     cache: c.Cache = None,
     cache_dir: c.CacheDir = None,
+    max_memory: c.MaxMemory = None,
     no_progress: c.NoProgress = False,
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
@@ -64,7 +65,7 @@ def fix(
         raise UsageError("--apply and --patch exclude each other")
     if diff and (apply or patch is not None):
         raise UsageError("--diff shows the patch and changes nothing; leave it out with --apply or --patch")
-    loading = c.loading(jobs, cache, cache_dir)
+    loading = c.loading(jobs, cache, cache_dir, max_memory)
     result = _result(paths, where, torch_version, config, loading, quiet, no_progress)
     wanted = c.overrides(select=select or [])["select"]
     writes = apply and not interactive

@@ -16,6 +16,7 @@ def load(
     ] = False,
     jobs: c.Jobs = None,
     cache_dir: c.CacheDir = None,
+    max_memory: c.MaxMemory = None,
     config: c.ConfigFile = None,
     no_progress: c.NoProgress = False,
     quiet: c.Quiet = 0,
@@ -26,7 +27,7 @@ def load(
     from trace_doctor.config import load_config
 
     c.set_verbosity(verbose)
-    settings = load_config(file=config, overrides=c.overrides(**c.loading(jobs, True, cache_dir)))
+    settings = load_config(file=config, overrides=c.overrides(**c.loading(jobs, True, cache_dir, max_memory)))
     with c.progress(quiet, not no_progress) as progress:
         kept = keep(*paths, config=settings, full=verify, progress=progress)
     if quiet:

@@ -40,6 +40,7 @@ def verify(
     jobs: c.Jobs = None,
     cache: c.Cache = None,
     cache_dir: c.CacheDir = None,
+    max_memory: c.MaxMemory = None,
     no_progress: c.NoProgress = False,
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
@@ -58,7 +59,7 @@ def verify(
     overrides = c.overrides(
         torch_version=torch_version,
         source=str(source) if source else None,
-        **c.loading(jobs, cache, cache_dir),
+        **c.loading(jobs, cache, cache_dir, max_memory),
     )
     settings = load_config(file=config, overrides=overrides)
     with c.progress(quiet, not no_progress) as progress:

@@ -34,7 +34,7 @@ def ways(settings: Settings, *, full: bool = False) -> Ways:
     folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_folder()
     return Ways(
         jobs=settings.jobs or available_cores(),
-        memory=memory_limit(),
+        memory=memory_limit(settings.max_memory),
         cache=None if settings.cache == "off" else Cache(folder, full=full),
         keep=settings.cache == "write",
     )
