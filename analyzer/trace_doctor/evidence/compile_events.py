@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path, PurePosixPath
 from typing import Self
 
@@ -20,6 +21,7 @@ from trace_doctor.evidence.graph_breaks import (
     only_logged,
     run_eagerly,
 )
+from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.recompiles import Compilation, find_compilations
 from trace_doctor.evidence.steps import Steps
@@ -54,7 +56,7 @@ class CompileEvents(Evidence):
         logged: Sequence[LoggedBreak] = () if log is None else log.breaks
         regions = traced.named(frames)
         compilations = find_compilations(run, nesting, regions, frames, reasons)
-        roots = [i for i in regions.roots if _is_steady(facts, regions.all[i].start)]
+        roots = _steady_roots(facts, regions)
         telling = [i for i in roots if regions.all[i].frame_id is not None or _resumes_below(regions, i)]
         syncs = facts.get(Syncs)
         others = [np.array([c.row for c in compilations], dtype=np.int64)]
@@ -93,9 +95,14 @@ def _resumes_below(regions: Regions, root: int) -> bool:
     return any(regions.all[i].resumes for i in regions.below(root))
 
 
-def _is_steady(facts: Facts, moment: int) -> bool:
+def _steady_roots(facts: Facts, regions: Regions) -> list[int]:
+    """The outermost regions that begin in steady steps."""
     steps = facts.get(Steps)
-    return steps is None or any(start <= moment < end for start, end in steps.spans("steady"))
+    if steps is None:
+        return list(regions.roots)
+    begin = np.array([regions.all[i].start for i in regions.roots], dtype=np.int64)
+    steady = covered(pairs(begin, begin + 1), intervals(steps.spans("steady"))) > 0
+    return list(compress(regions.roots, steady.tolist()))
 
 
 def _log_of(run: Run, regions: Regions, logs: Sequence[CompileLog]) -> CompileLog | None:

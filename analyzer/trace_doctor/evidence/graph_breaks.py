@@ -7,8 +7,10 @@ one is cut as well, but at a line that needs no change.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +24,7 @@ from trace_doctor.run import I64, Cat, Run
 
 _DYNAMO = ("TorchDynamo Cache Lookup", "Pregraph bytecode", "AOTDispatcher ", "Torch-Compiled Region")
 _CALLS = ("CompiledFunction", "## Call CompiledFxGraph", "CompiledFxGraph")
-_PYTHON, _CALL, _OWN, _OTHER = range(4)
-"""what an event inside a region is: a frame, a call of compiled code, Dynamo's own, anything else"""
+_NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 def is_graph_call(name: str) -> bool:
@@ -107,7 +108,9 @@ def find_breaks(
             here.chain = max(here.chain, chain)
             here.callee = here.callee or owners.callee.get(key)
             here.defined = here.defined or owners.defined.get(key)
-    between = _Between(run, nesting, others)
+    if not found:
+        return ()
+    between = _Between(run, nesting, regions, others)
     made = [
         Break(
             function=key.function,
@@ -120,7 +123,7 @@ def find_breaks(
             chain=here.chain,
             regions=_ids(regions, here.pieces),
             outermost=key.outermost,
-            gaps=tuple(g for p in sorted(here.pieces) for g in between.gaps(regions, p)),
+            gaps=tuple(g for p in sorted(here.pieces) for g in between.gaps(p)),
             logged=tuple(b for b in logged if key.line and _same_place(b, key)),
         )
         for key, here in found.items()
@@ -209,39 +212,44 @@ class _EagerResumes:
 
     def __init__(self, run: Run, regions: Regions) -> None:
         self._run, self._regions = run, regions
-        self._rows = run.named(lambda n: RESUME.search(n) is not None, Cat.PYTHON)
+        rows = run.named(lambda n: RESUME.search(n) is not None, Cat.PYTHON)
+        self._rows = {int(t): rows[run.thread[rows] == t] for t in np.unique(run.thread[rows])}
 
     def behind(self, parent: int, called: int) -> Frame | None:
         """Where the parent goes on after this call: the first continuation that starts before its next region does."""
         all_ = self._regions.all
         above, region = all_[parent], all_[called]
-        ends = [all_[i].start for i in self._regions.children[parent] if all_[i].start >= region.end]
-        run, rows = self._run, self._rows[self._run.thread[self._rows] == region.thread]
-        rows = rows[(run.ts[rows] >= region.end) & (run.ts[rows] < min([above.end, *ends]))]
-        frame = python_frame(run.text(int(rows[0]))) if len(rows) else None
-        return resumed_at(frame)
+        children = self._regions.children[parent]
+        following = bisect_left(children, region.end, key=lambda i: all_[i].start)
+        ends = [all_[i].start for i in children[following : following + 1]]
+        rows = self._rows.get(region.thread, _NO_ROWS)
+        at = int(np.searchsorted(rows, np.searchsorted(self._run.ts, region.end)))
+        if at == len(rows) or self._run.ts[rows[at]] >= min([above.end, *ends]):
+            return None
+        return resumed_at(python_frame(self._run.text(int(rows[at]))))
 
 
 class _Between:
     """The host time that a break costs: from the end of the compiled code before it to the start of the next piece."""
 
-    def __init__(self, run: Run, nesting: Nesting, others: I64) -> None:
-        self._run = run
-        self._nesting = nesting
+    def __init__(self, run: Run, nesting: Nesting, regions: Regions, others: I64) -> None:
+        self._regions = regions
+        self._sibling = _siblings_before(regions)
         taken = [others]
         if not len(run.gpu):  # without a device, operators are the work itself
             taken.append(run.named(lambda n: not n.startswith(_DYNAMO), Cat.CPU_OP))
         rows = np.unique(np.concatenate(taken))
         self._taken = {int(t): _Spans(run, rows[run.thread[rows] == t]) for t in np.unique(run.thread[rows])}
-        kinds = [
-            _CALL if n.startswith(_CALLS) else _OWN if n.startswith(_DYNAMO) else _OTHER for n in run.names
-        ]
-        self._kind = np.array(kinds, dtype=np.uint8)
+        outside = (
+            (nesting.depth >= 0) & ~run.is_cat(Cat.PYTHON) & ~run.is_named(lambda n: n.startswith(_DYNAMO))
+        )
+        calls = run.is_named(lambda n: n.startswith(_CALLS))
+        self._calls = _DirectlyIn(run, nesting, np.flatnonzero(outside & calls))
+        self._rest = _DirectlyIn(run, nesting, np.flatnonzero(outside & ~calls))
 
-    def gaps(self, regions: Regions, piece: int) -> list[tuple[int, int, int]]:
-        region = regions.all[piece]
-        outer = regions.all[region.parent]
-        start = self._behind_compiled(regions, region, outer)
+    def gaps(self, piece: int) -> list[tuple[int, int, int]]:
+        region = self._regions.all[piece]
+        start = self._behind_compiled(region, self._regions.all[region.parent], self._sibling.get(piece))
         if start >= region.start:
             return []
         taken = self._taken.get(region.thread)
@@ -249,28 +257,43 @@ class _Between:
         edges = [start, *busy.ravel().tolist(), region.start]
         return [(region.thread, a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
 
-    def _behind_compiled(self, regions: Regions, region: Region, outer: Region) -> int:
-        """When the compiled code before this piece ended."""
-        siblings = [regions.all[i].end for i in regions.children[region.parent]] if region.parent >= 0 else []
-        earliest = max([outer.start, *(end for end in siblings if end <= region.start)])
-        run = self._run
-        rows = self._nesting.started(region.thread, outer.start, region.start)
-        rows = rows[run.end[rows] > earliest]
-        kinds = np.where(run.cat[rows] == int(Cat.PYTHON), _PYTHON, self._kind[run.name[rows]])
-        columns = (rows, self._nesting.parent[rows], run.end[rows], kinds)
-        reached = {outer.row}  # and what lies in it with nothing but Python between
-        best = earliest
-        compiled = -1
-        for row, parent, end, kind in zip(*(c.tolist() for c in columns), strict=True):
-            if parent not in reached:
-                continue
-            if kind == _PYTHON:
-                reached.add(row)
-            elif kind == _CALL:
-                compiled = max(compiled, min(end, region.start))
-            elif kind == _OTHER and end <= region.start:
-                best = max(best, end)
-        return compiled if compiled >= 0 else best
+    def _behind_compiled(self, region: Region, outer: Region, sibling: Region | None) -> int:
+        """When the compiled code before this piece ended; else what else ran since the piece before it."""
+        earliest = outer.start if sibling is None else sibling.end
+        calls = self._calls(outer.row).near(earliest, region.start)
+        if len(calls):
+            return min(int(calls[:, 1].max()), region.start)
+        ends = self._rest(outer.row).near(earliest, region.start)[:, 1]
+        return int(ends[ends <= region.start].max(initial=earliest))
+
+
+def _siblings_before(regions: Regions) -> dict[int, Region]:
+    """For each region that is not the first in another: of those before it there, the one that ended last."""
+    found: dict[int, Region] = {}
+    for children in regions.children:
+        for before, child in pairwise(children):
+            found[child] = max(
+                regions.all[before], found.get(before, regions.all[before]), key=lambda r: r.end
+            )
+    return found
+
+
+class _DirectlyIn:
+    """Chosen events by the event that they lie in, frames of Python between the two left out."""
+
+    def __init__(self, run: Run, nesting: Nesting, rows: I64) -> None:
+        python, above = run.is_cat(Cat.PYTHON), nesting.parent[rows]
+        while len(framed := np.flatnonzero((above >= 0) & python[above])):
+            above[framed] = nesting.parent[above[framed]]
+        order = np.argsort(above, kind="stable")
+        self._run, self._rows, self._above = run, rows[order], above[order]
+        self._known: dict[int, _Spans] = {}
+
+    def __call__(self, row: int) -> _Spans:
+        if row not in self._known:
+            first, behind = np.searchsorted(self._above, [row, row + 1])
+            self._known[row] = _Spans(self._run, self._rows[first:behind])
+        return self._known[row]
 
 
 class _Spans:
@@ -281,9 +304,10 @@ class _Spans:
         self._reach = np.maximum.accumulate(self._spans[:, 1])
 
     def near(self, start: int, end: int) -> I64:
-        """At least all events that overlap [start, end), raw."""
+        """The events that end after `start` and begin before `end`, raw."""
         first = np.searchsorted(self._reach, start, side="right")
-        return self._spans[first : np.searchsorted(self._spans[:, 0], end)]
+        some = self._spans[first : np.searchsorted(self._spans[:, 0], end)]
+        return some[some[:, 1] > start]
 
 
 def run_eagerly(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,13 +104,15 @@ def _is_compiling(name: str) -> bool:
 def _compile_ids(run: Run, rows: I64, regions: Regions) -> dict[int, str]:
     """Row -> compile id: from the `…_data: compile_id=` annotation before or inside, else from the code run next."""
     data = run.named(lambda n: "compile_id=" in n and _COMPILE_ID.search(n) is not None)
+    said_on = {int(t): data[run.thread[data] == t] for t in np.unique(run.thread[data])}
+    run_on = _ByStart(regions, lambda r: r.thread if r.compile_id else None)
     found: dict[int, str] = {}
     behind: dict[int, int] = {}  # thread -> end of the compilation before
     for row in rows.tolist():
         thread, start, end = int(run.thread[row]), int(run.ts[row]), int(run.end[row])
-        near = data[
-            (run.thread[data] == thread) & (run.ts[data] >= behind.get(thread, 0)) & (run.ts[data] < end)
-        ]
+        said_here = said_on.get(thread, data[:0])
+        first, last = np.searchsorted(run.ts[said_here], [behind.get(thread, 0), end])
+        near = said_here[first:last]
         behind[thread] = end
         if len(near):
             at = int(np.searchsorted(run.ts[near], start, side="right")) - 1
@@ -117,28 +120,49 @@ def _compile_ids(run: Run, rows: I64, regions: Regions) -> dict[int, str]:
             assert said is not None
             found[row] = said.group(1)
         elif run.text(row).startswith(_OF_A_FRAME):
-            following = (r for r in regions.all if r.thread == thread and r.start >= end and r.compile_id)
-            region = next(following, None)
+            region = run_on.from_(thread, end)
             if region is not None and region.compile_id is not None:
                 found[row] = region.compile_id
     return found
+
+
+class _ByStart:
+    """Regions that share a key (None has none), by start."""
+
+    def __init__(self, regions: Regions, key: Callable[[Region], Hashable]) -> None:
+        self._of: dict[Hashable, list[Region]] = {}
+        for region in sorted(regions.all, key=lambda r: r.start):
+            if (mark := key(region)) is not None:
+                self._of.setdefault(mark, []).append(region)
+
+    def from_(self, key: Hashable, moment: int) -> Region | None:
+        """The first that starts at a moment (ns) or later."""
+        some = self._of.get(key, [])
+        at = bisect_left(some, moment, key=lambda r: r.start)
+        return some[at] if at < len(some) else None
+
+    def over_by(self, key: Hashable, moment: int) -> Region | None:
+        """The last to start of those that have ended by a moment (ns)."""
+        some = self._of.get(key, [])
+        begun = bisect_right(some, moment, key=lambda r: r.start)
+        return next((r for r in reversed(some[:begun]) if r.end <= moment), None)
 
 
 class _InputShapes:
     """Shapes of a compiled function's inputs, where `record_shapes` put them on its first operator."""
 
     def __init__(self, run: Run, nesting: Nesting, regions: Regions) -> None:
-        self._run, self._nesting, self._regions = run, nesting, regions
+        self._run, self._nesting = run, nesting
+        self._by_code = _ByStart(regions, lambda r: r.compile_id)
+        self._by_function = _ByStart(regions, lambda r: r.frame_id)
 
     def first_run(self, compile_id: str, behind: int) -> Region | None:
         """The first run of this code that starts after a moment (ns)."""
-        runs = (r for r in self._regions.all if r.compile_id == compile_id and r.start >= behind)
-        return min(runs, key=lambda r: r.start, default=None)
+        return self._by_code.from_(compile_id, behind)
 
     def compared(self, region: Region) -> tuple[str, ...] | None:
         """How the inputs differ from those of the run before of the same function; None where nothing says."""
-        earlier = (r for r in self._regions.all if r.frame_id == region.frame_id and r.end <= region.start)
-        before = max(earlier, key=lambda r: r.start, default=None)
+        before = self._by_function.over_by(region.frame_id, region.start)
         if before is None:
             return None
         old, new = self._inputs(before), self._inputs(region)
