@@ -8,7 +8,7 @@ from typing import Literal
 
 import libcst as cst
 
-from trace_doctor.loaders.script import Script, Statement
+from trace_doctor.loaders.script import Script, Statement, TextFile
 from trace_doctor.model import Safety
 
 Refusal = Literal["already", "ambiguous", "unresolved", "display"]
@@ -35,15 +35,22 @@ class Edit:
 
 @dataclass(frozen=True)
 class Change:
-    """What a codemod wants to do to one script."""
+    """What a codemod wants to do to a script, a launch script or a configuration file."""
 
-    script: Script
+    script: TextFile
     edits: tuple[Edit, ...]
     line: int
     """line of the script (1-based) that the change is about"""
     safety: Safety = "unsafe"
     notes: tuple[str, ...] = ()
     framework: str | None = None
+    more: tuple[tuple[TextFile, tuple[Edit, ...]], ...] = ()
+    """edits of other files that belong to the same change (the option's default in one, the call in another)"""
+
+    @property
+    def files(self) -> tuple[tuple[TextFile, tuple[Edit, ...]], ...]:
+        """All files with their edits, the main one first."""
+        return ((self.script, self.edits), *self.more) if self.edits else self.more
 
 
 @dataclass(frozen=True)
@@ -59,14 +66,25 @@ class NoEdit(Exception):
     """A codemod that leaves the script alone, and why.
 
     `already`: nothing to do; `ambiguous`: several places, none chosen; `unresolved`: the place was not found or is not
-    understood; `display`: understood, but not to be done by a machine.
+    understood; `display`: understood, but not to be done by a machine. `command` is what to type instead, in the terms
+    of `framework`.
     """
 
-    def __init__(self, kind: Refusal, why: str, candidates: Iterable[Candidate] = ()) -> None:
+    def __init__(
+        self,
+        kind: Refusal,
+        why: str,
+        candidates: Iterable[Candidate] = (),
+        *,
+        command: str | None = None,
+        framework: str | None = None,
+    ) -> None:
         super().__init__(why)
         self.kind: Refusal = kind
         self.why = why
         self.candidates = tuple(candidates)
+        self.command = command
+        self.framework = framework
 
 
 def clash(a: Iterable[Edit], b: Iterable[Edit]) -> bool:
@@ -101,8 +119,8 @@ def union(groups: Iterable[Sequence[Edit]]) -> list[Edit]:
     return sorted(found.values(), key=lambda e: (e.start, e.end, order[e.identity]))
 
 
-def apply(script: Script, edits: Iterable[Edit]) -> str:
-    """The script's text after edits that do not overlap. Line ends of inserted text become those of the file."""
+def apply(script: TextFile, edits: Iterable[Edit]) -> str:
+    """The file's text after edits that do not overlap. Line ends of inserted text become those of the file."""
     out, at = [], 0
     for edit in sorted(edits, key=lambda e: (e.start, e.end)):
         if edit.start < at:

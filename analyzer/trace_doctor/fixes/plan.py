@@ -19,7 +19,7 @@ from trace_doctor.fixes.edits import Candidate, Change, NoEdit
 from trace_doctor.fixes.entry import entry_scripts
 from trace_doctor.fixes.versions import TorchBounds, bounds
 from trace_doctor.loaders.project import Project
-from trace_doctor.loaders.script import FRAMEWORKS, Script
+from trace_doctor.loaders.script import FRAMEWORKS, Script, TextFile
 from trace_doctor.loaders.source import SourceTree, same_function
 from trace_doctor.model import Finding, Fix, Result, Safety, Target
 
@@ -86,13 +86,13 @@ class Plan:
         return frozenset(f for s in self.tree.mentioning(*FRAMEWORKS) for f in s.frameworks)
 
     @cached_property
-    def outputs(self) -> dict[str, tuple[Script, bytes]]:
-        """Script name -> (script, its new bytes), for the ready fixes together."""
-        found: dict[str, tuple[Script, list[Sequence[editing.Edit]]]] = {}
+    def outputs(self) -> dict[str, tuple[TextFile, bytes]]:
+        """File name -> (file, its new bytes), for the ready fixes together."""
+        found: dict[str, tuple[TextFile, list[Sequence[editing.Edit]]]] = {}
         for item in self.of("ready"):
             assert item.change is not None
-            script = item.change.script
-            found.setdefault(script.name, (script, []))[1].append(item.change.edits)
+            for file, changes in item.change.files:
+                found.setdefault(file.name, (file, []))[1].append(changes)
         return {
             name: (script, checked(script, editing.union(groups)))
             for name, (script, groups) in sorted(found.items())
@@ -162,17 +162,26 @@ def _resolve(
     mod = codemods()[fix.codemod]
     try:
         change = _run(mod, finding, fix, tree, torch, named)
-        after = checked(change.script, change.edits)
+        after = [(file, checked(file, changes)) for file, changes in change.files]
     except NoEdit as refused:
-        return replace(bare, status=refused.kind, why=refused.why, candidates=refused.candidates)
+        said = _instead(fix, refused)
+        return replace(bare, status=refused.kind, why=refused.why, candidates=refused.candidates, fix=said)
     except UnreadableScript as error:
         return replace(bare, status="unresolved", why=str(error))
-    diff = unified(prefix + change.script.name, change.script.data, after)
+    diff = b"".join(unified(prefix + file.name, file.data, new) for file, new in after)
     if not diff:
         return replace(bare, status="already", why="nothing to change")
     status: Status = "display" if fix.safety == "display" else "ready"
     why = "shown only: it has to be judged by a person" if status == "display" else ""
     return replace(bare, status=status, why=why, change=change, diff=diff)
+
+
+def _instead(fix: Fix, refused: NoEdit) -> Fix:
+    """The fix in the terms of the script's framework: what to type where there is nothing to edit."""
+    framework = refused.framework or fix.framework
+    if refused.command is None:
+        return msgspec.structs.replace(fix, framework=framework)
+    return msgspec.structs.replace(fix, kind="command", framework=framework, text=refused.command)
 
 
 def _untold(fix: Fix) -> Fix:
@@ -277,12 +286,12 @@ def _named(finding: Finding, fix: Fix, tree: SourceTree) -> list[str]:
     return sorted(found)
 
 
-def checked(script: Script, changes: Iterable[editing.Edit]) -> bytes:
-    """The script's new bytes, which parse. Raises NoEdit where an edit would break the file."""
+def checked(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:
+    """The file's new bytes, which parse. Raises NoEdit where an edit would break the file."""
     text = editing.apply(script, changes)
     try:
         data = script.encode(text)
-        Script(data, script.name)
+        script.rewritten(data)
     except (UnreadableScript, UnicodeEncodeError):
         raise NoEdit("unresolved", f"the edit would leave {script.name} unreadable") from None
     return data
@@ -308,10 +317,11 @@ def _together(items: list[Planned]) -> list[Planned]:
                 continue
             a, b = items[earlier], items[later]
             assert a.change is not None and b.change is not None
-            if a.change.script is not b.change.script:
+            pairs = [(x, y) for f, x in a.change.files for g, y in b.change.files if f.name == g.name]
+            if not pairs:
                 continue
-            same = {e.identity for e in b.change.edits} <= {e.identity for e in a.change.edits}
-            contradict = editing.clash(a.change.edits, b.change.edits)
+            same = _edits_of(b.change) <= _edits_of(a.change)
+            contradict = any(editing.clash(x, y) for x, y in pairs)
             kin = a.finding.id == b.finding.id or (
                 a.finding.code == b.finding.code and a.fix.codemod == b.fix.codemod
             )
@@ -328,6 +338,10 @@ def _together(items: list[Planned]) -> list[Planned]:
             item = replace(item, status="conflict", why=refused[index])
         out.append(item)
     return out
+
+
+def _edits_of(change: Change) -> set[tuple[str, tuple[str, str]]]:
+    return {(file.name, edit.identity) for file, edits in change.files for edit in edits}
 
 
 def _short(path: str) -> str:
