@@ -64,3 +64,15 @@ def allocator_variable(torch: TorchBounds) -> str:
     ignored by 2.9.1, so it is used only from 2.12 on. Never both: versions differ in which one wins.
     """
     return "PYTORCH_ALLOC_CONF" if torch.at_least(2, 12) else "PYTORCH_CUDA_ALLOC_CONF"
+
+
+_FUSED_SINCE: dict[str, Version] = {"Adam": (2, 0), "AdamW": (2, 0), "SGD": (2, 3)}
+
+
+def has_fused(optimizer: str, torch: TorchBounds) -> bool:
+    """Whether an optimizer of torch.optim takes `fused=True` on a GPU in every version that this can be.
+
+    Adam had it in 1.13, AdamW in 2.0, SGD in 2.3; older ones raise TypeError for the keyword.
+    """
+    since = _FUSED_SINCE.get(optimizer.removeprefix("torch.optim."))
+    return since is not None and (since == (2, 0) or torch.at_least(*since))

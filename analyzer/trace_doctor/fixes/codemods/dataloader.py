@@ -37,7 +37,7 @@ _SPAWN = (
 def dataloader_args(place: Place, params: Mapping[str, Any]) -> Change:
     """Sets num_workers, pin_memory, persistent_workers and prefetch_factor of the training loader together."""
     wanted = {name: params[name] for name in _ORDER if params.get(name)}
-    calls = _at_line(place) or _in_scripts(place)
+    calls = loaders_on_line(place) or training_loaders(place)
     if calls:
         script, call = only(calls, "construct a DataLoader that feeds training", "")
         return _edit_loader(script, call, wanted)
@@ -47,7 +47,7 @@ def dataloader_args(place: Place, params: Mapping[str, Any]) -> Change:
 # ---------------------------------------------------------------------- which loader
 
 
-def _at_line(place: Place) -> list[tuple[Script, cst.Call]]:
+def loaders_on_line(place: Place) -> list[tuple[Script, cst.Call]]:
     """Loaders constructed, iterated or drawn from on the line that the capture names."""
     script = place.script
     if script is None or place.line is None:
@@ -71,7 +71,7 @@ def _at_line(place: Place) -> list[tuple[Script, cst.Call]]:
     return []
 
 
-def _in_scripts(place: Place) -> list[tuple[Script, cst.Call]]:
+def training_loaders(place: Place) -> list[tuple[Script, cst.Call]]:
     """All loaders; of several, those that feed a loop which trains."""
     found = [
         (script, call)
