@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor.loaders._accelerator import Window
+from trace_doctor.loaders import _accelerator
 from trace_doctor.loaders.kineto_salvage import strict
 from trace_doctor.run import I64, MemoryEvents
 
@@ -235,28 +235,25 @@ class Columns:
         for key, ids in (("name", self.names), ("cat", self.cats)):
             part[key] = np.fromiter(map(ids.__getitem__, map(attrgetter(key), events)), np.int32, count)
         part["track"] = np.fromiter(map(self.tracks.__getitem__, map(_track, events)), np.int32, count)
+        part["external"] = np.maximum(part["external"], part.pop("external_old"))
+        part["device"] = np.clip(part["device"], -1, np.iinfo(np.int16).max).astype(np.int16)
+        part["stream"] = _narrow(part["stream"])
         part["offset"] = offsets
-        self._timed(part)
+        self._times(part)
 
-    def add_window(self, window: Window, text: bytes, at: int) -> None:
-        """What the decoder in C found in `text`, which begins at byte `at` of the decompressed file."""
+    def scanner(self) -> _accelerator.Scanner | None:
+        """What fills these columns where the decoder in C is in use."""
+        return _accelerator.scanner(self._rows, (self.names, self.cats, self.tracks))
+
+    def add_window(self, window: _accelerator.Window, text: bytes) -> None:
+        """What the scanner found in `text` beside rows."""
         if window.labels:
             labels = b",".join(text[start:end] for start, end in window.labels)
             self._others(decode(b"".join((b"[", labels, b"]"))))
         self.out_of_memory += window.out_of_memory
-        if len(window.memory["ts"]):
-            self._memories(window.memory)
-        if len(window):
-            ids = (self.names.__getitem__, self.cats.__getitem__, self.tracks.__getitem__)
-            part = window.part(*ids)
-            part["offset"] = part["offset"] + at
-            self._timed(part)
-
-    def _timed(self, part: dict[str, npt.NDArray[Any]]) -> None:
-        part["external"] = np.maximum(part["external"], part.pop("external_old"))
-        part["device"] = np.clip(part["device"], -1, np.iinfo(np.int16).max).astype(np.int16)
-        part["stream"] = _narrow(part["stream"])
-        self._times(part)
+        self.integer_ts &= window.integer_ts
+        if len(window.memory):
+            self._memories({key: window.memory[key] for key in _MEMORY_ROW})
 
     def _times(self, part: dict[str, npt.NDArray[Any]]) -> None:
         known = np.abs(part["ts"]) < LATEST_US  # false for NaN
@@ -326,25 +323,36 @@ def _narrow(stream: I64) -> npt.NDArray[np.int32]:
 class _Table:
     """Columns that grow at their ends. What is reserved ahead takes no memory before it is written."""
 
-    def __init__(self, columns: Mapping[str, type[np.generic]]) -> None:
-        self._columns = {key: np.empty(_RESERVED, kind) for key, kind in columns.items()}
+    def __init__(self, kinds: Mapping[str, type[np.generic]]) -> None:
+        self.columns: dict[str, npt.NDArray[Any]] = {
+            key: np.empty(_RESERVED, kind) for key, kind in kinds.items()
+        }
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
+    def reserve(self, room: int) -> None:
+        """Makes room for so many rows in all."""
+        grown = {key: np.empty(room, column.dtype) for key, column in self.columns.items()}
+        for key, column in self.columns.items():
+            grown[key][: self._count] = column[: self._count]
+        self.columns = grown
+
+    def extend(self, count: int) -> None:
+        """Takes as rows what was written behind the last one."""
+        self._count += count
+
     def add(self, part: Mapping[str, npt.NDArray[Any]]) -> None:
         old, new = self._count, self._count + len(part["ts"])
-        for key, column in self._columns.items():
-            if new > len(column):
-                column = np.empty(max(new, 2 * len(column)), column.dtype)
-                column[:old] = self._columns[key][:old]
-                self._columns[key] = column
+        if new > len(self.columns["ts"]):
+            self.reserve(max(new, 2 * len(self.columns["ts"])))
+        for key, column in self.columns.items():
             column[old:new] = part[key]
         self._count = new
 
     def take(self) -> dict[str, npt.NDArray[Any]]:
         """The columns, which leave the table."""
-        taken = {key: column[: self._count] for key, column in self._columns.items()}
-        self._columns.clear()
+        taken = {key: column[: self._count] for key, column in self.columns.items()}
+        self.columns = {}
         return taken

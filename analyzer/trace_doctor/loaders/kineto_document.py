@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trace_doctor.loaders import _accelerator, kineto_salvage
+from trace_doctor.loaders import kineto_salvage
 from trace_doctor.loaders.kineto_borders import Borders
 from trace_doctor.loaders.kineto_decode import Columns, Event, decode, read_one
 from trace_doctor.run import Damage
@@ -50,7 +50,7 @@ class Document:
         self.features: set[bytes] = set()
         self._pieces = pieces
         self._borders = Borders()
-        self._scanner = _accelerator.scanner()
+        self._scanner = columns.scanner()
         self._text = b""
         self._at = 0
         self._more = True
@@ -250,10 +250,10 @@ class Document:
         in the window is unusual, and nothing was read."""
         if self._scanner is None or self._unfinished:
             return False
-        window = self._scanner.scan(self._text)
+        window = self._scanner.scan(self._text, self._at)
         if window is None:
             return False
-        self.columns.add_window(window, self._text, self._at)
+        self.columns.add_window(window, self._text)
         self._drop(window.end)
         return True
 

@@ -11,10 +11,11 @@ import ctypes
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Hashable, Sequence
-from functools import cache
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -28,32 +29,29 @@ FOLDER = Path(__file__).parent
 VARIABLE = "TRACE_DOCTOR_DECODER"
 _ROOM = 1 << 12
 
-INTEGERS = ("correlation", "external", "external_old", "device", "stream")
-MEMORY = ("addr", "bytes", "allocated", "reserved", "device_type", "device_id")
-_NAMES, _CATS, _IDS, _TRACKS = range(4)
+COLUMNS = ("ts", "dur", "correlation", "external", "offset", "stream", "name", "cat", "track", "device")
+_NAMES, _CATS, _TRACKS, _IDS = range(4)
 _FULL = -2
-_ROW = np.dtype(
+_MEMORY = np.dtype(
     [
         ("ts", "f8"),
-        ("dur", "f8"),
-        *((key, "i8") for key in INTEGERS),
-        ("offset", "i8"),
-        ("name", "i4"),
-        ("cat", "i4"),
-        ("track", "i4"),
-        ("unused", "i4"),
+        *((key, "i8") for key in ("addr", "bytes", "allocated", "reserved", "device_type", "device_id")),
     ]
 )
-_MEMORY_ROW = np.dtype([("ts", "f8"), *((key, "i8") for key in MEMORY)])
 _SPAN = np.dtype([("start", "i8"), ("end", "i8")])
 
 
 class _Found(ctypes.Structure):
+    """`Found` in scan.c."""
+
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("rows", "memory", "labels")),
+        *((name, ctypes.c_void_p) for name in COLUMNS),
+        *((name, ctypes.c_void_p) for name in ("memory", "labels")),
         *((f"{name}_room", ctypes.c_int64) for name in ("row", "memory", "label")),
         *((f"{name}_count", ctypes.c_int64) for name in ("row", "memory", "label")),
         ("out_of_memory", ctypes.c_int64),
+        ("whole_ts", ctypes.c_int64),
+        ("texts", ctypes.c_int64 * 3),
     ]
 
 
@@ -77,6 +75,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     library.trace_doctor_scan.argtypes = [
         ctypes.c_void_p,
         ctypes.c_char_p,
+        ctypes.c_int64,
         ctypes.c_int64,
         ctypes.POINTER(_Found),
     ]
@@ -119,116 +118,140 @@ def description() -> str:
 
 
 class Scanner:
-    """Reads windows of events of one file."""
+    """Reads windows of the events of one file into the columns of `rows`; `ids` number its names, its categories and
+    its (pid, tid)."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, rows: Rows, ids: tuple[Ids, Ids, Ids]) -> None:
         handle = library.trace_doctor_open(secrets.randbits(64))
         if not handle:
             raise MemoryError
         weakref.finalize(self, library.trace_doctor_close, handle)
         self._library = library
         self._handle = handle
-        self._rows = np.empty(_ROOM, dtype=_ROW)
-        self._memory = np.empty(_ROOM, dtype=_MEMORY_ROW)
-        self._spans = np.empty(_ROOM, dtype=_SPAN)
-        self._numbers = {table: np.full(0, -1, dtype=np.int32) for table in (_NAMES, _CATS, _TRACKS)}
+        self._rows = rows
+        self._memory = np.empty(_ROOM, dtype=_MEMORY)
+        self._labels = np.empty(_ROOM, dtype=_SPAN)
+        self._lend()
+        self._numberings = [_Numbering(partial(self._value, table), ids[table]) for table in range(3)]
 
-    def scan(self, text: bytes) -> Window | None:
-        """The whole events of a text that begins with one. None where anything in it is unusual."""
+    def scan(self, text: bytes, at: int) -> Window | None:
+        """Reads the whole events of a text that begins with one, at byte `at` of the file. None where anything in it
+        is unusual; no row was added then."""
+        found = self._found
+        if (
+            self._lent is not self._rows.columns
+        ):  # Python's decoder has added rows, for which there was no room
+            found = self._lend()
         while True:
-            found = _Found(
-                self._rows.ctypes.data,
-                self._memory.ctypes.data,
-                self._spans.ctypes.data,
-                len(self._rows),
-                len(self._memory),
-                len(self._spans),
-            )
-            end = self._library.trace_doctor_scan(self._handle, text, len(text), ctypes.byref(found))
+            found.row_count = first = len(self._rows)
+            end = self._library.trace_doctor_scan(self._handle, text, len(text), at, ctypes.byref(found))
             if end != _FULL:
                 break
-            self._rows = np.empty(2 * len(self._rows), dtype=_ROW)
-            self._memory = np.empty(2 * len(self._memory), dtype=_MEMORY_ROW)
-            self._spans = np.empty(2 * len(self._spans), dtype=_SPAN)
+            if found.row_count == found.row_room:
+                self._rows.reserve(2 * found.row_room)
+            else:
+                self._memory = np.empty(2 * len(self._memory), dtype=_MEMORY)
+                self._labels = np.empty(2 * len(self._labels), dtype=_SPAN)
+            found = self._lend()
         if end <= 0:
             return None
+        for key, numbering, count in zip(
+            ("name", "cat", "track"), self._numberings, found.texts, strict=True
+        ):
+            numbering.apply(self._rows.columns[key][first : found.row_count], count)
+        self._rows.extend(found.row_count - first)
         return Window(
-            self,
             end,
-            self._rows[: found.row_count],
             self._memory[: found.memory_count],
-            self._spans[: found.label_count],
+            [(start, stop) for start, stop in self._labels[: found.label_count].tolist()],
             found.out_of_memory,
+            bool(found.whole_ts),
         )
 
-    def _token(self, table: int, number: int) -> bytes:
-        length = ctypes.c_int64()
-        start = self._library.trace_doctor_token(self._handle, table, number, ctypes.byref(length))
-        return ctypes.string_at(start, length.value)
+    def _lend(self) -> _Found:
+        columns = self._lent = self._rows.columns
+        self._found = found = _Found(*(columns[key].ctypes.data for key in COLUMNS))
+        found.memory, found.labels = self._memory.ctypes.data, self._labels.ctypes.data
+        found.row_room = len(columns["ts"])
+        found.memory_room = found.label_room = len(self._memory)
+        return found
 
     def _value(self, table: int, number: int) -> Hashable:
-        token = self._token(table, number)
+        length = ctypes.c_int64()
+        start = self._library.trace_doctor_token(self._handle, table, number, ctypes.byref(length))
+        token = ctypes.string_at(start, length.value)
         if table == _TRACKS:
             pid, tid = np.frombuffer(token, dtype=np.int32).tolist()
             return self._value(_IDS, pid), self._value(_IDS, tid)
         value: Hashable = msgspec.json.decode(token)
         return value
 
-    def numbered(self, table: int, own: I32, ids: Callable[[Any], int]) -> I32:
-        """The numbers that `ids` gives to what the scanner calls `own`, asked for in the order of first use."""
-        known = self._numbers[table]
-        if len(own) and (top := int(own.max())) >= len(known):
-            known = self._numbers[table] = np.append(known, np.full(max(top + 1, len(known)), -1, np.int32))
-        found = known[own]
+
+class _Numbering:
+    """From the numbers of the scanner, which also saw what was given up, to those of the file's columns."""
+
+    def __init__(self, value: Callable[[int], Hashable], ids: Ids) -> None:
+        self._value = value
+        self._ids = ids
+        self._known = np.zeros(0, dtype=np.int32)
+        self._count = 0
+        self._alike = True
+
+    def apply(self, column: I32, count: int) -> None:
+        """Renumbers a column in place; `count` is that of the texts that the scanner knows."""
+        if count > len(self._known):
+            more = np.full(max(count - len(self._known), len(self._known)), -1, dtype=np.int32)
+            self._known = np.append(self._known, more)
+        if self._alike and count == self._count:
+            return
+        found = self._known[column]
         if len(found) and found.min() < 0:
-            fresh, first = np.unique(own[found < 0], return_index=True)
-            for number in fresh[np.argsort(first)].tolist():
-                known[number] = ids(self._value(table, number))
-            found = known[own]
-        return found
+            fresh, first = np.unique(column[found < 0], return_index=True)
+            for number in fresh[np.argsort(first)].tolist():  # in the order of first use
+                self._known[number] = self._ids[self._value(number)]
+            found = self._known[column]
+        column[:] = found
+        self._count = count
+        self._alike = bool((self._known[:count] == np.arange(count)).all())
 
 
+class Ids(Protocol):
+    """Numbers things in the order they are first asked for."""
+
+    def __getitem__(self, key: Any, /) -> int: ...
+
+
+class Rows(Protocol):
+    """Columns that grow at their ends."""
+
+    columns: dict[str, npt.NDArray[Any]]
+    """another dict whenever one of the arrays is another"""
+
+    def __len__(self) -> int: ...
+
+    def reserve(self, room: int) -> None: ...
+
+    def extend(self, count: int) -> None: ...
+
+
+@dataclass(frozen=True)
 class Window:
-    """What one window holds, until the next is scanned."""
+    """What one window holds, beside its rows."""
 
-    def __init__(
-        self,
-        scanner: Scanner,
-        end: int,
-        rows: npt.NDArray[Any],
-        memory: npt.NDArray[Any],
-        spans: npt.NDArray[Any],
-        out_of_memory: int,
-    ) -> None:
-        self._scanner = scanner
-        self._rows = rows
-        self.end = end
-        """the position behind the last event that another follows"""
-        self.memory: dict[str, npt.NDArray[Any]] = {key: memory[key] for key in ("ts", *MEMORY)}
-        """the `[memory]` instants"""
-        self.labels: Sequence[tuple[int, int]] = [(a, b) for a, b in spans.tolist()]
-        """where the names of processes and threads stand"""
-        self.out_of_memory = out_of_memory
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def part(
-        self, names: Callable[[Any], int], cats: Callable[[Any], int], tracks: Callable[[Any], int]
-    ) -> dict[str, npt.NDArray[Any]]:
-        """The events with a duration, as columns; the callables number names, categories and (pid, tid)."""
-        part: dict[str, npt.NDArray[Any]] = {
-            key: self._rows[key] for key in ("ts", "dur", "offset", *INTEGERS)
-        }
-        for key, table, ids in (("name", _NAMES, names), ("cat", _CATS, cats), ("track", _TRACKS, tracks)):
-            part[key] = self._scanner.numbered(table, self._rows[key], ids)
-        return part
+    end: int
+    """the position behind the last event that another follows"""
+    memory: npt.NDArray[Any]
+    """the `[memory]` instants; until the next window is read"""
+    labels: list[tuple[int, int]]
+    """where the events are that name processes and threads"""
+    out_of_memory: int
+    integer_ts: bool
 
 
-def scanner() -> Scanner | None:
+def scanner(rows: Rows, ids: tuple[Ids, Ids, Ids]) -> Scanner | None:
     """A scanner for one file, where the C decoder is in use."""
     library, _ = _chosen()
-    return Scanner(library) if library is not None else None
+    return Scanner(library, rows, ids) if library is not None else None
 
 
 def nest(ts: I64, end: I64) -> tuple[I32, I32] | None:

@@ -58,7 +58,7 @@ def build(target: Path) -> str:
             shutil.copy(made, beside)
             beside.replace(target / LIBRARY)  # at once: another process may have the old one open
         except subprocess.CalledProcessError as error:
-            return (error.stderr.strip().splitlines() or [f"{command[0]} failed"])[0]
+            return next(iter(str(error.stderr).strip().splitlines()), f"{command[0]} failed")
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
     return ""

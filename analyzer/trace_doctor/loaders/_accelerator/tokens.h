@@ -40,15 +40,25 @@ static inline uint64_t mixed(uint64_t a, uint64_t b) {
   return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
+static inline uint64_t eight_bytes(Place p) {
+  uint64_t word;
+  memcpy(&word, p, 8);
+  return word;
+}
+
+/* The last 0 to 8 bytes of a text. */
+static inline uint64_t last_bytes(Place text, size_t length) {
+  if (length >= 8) return eight_bytes(text + length - 8);
+  uint64_t word = 0;
+  for (size_t i = 0; i < length; i++) word = word << 8 | text[i];
+  return word;
+}
+
 static inline uint64_t hash_of(Place text, size_t length, uint64_t secret) {
-  uint64_t hash = secret ^ length, word;
-  for (; length >= 8; text += 8, length -= 8) {
-    memcpy(&word, text, 8);
-    hash = mixed(hash ^ word, 0x9e3779b97f4a7c15u ^ secret);
-  }
-  word = 0;
-  memcpy(&word, text, length);
-  return mixed(hash ^ word, 0xe7037ed1a0b428dbu ^ secret);
+  uint64_t hash = secret ^ length;
+  size_t at = 0;
+  for (; length - at > 8; at += 8) hash = mixed(hash ^ eight_bytes(text + at), 0x9e3779b97f4a7c15u ^ secret);
+  return mixed(hash ^ last_bytes(text, length), 0xe7037ed1a0b428dbu ^ secret);
 }
 
 static inline size_t token_start(const Tokens *t, size_t number) { return number ? t->ends[number - 1] : 0; }
