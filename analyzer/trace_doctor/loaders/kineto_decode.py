@@ -324,8 +324,9 @@ class _Table:
     """Columns that grow at their ends. What is reserved ahead takes no memory before it is written."""
 
     def __init__(self, kinds: Mapping[str, type[np.generic]]) -> None:
+        self.room = _RESERVED
         self.columns: dict[str, npt.NDArray[Any]] = {
-            key: np.empty(_RESERVED, kind) for key, kind in kinds.items()
+            key: np.empty(self.room, kind) for key, kind in kinds.items()
         }
         self._count = 0
 
@@ -334,10 +335,10 @@ class _Table:
 
     def reserve(self, room: int) -> None:
         """Makes room for so many rows in all."""
-        grown = {key: np.empty(room, column.dtype) for key, column in self.columns.items()}
-        for key, column in self.columns.items():
-            grown[key][: self._count] = column[: self._count]
-        self.columns = grown
+        for key, column in self.columns.items():  # one after another: a second copy of one column at a time
+            self.columns[key] = np.empty(room, column.dtype)
+            self.columns[key][: self._count] = column[: self._count]
+        self.room = room
 
     def extend(self, count: int) -> None:
         """Takes as rows what was written behind the last one."""
@@ -345,8 +346,8 @@ class _Table:
 
     def add(self, part: Mapping[str, npt.NDArray[Any]]) -> None:
         old, new = self._count, self._count + len(part["ts"])
-        if new > len(self.columns["ts"]):
-            self.reserve(max(new, 2 * len(self.columns["ts"])))
+        if new > self.room:
+            self.reserve(max(new, 2 * self.room))
         for key, column in self.columns.items():
             column[old:new] = part[key]
         self._count = new

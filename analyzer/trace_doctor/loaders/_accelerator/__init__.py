@@ -138,9 +138,7 @@ class Scanner:
         """Reads the whole events of a text that begins with one, at byte `at` of the file. None where anything in it
         is unusual; no row was added then."""
         found = self._found
-        if (
-            self._lent is not self._rows.columns
-        ):  # Python's decoder has added rows, for which there was no room
+        if found.row_room != self._rows.room:  # Python's decoder has made room for rows of its own
             found = self._lend()
         while True:
             found.row_count = first = len(self._rows)
@@ -169,10 +167,10 @@ class Scanner:
         )
 
     def _lend(self) -> _Found:
-        columns = self._lent = self._rows.columns
+        columns = self._rows.columns
         self._found = found = _Found(*(columns[key].ctypes.data for key in COLUMNS))
         found.memory, found.labels = self._memory.ctypes.data, self._labels.ctypes.data
-        found.row_room = len(columns["ts"])
+        found.row_room = self._rows.room
         found.memory_room = found.label_room = len(self._memory)
         return found
 
@@ -225,7 +223,8 @@ class Rows(Protocol):
     """Columns that grow at their ends."""
 
     columns: dict[str, npt.NDArray[Any]]
-    """another dict whenever one of the arrays is another"""
+    room: int
+    """rows that the columns can take; as long as it is the same, they are the same arrays"""
 
     def __len__(self) -> int: ...
 
