@@ -1,0 +1,219 @@
+"""`batch-size` and `gradient-accumulation`: how many samples the device sees at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
+from trace_doctor.fixes.codemods.dataloader import loaders_on_line, training_loaders
+from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, remove, wrap
+from trace_doctor.fixes.loops import method_calls, optimizer_steps, zero_grads
+from trace_doctor.fixes.training import Step, find_step, refuse_frameworks, whole_line
+from trace_doctor.fixes.values import where_set
+from trace_doctor.loaders.script import Script, argument, dotted, literal
+
+_SIZE = {"transformers": "TrainingArguments(per_device_train_batch_size=...)"}
+_ACCUMULATE = {
+    "accelerate": "Accelerator(gradient_accumulation_steps=N) and `with accelerator.accumulate(model):`",
+    "lightning": "Trainer(accumulate_grad_batches=N)",
+    "transformers": "TrainingArguments(gradient_accumulation_steps=N)",
+    "deepspeed": '"gradient_accumulation_steps" in its configuration',
+}
+_AFTER_BACKWARD = ("step", "update", "zero_grad", "unscale_", "clip_grad_norm_", "clip_grad_value_")
+
+
+@codemod("batch-size", words=("DataLoader", "TrainingArguments"), elsewhere=True)
+def batch_size(place: Place, params: Mapping[str, Any]) -> Change:
+    """Raises the batch size of the training loader where it is set. params: `size`."""
+    for script in place.scripts:
+        refuse_frameworks(script, _SIZE)
+    found: list[tuple[Script, Any]] = [*(loaders_on_line(place) or training_loaders(place))]
+    script, call = only(found, "construct a DataLoader that feeds training", "no DataLoader(...) was found")
+    value, size = _batch_size(script, call)
+    wanted = int(params["size"])
+    if size >= wanted:
+        raise NoEdit("already", f"{script.name}:{script.line(value)} sets a batch of {size} already")
+    return Change(script, (_set_size(script, value, wanted),), script.line(value))
+
+
+def _batch_size(script: Script, call: cst.Call) -> tuple[cst.BaseExpression, int]:
+    """The expression that sets a loader's batch size, and its value."""
+    given = argument(call, "batch_size", 1)
+    where = [candidate(script, call)]
+    if given is None:
+        raise NoEdit(
+            "display", "the loader takes no batch_size (a batch sampler, or batches as they are)", where
+        )
+    size = literal(given.value)
+    if isinstance(size, int):
+        return given.value, size
+    origin = where_set(script, given.value)
+    size = literal(origin.value) if origin is not None else ...
+    if origin is None or not isinstance(size, int):
+        raise NoEdit("display", f"batch_size={script.code(given.value)} is set somewhere else", where)
+    return origin.value, size
+
+
+def _set_size(script: Script, value: cst.BaseExpression, size: int) -> Edit:
+    start, end = script.span(value)
+    return Edit(start, end, str(size), f"batch-size:{start}", str(size))
+
+
+# ---------------------------------------------------------------------- gradient accumulation
+
+
+@codemod("gradient-accumulation", words=(".backward(",), elsewhere=True)
+def gradient_accumulation(place: Place, params: Mapping[str, Any]) -> Change:
+    """Divides the batch into N smaller ones, and steps the optimizer after every N of them. params: `steps`."""
+    count = int(params.get("steps") or 2)
+    for script in place.scripts:
+        refuse_frameworks(script, _ACCUMULATE)
+    step = find_step(place)
+    script, loop = step.script, step.home
+    if not isinstance(loop, cst.For):
+        raise NoEdit(
+            "display", "the step is in no `for` loop over batches", [candidate(script, step.backward)]
+        )
+    if any(
+        isinstance(c, cst.If)
+        for call, _ in optimizer_steps(script, loop)
+        for c in _between(script, call, loop)
+    ):
+        raise NoEdit("already", f"{script.name}:{script.line(loop)} steps under a condition already")
+    loaders = [o for o in origins(script).of(loop.iter) if origins(script).is_dataloader(o)]
+    if len(loaders) != 1 or not isinstance(loaders[0], cst.Call):
+        raise NoEdit(
+            "display",
+            "the loader of the loop, whose batches get smaller, was not found",
+            [candidate(script, loop)],
+        )
+    value, size = _batch_size(script, loaders[0])
+    if size % count:
+        raise NoEdit("display", f"a batch of {size} cannot be divided by {count}", [candidate(script, value)])
+    counter, counting = _counter(script, loop)
+    run, moved = _stepping(step, loop)
+    test = f"({counter} + 1) % {count} == 0"
+    length = _length(script, loop)
+    header = f"if {test} or {counter} + 1 == len({length}):" if length else f"if {test}:"
+    edits = [_set_size(script, value, size // count), *counting, _divided(step, count)]
+    edits += wrap(script, run[0], run[-1], header)
+    if moved is not None:
+        edits.append(remove(script, moved))
+        inner = "\t" if "\t" in script.indent(run[-1]) else script.module.default_indent
+        after = insert_after(script, run[-1].body[-1], inner + script.code(moved), "accumulate")
+        edits.append(after)
+    return Change(script, tuple(edits), script.line(step.backward))
+
+
+def _between(script: Script, node: cst.CSTNode, home: cst.CSTNode) -> list[cst.CSTNode]:
+    found = []
+    for up in script.ancestors(node):
+        if up is home:
+            break
+        found.append(up)
+    return found
+
+
+def _counter(script: Script, loop: cst.For) -> tuple[str, list[Edit]]:
+    """The loop's batch counter, and the edits that make one."""
+    enumerated = isinstance(loop.iter, cst.Call) and script.callee(loop.iter) == "enumerate"
+    if enumerated and isinstance(loop.iter, cst.Call) and isinstance(loop.target, cst.Tuple):
+        name = dotted(loop.target.elements[0].value)
+        if name is None or len(loop.iter.args) != 1:
+            raise NoEdit("display", "the loop counts its batches in another way", [candidate(script, loop)])
+        return name, []
+    name = next((n for n in ("step", "batch_index", "micro_step") if not _named(script, n)), None)
+    if name is None:
+        raise NoEdit("display", "the loop has no counter", [candidate(script, loop)])
+    (start, end), (first, last) = script.outer_span(loop.target), script.span(loop.iter)
+    target = script.text[start:end].strip()
+    bare = isinstance(loop.target, cst.Tuple) and not loop.target.lpar
+    begin, stop = script.span(loop.target) if bare else (start, start + len(script.text[start:end].rstrip()))
+    edits = [
+        Edit(begin, stop, f"{name}, ({script.text[begin:stop]})" if bare else f"{name}, {target}"),
+        Edit(first, first, "enumerate("),
+        Edit(last, last, ")"),
+    ]
+    return name, edits
+
+
+def _named(script: Script, name: str) -> bool:
+    return any(n.value == name for n in script.all(cst.Name) if not _is_attribute(script, n))
+
+
+def _is_attribute(script: Script, node: cst.Name) -> bool:
+    up = script.parent(node)
+    return isinstance(up, cst.Attribute) and up.attr is node
+
+
+def _length(script: Script, loop: cst.For) -> str | None:
+    """The loader's name, where the loop goes over it directly or through enumerate and tqdm."""
+    node: cst.BaseExpression = loop.iter
+    while isinstance(node, cst.Call) and node.args:
+        node = node.args[0].value
+    return dotted(node)
+
+
+def _stepping(
+    step: Step, loop: cst.For
+) -> tuple[list[cst.SimpleStatementLine], cst.BaseSmallStatement | None]:
+    """The lines after backward up to the last that belongs to stepping, and a zero_grad before it that has to move."""
+    script = step.script
+    backward = whole_line(script, step.backward)
+    steps = optimizer_steps(script, loop)
+    if len(steps) != 1:
+        raise NoEdit(
+            "ambiguous" if steps else "unresolved",
+            f"{len(steps)} places step an optimizer",
+            [candidate(script, c) for c, _ in steps],
+        )
+    block, index = script.block_of(backward)
+    run = []
+    for line in block.body[index + 1 :]:
+        if not isinstance(line, cst.SimpleStatementLine) or not _is_stepping(script, line):
+            break
+        run.append(line)
+    if not any(script.lines(line)[0] <= script.line(steps[0][0]) <= script.lines(line)[1] for line in run):
+        raise NoEdit(
+            "display",
+            "other statements stand between backward() and step()",
+            [candidate(script, steps[0][0])],
+        )
+    while run and not any(_called(script, run[-1]) == w for w in _AFTER_BACKWARD):
+        run.pop()
+    clears = [script.statement_of(c) for c, _ in zero_grads(script, loop)]
+    if len(clears) != 1 or not isinstance(clears[0], cst.Expr):
+        raise NoEdit("display", "not exactly one zero_grad() in the loop", [candidate(script, loop)])
+    inside = any(script.parent(clears[0]) is line for line in run)
+    if not inside and script.span(clears[0])[0] > script.span(backward)[0]:
+        raise NoEdit("display", "zero_grad() is apart from step()", [candidate(script, clears[0])])
+    if not inside:
+        whole_line(script, clears[0])
+    return run, None if inside else clears[0]
+
+
+def _is_stepping(script: Script, line: cst.SimpleStatementLine) -> bool:
+    return len(line.body) == 1 and _called(script, line) in _AFTER_BACKWARD
+
+
+def _called(script: Script, line: cst.SimpleStatementLine) -> str:
+    node = line.body[0]
+    value = node.value if isinstance(node, cst.Expr | cst.Assign) else None
+    if not isinstance(value, cst.Call):
+        return ""
+    name = script.callee(value) or dotted(value.func) or ""
+    return name.split(".")[-1]
+
+
+def _divided(step: Step, count: int) -> Edit:
+    """`(loss / N).backward()`, `scaler.scale(loss / N).backward()`"""
+    script = step.script
+    scaled = next(
+        (c for c, _ in method_calls(script, "scale") if c.args and c.args[0].value is step.loss), None
+    )
+    start, end = script.outer_span(step.loss)
+    text = f"{script.text[start:end]} / {count}"
+    return Edit(start, end, text if scaled is not None else f"({text})")
