@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from trace_doctor.config import Config, defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UsageError
 from trace_doctor.evidence.base import Options
+from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import Loaded, Ways, load_inputs, ways
-from trace_doctor.model import Ignored, Result
+from trace_doctor.model import Finding, Ignored, Result
 from trace_doctor.registry import choose
 from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Snapshot
@@ -95,14 +98,25 @@ def analyze(
     )
     progress = progress or Progress()
     captures, ignored = read_captures(paths, rank=rank, ways=ways(settings), progress=progress)
-    result = diagnose(captures, rules, config, options, ignored=ignored, progress=progress)
+
+    def located(findings: Sequence[Finding]) -> Sequence[Finding]:
+        from trace_doctor.fixes import with_diffs
+
+        assert script is not None
+        return with_diffs(Result(findings=list(findings)), script, excerpts=False).findings
+
+    suppressions = Suppressions.of(settings.suppress, script)
+    result = diagnose(
+        captures, rules, config, options, ignored=ignored, progress=progress,
+        silence=lambda findings: suppressions.silence(findings, located),
+    )  # fmt: skip
     if script is not None:
         from trace_doctor.fixes import with_diffs
 
         result = with_diffs(
             result, script, torch_version=settings.torch_version or None, excerpts=with_source_lines
         )
-    return result
+    return msgspec.structs.replace(result, limits=[*result.limits, *suppressions.said(result)])
 
 
 def verify(

@@ -39,6 +39,9 @@ class Settings:
     preview: bool = _setting(False, "run rules that are still in preview")
     fail_on: str = _setting("warning", "`check` fails at this severity: critical, warning, info, never")
     require: list[str] = _setting([], "rules that `check` must be able to decide")
+    baseline: str = _setting("", "file of `check --baseline`")
+    budgets: dict[str, Any] = _setting({}, "what `check` allows each figure and rule: [in CI](ci.md)")
+    suppress: dict[str, str] = _setting({}, "findings to silence, with the reason: [in CI](ci.md)")
     min_confidence: str = _setting("low", "drop findings below: high, medium, low")
     min_saving: float = _setting(
         0.0, "drop findings whose saving is a smaller share of the step or of the peak"
@@ -150,9 +153,9 @@ def _from_environment() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for f in dataclasses.fields(Settings):
         text = os.environ.get("TRACE_DOCTOR_" + f.name.upper())
-        if text is None or f.name in ("severity", "rules"):
-            continue
         default = getattr(Settings(), f.name)
+        if text is None or isinstance(default, dict):
+            continue
         if isinstance(default, list):
             found[f.name] = [part.strip() for part in text.split(",") if part.strip()]
         elif isinstance(default, bool):

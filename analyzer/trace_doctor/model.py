@@ -194,6 +194,15 @@ class Work(Struct, frozen=True, kw_only=True):
     """`aten::linear [64, 784] [10, 784]`: products and convolutions with their input shapes, each form once"""
 
 
+class Pace(Struct, frozen=True, kw_only=True):
+    """The steady steps of one trace, all of them (`Result.steps` may be cut)."""
+
+    steps: int
+    median_us: float
+    mad_us: float
+    """median absolute deviation: how far a step usually is from the median"""
+
+
 class Input(Struct, frozen=True, kw_only=True):
     path: str
     kind: Literal["trace", "snapshot", "torch_trace"]
@@ -204,6 +213,8 @@ class Input(Struct, frozen=True, kw_only=True):
     events: int = 0
     steps: int = 0
     recorded: Recorded = Recorded()
+    pace: Pace | None = None
+    """None without steps"""
     step_source: str | None = None
     """what marks the steps: profiler_step, loader, optimizer, marker; None without steps"""
     work: Work = Work()
@@ -402,6 +413,53 @@ class Summary(Struct, frozen=True, kw_only=True):
     """One sentence for people."""
 
 
+class Suppressed(Struct, frozen=True, kw_only=True):
+    """A finding that a comment of the script or the configuration silences. No report counts it as a fault."""
+
+    finding: Finding
+    kind: Literal["comment", "config"]
+    where: str
+    """`train.py:41` of the comment, or the key in the configuration"""
+    reason: str = ""
+
+
+class Budget(Struct, frozen=True, kw_only=True):
+    """One figure that the gate judged. `unit` is us, bytes or share; `found` is the aggregate over the runs."""
+
+    name: str
+    unit: Unit
+    level: Literal["error", "warning"] = "error"
+    """a warning is said, and never fails the gate"""
+    status: Literal["passed", "failed", "undecided"]
+    found: float | None = None
+    values: list[float] = field(default_factory=list)
+    """one for each run"""
+    limit: float | None = None
+    """more than this fails"""
+    baseline: float | None = None
+    noise: float | None = None
+    """k x MAD: differences from the baseline up to this are noise"""
+    how: str = ""
+    """what makes the limit, or why nothing could be decided"""
+
+
+class Gate(Struct, frozen=True, kw_only=True):
+    """What `check` decided."""
+
+    code: int
+    """the exit code: 0 passed, 1 failed, 3 could not decide"""
+    verdict: str
+    fail_on: str = "warning"
+    failing: list[str] = field(default_factory=list)
+    """ids of the findings that fail it"""
+    known: list[str] = field(default_factory=list)
+    """ids of the findings that the baseline holds"""
+    budgets: list[Budget] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
+    """required rules that could not look, with the reason"""
+    notes: list[str] = field(default_factory=list)
+
+
 class Ignored(Struct, frozen=True, kw_only=True):
     """A file below the paths that was not analysed, with the reason."""
 
@@ -430,6 +488,12 @@ class Result(Struct, frozen=True, kw_only=True):
     what_if: list[WhatIf] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    suppressed: list[Suppressed] = field(default_factory=list)
+    gate: Gate | None = None
+    """only from `check`"""
+    source_root: str | None = None
+    """folder of the source inside its git work tree, with a final slash ("" at its top); None: no source was given.
+    Paths of scripts are relative to it."""
     source_excerpts: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     """file -> [(line number, text)] near the findings; empty with --no-source."""
     config: dict[str, Any] = field(default_factory=dict)

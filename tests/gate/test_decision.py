@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trace_doctor.gate import decide
+from trace_doctor.gate import Terms, decide
 from trace_doctor.model import Finding, Outcome, OutcomeKind, Result, Severity
 
 
@@ -33,21 +33,23 @@ def result(*severities: Severity, td101: OutcomeKind = "passed") -> Result:
     ],
 )
 def test_fail_on(severities: tuple[Severity, ...], fail_on: str, code: int) -> None:
-    assert decide(result(*severities), fail_on).code == code
+    gate = decide(result(*severities), Terms(fail_on=fail_on))
+    assert gate.code == code
+    assert len(gate.failing) == code
 
 
 def test_a_skipped_rule_fails_only_when_required() -> None:
     assert decide(result(td101="skipped")).code == 0
-    decision = decide(result(td101="skipped"), require=["TD101"])
-    assert decision.code == 3
-    assert "no steps" in decision.text
-    assert decide(result(td101="passed"), require=["dataloader-starvation"]).code == 0
-    assert decide(result(td101="error"), require=["TD101"]).code == 3
+    gate = decide(result(td101="skipped"), Terms(require=["TD101"]))
+    assert gate.code == 3
+    assert "no steps" in gate.verdict
+    assert decide(result(td101="passed"), Terms(require=["dataloader-starvation"])).code == 0
+    assert decide(result(td101="error"), Terms(require=["TD101"])).code == 3
 
 
 def test_a_required_rule_that_was_not_selected_is_undecided() -> None:
-    assert decide(Result(), require=["TD101"]).code == 3
+    assert decide(Result(), Terms(require=["TD101"])).code == 3
 
 
 def test_a_finding_beats_undecided() -> None:
-    assert decide(result("critical", td101="skipped"), require=["TD101"]).code == 1
+    assert decide(result("critical", td101="skipped"), Terms(require=["TD101"])).code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,16 @@ def check(
     require: Annotated[
         list[str] | None, typer.Option(help="Exit 3 when one of these rules lacks its evidence.")
     ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Accepted findings and figures: only new ones and regressions fail."
+        ),
+    ] = None,
+    update_baseline: Annotated[
+        bool,
+        typer.Option("--update-baseline", help="Write what is found now to the baseline, and accept it."),
+    ] = False,
     exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit 0 whatever is found.")] = False,
     source: c.Source = None,
     output: c.Output = None,
@@ -46,7 +57,7 @@ def check(
 ) -> None:
     """The same diagnosis as a gate: exit 0 ok, 1 failed, 2 usage or no readable input, 3 could not decide."""
     from trace_doctor.config import load_config
-    from trace_doctor.gate import decide
+    from trace_doctor.gate import Baseline, checked, terms_of
 
     c.set_verbosity(verbose)
     c.wants_color(color)
@@ -56,13 +67,22 @@ def check(
             select=select, ignore=ignore, extend_select=extend_select, preview=preview or None, require=require,
             min_confidence=min_confidence, min_saving=min_saving, torch_version=torch_version, fail_on=fail_on,
             output=output, source=str(source) if source else None, **c.loading(jobs, cache, cache_dir, max_memory),
+            baseline=str(baseline) if baseline else None,
         ),
     )  # fmt: skip
+    terms = terms_of(settings.settings, update=update_baseline)
     sinks = c.sinks_for(settings.settings.output, force=False, quiet=quiet, default_report=False)
     with c.progress(quiet, not no_progress) as progress:
         result = run(paths, settings, source, rank, steps, device, no_source, progress)
+    if update_baseline:
+        accepted = Baseline.of(result)
+        c.write(Path(settings.settings.baseline), accepted.to_json())
+        terms = terms.against(accepted)
+        if not quiet:
+            c.note(f"baseline written: {settings.settings.baseline} ({accepted.words()})")
+    result = checked(result, terms)
+    assert result.gate is not None
     c.emit(result, sinks, color=color, quiet=quiet, show_skipped=show_skipped, zoom=not no_zoom)
-    decision = decide(result, settings.settings.fail_on, settings.settings.require)
-    if quiet < 2:
-        c.note(decision.text)
-    raise typer.Exit(0 if exit_zero else decision.code)
+    if quiet < 2 and not any(s.format == "text" and s.path is None for s in sinks):
+        c.note(result.gate.verdict)
+    raise typer.Exit(0 if exit_zero else result.gate.code)

@@ -36,7 +36,7 @@ Output = Annotated[
     list[str] | None,
     typer.Option(
         "--output", "--format", "-o", metavar="FORMAT[=PATH]",
-        help="text, html or json; repeatable; at most one without PATH goes to stdout.",
+        help="text, html, json, sarif, junit, github or markdown; repeatable; at most one without PATH goes to stdout.",
     ),
 ]  # fmt: skip
 Select = Annotated[list[str] | None, typer.Option(help="Run only these rules: codes, prefixes (TD1), names.")]

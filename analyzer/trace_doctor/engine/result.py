@@ -30,11 +30,13 @@ from trace_doctor.model import (
     Input,
     Outcome,
     OutcomeKind,
+    Pace,
     ReplayQuality,
     Result,
     SavingUpTo,
     StepRow,
     Summary,
+    Suppressed,
     Tool,
     WhatIf,
     Work,
@@ -51,6 +53,8 @@ MAX_STEPS = 200
 MAX_FINDINGS = 100
 R = TypeVar("R", bound=msgspec.Struct)
 Progress = Callable[[str, str], None]
+Silence = Callable[[Sequence[Finding]], Sequence[Suppressed]]
+"""Which of the findings a comment or the configuration silences."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ def diagnose(
     *,
     ignored: Sequence[Ignored] = (),
     progress: Progress = lambda phase, what: None,
+    silence: Silence = lambda findings: (),
 ) -> Result:
     """Examines every capture with every rule. Pure: no file is written and nothing of the inputs is executed."""
     made = [config.rule(r) for r in rules]
@@ -94,6 +99,9 @@ def diagnose(
         for c in v.claims
     ]
     numbered, left_out = merged(filed, config.settings)
+    suppressed = list(silence([f for f, _ in numbered]))
+    silent = {s.finding.id for s in suppressed}
+    numbered = [(f, filed) for f, filed in numbered if f.id not in silent]
     limits: list[str] = []
     if left_out:
         limits.append(
@@ -123,6 +131,7 @@ def diagnose(
         what_if=what_if,
         findings=findings,
         outcomes=_outcomes(examined, made, numbered),
+        suppressed=suppressed,
         config=_config(config),
         limits=limits,
     )
@@ -172,6 +181,7 @@ def _inputs(facts: Facts) -> list[Input]:
                 events=len(run) + len(run.memory),
                 steps=len(steps.steps) if steps else 0,
                 recorded=run.recorded,
+                pace=_pace(steps),
                 step_source=steps.source if steps and steps.source != "none" else None,
                 work=Work(kernels=work.kernels, operators=work.operators, shapes=list(work.shapes))
                 if work
@@ -198,6 +208,15 @@ def _inputs(facts: Facts) -> list[Input]:
         for log in capture.torch_logs
     ]
     return found
+
+
+def _pace(steps: Steps | None) -> Pace | None:
+    """Steady steps alone: without any there is nothing to compare."""
+    times = [s.pace / 1e3 for s in steps.steps if not s.warmup] if steps and steps.source != "none" else []
+    if not times:
+        return None
+    middle = median(times)
+    return Pace(steps=len(times), median_us=middle, mad_us=median(abs(t - middle) for t in times))
 
 
 def _rows(examined: Sequence[Examined], kind: type[Any], rows: Callable[[Any], Sequence[R]]) -> list[R]:
@@ -368,5 +387,5 @@ def _config(config: Config) -> dict[str, Any]:
     return {
         k.replace("_", "-"): {"value": values[k], "origin": origin}
         for k, origin in sorted(config.origins.items())
-        if origin != "default" and k not in (*_WAYS, "output", "source")
+        if origin != "default" and k not in (*_WAYS, "output", "source", "baseline")
     }

@@ -41,7 +41,7 @@ def with_diffs(
                 shown.setdefault(item.change.script.name, set()).update(_edited_lines(item.change))
         findings.append(msgspec.structs.replace(finding, location=location, fixes=fixes))
     lines = _excerpts(tree, shown) if excerpts else {}
-    return msgspec.structs.replace(result, findings=findings, source_excerpts=lines)
+    return msgspec.structs.replace(result, findings=findings, source_root=made.prefix, source_excerpts=lines)
 
 
 def _told(item: Planned) -> Fix:

@@ -1,43 +1,182 @@
-"""From a result to an exit code."""
+"""From a result to an exit code: findings against `--fail-on` and the baseline, budgets, required rules."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from trace_doctor.model import Result
+import msgspec
+
+from trace_doctor.config import Settings
+from trace_doctor.errors import UsageError
+from trace_doctor.gate.baseline import Baseline, read_baseline
+from trace_doctor.gate.budgets import DEFAULT_REGRESSION, Budgets, defaults_against, judge, parse_budgets
+from trace_doctor.gate.runs import cost, step_noise
+from trace_doctor.model import Budget, Finding, Gate, Result
 from trace_doctor.registry import resolve
 
 LEVELS = ("info", "warning", "critical")
+WORSE = 0.03
+"""of the step or of the peak: a known finding that costs so much more would be a warning by the difference alone"""
 
 
 @dataclass(frozen=True)
-class Decision:
-    """`code`: 0 ok, 1 a finding at or above the limit, 3 a required rule could not decide; 1 beats 3."""
+class Terms:
+    """What a result is held against."""
 
-    code: int
-    text: str
+    fail_on: str = "warning"
+    require: Sequence[str] = ()
+    budgets: Budgets = field(default_factory=Budgets)
+    baseline: Baseline | None = None
+
+    def against(self, baseline: Baseline) -> Terms:
+        return replace(self, baseline=baseline)
 
 
-def decide(result: Result, fail_on: str = "warning", require: Sequence[str] = ()) -> Decision:
-    """A rule that is merely enabled and skipped never changes the code; a required one does."""
-    failing = [
-        f for f in result.findings if fail_on != "never" and LEVELS.index(f.severity) >= LEVELS.index(fail_on)
-    ]
+def terms_of(settings: Settings, *, update: bool = False) -> Terms:
+    """What the settings ask for, read before the analysis: a mistake fails at once. With `update` the baseline is about
+    to be written and need not be there. Raises UsageError."""
+    if update and not settings.baseline:
+        raise UsageError("--update-baseline needs --baseline FILE")
+    return Terms(
+        fail_on=settings.fail_on,
+        require=settings.require,
+        budgets=parse_budgets(settings.budgets),
+        baseline=read_baseline(Path(settings.baseline)) if settings.baseline and not update else None,
+    )
+
+
+def checked(result: Result, terms: Terms) -> Result:
+    """The result with what the gate decided, so that every output can show it."""
+    return msgspec.structs.replace(result, gate=decide(result, terms))
+
+
+def decide(result: Result, terms: Terms | None = None) -> Gate:
+    """0 ok; 1 a new finding at or above the limit, a regression or a broken budget; 3 a required rule or a budget lacks
+    its evidence. 1 beats 3. A rule that is merely enabled and skipped never changes the code."""
+    terms = terms or Terms()
+    known = _known(result, terms.baseline)
+    judged = [f for f in result.findings if f.code not in terms.budgets.rules and _counts(f, terms.fail_on)]
+    new = [f for f in judged if f.id not in known]
+    worse = [b for f in judged if f.id in known and (b := _worse(result, f, terms)) is not None]
+    budgets = [judge(result, limit, terms.budgets, terms.baseline) for limit in terms.budgets.limits]
+    if terms.baseline is not None:
+        guards = [
+            judge(result, limit, terms.budgets, terms.baseline)
+            for limit in defaults_against(terms.baseline, terms.budgets)
+        ]
+        # nobody asked for these: what this capture lacks is no reason to stop
+        budgets += [g for g in guards if g.status != "undecided"]
+        notes = _stale(result, terms.baseline, known)
+        notes += [
+            f"{g.name} not compared with the baseline: {g.how}" for g in guards if g.status == "undecided"
+        ]
+    else:
+        notes = []
+    undecided = _undecided(result, terms.require)
+    broken = [b for b in [*budgets, *worse] if b.status == "failed" and b.level == "error"]
+    blind = [b for b in budgets if b.status == "undecided" and b.level == "error"]
+    code = 1 if new or broken else 3 if undecided or blind else 0
+    return Gate(
+        code=code,
+        verdict=_verdict(code, terms, new, broken, [*undecided, *(f"{b.name} ({b.how})" for b in blind)]),
+        fail_on=terms.fail_on,
+        failing=[f.id for f in new]
+        + [f.id for f in judged if any(b.name.startswith(f"{f.id} ") for b in worse)],
+        known=sorted(known),
+        budgets=[*budgets, *worse],
+        undecided=undecided,
+        notes=notes,
+    )
+
+
+def _counts(finding: Finding, fail_on: str) -> bool:
+    return fail_on != "never" and LEVELS.index(finding.severity) >= LEVELS.index(fail_on)
+
+
+def _known(result: Result, baseline: Baseline | None) -> set[str]:
+    """Ids of findings that the baseline holds: of each capture as many of one fingerprint as it had."""
+    if baseline is None:
+        return set()
+    allowed = {k.fingerprint: k.count for k in baseline.findings}
+    seen: Counter[tuple[str, int]] = Counter()
+    found = set()
+    for finding in result.findings:
+        seen[finding.fingerprint, finding.input] += 1
+        if seen[finding.fingerprint, finding.input] <= allowed.get(finding.fingerprint, 0):
+            found.add(finding.id)
+    return found
+
+
+def _worse(result: Result, finding: Finding, terms: Terms) -> Budget | None:
+    """A known finding that costs clearly more than it did, as a broken budget of its own."""
+    assert terms.baseline is not None
+    before = next(k.cost for k in terms.baseline.findings if k.fingerprint == finding.fingerprint)
+    now = cost(finding)
+    if before is None or now is None:
+        return None
+    noise = terms.budgets.noise * step_noise(result)
+    limit = before + max(WORSE, DEFAULT_REGRESSION * before, noise)
+    if now <= limit:
+        return None
+    return Budget(
+        name=f"{finding.id} {finding.name}", unit="share", status="failed", found=now, values=[now], limit=limit,
+        baseline=before, noise=noise, how="a known finding that costs more than it did",
+    )  # fmt: skip
+
+
+def _stale(result: Result, baseline: Baseline, known: set[str]) -> list[str]:
+    """Findings of the baseline that are gone. Where its rule could not look, nothing is known."""
+    here = {f.fingerprint for f in result.findings if f.id in known}
+    hushed = {s.finding.fingerprint for s in result.suppressed}
+    looked = {o.code for o in result.outcomes if o.outcome in ("fired", "passed")}
+    notes = []
+    for entry in baseline.findings:
+        if entry.fingerprint in here:
+            continue
+        name = " ".join(p for p in (entry.code, entry.name, f"({entry.place})" if entry.place else "") if p)
+        if entry.fingerprint in hushed:
+            notes.append(f"stale baseline entry: {name} is suppressed; --update-baseline drops it")
+        elif entry.code in looked:
+            notes.append(f"stale baseline entry: {name} is no longer found; --update-baseline drops it")
+        else:
+            notes.append(f"baseline entry not checked: {name}, whose rule could not look")
+    return notes
+
+
+def _undecided(result: Result, require: Sequence[str]) -> list[str]:
     outcomes = {o.code: o for o in result.outcomes}
-    undecided = []
+    found = []
     for code in sorted({r.code for selector in require for r in resolve(selector)}):
         outcome = outcomes.get(code)
         if outcome is None:
-            undecided.append(f"{code} (not selected)")
+            found.append(f"{code} (not selected)")
         elif outcome.outcome in ("skipped", "error"):
-            undecided.append(f"{code} ({outcome.reason})")
-    if failing:
-        codes = ", ".join(sorted({f.code for f in failing}))
-        plural = "s" if len(failing) > 1 else ""
-        return Decision(1, f"check failed: {len(failing)} finding{plural} at {fail_on} or above ({codes})")
-    if undecided:
-        return Decision(3, f"check could not decide: {'; '.join(undecided)}")
-    return Decision(
-        0, "check passed" if fail_on == "never" else f"check passed: no finding at {fail_on} or above"
-    )
+            found.append(f"{code} ({outcome.reason})")
+    return found
+
+
+def _verdict(
+    code: int, terms: Terms, new: Sequence[Finding], broken: Sequence[Budget], undecided: Sequence[str]
+) -> str:
+    if code == 3:
+        return f"check could not decide: {'; '.join(undecided)}"
+    if code == 0:
+        kind = "new finding" if terms.baseline is not None else "finding"
+        parts = [] if terms.fail_on == "never" else [f"no {kind} at {terms.fail_on} or above"]
+        if terms.budgets.limits or terms.baseline is not None:
+            parts.append("no regression" if not terms.budgets.limits else "no budget broken")
+        return "check passed" + (f": {', '.join(parts)}" if parts else "")
+    said = []
+    if new:
+        kind = "new finding" if terms.baseline is not None else "finding"
+        plural = "s" if len(new) > 1 else ""
+        codes = ", ".join(sorted({f"{f.code}" for f in new}))
+        said.append(f"{len(new)} {kind}{plural} at {terms.fail_on} or above ({codes})")
+    if broken:
+        said.append(
+            f"{len(broken)} {'limits' if len(broken) > 1 else 'limit'} exceeded ({', '.join(b.name for b in broken)})"
+        )
+    return f"check failed: {'; '.join(said)}"

@@ -12,6 +12,10 @@ FORMATS: dict[str, str] = {
     "text": "trace_doctor.reporters.text",
     "html": "trace_doctor.reporters.html",
     "json": "trace_doctor.reporters.json",
+    "sarif": "trace_doctor.reporters.sarif",
+    "junit": "trace_doctor.reporters.junit",
+    "github": "trace_doctor.reporters.github",
+    "markdown": "trace_doctor.reporters.markdown",
 }
 """format name -> module with `render(result, options) -> str`; imported on first use."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from trace_doctor.reporters.units import columns, visible
@@ -24,6 +25,8 @@ _ASCII = {
     "█": "#", "▓": "%", "▒": "=", "░": ".",
 }  # fmt: skip
 
+_COMMAND = re.compile(r"^(\s*)::(?=[\w-]+( [^:]*)?::)")
+
 Piece = tuple[str, str]
 """text and style ('' for none)"""
 
@@ -39,7 +42,7 @@ class Paper:
 
     def clean(self, text: str) -> str:
         """One line, harmless, in the characters that may be used."""
-        text = visible(text)
+        text = visible(text).replace("##[", "## [")  # a CI runner obeys `##[name]` anywhere in a line
         if self.ascii and not text.isascii():
             text = "".join(_ASCII.get(c, c) for c in text).encode("ascii", "backslashreplace").decode()
         return text
@@ -75,7 +78,7 @@ class Paper:
             self.lines.append(line.rstrip())
 
     def text(self) -> str:
-        return "\n".join(self.lines).rstrip("\n") + "\n"
+        return "\n".join(_no_command(line) for line in self.lines).rstrip("\n") + "\n"
 
     def _wrap(self, text: str, room: int) -> list[str]:
         """Lines of at most `room` columns. What has no space to break at is cut."""
@@ -108,3 +111,8 @@ def _cut(word: str, room: int) -> str:
             after = word.rfind("/", 0, i) + 1
             return word[: after if after > i // 2 else i]
     return word
+
+
+def _no_command(line: str) -> str:
+    """A CI runner obeys a line that begins with `::name::`, and foreign text may be wrapped so that it begins one."""
+    return _COMMAND.sub(r"\1:", line)

@@ -6,13 +6,12 @@ from collections import defaultdict
 
 import msgspec
 
-from trace_doctor.model import Cell, Finding, Fix, Outcome, Result, Table, TimeLedgerRow
+from trace_doctor.model import Cell, Finding, Fix, Gate, Outcome, Result, Table, TimeLedgerRow
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.paper import Paper, Piece
 from trace_doctor.reporters.units import (
     Scale,
     columns,
-    duration,
     estimate_duration,
     estimate_share,
     plural,
@@ -27,6 +26,8 @@ from trace_doctor.reporters.words import (
     SYMBOL,
     Names,
     OnDevice,
+    budget_words,
+    facts,
     headline,
     is_patch,
     main_rows,
@@ -50,6 +51,9 @@ def render(result: Result, options: Options) -> str:
         _finding(paper, finding)
     paper.blank()
     _footer(paper, result, options)
+    if result.gate is not None:
+        paper.blank()
+        _gate(paper, result.gate)
     return paper.text()
 
 
@@ -64,7 +68,7 @@ def _header(paper: Paper, result: Result) -> None:
     more = len(result.inputs) - len(names)
     if more > 0:
         paper.put(f"and {more:,} more", indent=len(label))
-    paper.put(" · ".join(_facts(result)), indent=len(label))
+    paper.put(" · ".join(facts(result)), indent=len(label))
     paper.blank()
     healthy = not result.findings and any(o.outcome == "passed" for o in result.outcomes)
     paper.put(f"✔ {headline(result)}" if healthy else headline(result), "good" if healthy else "bold")
@@ -73,22 +77,6 @@ def _header(paper: Paper, result: Result) -> None:
         paper.put(f"{source.path}: {warning}" if len(result.inputs) > 1 else warning, indent=2, first="!")
     if len(warned) > _MOST_ROWS:
         paper.put(f"{len(warned) - _MOST_ROWS:,} more warnings in the report", indent=2, first="!")
-
-
-def _facts(result: Result) -> list[str]:
-    summary = result.summary
-    devices = list(dict.fromkeys(i.device_name for i in result.inputs if i.device_name))
-    ranks = len({i.rank for i in result.inputs})
-    steps = max((i.steps for i in result.inputs), default=0)
-    cpu = bool(result.time_ledger) and all(row.device < 0 for row in result.time_ledger)
-    facts = [*devices[:2], plural(ranks, "rank") if ranks > 1 else "", plural(steps, "step") if steps else ""]
-    if summary.step_us is not None:
-        facts.append(f"{duration(summary.step_us)} a step")
-    if summary.gpu_busy_share is not None:
-        facts.append(f"{'CPU' if cpu else 'GPU'} busy {share(summary.gpu_busy_share)}")
-    if summary.peak_allocated_bytes is not None:
-        facts.append(f"peak {size(summary.peak_allocated_bytes)}")
-    return [f for f in facts if f]
 
 
 # ------------------------------------------------------------------------------------------------ ledgers
@@ -228,6 +216,15 @@ def _footer(paper: Paper, result: Result, options: Options) -> None:
         paper.put(f"Next: trace-doctor rule {result.findings[0].code}")
     elif any(o.outcome == "skipped" and o.capture for o in result.outcomes):
         paper.put("Next: trace-doctor capture  (prints what to record)")
+
+
+def _gate(paper: Paper, gate: Gate) -> None:
+    paper.put(gate.verdict, "good" if not gate.code else "critical")
+    for budget in gate.budgets:
+        mark = {"passed": "✔", "failed": "✖" if budget.level == "error" else "▲", "undecided": "?"}
+        paper.put(budget_words(budget), indent=4, first=f"  {mark[budget.status]}")
+    for note in gate.notes:
+        paper.put(note, "dim", indent=4, first="  !")
 
 
 def _totals(paper: Paper, result: Result) -> None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from trace_doctor.model import Fix, Location, Result, Saving, Severity, TimeLedgerRow
-from trace_doctor.reporters.units import estimate_duration, estimate_share, estimate_size, plural
+from trace_doctor.model import Budget, Fix, Location, Result, Saving, Severity, TimeLedgerRow, Unit
+from trace_doctor.reporters.units import (
+    duration,
+    estimate_duration,
+    estimate_share,
+    estimate_size,
+    plural,
+    share,
+    size,
+)
 
 
 class Kind(NamedTuple):
@@ -198,6 +206,23 @@ def _without_fault(result: Result) -> str:
     return f"Nothing found by the {plural(looked, 'rule')} that could look{rest}"
 
 
+def facts(result: Result) -> list[str]:
+    """What was captured, in a few words each: device, ranks, steps, step time, busy share, peak."""
+    summary = result.summary
+    devices = list(dict.fromkeys(i.device_name for i in result.inputs if i.device_name))
+    ranks = len({i.rank for i in result.inputs})
+    steps = max((i.steps for i in result.inputs), default=0)
+    cpu = bool(result.time_ledger) and all(row.device < 0 for row in result.time_ledger)
+    said = [*devices[:2], plural(ranks, "rank") if ranks > 1 else "", plural(steps, "step") if steps else ""]
+    if summary.step_us is not None:
+        said.append(f"{duration(summary.step_us)} a step")
+    if summary.gpu_busy_share is not None:
+        said.append(f"{'CPU' if cpu else 'GPU'} busy {share(summary.gpu_busy_share)}")
+    if summary.peak_allocated_bytes is not None:
+        said.append(f"peak {size(summary.peak_allocated_bytes)}")
+    return [f for f in said if f]
+
+
 def where(location: Location) -> str:
     """`train.py:41` when the line is known, else the place in the capture."""
     if location.file:
@@ -262,3 +287,35 @@ def why_not_applied(fix: Fix) -> str:
 def is_patch(fix: Fix) -> bool:
     """Whether `trace-doctor fix` can apply it: a diff is known and it is not for display only."""
     return bool(fix.diff) and fix.safety != "display"
+
+
+def amount(value: float | None, unit: Unit) -> str:
+    """A measured figure with its unit; empty where it is not known."""
+    if value is None:
+        return ""
+    return duration(value) if unit == "us" else size(value) if unit == "bytes" else share(value)
+
+
+def budget_outcome(budget: Budget) -> str:
+    """What makes the limit and, beside a baseline, whether the difference is more than noise."""
+    if budget.status == "undecided" or budget.found is None:
+        return f"could not be decided: {budget.how}"
+    change = budget.found - budget.baseline if budget.baseline is not None else 0.0
+    noisy = budget.noise is not None and 0 < abs(change) <= budget.noise
+    return "; ".join(p for p in (budget.how, "within noise" if noisy else "") if p)
+
+
+def budget_words(budget: Budget) -> str:
+    """Expected, found, all values, the baseline and the noise band, in one line."""
+    if budget.status == "undecided" or budget.found is None:
+        return f"{budget.name} {budget_outcome(budget)}"
+    said = [f"{budget.name} {amount(budget.found, budget.unit)}"]
+    if budget.limit is not None:
+        said.append(f"expected at most {amount(budget.limit, budget.unit)}")
+    if budget.baseline is not None:
+        said.append(f"baseline {amount(budget.baseline, budget.unit)}")
+    if budget.noise:
+        said.append(f"noise ±{amount(budget.noise, budget.unit)}")
+    if len(budget.values) > 1:
+        said.append(f"runs {', '.join(amount(v, budget.unit) for v in budget.values[:10])}")
+    return "; ".join(p for p in (", ".join(said), budget_outcome(budget)) if p)

@@ -1,0 +1,134 @@
+"""The figures that budgets and baselines speak of, one value for each run.
+
+The captures of one folder that have different ranks are one run: what is slowest or fullest among them counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from statistics import median
+
+from trace_doctor.model import Finding, Result, TimeLedgerRow, Unit
+
+Run = tuple[str, int]
+"""folder of the captures, and which of those with the same rank"""
+
+
+def runs_of(result: Result) -> dict[int, Run]:
+    """The run that each input belongs to."""
+    count: Counter[tuple[str, str, int]] = Counter()
+    found = {}
+    for number, source in enumerate(result.inputs):
+        folder = str(PurePosixPath(source.path).parent)
+        mine = (folder, source.kind, source.rank)
+        found[number] = (folder, count[mine])
+        count[mine] += 1
+    return found
+
+
+def largest(result: Result, figures: Iterable[tuple[int, float | None]]) -> list[float]:
+    """Of (input, figure) pairs the largest of each run, in the order of the runs. Unknown figures are left out."""
+    runs = runs_of(result)
+    found: dict[Run, float] = {}
+    for number, value in figures:
+        if value is not None and number in runs:
+            found[runs[number]] = max(value, found.get(runs[number], value))
+    return [found[run] for run in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """`of` gives its values; `floor` is a difference that nobody acts on, in the unit of the measure."""
+
+    unit: Unit
+    floor: float
+    of: Callable[[Result], list[float]]
+    missing: str
+    """what was not captured where there is no value"""
+
+
+def _step_time(result: Result) -> list[float]:
+    return largest(result, [(n, i.pace.median_us if i.pace else None) for n, i in enumerate(result.inputs)])
+
+
+def _share(of: Callable[[TimeLedgerRow], int], gpu_only: bool) -> Callable[[Result], list[float]]:
+    """A part of the steady steps; without any, of all that was recorded."""
+
+    def values(result: Result) -> list[float]:
+        rows = [r for r in result.time_ledger if r.window_ns and (r.device >= 0 or not gpu_only)]
+        steady = {r.input for r in rows if r.phase == "steady"}
+        parts: dict[tuple[int, int], list[TimeLedgerRow]] = {}
+        for row in rows:
+            if row.phase == "steady" or row.input not in steady:
+                parts.setdefault((row.input, row.device), []).append(row)
+        return largest(
+            result,
+            [
+                (number, sum(map(of, mine)) / sum(r.window_ns for r in mine))
+                for (number, _), mine in parts.items()
+            ],
+        )
+
+    return values
+
+
+MEASURES: dict[str, Measure] = {
+    "step_time": Measure("us", 0.0, _step_time, "no steps were recorded"),
+    "gpu_idle_share": Measure(
+        "share", 0.03, _share(lambda r: r.idle_ns.total(), True), "no GPU work was recorded"
+    ),
+    "exposed_comm_share": Measure(
+        "share", 0.03, _share(lambda r: r.exposed_comm_ns, False), "no trace was recorded"
+    ),
+    "peak_reserved": Measure(
+        "bytes", 20 * 2.0**20,  # one segment of the caching allocator
+        lambda result: largest(result, [(r.input, r.max_reserved_bytes) for r in result.memory_ledger]),
+        "no memory snapshot was recorded",
+    ),
+    "peak_allocated": Measure(
+        "bytes", 20 * 2.0**20,
+        lambda result: largest(result, [(r.input, r.peak_bytes) for r in result.memory_ledger]),
+        "no memory snapshot was recorded",
+    ),
+}  # fmt: skip
+
+
+def cost(finding: Finding) -> float | None:
+    """What a finding says it costs: a share of the step or of the peak, the larger. None where it claims nothing."""
+    saving = finding.saving
+    known = [s for s in (saving.share_of_step, saving.share_of_peak) if s is not None] if saving else []
+    return max(known, default=None)
+
+
+def mad(values: Sequence[float]) -> float:
+    """Median absolute deviation; 0 for fewer than three values, which do not show how much they vary."""
+    if len(values) < 3:
+        return 0.0
+    middle = median(values)
+    return median(abs(v - middle) for v in values)
+
+
+def step_noise(result: Result) -> float:
+    """How much a step varies, as a share of the step: the median over the traces of MAD / median."""
+    paces = [i.pace for i in result.inputs if i.pace is not None and i.pace.steps >= 3 and i.pace.median_us]
+    return median(p.mad_us / p.median_us for p in paces) if paces else 0.0
+
+
+def spread(result: Result, name: str) -> float:
+    """Median absolute deviation of a measure, in its unit: over the runs and over the steps of a run, the larger.
+
+    A share of the step cannot be known better than the step, so its steps' deviation counts for it as well.
+    """
+    values = MEASURES[name].of(result)
+    if not values:
+        return 0.0
+    unit, middle = MEASURES[name].unit, median(values)
+    within = 0.0
+    if unit == "us":
+        within = step_noise(result) * middle
+    elif unit == "share":
+        within = step_noise(result) * max(middle, 1 - middle)
+    return max(mad(values), within)

@@ -1,0 +1,190 @@
+"""Findings that somebody looked at and accepted: by a comment at the place, or by an entry of the configuration.
+
+    loss_value = loss.item()  # trace-doctor: ignore[TD201] logged once a step on purpose
+
+    [tool.trace-doctor.suppress]
+    TD404 = "the smoke test skips the optimizer"            # a rule
+    "TD201 train.py:evaluate" = "the metric is needed"      # of one file, or of one function in it
+
+A comment speaks of the statement that it stands in, or that follows it where it stands alone. Several codes are parted by
+commas; a prefix (TD4) or a name is as good as a code.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from trace_doctor.errors import UsageError
+from trace_doctor.loaders.source import SourceTree
+from trace_doctor.model import Finding, Location, Result, Suppressed
+from trace_doctor.registry import resolve
+
+_MARK = b"trace-doctor:"
+_COMMENT = re.compile(r"#\s*trace-doctor:\s*ignore\[([^\]]*)\]\s*(.*)")
+Locate = Callable[[Sequence[Finding]], Sequence[Finding]]
+"""Findings with their places as the source names them."""
+
+
+@dataclass(frozen=True)
+class Comment:
+    """`first` and `last` are the lines it speaks of."""
+
+    file: str
+    line: int
+    first: int
+    last: int
+    selectors: tuple[str, ...]
+    reason: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def covers(self, finding: Finding) -> bool:
+        at = finding.location
+        return (
+            at.file == self.file
+            and at.line is not None
+            and self.first <= at.line <= self.last
+            and any(_means(s, finding.code, finding.name) for s in self.selectors)
+        )
+
+
+@dataclass
+class Suppressions:
+    """Silences findings, and remembers which of its entries were of use."""
+
+    entries: Mapping[str, str] = field(default_factory=dict)
+    comments: Sequence[Comment] = ()
+    notes: list[str] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, entries: Mapping[str, str], source: Path | None) -> Suppressions:
+        """Raises UsageError for an entry of the configuration that names no rule."""
+        for key in entries:
+            resolve(key.split(" ", 1)[0])
+            if not isinstance(entries[key], str) or not entries[key].strip():
+                raise UsageError(f"suppress.{key!r} must give its reason")
+        notes: list[str] = []
+        comments = _comments(SourceTree(source), notes) if source is not None else []
+        return cls(entries, comments, notes)
+
+    def silence(self, findings: Sequence[Finding], locate: Locate) -> list[Suppressed]:
+        """The findings that are silenced. They are located only where there is a comment that could mean one."""
+        located = {f.id: f.location for f in locate(findings)} if self.comments else {}
+        found = []
+        for finding in findings:
+            placed = _at(finding, located.get(finding.id, finding.location))
+            comment = next((c for c in self.comments if c.covers(placed)), None)
+            key = next((k for k in self.entries if _entry_means(k, placed)), None)
+            if comment is not None:
+                self.used.add(comment.where)
+                found.append(
+                    Suppressed(finding=placed, kind="comment", where=comment.where, reason=comment.reason)
+                )
+            elif key is not None:
+                self.used.add(key)
+                found.append(Suppressed(finding=placed, kind="config", where=key, reason=self.entries[key]))
+        return found
+
+    def said(self, result: Result) -> list[str]:
+        """What was silenced, by what, and which entries found nothing to silence although their rule could look."""
+        looked = [o for o in result.outcomes if o.outcome in ("fired", "passed")]
+
+        def could(selectors: Sequence[str]) -> bool:
+            return any(_means(s, o.code, o.name) for s in selectors for o in looked)
+
+        silent = [
+            f"suppressed: {s.finding.id} {s.finding.name}, by {s.where} ({s.reason or 'no reason given'})"
+            for s in result.suppressed
+        ]
+        idle = [
+            f"{c.where} ignore[{', '.join(c.selectors)}]"
+            for c in self.comments
+            if c.where not in self.used and could(c.selectors)
+        ]
+        idle += [
+            f"suppress.{k!r}" for k in self.entries if k not in self.used and could([k.split(" ", 1)[0]])
+        ]
+        unused = [f"unused suppression: {entry} silences nothing in these captures" for entry in idle]
+        return [*silent, *unused, *self.notes]
+
+
+def _at(finding: Finding, location: Location) -> Finding:
+    return msgspec.structs.replace(finding, location=location)
+
+
+def _means(selector: str, code: str, name: str) -> bool:
+    return selector == name or code.startswith(selector.upper())
+
+
+def _entry_means(key: str, finding: Finding) -> bool:
+    selector, _, where = key.partition(" ")
+    file, _, function = where.strip().partition(":")
+    at = finding.location
+    return (
+        _means(selector, finding.code, finding.name)
+        and (not file or (at.file or "").replace("\\", "/").endswith(file))
+        and (not function or (at.function or "").split(".")[-1] == function.split(".")[-1])
+    )
+
+
+def _comments(tree: SourceTree, notes: list[str]) -> list[Comment]:
+    return [
+        comment
+        for name in tree.files
+        if _MARK in tree.data(name)
+        for comment in _of_script(tree, name, notes)
+    ]
+
+
+def _of_script(tree: SourceTree, name: str, notes: list[str]) -> list[Comment]:
+    script = tree.script(name)
+    if script is None:
+        return []
+    found = []
+    tokens = tokenize.generate_tokens(io.StringIO(script.text).readline)
+    statement: list[int] = []  # lines of tokens since the last statement ended
+    waiting: list[tuple[int, re.Match[str]]] = []
+    try:
+        for token in tokens:
+            line = token.start[0]
+            if token.type == tokenize.COMMENT:
+                match = _COMMENT.match(token.string)
+                if match is not None:
+                    waiting.append((line, match))
+                elif token.string.lstrip("# ").startswith("trace-doctor:"):
+                    notes.append(f"{name}:{line}: not understood: {token.string.strip()[:60]}")
+            elif token.type in (tokenize.NEWLINE, tokenize.ENDMARKER):
+                first, last = min(statement, default=line), max(statement, default=line)
+                found += [_comment(name, at, first, last, match, notes) for at, match in waiting]
+                statement, waiting = [], []
+            elif token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
+                statement += [line, token.end[0]]
+    except (tokenize.TokenError, IndentationError, SyntaxError):
+        notes.append(f"{name}: comments behind line {max(statement, default=1)} were not read")
+    return [c for c in found if c is not None]
+
+
+def _comment(
+    name: str, line: int, first: int, last: int, match: re.Match[str], notes: list[str]
+) -> Comment | None:
+    selectors = tuple(s.strip() for s in match[1].split(",") if s.strip())
+    try:
+        for selector in selectors:
+            resolve(selector)
+    except UsageError as error:
+        notes.append(f"{name}:{line}: {error}")
+        return None
+    if not selectors:
+        notes.append(f"{name}:{line}: ignore[] names no rule")
+        return None
+    return Comment(name, line, min(first, line), max(last, line), selectors, match[2].strip())

@@ -1,0 +1,230 @@
+"""Markdown for a job summary or a comment on a pull request: verdict first, then budgets, findings, what was not checked.
+
+A job summary holds 1 MiB and a comment 64 KiB: the page fits both. Each finding has its row; as many as fit have their
+details. Foreign text is written so that no renderer sees markup, links, mentions or formulas in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from trace_doctor.model import Budget, Finding, Fix, Result, Table
+from trace_doctor.reporters import Options
+from trace_doctor.reporters.places import failing, line_of
+from trace_doctor.reporters.units import Scale, estimate_duration, estimate_share, plural, size, visible
+from trace_doctor.reporters.words import (
+    SYMBOL,
+    amount,
+    budget_outcome,
+    facts,
+    headline,
+    is_patch,
+    saving_words,
+    where_briefly,
+    where_in_capture,
+)
+
+MOST_BYTES = 64_000
+_LONGEST, _LONGEST_DIFF, _MOST_ROWS = 600, 4_000, 10
+_MARKUP = re.compile(
+    r"[\\`*\[\]|~$!{}^<>&@]"
+    r"|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])"  # inside a word it is no emphasis
+    r"|#(?=\d)|:(?=//)|(?<=\bwww)\."
+    r"|^[-+=#]|^\d(?=\d*[.)](?:\s|$))",
+    re.IGNORECASE,
+)
+
+
+def render(result: Result, options: Options) -> str:
+    head = [*_verdict(result), *_budgets(result), *_overview(result)]
+    tail = [*_not_checked(result, options), *_notes(result)]
+    room = MOST_BYTES - _bytes([*head, *tail])
+    details: list[str] = []
+    for finding in result.findings:
+        block = _details(result, finding)
+        room -= _bytes([block])
+        if room < 100:
+            break
+        details.append(block)
+    left = len(result.findings) - len(details)
+    if left:
+        details.append(f"{plural(left, 'more finding')} without details here; the HTML report has them.")
+    page = "\n\n".join([*head, *details, *tail]) + "\n"
+    return (
+        page if len(page.encode()) <= 1 << 20 else "\n\n".join([*head[:1], "Too long for this page."]) + "\n"
+    )
+
+
+def _bytes(blocks: Sequence[str]) -> int:
+    return sum(len(b.encode("utf-8", "surrogateescape")) + 2 for b in blocks)
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def _verdict(result: Result) -> Iterator[str]:
+    gate = result.gate
+    if gate is not None:
+        yield f"## {'✔' if not gate.code else '✖'} {md(gate.verdict)}"
+    yield f"**{md(headline(result))}**" if gate is not None else f"## {md(headline(result))}"
+    said = [md(i.path) for i in result.inputs[:3]]
+    more = [f"{len(result.inputs) - 3:,} more"] if len(result.inputs) > 3 else []
+    known = [md(f) for f in facts(result)]
+    if said or known:
+        yield " · ".join([", ".join([*said, *more]), *known]).strip(" ·")
+
+
+def _budgets(result: Result) -> Iterator[str]:
+    if result.gate is None or not result.gate.budgets:
+        return
+    yield "### Budgets"
+    rows = [[*_budget(b)] for b in result.gate.budgets]
+    yield _table(["", "budget", "found", "expected at most", "baseline", "noise", "runs", "why"], rows)
+
+
+def _budget(budget: Budget) -> Iterator[str]:
+    yield {"passed": "✔", "failed": "✖" if budget.level == "error" else "▲", "undecided": "?"}[budget.status]
+    yield md(budget.name)
+    for value in (budget.found, budget.limit, budget.baseline):
+        yield amount(value, budget.unit)
+    yield f"±{amount(budget.noise, budget.unit)}" if budget.noise else ""
+    yield ", ".join(amount(v, budget.unit) for v in budget.values[:_MOST_ROWS])
+    yield md(budget_outcome(budget))
+
+
+def _overview(result: Result) -> Iterator[str]:
+    if not result.findings:
+        return
+    yield f"### {plural(len(result.findings), 'finding')}{_together(result)}"
+    fails = failing(result)
+    known = set(result.gate.known) if result.gate is not None else set()
+    rows = []
+    for f in result.findings:
+        state = "fails" if f.id in fails and result.gate else "known" if f.id in known else ""
+        place = where_briefly(f.location)
+        rows.append(
+            [
+                f"{SYMBOL[f.severity]} {f.severity}",
+                md(f"{f.id} {f.name}"),
+                code(place) if place else "",
+                md(saving_words(f.saving)),
+                f.confidence,
+                state,
+            ]
+        )
+    yield _table(["severity", "finding", "place", "saving", "confidence", ""], rows)
+
+
+def _together(result: Result) -> str:
+    upto = result.summary.saving_up_to
+    gain = []
+    if upto.share_of_step and upto.time_us_per_step:
+        gain.append(
+            f"-{estimate_share(upto.share_of_step)} step ({estimate_duration(upto.time_us_per_step)})"
+        )
+    if upto.bytes:
+        gain.append(f"-{size(upto.bytes)}")
+    return f", together up to {', '.join(gain)}" if gain else ""
+
+
+def _details(result: Result, finding: Finding) -> str:
+    place = line_of(result, finding.location)
+    at = f"{place[0]}:{place[1]}" if place and place[1] else place[0] if place else ""
+    lines = [
+        f"<details><summary>{SYMBOL[finding.severity]} {md(finding.id)} {md(finding.title or finding.name)}</summary>",
+        md(finding.message),
+        " · ".join(
+            p
+            for p in (
+                code(at) if at else "",
+                md(where_in_capture(finding.location)),
+                md(saving_words(finding.saving)),
+            )
+            if p
+        ),
+        *(_evidence(t) for t in finding.evidence[:2]),
+        *(_fix(f) for f in finding.fixes[:3]),
+        "</details>",
+    ]
+    return "\n\n".join(line for line in lines if line)
+
+
+def _evidence(table: Table) -> str:
+    scales = [
+        Scale.of(c.unit, [row[n] for row in table.rows if n < len(row)]) for n, c in enumerate(table.columns)
+    ]
+    rows = [
+        [md(s.with_unit(v)) for s, v in zip(scales, row, strict=False)] for row in table.rows[:_MOST_ROWS]
+    ]
+    of = table.of or len(table.rows)
+    cut = f" (showing {len(rows)} of {of:,})" if of > len(rows) else ""
+    return f"{md(table.title)}{cut}\n\n{_table([c.title for c in table.columns], rows)}"
+
+
+def _fix(fix: Fix) -> str:
+    if is_patch(fix):
+        return f"Fix: {md(fix.title)} [{fix.safety}]\n\n{fenced(fix.diff or '', 'diff')}"
+    shown = f"\n\n{fenced(fix.text)}" if fix.text else ""
+    return f"Fix: {md(fix.title)} [{fix.safety}]{shown}"
+
+
+def _not_checked(result: Result, options: Options) -> Iterator[str]:
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for o in result.outcomes:
+        if o.outcome in ("skipped", "error"):
+            reason = (o.reason or "no reason given").strip().splitlines()[-1]
+            by_reason[reason if o.outcome == "skipped" else f"failed: {reason}"].append(f"{o.code} {o.name}")
+    if by_reason:
+        count = sum(map(len, by_reason.values()))
+        yield f"### {plural(count, 'rule')} could not look"
+        yield "\n".join(
+            f"- {md(', '.join(names))}: {md(reason)}" for reason, names in sorted(by_reason.items())
+        )
+
+
+def _notes(result: Result) -> Iterator[str]:
+    said = list(result.gate.notes if result.gate is not None else [])
+    said += [
+        f"suppressed at {s.where}: {s.finding.message} ({s.reason or 'no reason given'})"
+        for s in result.suppressed
+    ]
+    said += [f"{i.path}: {w}" for i in result.inputs for w in i.warnings]
+    said += [f"not analysed: {i.path} ({i.reason})" for i in result.ignored] + result.limits
+    if said:
+        more = [f"{len(said) - 20} more"] if len(said) > 20 else []
+        yield "\n".join(f"- {md(s)}" for s in [*said[:20], *more])
+
+
+# ------------------------------------------------------------------------------------------------ markup
+
+
+def md(text: str) -> str:
+    """Foreign text as one line of plain words: nothing in it is markup, a link, a mention or a formula."""
+    text = visible(text).strip()
+    if len(text) > _LONGEST:
+        text = text[: _LONGEST - 1] + "…"
+    return _MARKUP.sub(lambda m: f"&#{ord(m[0])};" + ("&#8203;" if m[0] in "@#" else ""), text)
+
+
+def code(text: str) -> str:
+    return f"<code>{md(text)}</code>"
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A block that ends only where it is meant to: its fence is longer than any in the text."""
+    text = visible(text, block=True).rstrip("\n")
+    if len(text) > _LONGEST_DIFF:
+        text = text[:_LONGEST_DIFF].rsplit("\n", 1)[0] + "\n… cut here"
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    used = [n for n, title in enumerate(titles) if title == "" or any(n < len(r) and r[n] for r in rows)]
+    used = [n for n in used if titles[n] or any(n < len(r) and r[n] for r in rows)]
+    lines = [[md(titles[n]) for n in used], ["---"] * len(used)]
+    lines += [[row[n] if n < len(row) else "" for n in used] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

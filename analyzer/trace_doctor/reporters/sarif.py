@@ -1,0 +1,171 @@
+"""SARIF 2.1.0, for code scanning and editors: one result for each finding, each with a place in the repository.
+
+GitHub refuses an upload in which one result has no place, and tells alerts apart by `primaryLocationLineHash`. Only what
+is used is written; the limits (25,000 results, 10 MB) are far above what a result holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+from trace_doctor.model import Finding, Fix, Outcome, Result, Suppressed
+from trace_doctor.reporters import Options
+from trace_doctor.reporters.diffs import Edit, edits_of
+from trace_doctor.reporters.places import anchor, capture_path, inside
+from trace_doctor.reporters.units import visible
+from trace_doctor.reporters.words import is_patch, saving_words
+
+_LEVEL = {"critical": "error", "warning": "warning", "info": "note"}
+_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_ROOT = "%SRCROOT%"
+Object = dict[str, Any]
+
+
+def render(result: Result, options: Options) -> str:
+    accepted = [s.finding for s in result.suppressed]
+    findings = [*result.findings, *accepted]
+    rules = {f.code: f for f in reversed(findings)}
+    codes = sorted(rules)
+    seen: Counter[str] = Counter()
+    results = []
+    for finding in findings:
+        seen[finding.fingerprint] += 1
+        results.append(_result(result, finding, codes.index(finding.code), seen[finding.fingerprint]))
+    driver = {
+        "name": result.tool.name,
+        "version": result.tool.version,
+        "rules": [_rule(rules[code]) for code in codes],
+    }
+    run: Object = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "originalUriBaseIds": {_ROOT: {"description": {"text": "The root of the repository."}}},
+        "invocations": [_invocation(result)],
+        "results": results,
+    }
+    log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json.dumps(log, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _rule(example: Finding) -> Object:
+    title = visible(example.title or example.name)
+    why = visible(example.why, block=True).strip() or title
+    more = f"`trace-doctor rule {example.code}` explains it, with the thresholds in force."
+    return {
+        "id": example.code,
+        "name": example.name,
+        "shortDescription": {"text": title},
+        "fullDescription": {"text": why},
+        "help": {"text": f"{why}\n\n{more.replace('`', '')}", "markdown": f"{why}\n\n{more}"},
+        "defaultConfiguration": {"level": _LEVEL[example.severity]},
+        "properties": {"tags": ["performance", "pytorch"], "precision": example.confidence},
+    }
+
+
+def _result(result: Result, finding: Finding, rule: int, ordinal: int) -> Object:
+    file, line = anchor(result, finding)
+    made: Object = {
+        "ruleId": finding.code,
+        "ruleIndex": rule,
+        "level": _LEVEL[finding.severity],
+        "message": {"text": _message(finding)},
+        "locations": [_location(file, line, finding.location.function)],
+        "relatedLocations": [
+            {**_location(capture_path(result, finding)), "message": {"text": "the capture it was found in"}}
+        ],
+        "partialFingerprints": {
+            "primaryLocationLineHash": f"{finding.fingerprint}:{ordinal}",
+            "traceDoctorFingerprint/v1": finding.fingerprint,
+        },
+        "properties": {"confidence": finding.confidence, "id": finding.id, **_saving(finding)},
+    }
+    fixes = [f for fix in finding.fixes if is_patch(fix) for f in _fix(fix)]
+    if fixes:
+        made["fixes"] = fixes
+    if result.gate is not None and result.config.get("baseline") is not None:
+        made["baselineState"] = "unchanged" if finding.id in result.gate.known else "new"
+    made["suppressions"] = [_suppression(s) for s in result.suppressed if s.finding is finding]
+    return made
+
+
+def _message(finding: Finding) -> str:
+    """The sentence and what to do: alerts are listed by it, without the rest."""
+    patch = next((f for f in finding.fixes if f.safety != "display"), None)
+    said = [finding.message, f"Fix: {patch.title}." if patch else "", saving_words(finding.saving)]
+    return visible(" ".join(s for s in said if s))
+
+
+def _location(file: str, line: int | None = None, function: str | None = None) -> Object:
+    uri = quote(file, safe="/~!$&'()*+,;=@-._", errors="replace")
+    physical: Object = {"artifactLocation": {"uri": uri, "uriBaseId": _ROOT}}
+    if line is not None:
+        physical["region"] = {"startLine": line}
+    made: Object = {"physicalLocation": physical}
+    if function:
+        made["logicalLocations"] = [{"fullyQualifiedName": visible(function), "kind": "function"}]
+    return made
+
+
+def _saving(finding: Finding) -> Object:
+    saving = finding.saving
+    known = {
+        "basis": saving.basis,
+        "timeUsPerStep": saving.time_us_per_step,
+        "shareOfStep": saving.share_of_step,
+        "bytes": saving.bytes,
+    } if saving else {}  # fmt: skip
+    return {"saving": {k: v for k, v in known.items() if v is not None}} if saving else {}
+
+
+def _fix(fix: Fix) -> Iterator[Object]:
+    changes = [
+        {
+            "artifactLocation": _location(path)["physicalLocation"]["artifactLocation"],
+            "replacements": [_replacement(edit) for edit in changed.edits],
+        }
+        for changed in edits_of(fix.diff or "")
+        if (path := inside(changed.path)) is not None
+    ]
+    if changes:
+        yield {"description": {"text": visible(f"{fix.title} [{fix.safety}]")}, "artifactChanges": changes}
+
+
+def _replacement(edit: Edit) -> Object:
+    """Whole lines: from the start of the first to the start of the one behind the last."""
+    end = edit.line + edit.removed
+    region = {"startLine": edit.line, "startColumn": 1, "endLine": end, "endColumn": 1}
+    inserted = {"insertedContent": {"text": edit.text}} if edit.text else {}
+    return {"deletedRegion": region, **inserted}
+
+
+def _suppression(silenced: Suppressed) -> Object:
+    return {
+        "kind": "inSource" if silenced.kind == "comment" else "external",
+        "status": "accepted",
+        "justification": visible(silenced.reason or "no reason given"),
+    }
+
+
+def _invocation(result: Result) -> Object:
+    """Rules that could not look are told: absent is not passed."""
+    blind = [o for o in result.outcomes if o.outcome in ("skipped", "error")]
+    made: Object = {
+        "executionSuccessful": True,
+        "toolExecutionNotifications": [_notification(o) for o in blind],
+    }
+    if result.gate is not None:
+        made["exitCode"] = result.gate.code
+        made["exitCodeDescription"] = visible(result.gate.verdict)
+    return made
+
+
+def _notification(outcome: Outcome) -> Object:
+    said = f"{outcome.code} {outcome.name} {outcome.outcome}: {outcome.reason or 'no reason given'}"
+    return {
+        "level": "note" if outcome.outcome == "skipped" else "error",
+        "message": {"text": visible(said)},
+    }
