@@ -73,7 +73,13 @@ def test_prints_a_patch_and_changes_nothing(job: Path) -> None:
     done = run("fix", "result.json", "--source", "job", cwd=job)
     assert done.returncode == 0, done.stderr
     assert script(job) == SCRIPT
-    assert done.stdout.startswith("diff --git a/train.py b/train.py\n")
+    said, _, diff = done.stdout.partition("diff --git a/train.py b/train.py\n")
+    assert said.splitlines() == [
+        "# unsafe: TD101-1 rule-TD101: Load in workers",
+        "# safe: TD401-1 rule-TD401: Expandable segments",
+        "# unsafe: TD404-1 rule-TD404: Free gradients",
+    ]
+    assert diff.startswith("--- a/train.py\n")
     assert "+    optimizer.zero_grad(set_to_none=True)" in done.stdout
     assert "[safe]" in done.stderr
     assert "verify: look again" in done.stderr
@@ -133,9 +139,50 @@ def test_dirty_tree_is_refused_in_one_line(job: Path) -> None:
     done = run("fix", "result.json", "--source", "job", "--apply", "-q", cwd=job)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "--force" in done.stderr
+    assert "--allow-dirty" in done.stderr
     assert script(job) == SCRIPT
-    assert run("fix", "result.json", "--source", "job", "--apply", "--force", cwd=job).returncode == 0
+    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job)
+    assert done.returncode == 0
+    assert "not in a git work tree" not in done.stderr
+
+
+def test_outside_of_git_it_says_that_there_is_no_way_back(job: Path) -> None:
+    done = run("fix", "result.json", "--source", "job", "--apply", cwd=job)
+    assert "not in a git work tree: there is no commit to go back to" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("answers", "made"), [("", False), ("y\n", True), ("what?\ny\n", True), ("Y\n", True)]
+)
+def test_the_end_of_the_answers_is_q(job: Path, answers: str, made: bool) -> None:
+    done = run("fix", "result.json", "--source", "job", "-i", cwd=job, answers=answers)
+    assert done.returncode == 0, done.stderr
+    assert "Aborted" not in done.stderr
+    assert ("num_workers=4" in script(job)) == made
+    assert "expandable" not in script(job)
+
+
+def test_interactive_into_a_patch_file_holds_what_was_accepted(job: Path) -> None:
+    done = run(
+        "fix", "result.json", "--source", "job", "-i", "--patch", "p.patch", cwd=job, answers="n\ny\nn\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert script(job) == SCRIPT
+    patch = (job / "p.patch").read_text()
+    assert ("expandable" in patch, "num_workers" in patch, "zero_grad" in patch) == (True, False, False)
+
+
+def test_a_read_only_script_is_refused_in_one_line(job: Path) -> None:
+    (job / "job" / "train.py").chmod(0o444)
+    done = run("fix", "result.json", "--source", "job", "--apply", "-q", cwd=job)
+    assert (done.returncode, done.stderr) == (2, "trace-doctor: train.py is read-only: nothing was written\n")
+    assert script(job) == SCRIPT
+
+
+def test_every_fix_says_how_to_verify_it_and_what_could_go_wrong(job: Path) -> None:
+    done = run("fix", "result.json", "--source", "job", cwd=job)
+    assert done.stderr.count("    verify: ") == done.stderr.count("    risk: ") == 4
+    assert "`trace-doctor verify BEFORE AFTER`" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ def test_dirty_tree_is_refused_without_force(repo: Path) -> None:
     with pytest.raises(UsageError, match="uncommitted"):
         apply(made)
     assert (repo / "train.py").read_text() == LOOP + "# mine\n"
-    assert apply(made, force=True) == ["train.py"]
+    assert apply(made, allow_dirty=True) == ["train.py"]
 
 
 def test_file_unknown_to_git_is_refused_without_force(repo: Path) -> None:
@@ -361,7 +361,7 @@ def test_links_are_neither_read_nor_written(tmp_path: Path) -> None:
     assert plan(result(finding(1, ZERO, file="folder/train.py", line=13)), source).outputs == {}
     made = plan(result(finding(1, ZERO)), source / "train.py")  # named by hand, yet a link
     with pytest.raises(UsageError, match="link"):
-        apply(made, force=True)
+        apply(made, allow_dirty=True)
     assert (outside / "train.py").read_text() == LOOP
 
 
@@ -379,7 +379,7 @@ def test_file_that_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     assert made.outputs
     script.write_text("# new\n")
     with pytest.raises(UsageError, match="changed while"):
-        apply(made, force=True)
+        apply(made, allow_dirty=True)
     assert script.read_text() == "# new\n"
 
 
@@ -400,5 +400,5 @@ def test_failure_half_way_leaves_no_file_changed(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "replace", fails_on_second)
     with pytest.raises(UsageError, match="No space"):
-        apply(made, force=True)
+        apply(made, allow_dirty=True)
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"a.py": LOOP, "b.py": LOOP}

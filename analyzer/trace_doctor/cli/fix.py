@@ -12,7 +12,7 @@ from trace_doctor.cli import common as c
 from trace_doctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from trace_doctor.fixes import Plan
+    from trace_doctor.fixes import Plan, Planned
     from trace_doctor.model import Result
 
 
@@ -42,8 +42,8 @@ def fix(
     select: Annotated[
         list[str] | None, typer.Option(help="Only these findings: ids (TD101-1), codes, prefixes, names.")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Apply to a git tree with uncommitted changes.")
+    allow_dirty: Annotated[
+        bool, typer.Option("--allow-dirty", "--force", help="Apply to a git tree with uncommitted changes.")
     ] = False,
     torch_version: c.TorchVersion = None,
     config: c.ConfigFile = None,
@@ -76,7 +76,7 @@ def fix(
     if patch is not None:
         _write_patch(made, patch, quiet)
     elif apply or interactive:
-        changed = write_scripts(made, force=force)
+        changed = write_scripts(made, allow_dirty=allow_dirty)
         _applied(made, changed, quiet)
     else:
         _print_patch(made, quiet)
@@ -135,8 +135,7 @@ def _explain(made: Plan, quiet: int) -> None:
         head = f"{item.label} {finding.name}: {fix_.title}"
         if item.status in ("ready", "held") and item.change is not None:
             c.note(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}")
-            notes = [n for n in item.change.notes if n not in fix_.risk] + [fix_.risk] * bool(fix_.risk)
-            c.note("".join(f"    risk: {note}\n" for note in notes) + f"    verify: {fix_.verify or _VERIFY}")
+            _consequences(item)
             continue
         c.note(
             f"{head}  [{'by hand' if item.status == 'advice' else item.status}]{': ' if item.why else ''}{item.why}"
@@ -145,12 +144,27 @@ def _explain(made: Plan, quiet: int) -> None:
             c.note(f"    {place.file}:{place.line}: {place.code}")
         if item.status in ("advice", "display", "ambiguous", "unresolved") and fix_.text:
             c.note("".join(f"    {line}\n" for line in fix_.text.splitlines()).rstrip("\n"))
+            _consequences(item)
     for note in made.notes:
         c.note(note)
     if not made.items:
         c.note("no finding has a fix: nothing to do")
 
 
+def _consequences(item: Planned) -> None:
+    """What could go wrong, and how to see that it did not."""
+    fix_ = item.fix
+    notes = [n for n in (item.change.notes if item.change else ()) if n not in fix_.risk]
+    for risk in [*notes, fix_.risk] if fix_.risk else notes or [_RISKS[item.safety]]:
+        c.note(f"    risk: {risk}")
+    c.note(f"    verify: {fix_.verify or _VERIFY}")
+
+
+_RISKS = {
+    "safe": "none known: the losses stay bit by bit the same",
+    "unsafe": "may change numerics, randomness, memory or checkpoints",
+    "display": "it is for you to judge",
+}
 _VERIFY = "capture again; `trace-doctor verify BEFORE AFTER` compares the captures"
 
 
@@ -162,16 +176,20 @@ def _ask(made: Plan) -> Plan:
         sys.stdout.flush()
         answer = ""
         while answer not in ("y", "n", "q"):
-            answer = (
-                typer.prompt(f"{item.label} {item.fix.title} [{item.safety}]: apply? (y/n/q)", err=True)
-                .strip()
-                .lower()
-            )
+            answer = _answer(f"{item.label} {item.fix.title} [{item.safety}]: apply? (y/n/q) ")
         if answer == "q":
             break
         if answer == "y":
             chosen.append(item)
     return made.only(chosen)
+
+
+def _answer(question: str) -> str:
+    """What was typed; the end of the input is q."""
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    return line.strip().lower() if line else "q"
 
 
 def _print_patch(made: Plan, quiet: int) -> None:
@@ -196,9 +214,13 @@ def _write_patch(made: Plan, path: Path, quiet: int) -> None:
 
 
 def _applied(made: Plan, changed: list[str], quiet: int) -> None:
+    from trace_doctor.fixes.apply import in_git
+
     if quiet:
         return
     c.note(f"{_count(made)} applied to {', '.join(changed)}" if changed else "nothing to change")
+    if changed and not in_git(made.tree.root):
+        c.note("not in a git work tree: there is no commit to go back to")
     held = len([i for i in made.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
     if held:
         c.note(

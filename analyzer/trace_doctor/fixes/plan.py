@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from trace_doctor.errors import UnreadableScript
+from trace_doctor.errors import UnreadableScript, UsageError
 from trace_doctor.evidence.frames import is_user_frame
 from trace_doctor.fixes import edits as editing
 from trace_doctor.fixes.codemods import Codemod, Place, codemods
@@ -93,16 +94,27 @@ class Plan:
             assert item.change is not None
             for file, changes in item.change.files:
                 found.setdefault(file.name, (file, []))[1].append(changes)
-        return {
-            name: (script, checked(script, editing.union(groups)))
-            for name, (script, groups) in sorted(found.items())
-        }
+        try:
+            return {
+                name: (file, checked(file, editing.union(groups)))
+                for name, (file, groups) in sorted(found.items())
+            }
+        except NoEdit as refused:
+            raise UsageError(f"these fixes cannot be made together ({refused.why}): choose fewer") from None
 
     def patch(self) -> bytes:
-        """One diff of everything that is ready, for `git apply`."""
+        """One diff of everything that is ready, for `git apply`. It passes over the lines before each file's diff, which
+        say what is in it and how safe that is."""
         return b"".join(
-            unified(self.prefix + n, script.data, new) for n, (script, new) in self.outputs.items()
+            self._said(name).encode() + unified(self.prefix + name, script.data, new)
+            for name, (script, new) in self.outputs.items()
         )
+
+    def _said(self, name: str) -> str:
+        """One line for each fix of a file; what a capture put into a title cannot start a line of its own."""
+        mine = [i for i in self.of("ready") if i.change and name in [f.name for f, _ in i.change.files]]
+        lines = [f"# {i.safety}: {i.label} {i.finding.name}: {i.fix.title}" for i in mine]
+        return "".join("".join(c if c.isprintable() else " " for c in line) + "\n" for line in lines)
 
 
 def plan(
@@ -337,7 +349,38 @@ def _together(items: list[Planned]) -> list[Planned]:
         elif index in refused:
             item = replace(item, status="conflict", why=refused[index])
         out.append(item)
-    return out
+    return _parsing(out)
+
+
+def _parsing(items: list[Planned]) -> list[Planned]:
+    """Refuses edits that are fine alone and leave no valid file together (the last two statements of one block)."""
+    by_file: dict[str, list[int]] = {}
+    for number, item in enumerate(items):
+        if item.status == "ready" and item.change is not None:
+            for file, _ in item.change.files:
+                by_file.setdefault(file.name, []).append(number)
+    refused: dict[int, str] = {}
+    for name, mine in by_file.items():
+        if len(mine) < 2 or _parse(name, [items[n] for n in mine]):
+            continue
+        pairs = [p for p in combinations(mine, 2) if not _parse(name, [items[n] for n in p])]
+        for a, b in pairs or combinations(mine, 2):
+            for one, other in ((a, b), (b, a)):
+                refused.setdefault(one, f"together with {items[other].label} it would leave no valid file")
+    return [
+        replace(item, status="conflict", why=refused[n]) if n in refused else item
+        for n, item in enumerate(items)
+    ]
+
+
+def _parse(name: str, items: Sequence[Planned]) -> bool:
+    """Whether a file parses after the edits of all of these."""
+    files = [(f, e) for i in items if i.change is not None for f, e in i.change.files if f.name == name]
+    try:
+        checked(files[0][0], editing.union([e for _, e in files]))
+    except NoEdit:
+        return False
+    return True
 
 
 def _edits_of(change: Change) -> set[tuple[str, tuple[str, str]]]:

@@ -404,7 +404,7 @@ def _fixes(found: Break) -> list[Fix]:
                 target=target,
                 text=text,
                 verify=_VERIFY,
-                risk="output on that line disappears; compiled as one graph, results may differ in the last bits",
+                risk="compiled as one graph, results may differ in the last bits",
             )
         )
     else:

@@ -67,7 +67,8 @@ def _drop(script: Script, statement: cst.Expr) -> Change:
         raise NoEdit(
             "display", "the line also assigns: move the print out by hand", [candidate(script, statement)]
         )
-    return Change(script, (remove(script, statement),), script.line(statement))
+    gone = ("the output of that line disappears",)
+    return Change(script, (remove(script, statement),), script.line(statement), notes=gone)
 
 
 def _branch(script: Script, statements: list[Statement], line: int) -> cst.CSTNode | None:
