@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.loaders import _accelerator
 from trace_doctor.run import HOST_CATS, I32, I64, Bool, Run
 
 
@@ -37,7 +38,8 @@ class Nesting(Evidence):
         by_thread = host[np.argsort(run.thread[host], kind="stable")]
         borders = np.flatnonzero(np.diff(run.thread[by_thread])) + 1
         for rows in np.split(by_thread, borders):
-            above, depth[rows] = nest(run.ts[rows], run.end[rows])
+            spans = run.ts[rows], run.end[rows]
+            above, depth[rows] = _accelerator.nest(*spans) or nest(*spans)
             parent[rows] = np.where(above >= 0, rows[above], -1)
         return cls(parent, depth, run)
 
