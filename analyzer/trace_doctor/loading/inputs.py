@@ -95,7 +95,10 @@ def _in_processes(tasks: Sequence[_Task], count: int, progress: Progress) -> Non
 
 
 def _nameless() -> IO[bytes]:
-    return tempfile.TemporaryFile()
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise Unable(f"no temporary file ({error.strerror})") from error
 
 
 class _Task:

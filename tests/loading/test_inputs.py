@@ -1,0 +1,240 @@
+"""Loading several files: in other processes the same comes out as here, and whatever happens to them, nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trace_doctor.errors import DamagedCapture, TraceDoctorError
+from trace_doctor.loaders.cache import Cache
+from trace_doctor.loaders.discover import discover
+from trace_doctor.loaders.progress import Progress
+from trace_doctor.loading import Loaded, Ways, inputs, load_inputs, workers
+from trace_doctor.run import Run
+from trace_doctor.testing import RunBuilder, SnapshotBuilder
+
+pytestmark = pytest.mark.skipif(not workers.able(), reason="no processes for loading on this system")
+
+RANKS = 3
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for rank in range(RANKS):
+        b = RunBuilder()
+        for _ in range(3 + rank):
+            with b.step(), b.op("aten::mm"):
+                b.launch(200, "gemm")
+        b.write(folder / f"rank{rank}.json")
+    b = SnapshotBuilder()
+    b.train(steps=1)
+    b.write(folder / "rank0.pickle")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_files_are_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "PER_WORKER", 1)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The processes that were started; at the end of the test none may be left."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    class Recorded(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(workers.subprocess, "Popen", Recorded)
+    yield made
+    assert all(process.returncode is not None for process in made), "ended and collected"
+
+
+def load(paths: list[Path], ways: Ways, progress: Progress | None = None) -> list[Loaded]:
+    return load_inputs(discover(paths).found, ways, progress)
+
+
+def columns(loaded: Loaded) -> dict[str, Any]:
+    assert not isinstance(loaded.outcome, TraceDoctorError), loaded.outcome
+    return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(loaded.outcome).items()}
+
+
+def test_the_same_comes_out(logs: Path, started: list[Any]) -> None:
+    here = load([logs], Ways())
+    assert started == []
+    there = load([logs], Ways(jobs=2))
+    assert len(started) == 2
+    assert [one.found for one in there] == [one.found for one in here]
+    for one, two in zip(here, there, strict=True):
+        a, b = columns(one), columns(two)
+        for name in a.keys() - {"read_args", "derived", "memory"}:
+            assert a[name] == b[name], name
+        if isinstance(one.outcome, Run) and isinstance(two.outcome, Run):
+            rows = range(len(one.outcome))
+            assert two.outcome.args(rows) == one.outcome.args(rows)
+            assert "Nesting.parent" in two.outcome.derived
+
+
+def test_processes_fill_the_cache(logs: Path, tmp_path: Path, started: list[Any]) -> None:
+    ways = Ways(jobs=2, cache=Cache(tmp_path / "cache"), keep=True)
+    first, second = load([logs], ways), load([logs], ways)
+    assert len(started) == 2
+    assert all(not one.cached for one in first) and all(one.cached for one in second)
+    assert [one.kept for one in first] == [one.kept for one in second]
+    assert len(list((tmp_path / "cache").iterdir())) == RANKS + 1
+
+
+def test_a_damaged_file_is_its_own_error(logs: Path, started: list[Any]) -> None:
+    (logs / "rank1.json").write_text('{"schemaVersion": 1, "deviceProperties": [')
+    outcomes = {one.found.display: one.outcome for one in load([logs], Ways(jobs=2))}
+    assert isinstance(outcomes.pop("rank1.json"), DamagedCapture)
+    assert not any(isinstance(o, TraceDoctorError) for o in outcomes.values())
+
+
+class Killing(Progress):
+    """Kills the process that begins with one file."""
+
+    def __init__(self, victim: str, started: list[subprocess.Popen[bytes]], how: signal.Signals) -> None:
+        self.victim, self.started, self.how = victim, started, how
+
+    def __call__(self, phase: str, what: str) -> None:
+        if what == self.victim:
+            for process in self.started:
+                if process.returncode is None:
+                    os.kill(process.pid, self.how)
+
+
+@pytest.mark.parametrize(("how", "says"), [(signal.SIGKILL, "memory"), (signal.SIGSEGV, "SIGSEGV")])
+def test_a_process_that_dies_is_the_error_of_its_file_and_the_others_are_read(
+    logs: Path, started: list[subprocess.Popen[bytes]], how: signal.Signals, says: str
+) -> None:
+    progress = Killing("rank1.json", started, how)
+    found = [f for f in discover([logs]).found if f.kind == "trace"]
+    # one after another, so that only one process is there to be killed
+    done = {one.found.display: one.outcome for one in _through_processes(found, progress, count=1)}
+    error = done.pop("rank1.json")
+    assert isinstance(error, DamagedCapture)
+    assert says in str(error) and len(str(error).splitlines()) == 1
+    assert len(done) == RANKS - 1
+    assert all(isinstance(outcome, Run) for outcome in done.values())
+
+
+def _through_processes(found: Any, progress: Progress, count: int) -> list[Loaded]:
+    tasks = [inputs._Task(f, Ways()) for f in found]
+    inputs._in_processes(tasks, count, progress)
+    return [task.loaded() for task in tasks]
+
+
+def test_an_interruption_ends_all_processes(logs: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    class Interrupted(Progress):
+        def __call__(self, phase: str, what: str) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load([logs], Ways(jobs=2), Interrupted())
+    assert len(started) == 2
+
+
+def test_where_no_process_can_be_started_files_are_read_here(
+    logs: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for interpreter in ("/nonexistent", "/bin/false"):
+        monkeypatch.setattr(sys, "executable", interpreter)
+        assert all(isinstance(columns(one), dict) for one in load([logs], Ways(jobs=2)))
+
+
+def test_without_room_for_temporary_files_they_are_read_here(
+    logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
+    assert all(isinstance(columns(one), dict) for one in load([logs], Ways(jobs=2)))
+
+
+def test_nothing_of_the_working_folder_is_imported(logs: Path, tmp_path: Path, started: list[Any]) -> None:
+    """A pull request may bring a `numpy.py`: only the calling program's own path counts."""
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    for name in ("numpy", "msgspec", "json", "trace_doctor", "sitecustomize"):
+        (trap / f"{name}.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')")
+    before = Path.cwd()
+    os.chdir(trap)
+    try:
+        load([logs], Ways(jobs=2))
+    finally:
+        os.chdir(before)
+    assert started
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_processes_end_with_whoever_started_them(logs: Path, tmp_path: Path) -> None:
+    script = """
+import os, signal, sys
+from trace_doctor.loaders.discover import discover
+from trace_doctor.loaders.progress import Progress
+from trace_doctor.loading import Ways, inputs, load_inputs, workers
+
+inputs.PER_WORKER = 1
+pids = []
+start = workers.subprocess.Popen.__init__
+def noted(self, *args, **kwargs):
+    start(self, *args, **kwargs)
+    pids.append(self.pid)
+workers.subprocess.Popen.__init__ = noted
+class Killed(Progress):
+    def __call__(self, phase, what):
+        print(*pids, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+load_inputs(discover(sys.argv[1:]).found, Ways(jobs=2), Killed())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(logs)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pids = [int(p) for p in done.stdout.split()]
+    assert len(pids) == 2
+    patience = time.monotonic() + 60
+    while any(_runs(p) for p in pids):
+        assert time.monotonic() < patience, "still there"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    """A process that has ended may wait for long to be collected, where nobody collects orphans."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("weights", "jobs", "memory", "count"),
+    [
+        ([1 << 30] * 8, 4, None, 4),
+        ([1 << 30] * 8, 16, None, 8),
+        ([1 << 30] * 8, 4, 2 << 30, 2),
+        ([1 << 30] * 8, 4, 1 << 20, 1),
+        ([1 << 20] * 8, 4, None, 1),
+        ([1 << 20] * 256, 4, None, 4),
+        ([10 << 30], 4, None, 1),
+        ([], 4, None, 1),
+    ],
+)
+def test_how_many_processes_pay_and_fit(
+    monkeypatch: pytest.MonkeyPatch, weights: list[int], jobs: int, memory: int | None, count: int
+) -> None:
+    monkeypatch.setattr(inputs, "PER_WORKER", 48 << 20)
+    assert inputs.processes(weights, Ways(jobs=jobs, memory=memory)) == count
