@@ -1,0 +1,190 @@
+"""`pinned-copies` and `channels-last`: how a batch gets to the device, and in which layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
+from trace_doctor.fixes.edits import (
+    Change,
+    NoEdit,
+    add_arguments,
+    insert_after,
+    insert_before,
+    set_argument,
+)
+from trace_doctor.fixes.imports import name_for
+from trace_doctor.fixes.loops import loops, names_in, trains
+from trace_doctor.fixes.training import find_model, find_step, refuse_frameworks, whole_line
+from trace_doctor.loaders.script import Script, argument, dotted, literal
+
+_DEVICE = re.compile(r"device|cuda|xpu|rank|gpu", re.IGNORECASE)
+_INSTEAD = {
+    "accelerate": "Accelerator(dataloader_config=DataLoaderConfiguration(non_blocking=True)) with pin_memory=True",
+    "transformers": 'TrainingArguments(accelerator_config={"non_blocking": True}), where pinning is the default',
+    "lightning": "pin_memory=True of the DataModule's loaders: it copies without blocking then",
+}
+
+
+@codemod("pinned-copies", words=("DataLoader",), elsewhere=True)
+def pinned_copies(place: Place, params: Mapping[str, Any]) -> Change:
+    """Copies batches from pinned memory without blocking: pin_memory=True of the loader with non_blocking=True."""
+    for script in place.scripts:
+        refuse_frameworks(script, _INSTEAD)
+    found = [
+        (s, loop)
+        for s in place.scripts
+        for loop in loops(s)
+        if isinstance(loop, cst.For) and _copies(s, loop)
+    ]
+    if place.line is not None:
+        found = [(s, f) for s, f in found if s.lines(f)[0] <= place.line <= s.lines(f)[1]] or found
+    found = [(s, f) for s, f in found if trains(s, f)] or found
+    script, loop = only(
+        found, "copy a loader's batches", "no loop copies the batches of a DataLoader to a device"
+    )
+    copies = _copies(script, loop)
+    edits = [
+        e
+        for c in copies
+        if not _set(c, "non_blocking")
+        for e in add_arguments(script, c, {"non_blocking": "True"})
+    ]
+    loader = _loader(script, loop)
+    assert loader is not None
+    if any(a.star for a in loader.args):
+        raise NoEdit(
+            "display", "the loader takes *args or **kwargs that may pin", [candidate(script, loader)]
+        )
+    pinned = argument(loader, "pin_memory", 7)
+    if pinned is None:
+        edits += add_arguments(script, loader, {"pin_memory": "True"})
+    elif literal(pinned.value) is False:
+        edits.append(set_argument(script, loader, pinned, "True"))
+    if not edits:
+        raise NoEdit("already", f"{script.name}:{script.line(copies[0])} copies from pinned memory already")
+    changed = [c for c in copies if _written_later(script, loop, c)]
+    if changed:
+        raise NoEdit(
+            "display", "what is copied is changed in place afterwards", [candidate(script, changed[0])]
+        )
+    return Change(script, tuple(edits), script.line(copies[0]), "safe")
+
+
+def _loader(script: Script, loop: cst.For) -> cst.Call | None:
+    tracked = origins(script)
+    made = [o for o in tracked.of(loop.iter) if isinstance(o, cst.Call) and tracked.is_dataloader(o)]
+    return made[0] if len(made) == 1 and len(tracked.of(loop.iter)) == 1 else None
+
+
+def _copies(script: Script, loop: cst.For) -> list[cst.Call]:
+    """`x.to(device)`, `x.cuda()` of what the loader delivers, in the order they stand."""
+    if _loader(script, loop) is None:
+        return []
+    batch = _batch_names(script, loop)
+    found = []
+    for call in script.all(cst.Call, within=loop.body):
+        func = call.func
+        if (
+            not isinstance(func, cst.Attribute)
+            or func.attr.value not in ("to", "cuda")
+            or any(a.star for a in call.args)
+        ):
+            continue
+        if not names_in(script, func.value) & batch or isinstance(func.value, cst.Call):
+            continue
+        device = argument(call, "device", 0)
+        if func.attr.value == "to" and (device is None or not _is_device(script, device.value)):
+            continue
+        found.append(call)
+    return found
+
+
+def _is_device(script: Script, node: cst.BaseExpression) -> bool:
+    return _DEVICE.search(script.code(node)) is not None and "dtype" not in script.code(node)
+
+
+def _batch_names(script: Script, loop: cst.For) -> set[str]:
+    """What the loop's target binds, and what is taken out of it in the loop."""
+    found = names_in(script, loop.target)
+    for _ in range(3):
+        for assign in script.all(cst.Assign, within=loop.body):
+            if not isinstance(assign.value, cst.Call) and names_in(script, assign.value) & found:
+                found |= {n for t in assign.targets for n in names_in(script, t.target)}
+        for each in script.all(cst.CompFor, within=loop.body):
+            if names_in(script, each.iter) & found:
+                found |= names_in(script, each.target)
+    return found
+
+
+def _set(call: cst.Call, name: str) -> bool:
+    return argument(call, name) is not None
+
+
+def _written_later(script: Script, loop: cst.For, copy: cst.Call) -> bool:
+    """Whether the source of a copy that does not wait is written to while the copy may still run."""
+    assert isinstance(copy.func, cst.Attribute)
+    source, end = dotted(copy.func.value), script.span(copy)[1]
+    statement = script.statement_of(copy)
+    if isinstance(statement, cst.Assign) and any(
+        source in names_in(script, t.target) for t in statement.targets
+    ):
+        return False
+    return source is not None and any(
+        isinstance(c.func, cst.Attribute)
+        and c.func.attr.value.endswith("_")
+        and dotted(c.func.value) == source
+        for c in script.all(cst.Call, within=loop.body)
+        if script.span(c)[0] > end
+    )
+
+
+# ---------------------------------------------------------------------- channels last
+
+
+@codemod("channels-last", words=("Conv2d", "torchvision", "timm"), elsewhere=True)
+def channels_last(place: Place, params: Mapping[str, Any]) -> Change:
+    """Keeps the model's weights and its images with the channels last, as cuDNN's kernels want them."""
+    for script in place.scripts:
+        if "channels_last" in script.text:
+            raise NoEdit("already", f"{script.name} uses channels_last already")
+    step = find_step(place)
+    model = find_model(step)
+    script, call = model.script, model.calls[0]
+    name = script.callee(model.construction) or ""
+    images = name.startswith(("torchvision.models.", "timm.")) or bool(script.calls("torch.nn.Conv2d"))
+    if not images:
+        raise NoEdit(
+            "display", "the model has no Conv2d in this script", [candidate(script, model.construction)]
+        )
+    given = call.args[0].value if call.args and call.args[0].keyword is None else None
+    if given is None or not isinstance(given, cst.Name) or len(model.calls) > 1:
+        raise NoEdit(
+            "display", "the images have no name where the model is called", [candidate(script, call)]
+        )
+    torch, imports = name_for(script, "torch", call)
+    layout = {"memory_format": f"{torch}.channels_last"}
+    edits = [
+        *imports,
+        insert_after(
+            script, model.made, f"{model.name}.to(memory_format={torch}.channels_last)", "channels-last"
+        ),
+    ]
+    moves = [b.value for b in origins(script).bound(given) if isinstance(b.value, cst.Call | cst.Tuple)]
+    copies = [c for m in moves for c in script.all(cst.Call, within=m) if _moves(c, given.value)]
+    if len(copies) == 1:
+        edits += add_arguments(script, copies[0], layout)
+    else:
+        line = whole_line(script, call)
+        code = f"{given.value} = {given.value}.to(memory_format={torch}.channels_last)"
+        edits.append(insert_before(script, line, code, "channels-last-input"))
+    return Change(script, tuple(edits), script.line(model.made))
+
+
+def _moves(call: cst.Call, name: str) -> bool:
+    func = call.func
+    return isinstance(func, cst.Attribute) and func.attr.value == "to" and dotted(func.value) == name

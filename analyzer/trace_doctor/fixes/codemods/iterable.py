@@ -1,0 +1,72 @@
+"""`shard-iterable`: each worker of a loader takes its share of an IterableDataset. Shown, never applied unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
+from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_before
+from trace_doctor.fixes.imports import name_for
+from trace_doctor.loaders.script import Script
+
+_SHARE = """info = {worker}()
+first, stride = (info.id, info.num_workers) if info is not None else (0, 1)"""
+
+
+@codemod("shard-iterable", scope="call", words=("IterableDataset",), elsewhere=True)
+def shard_iterable(place: Place, params: Mapping[str, Any]) -> Change:
+    """Lets __iter__ of an IterableDataset deliver only the worker's share, by get_worker_info()."""
+    found = [
+        (script, owner)
+        for script in place.scripts
+        for owner in script.all(cst.ClassDef)
+        if "torch.utils.data.IterableDataset" in origins(script).bases(owner)
+    ]
+    script, owner = only(found, "define an IterableDataset", "no IterableDataset is defined in this script")
+    methods = [f for f in script.all(cst.FunctionDef, within=owner) if f.name.value == "__iter__"]
+    if len(methods) != 1:
+        raise NoEdit("display", "the class has no __iter__ of its own", [candidate(script, owner)])
+    method = methods[0]
+    if "get_worker_info" in script.code(owner) or "num_workers" in script.code(owner):
+        raise NoEdit("already", f"{script.name}:{script.line(method)} looks at its worker already")
+    source, statement = _source(script, method)
+    worker, imports = name_for(script, "torch.utils.data.get_worker_info", method)
+    islice, more = name_for(script, "itertools.islice", method)
+    start, end = script.span(source)
+    text = f"{islice}({script.text[start:end]}, first, None, stride)"
+    edits = (
+        *imports,
+        *more,
+        insert_before(script, statement, _SHARE.format(worker=worker), "shard"),
+        Edit(start, end, text),
+    )
+    note = "samples are then drawn by every worker and all but its share thrown away: cheap only where reading is cheap"
+    return Change(script, edits, script.line(source), "display", (note,))
+
+
+def _source(script: Script, method: cst.FunctionDef) -> tuple[cst.BaseExpression, cst.CSTNode]:
+    """(what is iterated over, the statement that does): one loop that yields, or one `yield from`, or `return iter(...)`."""
+    body = method.body.body
+    found: list[tuple[cst.BaseExpression, cst.CSTNode]] = []
+    for line in body:
+        if isinstance(line, cst.For) and script.all(cst.Yield, within=line):
+            found.append((line.iter, line))
+        elif isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1:
+            node = line.body[0]
+            value = node.value if isinstance(node, cst.Expr | cst.Return) else None
+            if isinstance(value, cst.Yield) and isinstance(value.value, cst.From):
+                found.append((value.value.item, line))
+            elif (
+                isinstance(node, cst.Return)
+                and isinstance(value, cst.Call)
+                and script.callee(value) == "iter"
+            ):
+                found.append((value, line))
+    yields = len(script.all(cst.Yield, within=method))
+    inside = sum(len(script.all(cst.Yield, within=line)) for _, line in found)
+    if len(found) != 1 or yields != inside:
+        raise NoEdit("display", "__iter__ is not one loop over its samples", [candidate(script, method)])
+    return found[0]

@@ -1,0 +1,95 @@
+"""`sum-on-device`: a running sum of losses that is read from the device once at the end instead of in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only
+from trace_doctor.fixes.edits import Change, Edit, NoEdit
+from trace_doctor.fixes.loops import enclosing_loop
+from trace_doctor.loaders.script import Script, dotted, literal
+
+
+@codemod("sum-on-device", words=(".item()",))
+def sum_on_device(place: Place, params: Mapping[str, Any]) -> Change:
+    """Adds up losses as tensors (detach() instead of item()), and reads the sum where it is used."""
+    found = [(s, a) for s in place.scripts for a in s.all(cst.AugAssign) if _adds_item(s, a)]
+    if place.line is not None:
+        found = [(s, a) for s, a in found if s.lines(a)[0] <= place.line <= s.lines(a)[1]]
+    script, addition = only(found, "add up a value that is read", "no running sum of .item() was found there")
+    total = addition.target.value
+    home = script.function_of(addition) or script.module
+    for binding in script.all(cst.AssignTarget, within=home):
+        assign = script.parent(binding)
+        if dotted(binding.target) == total and isinstance(assign, cst.Assign):
+            if literal(assign.value) not in (0, 0.0):
+                raise NoEdit(
+                    "display", f"{total} starts with something else than 0", [candidate(script, assign)]
+                )
+        elif any(isinstance(n, cst.Name) and n.value == total for n in script.below(binding.target)):
+            raise NoEdit("display", f"{total} is bound together with others", [candidate(script, binding)])
+    if any(n.name.value == total for g in script.all(cst.Global, within=home) for n in g.names):
+        raise NoEdit("display", f"{total} is a global name", [candidate(script, addition)])
+    if any(script.function_of(n) is not script.function_of(addition) for n in _names(script, total, home)):
+        raise NoEdit("display", f"{total} is used in an inner function", [candidate(script, addition)])
+    edits = [
+        Edit(*script.span(c.func.attr), "detach")
+        for c in _items(script, addition)
+        if isinstance(c.func, cst.Attribute)
+    ]
+    reads = [n for n in _names(script, total, home) if not _is_bound(script, n)]
+    in_step = [
+        n
+        for n in reads
+        if enclosing_loop(script, n) is enclosing_loop(script, addition) and not _guarded(script, n)
+    ]
+    if in_step:
+        raise NoEdit(
+            "display", f"{total} is read in every step, which waits as well", [candidate(script, in_step[0])]
+        )
+    edits += [Edit(*script.span(n), f"float({total})") for n in reads]
+    return Change(script, tuple(edits), script.line(addition))
+
+
+def _items(script: Script, addition: cst.AugAssign) -> list[cst.Call]:
+    return [
+        c
+        for c in script.all(cst.Call, within=addition.value)
+        if isinstance(c.func, cst.Attribute) and c.func.attr.value == "item" and not c.args
+    ]
+
+
+def _adds_item(script: Script, addition: cst.AugAssign) -> bool:
+    """`total += loss.item()`, `total += loss.item() * n` in a loop."""
+    plain = isinstance(addition.operator, cst.AddAssign) and isinstance(addition.target, cst.Name)
+    return plain and enclosing_loop(script, addition) is not None and len(_items(script, addition)) == 1
+
+
+def _names(script: Script, name: str, home: cst.CSTNode) -> list[cst.Name]:
+    found = [n for n in script.all(cst.Name, within=home) if n.value == name]
+    ups = [(n, script.parent(n)) for n in found]
+    return [
+        n
+        for n, up in ups
+        if not (isinstance(up, cst.Attribute) and up.attr is n)
+        and not (isinstance(up, cst.Arg) and up.keyword is n)
+    ]
+
+
+def _is_bound(script: Script, node: cst.Name) -> bool:
+    up = script.parent(node)
+    return isinstance(up, cst.AssignTarget) or (isinstance(up, cst.AugAssign) and up.target is node)
+
+
+def _guarded(script: Script, node: cst.CSTNode) -> bool:
+    """Whether something happens only under a condition within its loop."""
+    loop = enclosing_loop(script, node)
+    for up in script.ancestors(node):
+        if up is loop:
+            return False
+        if isinstance(up, cst.If):
+            return True
+    return False
