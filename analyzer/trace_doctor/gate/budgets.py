@@ -158,7 +158,7 @@ def judge(result: Result, limit: Limit, budgets: Budgets, baseline: Baseline | N
         return _decided(made, how=missing)
     found = AGGREGATES[budgets.aggregate](values)
     allowed = [] if limit.at_most is None else [limit.at_most]
-    how = [] if limit.at_most is None else ["the budget"]
+    how = [] if limit.at_most is None else ["limit: the budget"]
     if limit.compares:
         before = _before(limit, budgets, baseline)
         if isinstance(before, str):
@@ -175,7 +175,7 @@ def judge(result: Result, limit: Limit, budgets: Budgets, baseline: Baseline | N
         }
         widest = max(room, key=lambda k: room[k])
         allowed.append(middle + room[widest])
-        how.append(f"the baseline and {widest}")
+        how.append(f"limit: the baseline + {widest}")
         made = _decided(made, baseline=middle, noise=noise)
     limit_is = min(allowed)
     status = "failed" if found > limit_is else "passed"

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trace_doctor.errors import UsageError
+from trace_doctor.gate import Baseline, Terms, decide
+from trace_doctor.gate.budgets import parse_budgets
+from trace_doctor.model import Finding, IdleNs, Input, Outcome, Pace, Result, Saving, TimeLedgerRow
+from trace_doctor.reporters.words import budget_words
+
+MS = 1e3
+
+
+def runs(
+    *step_ms: float, mad_ms: float = 0.5, idle: float = 0.1, cost: float | None = None, device: str = "H100", ranks: int = 1
+) -> Result:
+    """One capture for each step time, in folders of their own (of `ranks` ranks in one)."""
+    inputs = [
+        Input(path=f"{n // ranks}/rank{n % ranks}.json", kind="trace", rank=n % ranks, device_name=device,
+              pace=Pace(steps=5, median_us=t * MS, mad_us=mad_ms * MS))
+        for n, t in enumerate(step_ms)
+    ]  # fmt: skip
+    gap = int(idle * 1000)
+    ledger = [
+        TimeLedgerRow(input=n, rank=i.rank, device=0, phase="steady", steps=5, window_ns=1000, compute_ns=1000 - gap,
+                      exposed_comm_ns=0, exposed_copy_ns=0, idle_ns=IdleNs(sync=gap), step_us=0.0)
+        for n, i in enumerate(inputs)
+    ]  # fmt: skip
+    findings = [
+        Finding(id="TD101-1", code="TD101", name="dataloader-starvation", title="", severity="warning", confidence="high",
+                message="", fingerprint="f", saving=Saving(share_of_step=cost))
+    ] if cost is not None else []  # fmt: skip
+    outcomes = [
+        Outcome(code="TD101", name="dataloader-starvation", outcome="fired" if findings else "passed"),
+        Outcome(code="TD403", name="memory-spike", outcome="skipped", reason="no snapshot"),
+    ]
+    return Result(inputs=inputs, time_ledger=ledger, findings=findings, outcomes=outcomes)
+
+
+def judged(result: Result, table: dict[str, Any], before: Result | None = None) -> tuple[int, str]:
+    baseline = Baseline.of(before) if before is not None else None
+    gate = decide(result, Terms(budgets=parse_budgets(table), baseline=baseline))
+    return gate.code, "\n".join([gate.verdict, *map(budget_words, gate.budgets), *gate.notes])
+
+
+def test_the_median_of_several_runs_is_held_against_the_limit_and_all_values_are_said() -> None:
+    code, said = judged(runs(100, 104, 180), {"step_time": "110 ms"})
+    assert code == 0
+    assert "step_time 104.0 ms, expected at most 110.0 ms, runs 100.0 ms, 104.0 ms, 180.0 ms" in said
+    assert judged(runs(100, 104, 180), {"step_time": "110 ms", "aggregate": "pessimistic"})[0] == 1
+    assert judged(runs(100, 120, 180), {"step_time": "110 ms", "aggregate": "optimistic"})[0] == 0
+    assert judged(runs(100, 120, 180), {"step_time": "110 ms"})[0] == 1
+
+
+def test_of_the_ranks_of_one_run_the_slowest_counts() -> None:
+    assert judged(runs(100, 130, 101, 131, ranks=2), {"step_time": "110 ms"})[0] == 1
+    assert "runs" not in judged(runs(100, 90, ranks=2), {"step_time": "110 ms"})[1]
+
+
+def test_a_regression_is_more_than_the_largest_of_absolute_relative_and_noise() -> None:
+    five = {"step_time": {"max_regression": "5%"}}
+    assert judged(runs(104), five, runs(100))[0] == 0
+    assert judged(runs(106), five, runs(100))[0] == 1
+    assert judged(runs(106), {"step_time": {"max_regression": ["5%", "8 ms"]}}, runs(100))[0] == 0
+    code, said = judged(runs(106), five, runs(100, mad_ms=3))
+    assert code == 0, "3 x MAD of the baseline's steps is 9 ms"
+    assert "noise ±9.00 ms" in said
+    assert "within noise" in said
+    assert judged(runs(106, mad_ms=3), five, runs(100))[0] == 0, "the steps of this run vary as well"
+    assert judged(runs(106, mad_ms=3), {**five, "noise": 1}, runs(100))[0] == 1
+
+
+def test_runs_that_differ_widen_the_band_though_the_steps_of_each_do_not() -> None:
+    before = runs(94, 100, 106, mad_ms=0.1)
+    assert judged(runs(112), {"step_time": {"max_regression": "5%"}}, before)[0] == 0
+
+
+def test_a_baseline_guards_every_figure_without_being_asked() -> None:
+    assert judged(runs(105), {}, runs(100))[0] == 0
+    code, said = judged(runs(120), {}, runs(100))
+    assert code == 1
+    assert "1 limit exceeded (step_time)" in said
+    assert judged(runs(100, idle=0.3), {}, runs(100))[0] == 1
+    assert judged(runs(100, idle=0.12), {}, runs(100))[0] == 0
+    assert judged(runs(80, idle=0.0), {}, runs(100))[0] == 0
+
+
+def test_times_of_another_device_are_not_compared() -> None:
+    code, said = judged(runs(200, device="A100"), {}, runs(100))
+    assert code == 0
+    assert "step_time not compared with the baseline: the baseline is of another device (H100; now A100)" in said
+    assert judged(runs(200, device="A100"), {"step_time": {"max_regression": "5%"}}, runs(100))[0] == 3
+
+
+def test_a_rule_with_a_budget_is_judged_by_it_alone() -> None:
+    assert judged(runs(100, cost=0.08), {})[0] == 1
+    assert judged(runs(100, cost=0.08), {"TD101": "10%"})[0] == 0
+    assert judged(runs(100, cost=0.12), {"dataloader-starvation": 0.1})[0] == 1
+    assert judged(runs(100), {"TD101": "10%"})[0] == 0
+    assert judged(runs(100, cost=0.2), {"TD101": {"max": "10%", "level": "warning"}})[0] == 0
+    code, said = judged(runs(100), {"TD403": "10%"})
+    assert code == 3
+    assert "no snapshot" in said
+
+
+def test_a_known_finding_fails_when_it_costs_clearly_more() -> None:
+    quiet = {"step_time": "1 s", "gpu_idle_share": 1.0}
+    assert judged(runs(100, cost=0.10), quiet, runs(100, cost=0.09))[0] == 0
+    code, said = judged(runs(100, cost=0.30), quiet, runs(100, cost=0.09))
+    assert code == 1
+    assert "a known finding that costs more than it did" in said
+
+
+def test_more_of_one_fault_than_the_baseline_had_is_new() -> None:
+    import msgspec
+
+    one = runs(100, cost=0.09)
+    two = msgspec.structs.replace(
+        one, findings=[*one.findings, msgspec.structs.replace(one.findings[0], id="TD101-2")]
+    )
+    assert judged(two, {}, two)[0] == 0
+    assert judged(two, {}, one)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"gpu_idle": 0.1}, "did you mean 'gpu_idle_share'"),
+        ({"step_time": 180}, '"180 ms"'),
+        ({"step_time": "fast"}, '"180 ms"'),
+        ({"gpu_idle_share": "12 ms"}, '"15%"'),
+        ({"peak_reserved": {"at_most": 1}}, "unknown key 'at_most'"),
+        ({"peak_reserved": {"level": "error"}}, "sets no limit"),
+        ({"peak_reserved": {"max": 1, "level": "fatal"}}, "error or warning"),
+        ({"TD4": "5%"}, "unknown figure 'TD4'"),
+        ({"aggregate": "mean"}, "median, optimistic, pessimistic"),
+        ({"noise": True}, "k x MAD"),
+        ({"step_time": {"max_regression": ["5%", "2 GiB"]}}, '"180 ms"'),
+    ],
+)
+def test_mistakes_name_what_would_be_right(table: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match="budgets") as refused:
+        parse_budgets(table)
+    assert says in str(refused.value)
