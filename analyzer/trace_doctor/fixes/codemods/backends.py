@@ -1,0 +1,46 @@
+"""`sdpa-backend`: which kernels scaled_dot_product_attention may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only
+from trace_doctor.fixes.edits import Change, NoEdit, wrap
+from trace_doctor.fixes.imports import name_for
+from trace_doctor.fixes.training import whole_line
+from trace_doctor.loaders.script import Script
+
+_SDPA = "torch.nn.functional.scaled_dot_product_attention"
+_BACKENDS = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
+
+
+@codemod("sdpa-backend", words=("scaled_dot_product_attention",))
+def sdpa_backend(place: Place, params: Mapping[str, Any]) -> Change:
+    """Runs scaled_dot_product_attention under sdpa_kernel, which raises with the reason where a fast kernel refuses.
+
+    params: `backends`, of SDPBackend's names.
+    """
+    names = [str(n) for n in params.get("backends") or ["FLASH_ATTENTION"]]
+    if not set(names) <= set(_BACKENDS):
+        raise NoEdit("unresolved", f"SDPBackend has no {', '.join(sorted(set(names) - set(_BACKENDS)))}")
+    found: list[tuple[Script, Any]] = [(s, c) for s in place.scripts for c in s.calls(_SDPA)]
+    if place.line is not None:
+        found = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]] or found
+    script, call = only(
+        found, "call scaled_dot_product_attention", "scaled_dot_product_attention is not called"
+    )
+    if "sdpa_kernel" in script.text or "sdp_kernel" in script.text:
+        raise NoEdit("already", f"{script.name} chooses its attention kernels already")
+    if not place.torch.at_least(2, 3):
+        raise NoEdit(
+            "display", "sdpa_kernel needs torch 2.3 or newer (say --torch-version)", [candidate(script, call)]
+        )
+    line = whole_line(script, call)
+    kernel, imports = name_for(script, "torch.nn.attention.sdpa_kernel", call)
+    backend, more = name_for(script, "torch.nn.attention.SDPBackend", call)
+    chosen = [f"{backend}.{n}" for n in names]
+    inside = chosen[0] if len(chosen) == 1 else f"[{', '.join(chosen)}]"
+    return Change(
+        script, (*imports, *more, *wrap(script, line, line, f"with {kernel}({inside}):")), script.line(call)
+    )
