@@ -10,26 +10,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from trace_doctor.evidence.break_gaps import CALLS, DYNAMO, Between
 from trace_doctor.evidence.compile_regions import RESUME, Region, Regions, resumed_at
 from trace_doctor.evidence.frames import Frame, is_user_frame, python_frame, same_file
-from trace_doctor.evidence.intervals import NOTHING, clip, pairs, union
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.loaders.torch_trace import LogFrame, LoggedBreak
 from trace_doctor.run import I64, Cat, Run
 
-_DYNAMO = ("TorchDynamo Cache Lookup", "Pregraph bytecode", "AOTDispatcher ", "Torch-Compiled Region")
-_CALLS = ("CompiledFunction", "## Call CompiledFxGraph", "CompiledFxGraph")
 _NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 def is_graph_call(name: str) -> bool:
     """The call of a graph that was compiled before."""
-    return name.startswith(_CALLS) and not name.startswith("CompiledFunctionBackward")
+    return name.startswith(CALLS) and not name.startswith("CompiledFunctionBackward")
 
 
 def is_wrapper_call(name: str) -> bool:
@@ -110,7 +107,7 @@ def find_breaks(
             here.defined = here.defined or owners.defined.get(key)
     if not found:
         return ()
-    between = _Between(run, nesting, regions, others)
+    between = Between(run, nesting, regions, others)
     made = [
         Break(
             function=key.function,
@@ -123,7 +120,7 @@ def find_breaks(
             chain=here.chain,
             regions=_ids(regions, here.pieces),
             outermost=key.outermost,
-            gaps=tuple(g for p in sorted(here.pieces) for g in between.gaps(p)),
+            gaps=between.gaps(sorted(here.pieces)),
             logged=tuple(b for b in logged if key.line and _same_place(b, key)),
         )
         for key, here in found.items()
@@ -229,87 +226,6 @@ class _EagerResumes:
         return resumed_at(python_frame(self._run.text(int(rows[at]))))
 
 
-class _Between:
-    """The host time that a break costs: from the end of the compiled code before it to the start of the next piece."""
-
-    def __init__(self, run: Run, nesting: Nesting, regions: Regions, others: I64) -> None:
-        self._regions = regions
-        self._sibling = _siblings_before(regions)
-        taken = [others]
-        if not len(run.gpu):  # without a device, operators are the work itself
-            taken.append(run.named(lambda n: not n.startswith(_DYNAMO), Cat.CPU_OP))
-        rows = np.unique(np.concatenate(taken))
-        self._taken = {int(t): _Spans(run, rows[run.thread[rows] == t]) for t in np.unique(run.thread[rows])}
-        outside = (
-            (nesting.depth >= 0) & ~run.is_cat(Cat.PYTHON) & ~run.is_named(lambda n: n.startswith(_DYNAMO))
-        )
-        calls = run.is_named(lambda n: n.startswith(_CALLS))
-        self._calls = _DirectlyIn(run, nesting, np.flatnonzero(outside & calls))
-        self._rest = _DirectlyIn(run, nesting, np.flatnonzero(outside & ~calls))
-
-    def gaps(self, piece: int) -> list[tuple[int, int, int]]:
-        region = self._regions.all[piece]
-        start = self._behind_compiled(region, self._regions.all[region.parent], self._sibling.get(piece))
-        if start >= region.start:
-            return []
-        taken = self._taken.get(region.thread)
-        busy = clip(union(taken.near(start, region.start)), start, region.start) if taken else NOTHING
-        edges = [start, *busy.ravel().tolist(), region.start]
-        return [(region.thread, a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
-
-    def _behind_compiled(self, region: Region, outer: Region, sibling: Region | None) -> int:
-        """When the compiled code before this piece ended; else what else ran since the piece before it."""
-        earliest = outer.start if sibling is None else sibling.end
-        calls = self._calls(outer.row).near(earliest, region.start)
-        if len(calls):
-            return min(int(calls[:, 1].max()), region.start)
-        ends = self._rest(outer.row).near(earliest, region.start)[:, 1]
-        return int(ends[ends <= region.start].max(initial=earliest))
-
-
-def _siblings_before(regions: Regions) -> dict[int, Region]:
-    """For each region that is not the first in another: of those before it there, the one that ended last."""
-    found: dict[int, Region] = {}
-    for children in regions.children:
-        for before, child in pairwise(children):
-            found[child] = max(
-                regions.all[before], found.get(before, regions.all[before]), key=lambda r: r.end
-            )
-    return found
-
-
-class _DirectlyIn:
-    """Chosen events by the event that they lie in, frames of Python between the two left out."""
-
-    def __init__(self, run: Run, nesting: Nesting, rows: I64) -> None:
-        python, above = run.is_cat(Cat.PYTHON), nesting.parent[rows]
-        while len(framed := np.flatnonzero((above >= 0) & python[above])):
-            above[framed] = nesting.parent[above[framed]]
-        order = np.argsort(above, kind="stable")
-        self._run, self._rows, self._above = run, rows[order], above[order]
-        self._known: dict[int, _Spans] = {}
-
-    def __call__(self, row: int) -> _Spans:
-        if row not in self._known:
-            first, behind = np.searchsorted(self._above, [row, row + 1])
-            self._known[row] = _Spans(self._run, self._rows[first:behind])
-        return self._known[row]
-
-
-class _Spans:
-    """Events of one thread, of which those near a moment are found by search."""
-
-    def __init__(self, run: Run, rows: I64) -> None:
-        self._spans = pairs(run.ts[rows], run.end[rows])
-        self._reach = np.maximum.accumulate(self._spans[:, 1])
-
-    def near(self, start: int, end: int) -> I64:
-        """The events that end after `start` and begin before `end`, raw."""
-        first = np.searchsorted(self._reach, start, side="right")
-        some = self._spans[first : np.searchsorted(self._spans[:, 0], end)]
-        return some[some[:, 1] > start]
-
-
 def run_eagerly(
     run: Run, nesting: Nesting, regions: Regions, roots: Iterable[int], logged: Sequence[LoggedBreak]
 ) -> tuple[Break, ...]:
@@ -387,10 +303,10 @@ def _eager_function(run: Run, nesting: Nesting, region: Region) -> Frame | None:
     ):
         name = run.names[name_id]
         if cat == cpu_op and row != region.row:
-            if name.startswith((*_CALLS, *_DYNAMO[1:])):
+            if name.startswith((*CALLS, *DYNAMO[1:])):
                 return None
             operators = operators or name.startswith("aten::")
-        elif cat == annotation and name.startswith(_CALLS):
+        elif cat == annotation and name.startswith(CALLS):
             return None
         elif cat == python and first is None:
             frame = python_frame(name)

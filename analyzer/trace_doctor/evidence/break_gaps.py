@@ -1,0 +1,98 @@
+"""The host time that graph breaks cost: from the end of compiled code to the start of the piece behind the break."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from trace_doctor.evidence.compile_regions import Region, Regions
+from trace_doctor.evidence.intervals import complement, overlaps, pairs, union
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.run import I64, Cat, Run
+
+DYNAMO = ("TorchDynamo Cache Lookup", "Pregraph bytecode", "AOTDispatcher ", "Torch-Compiled Region")
+CALLS = ("CompiledFunction", "## Call CompiledFxGraph", "CompiledFxGraph")
+_EVER = 1 << 62
+
+
+class Between:
+    """The host time that a break costs: from the end of the compiled code before it to the start of the next piece."""
+
+    def __init__(self, run: Run, nesting: Nesting, regions: Regions, others: I64) -> None:
+        self._regions = regions
+        self._sibling = _siblings_before(regions)
+        taken = [others]
+        if not len(run.gpu):  # without a device, operators are the work itself
+            taken.append(run.named(lambda n: not n.startswith(DYNAMO), Cat.CPU_OP))
+        rows = np.concatenate(taken)
+        self._free = {
+            int(t): complement(union(pairs(run.ts[mine], run.end[mine])), -_EVER, _EVER)
+            for t in {r.thread for r in regions.all}
+            for mine in (rows[run.thread[rows] == t],)
+        }
+        outside = (
+            (nesting.depth >= 0) & ~run.is_cat(Cat.PYTHON) & ~run.is_named(lambda n: n.startswith(DYNAMO))
+        )
+        calls = run.is_named(lambda n: n.startswith(CALLS))
+        self._calls = _DirectlyIn(run, nesting, np.flatnonzero(outside & calls))
+        self._rest = _DirectlyIn(run, nesting, np.flatnonzero(outside & ~calls))
+
+    def gaps(self, pieces: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+        """Before each of these regions (ascending): (thread, start, end) ns."""
+        found = []
+        for thread, some in groupby(pieces, key=lambda p: self._regions.all[p].thread):
+            spans = [(self._behind_compiled(p), self._regions.all[p].start) for p in some]
+            free, _, _ = overlaps(np.array(spans, dtype=np.int64), self._free[thread])
+            found += [(thread, start, end) for start, end in free.tolist()]
+        return tuple(found)
+
+    def _behind_compiled(self, piece: int) -> int:
+        """When the compiled code before this piece ended; else what else ran since the piece before it."""
+        region, sibling = self._regions.all[piece], self._sibling.get(piece)
+        outer = self._regions.all[region.parent]
+        earliest = outer.start if sibling is None else sibling.end
+        if calls := self._calls.ends(outer.row, earliest, region.start):
+            return min(max(calls), region.start)
+        ends = self._rest.ends(outer.row, earliest, region.start)
+        return max((end for end in ends if end <= region.start), default=earliest)
+
+
+def _siblings_before(regions: Regions) -> dict[int, Region]:
+    """For each region that is not the first in another: of those before it there, the one that ended last."""
+    found: dict[int, Region] = {}
+    for children in regions.children:
+        for before, child in pairwise(children):
+            found[child] = max(
+                regions.all[before], found.get(before, regions.all[before]), key=lambda r: r.end
+            )
+    return found
+
+
+class _DirectlyIn:
+    """Chosen events by the event that they lie in, frames of Python between the two left out."""
+
+    def __init__(self, run: Run, nesting: Nesting, rows: I64) -> None:
+        python, above = run.is_cat(Cat.PYTHON), nesting.parent[rows]
+        while len(framed := np.flatnonzero((above >= 0) & python[above])):
+            above[framed] = nesting.parent[above[framed]]
+        order = np.argsort(above, kind="stable")
+        self._run, self._rows, self._above = run, rows[order], above[order]
+        self._known: dict[int, tuple[list[int], list[int], list[int]]] = {}
+
+    def ends(self, row: int, after: int, before: int) -> list[int]:
+        """When those in this event ended that end after one moment (ns) and begin before another."""
+        if row not in self._known:
+            first, behind = np.searchsorted(self._above, [row, row + 1])
+            mine = self._rows[first:behind]
+            ends = self._run.end[mine]
+            self._known[row] = (
+                self._run.ts[mine].tolist(),
+                ends.tolist(),
+                np.maximum.accumulate(ends).tolist(),
+            )
+        begins, ended, reach = self._known[row]
+        near = ended[bisect_right(reach, after) : bisect_left(begins, before)]
+        return [end for end in near if end > after]
