@@ -16,8 +16,6 @@ from trace_doctor.reporters.words import MEMORY, Names
 _MOST_CHARTS = 8
 """Devices of one page: the one to look at first open, the others folded."""
 
-_NONE = (-1, None)
-
 
 def memory(result: Result) -> Html | None:
     drawable = {
@@ -42,9 +40,7 @@ def memory(result: Result) -> Html | None:
     if not devices:
         return None
     names = Names(result) if len(devices) > 1 else None
-    blocks = [
-        _device(*drawable.get(d, _NONE), rows.get(d), n, names) for n, d in enumerate(devices[:_MOST_CHARTS])
-    ]
+    blocks = [_device(drawable.get(d), rows.get(d), n, names) for n, d in enumerate(devices[:_MOST_CHARTS])]
     return section(
         "memory",
         "Memory over time",
@@ -65,8 +61,10 @@ def _peak_bytes(series: MemorySeries | None, row: MemoryLedgerRow | None) -> int
 
 
 def _device(
-    index: int, series: MemorySeries | None, row: MemoryLedgerRow | None, n: int, names: Names | None
+    placed: tuple[int, MemorySeries] | None, row: MemoryLedgerRow | None, n: int, names: Names | None
 ) -> Html:
+    """`placed`: the series with its position in the result."""
+    index, series = placed or (-1, None)
     owner = series or row
     assert owner is not None
     content = [
