@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from trace_doctor.model import Finding, Fix, Gate, Location, Result, Suppressed
+from trace_doctor.reporters import render
+from trace_doctor.reporters.diffs import edits_of
+
+PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "schemas" / "sarif-schema-2.1.0.json"
+SUBSET = json.loads((Path(__file__).parent / "sarif.subset.schema.json").read_text())
+"""Of what the standard requires and allows, the part that is written, and nothing beside it."""
+
+
+def sarif(result: Result) -> dict[str, Any]:
+    log = json.loads(render(result, "sarif"))
+    jsonschema.Draft202012Validator(SUBSET).validate(log)
+    return log
+
+
+def test_every_result_is_valid(result: Result) -> None:
+    sarif(result)
+
+
+def test_hostile_text_is_valid_and_no_uri(hostile_result: Result) -> None:
+    text = render(hostile_result, "sarif")
+    assert not set(text) & set("\x1b\u202e\u2028")
+    for entry in sarif(hostile_result)["runs"][0]["results"]:
+        for location in entry["locations"]:
+            assert location["physicalLocation"]["artifactLocation"]["uri"] == "train.py"
+
+
+@pytest.mark.skipif(not PUBLISHED.is_file(), reason="the published schema is not there (../shared/schemas)")
+def test_the_published_schema_takes_it(result: Result, hostile_result: Result) -> None:
+    schema = json.loads(PUBLISHED.read_text())
+    for one in (result, hostile_result):
+        jsonschema.validate(json.loads(render(one, "sarif")), schema)
+
+
+def finding(file: str | None, line: int | None = 4, **more: Any) -> Finding:
+    return Finding(
+        id="TD101-1", code="TD101", name="n", title="t", severity="critical", confidence="high", message="m.", fingerprint="f",
+        location=Location(file=file, line=line), **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "root", "uri"),
+    [
+        ("train.py", None, "train.py"),
+        ("train.py", "src/", "src/train.py"),
+        ("./pkg\\a b.py", "", "pkg/a%20b.py"),
+        ("pkg/%41é.py", "", "pkg/%2541%C3%A9.py"),
+        ("/home/someone/train.py", "", None),
+        ("C:\\work\\train.py", "", None),
+        ("../../etc/passwd.py", "src/", None),
+        ("torch/nn/modules/module.py", "", None),
+        ("<string>", "", None),
+        (None, "", None),
+    ],
+)
+def test_each_finding_has_a_place_in_the_repository(
+    file: str | None, root: str | None, uri: str | None
+) -> None:
+    other = finding("main.py", 9)
+    path = {"input": 0, "fixes": []}
+    result = Result(findings=[finding(file, **path), other], source_root=root)
+    place, _ = (e["locations"][0]["physicalLocation"] for e in sarif(result)["runs"][0]["results"])
+    if uri is None:  # the script that another finding names, line 1
+        assert place["artifactLocation"]["uri"] == (root or "") + "main.py"
+        assert place["region"]["startLine"] == 1
+    else:
+        assert place["artifactLocation"]["uri"] == uri
+        assert place["region"]["startLine"] == 4
+
+
+def test_without_any_script_the_capture_is_the_place() -> None:
+    from trace_doctor.model import Input
+
+    result = Result(findings=[finding(None)], inputs=[Input(path="/tmp/../logs/rank0.json", kind="trace")])
+    place = sarif(result)["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "tmp/logs/rank0.json"
+
+
+def test_two_alike_are_told_apart_and_stay_the_same_when_the_line_moves() -> None:
+    def prints(*lines: int) -> list[str]:
+        log = sarif(Result(findings=[finding("train.py", line) for line in lines]))
+        return [e["partialFingerprints"]["primaryLocationLineHash"] for e in log["runs"][0]["results"]]
+
+    assert len(set(prints(4, 9))) == 2
+    assert prints(4, 9) == prints(5, 10)
+
+
+def test_what_the_gate_knows(rich_result: Result) -> None:
+    first, *rest = rich_result.findings
+    gate = Gate(code=1, verdict="check failed", known=[f.id for f in rest])
+    config = {"baseline": "b.json"}
+    silent = [Suppressed(finding=rest[0], kind="comment", where="train.py:4", reason="wanted")]
+    checked = msgspec.structs.replace(
+        rich_result, findings=[first, *rest[1:]], gate=gate, config=config, suppressed=silent
+    )
+    results = sarif(checked)["runs"][0]["results"]
+    assert [r["baselineState"] for r in results] == ["new", "unchanged", "unchanged"]
+    assert [bool(r["suppressions"]) for r in results] == [False, False, True]
+    assert results[2]["suppressions"][0]["kind"] == "inSource"
+
+
+BEFORE = "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\nk\nl\n"
+AFTERS = [
+    "a\nB\nc\nd\ne\nf\ng\nh\ni\nj\nk\nl\n",
+    "a\nc\nd\ne\nf\ng\nh\ni\nj\nk\nl\n",
+    "top\na\nb\nc\nd\ne\nf\ng\nh\ni\nj\nk\nl\nend\n",
+    "a\nb\nc\nX\nY\nd\ne\nf\nG\ng\nh\ni\nj\nl\n",
+    "++ b/evil\n-- a/evil\na\nb\n@@ -1 +1 @@\nd\ne\nf\ng\nh\ni\nj\nk\nl\n",
+    "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\nk\nlast line without end",
+    "",
+]
+
+
+@pytest.mark.parametrize("after", AFTERS)
+@pytest.mark.parametrize("before", [BEFORE, "", BEFORE.rstrip("\n")])
+def test_the_fix_makes_the_edit_that_the_diff_makes(before: str, after: str) -> None:
+    from trace_doctor.fixes.diffs import unified
+
+    diff = unified("src/train.py", before.encode(), after.encode()).decode()
+    fix = Fix(title="t", kind="patch", diff=diff)
+    [entry] = sarif(Result(findings=[finding("train.py", fixes=[fix])]))["runs"][0]["results"]
+    if not diff:
+        assert "fixes" not in entry
+        return
+    [change] = entry["fixes"][0]["artifactChanges"]
+    assert change["artifactLocation"]["uri"] == "src/train.py"
+    lines = before.splitlines(keepends=True)
+    for edit in reversed(change["replacements"]):
+        region = edit["deletedRegion"]
+        lines[region["startLine"] - 1 : region["endLine"] - 1] = [
+            edit.get("insertedContent", {}).get("text", "")
+        ]
+    assert "".join(lines) == after
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no diff", "+++ b/x\n@@ -1 +1 @@\n", "@@ -1 +1 @@\n-a\n+b\n", "+++ /dev/null\n"]
+)
+def test_what_is_no_diff_gives_no_edit(text: str) -> None:
+    assert edits_of(text) == []
