@@ -29,12 +29,8 @@ def memory(result: Result) -> Html | None:
     def first(device: tuple[int, int]) -> tuple[int, bool, int, tuple[int, int]]:
         """In the order of the findings about memory, then what can be drawn, then the fullest."""
         named = min((n for n, (i, d) in enumerate(accused) if (i, d or 0) == device), default=len(accused))
-        return (
-            named,
-            device not in drawable,
-            -_peak_bytes(drawable.get(device, _NONE)[1], rows.get(device)),
-            device,
-        )
+        _, series = drawable.get(device) or (-1, None)
+        return named, series is None, -_peak_bytes(series, rows.get(device)), device
 
     devices = sorted({*drawable, *rows}, key=first)
     if not devices:
