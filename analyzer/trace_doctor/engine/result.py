@@ -17,6 +17,7 @@ from trace_doctor.engine.findings import Filed, file_claim, merged
 from trace_doctor.engine.running import Verdict, run_rules
 from trace_doctor.errors import NotCaptured, UsageError
 from trace_doctor.evidence.base import Evidence, Facts, Options
+from trace_doctor.evidence.capture_health import CaptureHealth
 from trace_doctor.evidence.memory_ledger import MemoryLedger
 from trace_doctor.evidence.memory_series import thinned
 from trace_doctor.evidence.overview import Overview
@@ -107,6 +108,7 @@ def diagnose(
         limits.append(
             f"{left_out} finding{'s' if left_out > 1 else ''} below min-confidence or min-saving left out"
         )
+    limits += [said for e in examined if (said := _doubt(e))]
     findings = _limit([f for f, _ in numbered], MAX_FINDINGS, "findings", limits)
     what_if = [w for e in examined for w in _what_if(e, numbered)]
     traces = sum(e.facts.capture.run is not None for e in examined)
@@ -136,6 +138,17 @@ def diagnose(
         limits=limits,
     )
     return result
+
+
+def _doubt(e: Examined) -> str:
+    """How far a damaged file may put its time ledger off; "" for a sound one."""
+    health = e.facts.get(CaptureHealth)
+    if health is None or e.facts.get(TimeLedger) is None:
+        return ""
+    behind = ", for what stands in it; what came behind the cut is unknown" if health.damage.truncated else ""
+    if not (health.may_be_off or behind):
+        return ""
+    return f"{e.facts.capture.path}: damaged; its time ledger may be off by about {health.may_be_off:.2%} of the window{behind}"
 
 
 def _must_select(examined: Sequence[Examined], options: Options) -> None:

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.run import GPU_CATS, Cat, Damage
 
@@ -30,6 +31,8 @@ class CaptureHealth(Evidence):
     gpu_events_in_window: int
     launch_calls: int
     """runtime or driver calls that start GPU work, in the window"""
+    unanswered_calls: int
+    """of these, calls whose GPU work is not in the file"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -48,4 +51,16 @@ class CaptureHealth(Evidence):
             gpu_events=len(run.gpu),
             gpu_events_in_window=int((run.is_cat(*GPU_CATS) & inside).sum()),
             launch_calls=int(inside[calls].sum()),
+            unanswered_calls=int((facts[Launches].first_work(calls[inside[calls]]) < 0).sum()),
         )
+
+    @property
+    def may_be_off(self) -> float:
+        """Share of the window that the time ledger may have wrong, estimated: the share of events that were lost or
+        have no duration, and of a file that ends early the share of launch calls whose GPU work is missing. 0 for a
+        sound file."""
+        missing = self.damage.lost + self.damage.clamped
+        share = missing / max(self.events + self.damage.lost, 1)
+        if self.damage.truncated and self.gpu_events_in_window:
+            share = max(share, self.unanswered_calls / max(self.launch_calls, 1))
+        return share

@@ -102,12 +102,18 @@ class DamagedCapture(Rule):
             ["events read after a repair", damage.repaired],
             ["events without a possible duration", damage.clamped],
         ]
+        off = Table(
+            title="What it does to the time ledger",
+            columns=[Column("what"), Column("of the window", "share")],
+            rows=[["may be off by about", health.may_be_off]],
+        )
         yield Claim(
             message=f"The capture is damaged: {'; '.join(found)}. {_events(health.events).capitalize()} are left.",
             confidence="high",
             severity="warning" if lost else "info",
             evidence=[
                 Table(title="What was read", columns=[Column("what"), Column("count", "count")], rows=rows),
+                off,
                 *_notes(damage.notes),
             ],
             fixes=[
