@@ -66,7 +66,7 @@ enum { GAPS = 16, KINDS = 16 };
 
 typedef struct {
   Tokens tables[TABLES];
-  Gap border, members[GAPS], args[KINDS][GAPS];
+  Gap border, members[KINDS][GAPS], args[KINDS][GAPS];
   Text cat, pid, tid; /* of the row before, and their numbers */
   int32_t cat_number, track_number;
 } Scanner;
@@ -146,7 +146,8 @@ static Place next_key_anew(Place p, Place end, Gap *gap, bool first, int (*meani
 
 /* From behind a value (or, `first`, behind the opening bracket) to the next value, or past the closing bracket. */
 static inline Place next_key(Place p, Place end, Gap *gap, bool first, int (*meaning)(Text), int *field) {
-  if (!gap_matches(gap, p, end)) return next_key_anew(p, end, gap, first, meaning, field);
+  if (!gap_matches(gap, p, end) || (p[gap->length] <= ' ' && gap->meaning != OVER)) /* more space than before */
+    return next_key_anew(p, end, gap, first, meaning, field);
   *field = gap->meaning;
   return p + gap->length;
 }
@@ -184,8 +185,8 @@ static inline Place read_args(Place p, Place end, Gap gaps[GAPS], Event *event) 
   }
 }
 
-/* Arguments follow each other alike in events of one kind, which the category's second letter mostly tells. */
-static inline int kind_of(const Event *event) { return event->cat.length > 3 ? event->cat.at[2] % KINDS : 0; }
+/* Keys follow each other alike in events of one kind. A letter of a text tells that mostly: 0 before it is read. */
+static inline int kind_of(Text text, size_t letter) { return letter + 1 < text.length ? text.at[letter] % KINDS : 0; }
 
 /* Past an event, from its `{`. */
 static inline Place read_event(Place p, Place end, Scanner *s, Event *event) {
@@ -197,7 +198,8 @@ static inline Place read_event(Place p, Place end, Scanner *s, Event *event) {
   p++;
   for (int place = 0;; place++) {
     int field;
-    p = next_key(p, end, &s->members[place < GAPS ? place : GAPS - 1], place == 0, member_of, &field);
+    Gap *gaps = s->members[kind_of(event->ph, 1)];
+    p = next_key(p, end, &gaps[place < GAPS ? place : GAPS - 1], place == 0, member_of, &field);
     if (p == NULL || p == end || field == OVER) return p;
     switch (field) {
       case PH: p = read_text(p, end, &event->ph, &event->escaped); break;
@@ -207,7 +209,7 @@ static inline Place read_event(Place p, Place end, Scanner *s, Event *event) {
       case TID: p = read_id(p, end, &event->tid, &event->escaped); break;
       case TS: p = read_float(p, end, &event->ts); break;
       case DUR: p = read_float(p, end, &event->dur); break;
-      case ARGS: p = read_args(p, end, s->args[kind_of(event)], event); break;
+      case ARGS: p = read_args(p, end, s->args[kind_of(event->cat, 2)], event); break;
       default: p = past_value(p, end);
     }
     if (p == NULL || p == end) return p;

@@ -20,9 +20,9 @@ typedef struct {
 static bool tokens_open(Tokens *t, uint64_t secret) {
   memset(t, 0, sizeof *t);
   t->secret = secret | 1;
-  t->mask = 1023;
-  t->capacity = 256;
-  t->room = 1 << 14;
+  t->mask = 63;
+  t->capacity = 32;
+  t->room = 1 << 10;
   t->slots = calloc(t->mask + 1, sizeof *t->slots);
   t->ends = malloc(t->capacity * sizeof *t->ends);
   t->bytes = malloc(t->room);
