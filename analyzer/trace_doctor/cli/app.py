@@ -28,17 +28,26 @@ for command in (analyze, check, fix, verify, report, rules, rule, config, captur
     app.command()(command)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"trace-doctor {__version__}")
-        raise typer.Exit
+def _version(context: typer.Context, wanted: bool) -> None:
+    if not wanted:
+        return
+    typer.echo(f"trace-doctor {__version__}")
+    if context.params.get("verbose"):
+        from trace_doctor.loaders import _accelerator
+
+        typer.echo(f"decoder of traces: {_accelerator.description()}")
+    raise typer.Exit
 
 
 @app.callback()
 def root(
     version: Annotated[
         bool,
-        typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit."),
+        typer.Option("--version", "-V", callback=_version, help="Print the version and exit."),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", is_eager=True, help="With --version: also the decoder in use."),
     ] = False,
 ) -> None:
     """What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch."""
