@@ -28,6 +28,7 @@ from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.recompiles import Compilation
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
 
 
 def _step(b: RunBuilder, frame: int, recompile: int, *, compile_us: float = 0, ids: bool = True) -> None:
@@ -316,12 +317,8 @@ def _for_shapes(file: str | None, size: re.Match[str] | None) -> list[Fix]:
             verify=_VERIFY,
             risk="code for any shape can be slower than code for one, and its results may differ in the last bits",
         ),
-        Fix(
-            title="Or say which dimension changes",
-            kind="advice",
-            safety="display",
-            text=f"torch._dynamo.mark_dynamic({variable}, {dim})  # before the call of the compiled function",
-            verify=_VERIFY,
+        techniques.mark_dynamic(
+            _VERIFY, variable, int(dim), Target(file=file), known=size is not None and variable.isidentifier()
         ),
         Fix(
             title="Or let only a few shapes occur",

@@ -27,6 +27,7 @@ from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import TimeLedger
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
 
 
 def _training(
@@ -337,12 +338,6 @@ _WORKERS_RISK = (
     "each worker has its own random state, so augmentation and losses change; each holds a copy of the dataset object; "
     "spawned workers need a script guarded by __main__"
 )
-_SHARDED = """def __iter__(self):
-    samples = self.read()
-    info = torch.utils.data.get_worker_info()
-    if info is not None:
-        samples = itertools.islice(samples, info.id, None, info.num_workers)
-    yield from samples"""
 
 
 def _start_workers(workers: int, seen: DataWaits, site: Site | None) -> list[Fix]:
@@ -388,13 +383,8 @@ def _start_workers(workers: int, seen: DataWaits, site: Site | None) -> list[Fix
             verify=_VERIFY,
             risk=_WORKERS_RISK,
         ),
-        Fix(
-            title="With an IterableDataset: let each worker take its share first",
-            kind="advice",
-            safety="display",
-            text=_SHARDED,
-            verify="count the samples of one epoch with and without workers: the numbers must agree",
-            risk="without this every worker delivers the whole dataset",
+        techniques.shard_iterable(
+            "count the samples of one epoch with and without workers: the numbers must agree"
         ),
     ]
 

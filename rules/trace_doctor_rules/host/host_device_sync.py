@@ -26,6 +26,7 @@ from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.sync_sites import SyncKind, SyncSite, SyncSites
 from trace_doctor.evidence.time_ledger import TimeLedger
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
 
 
 def _training(
@@ -341,22 +342,7 @@ def _item(target: Target | None, _: SyncSite) -> list[Fix]:
             verify=_VERIFY,
             risk=_LATER,
         ),
-        Fix(
-            title="Keep running sums on the device",
-            kind="advice",
-            target=target,
-            text=(
-                "total = torch.zeros((), device=device)\n"
-                "for step, batch in enumerate(loader):\n"
-                "    ...\n"
-                "    total += loss.detach()          # no wait\n"
-                "    if step % 50 == 49:\n"
-                "        print(total.item() / 50)    # one wait for 50 steps\n"
-                "        total.zero_()"
-            ),
-            verify=_VERIFY,
-            risk=_LATER,
-        ),
+        techniques.sum_on_device(_VERIFY, _LATER, target),
     ]
 
 

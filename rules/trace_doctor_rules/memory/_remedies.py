@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from trace_doctor import Fix, Target
 from trace_doctor.evidence.memory_stages import MemoryStacks, Stage
+from trace_doctor_rules import techniques
 
 _LOSS = re.compile(r"cross_entropy|nll_loss|log_?softmax|NllLoss|LogSoftmax|CrossEntropy", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn|sdpa|softmax", re.IGNORECASE)
@@ -64,29 +65,11 @@ def remedies(
 def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> Fix:
     verify = "record the memory again: the peak has fallen and this finding is gone"
     if kind == LOSS:
-        return Fix(
-            title="Compute the loss in chunks, or with a fused kernel",
-            kind="advice",
-            safety="display",
-            target=target,
-            text="logits of all tokens and their fp32 log-softmax need tokens x vocabulary x 4 bytes each. Project and "
-            "reduce a part of the tokens at a time (torchtune CEWithChunkedOutputLoss), or use Liger's "
-            "FusedLinearCrossEntropy (HF: use_liger_kernel=True); keep logits in bf16 until then",
-            verify=verify,
-        )
+        return techniques.chunked_loss(verify, target)
     if kind == ATTENTION:
-        return Fix(
-            title="Use scaled_dot_product_attention",
-            kind="advice",
-            safety="display",
-            target=target,
-            text="out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
-            '# HF: from_pretrained(..., attn_implementation="sdpa"); the score matrix is then never stored',
-            verify=verify,
-            risk="last bits differ; a mask must be given as attn_mask or is_causal",
-        )
+        return techniques.use_sdpa(verify, target)
     if kind == OPTIMIZER:
-        return _optimizer(stacks, stack, target, verify)
+        return _optimizer(stacks, stack, verify)
     if kind == SLICES:
         return Fix(
             title="Take tensors apart with split or unbind instead of slices",
@@ -128,20 +111,7 @@ def _in_parts(stacks: MemoryStacks, stack: int) -> str:
     )
 
 
-def _optimizer(stacks: MemoryStacks, stack: int, target: Target | None, verify: str) -> Fix:
+def _optimizer(stacks: MemoryStacks, stack: int, verify: str) -> Fix:
     files = [_OPTIMIZER_FILE.search(f.filename) for f in stacks.snapshot.frames_of(stack)]
     name = next((_OPTIMIZERS[f.group(1)] for f in files if f and f.group(1) in _OPTIMIZERS), None)
-    text = f"torch.optim.{name or 'AdamW'}(..., fused=True)   # or foreach=False: slower, no temporaries"
-    return Fix(
-        title="Use the fused optimizer: it needs no temporaries",
-        kind="patch" if name else "advice",
-        safety="unsafe" if name else "display",
-        codemod="set-call-args" if name else None,
-        params={"callee": f"torch.optim.{name}", "args": {"fused": "True"}, "remove": ["foreach"]}
-        if name
-        else {},
-        target=None if name else target,
-        text=text,
-        verify=verify,
-        risk="the last bits of updates differ; parameters must be floating point and on one of the supported devices",
-    )
+    return techniques.fused_optimizer(name, verify)

@@ -34,6 +34,7 @@ from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
+from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import expandable_segments, location, size, target, times
 
 WHY = {
@@ -420,12 +421,5 @@ def _fixes(cause: str, site: Site | None, settings: Mapping[str, object]) -> lis
     fixes += expandable_segments(settings)
     return [
         *fixes,
-        Fix(
-            title="Keep shapes alike, or run the largest first",
-            kind="advice",
-            safety="display",
-            text="pad or bucket batches to a few shapes; run one step with the largest shape before the loop, so that the "
-            "allocator settles at its maximum at once",
-            verify="segments are taken in the first step only",
-        ),
+        techniques.steady_shapes("segments are taken in the first step only"),
     ]

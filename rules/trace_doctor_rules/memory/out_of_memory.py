@@ -9,6 +9,7 @@ from trace_doctor import Claim, Column, Context, Fix, Rule, Table, Target, thres
 from trace_doctor.evidence.memory_blocks import MemoryBlocks
 from trace_doctor.evidence.out_of_memory import Failure, OutOfMemory
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._remedies import remedies
 from trace_doctor_rules.memory._shared import (
     MiB,
@@ -154,31 +155,16 @@ class OutOfMemoryRule(Rule):
         fixes += [r for r in remedies(f.device.stacks, [f.stack], place) if r.title != _GENERAL]
         at = f.device.at(f.moment)
         if at["activations"] >= self.main_holder * f.live:
-            fixes.append(_CHECKPOINT)
+            fixes += _CHECKPOINT
         if at["optimizer_state"] >= self.main_holder * f.live:
             fixes.append(_STATE)
-        return fixes or [_CHECKPOINT]
+        return fixes or _CHECKPOINT
 
 
 _GENERAL = "Compute it in parts, or recompute it in backward"
-_CHECKPOINT = Fix(
-    title="Recompute activations, or take smaller micro-batches",
-    kind="advice",
-    safety="display",
-    text="x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   # for each repeated block\n"
-    "# HF: gradient_checkpointing=True; or halve the batch and double gradient_accumulation_steps",
-    verify="the step runs through, and the activations in a new snapshot are smaller",
-    risk="checkpointing repeats the forward: about a third more compute for the blocks it covers",
-)
-_STATE = Fix(
-    title="Keep less optimizer state",
-    kind="advice",
-    safety="display",
-    text='an 8-bit optimizer (bitsandbytes AdamW8bit, HF optim="adamw_bnb_8bit"), Adafactor, or with several ranks ZeRO / '
-    "FSDP, which shares the state among them",
-    verify="optimizer state in a new snapshot is smaller",
-    risk="other update rules or rounding: check the loss curve",
-)
+_FITS = "the step runs through, and the activations in a new snapshot are smaller"
+_CHECKPOINT = [techniques.checkpoint_blocks(_FITS), techniques.gradient_accumulation(_FITS)]
+_STATE = techniques.less_optimizer_state("optimizer state in a new snapshot is smaller")
 
 
 def _again(f: Failure) -> str:

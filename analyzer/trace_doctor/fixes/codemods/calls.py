@@ -24,6 +24,7 @@ _EXCLUSIVE = {"torch.compile": (("mode", "options"),)}
 _POSITIONS = {
     "torch.compile": {"model": 0},
     "torch.utils.data.DataLoader": {"num_workers": 5, "pin_memory": 7},
+    "torch.nn.parallel.DistributedDataParallel": {"module": 0, "device_ids": 1},
 }
 _KEYWORD_ONLY = frozenset({"foreach", "fused", "capturable", "differentiable", "maximize"})
 """of torch's optimizers"""

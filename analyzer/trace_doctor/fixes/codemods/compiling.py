@@ -280,7 +280,7 @@ def _input(script: Script, call: cst.Call, name: str) -> cst.BaseExpression | No
     names = names[1:] if names[:1] == ["self"] else names
     if name and name in names:
         given = argument(call, name, names.index(name))
-    elif name and len([a for a in call.args if a.keyword is None]) != 1:
+    elif name:
         return None
     else:
         given = next((a for a in call.args if a.keyword is None and not a.star), None)

@@ -15,6 +15,13 @@ from trace_doctor.fixes.versions import allocator_variable
 from trace_doctor.loaders.script import Script, dotted, imported_modules, literal
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_DETERMINISM = {
+    "torch.backends.cudnn.benchmark": (
+        "torch.backends.cudnn.deterministic",
+        "torch.use_deterministic_algorithms",
+    )
+}
+"""what is at odds with a setting"""
 _LAZY_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
 
 
@@ -160,6 +167,12 @@ def configure(script: Script, name: str, value: str) -> Change:
                 raise NoEdit("display", f"{name} is set from something else", [candidate(script, assign)])
             start, end = script.span(assign.value)
             return Change(script, (Edit(start, end, value, f"config:{name}", value),), script.line(assign))
+    against = _DETERMINISM.get(name, ())
+    set_here = [a for a in script.all(cst.Assign) if any(dotted(t.target) in against for t in a.targets)]
+    for node in (*script.calls(*against), *set_here):
+        raise NoEdit(
+            "display", "the script asks for the same results in every run", [candidate(script, node)]
+        )
     last = last_import(script)
     if last is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch")

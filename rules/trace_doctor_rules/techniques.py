@@ -1,0 +1,377 @@
+"""The techniques that findings recommend, each written once: what it is, the edit that makes it, how it is written by
+hand and in the frameworks, and what could go wrong. Rules add where it applies and how to verify it.
+
+Safety follows what was measured: nothing here is `safe` without a test that shows the same losses bit by bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trace_doctor import Fix, Target
+
+_LAST_BITS = "results differ in the last bits"
+_MEMORY = "record the memory again: the peak has fallen and this finding is gone"
+
+
+def _patch(title: str, codemod: str, text: str, risk: str, verify: str, **more: Any) -> Fix:
+    return Fix(title=title, kind="patch", codemod=codemod, text=text, risk=risk, verify=verify, **more)
+
+
+def _advice(title: str, text: str, risk: str, verify: str, **more: Any) -> Fix:
+    return Fix(title=title, kind="advice", safety="display", text=text, risk=risk, verify=verify, **more)
+
+
+# ---------------------------------------------------------------------- data
+
+
+def pinned_copies(verify: str, target: Target | None = None) -> Fix:
+    return _patch(
+        "Copy batches from pinned memory without waiting",
+        "pinned-copies",
+        "loader = DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)\n"
+        "# Accelerate: DataLoaderConfiguration(non_blocking=True); Lightning: pin_memory=True of the loader is enough",
+        "pinned memory cannot be swapped; never do the same on the way back without a synchronise",
+        verify,
+        safety="safe",
+        target=target,
+    )
+
+
+def shard_iterable(verify: str) -> Fix:
+    return _patch(
+        "With an IterableDataset: let each worker take its share first",
+        "shard-iterable",
+        "def __iter__(self):\n    samples = self.read()\n    info = torch.utils.data.get_worker_info()\n"
+        "    if info is not None:\n"
+        "        samples = itertools.islice(samples, info.id, None, info.num_workers)\n    yield from samples",
+        "without this every worker delivers the whole dataset",
+        verify,
+        safety="display",
+    )
+
+
+# ---------------------------------------------------------------------- host
+
+
+def sum_on_device(verify: str, risk: str, target: Target | None) -> Fix:
+    return _patch(
+        "Keep running sums on the device",
+        "sum-on-device",
+        "total = 0.0\nfor step, batch in enumerate(loader):\n    ...\n"
+        "    total += loss.detach()          # no wait\nprint(float(total) / len(loader))   # one wait for all",
+        risk,
+        verify,
+        target=target,
+    )
+
+
+# ---------------------------------------------------------------------- arithmetic
+
+
+def autocast(verify: str, dtype: str = "bfloat16", target: Target | None = None) -> Fix:
+    """`dtype`: bfloat16 (compute capability 8 and newer) or float16, which needs a GradScaler."""
+    short = "bf16" if dtype == "bfloat16" else "fp16"
+    lines = [
+        f'with torch.autocast(device_type="cuda", dtype=torch.{dtype}):',
+        "    loss = loss_fn(model(x), y)",
+        f'# HF: TrainingArguments({short}=True); Accelerate: Accelerator(mixed_precision="{short}"); '
+        f'Lightning: Trainer(precision="{short.removeprefix("fp")}-mixed")',
+    ]
+    if dtype == "float16":
+        lines[2:2] = ["scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"]
+    return _patch(
+        f"Compute in {short} where that is enough (autocast)",
+        "autocast",
+        "\n".join(lines),
+        "losses differ from fp32: compare the curves of a run",
+        verify,
+        params={"dtype": dtype},
+        target=target,
+    )
+
+
+def tf32(verify: str) -> Fix:
+    return _patch(
+        "Let fp32 products use TF32",
+        "matmul-precision",
+        'torch.set_float32_matmul_precision("high")   # HF: TrainingArguments(tf32=True)',
+        "products keep ten bits of mantissa; never mix this with torch.backends...fp32_precision",
+        verify,
+    )
+
+
+def channels_last(verify: str) -> Fix:
+    return _patch(
+        "Keep images and weights with the channels last",
+        "channels-last",
+        "model.to(memory_format=torch.channels_last)\nx = x.to(device, memory_format=torch.channels_last)",
+        f"{_LAST_BITS}; layers without such a kernel convert back and forth",
+        verify,
+    )
+
+
+def cudnn_benchmark(verify: str) -> Fix:
+    return _patch(
+        "Let cuDNN try its convolution algorithms",
+        "set-config",
+        "torch.backends.cudnn.benchmark = True   # Lightning: Trainer(benchmark=True)",
+        "every new input shape is tried again and takes the largest workspace once; runs differ in the last bits",
+        verify,
+        params={"name": "torch.backends.cudnn.benchmark", "value": "True"},
+    )
+
+
+# ---------------------------------------------------------------------- attention
+
+
+def use_sdpa(verify: str = _MEMORY, target: Target | None = None) -> Fix:
+    return _patch(
+        "Use scaled_dot_product_attention",
+        "use-sdpa",
+        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+        '# HF: from_pretrained(..., attn_implementation="sdpa"); the score matrix is then never stored',
+        "last bits differ, dropout draws other numbers; a mask needs two dimensions or more and the query's type",
+        verify,
+        target=target,
+    )
+
+
+def sdpa_backend(verify: str, target: Target | None = None) -> Fix:
+    return _patch(
+        "Ask for the flash kernel, which says why it refuses",
+        "sdpa-backend",
+        "with sdpa_kernel(SDPBackend.FLASH_ATTENTION):\n    out = F.scaled_dot_product_attention(q, k, v)",
+        "raises where the kernel does not take the type, the mask or the head size",
+        verify,
+        params={"backends": ["FLASH_ATTENTION"]},
+        safety="display",
+        target=target,
+    )
+
+
+def attention_libraries(verify: str) -> Fix:
+    return _advice(
+        "Where a mask or a bias keeps SDPA from its fast kernels: another library's",
+        "xFormers: xformers.ops.memory_efficient_attention(q, k, v, attn_bias=...), which takes (batch, tokens, heads, size)\n"
+        "FlexAttention: torch.nn.attention.flex_attention(q, k, v, score_mod=...) under torch.compile (2.5 and later)\n"
+        "TransformerEngine: te.TransformerLayer, with fp8 on compute capability 8.9 and newer",
+        "another dependency, other layouts and other parameter names in checkpoints",
+        verify,
+    )
+
+
+# ---------------------------------------------------------------------- compile
+
+
+def compile_model(verify: str, mode: str | None = None) -> Fix:
+    given = f', mode="{mode}"' if mode else ""
+    return _patch(
+        "Compile the model",
+        "compile-model",
+        f"model = torch.compile(model{given})\n"
+        '# HF: TrainingArguments(torch_compile=True); Accelerate: TorchDynamoPlugin(backend="inductor")',
+        f"{_LAST_BITS}; the first steps compile; changing shapes compile again"
+        + ("; outputs are overwritten by the next call (CUDA graphs)" if mode == "reduce-overhead" else ""),
+        verify,
+        params={"mode": mode} if mode else {},
+    )
+
+
+def compile_blocks(verify: str) -> Fix:
+    return _patch(
+        "Compile the repeated block once",
+        "compile-blocks",
+        "for block in model.layers:\n    block.compile()\n"
+        "# Accelerate: TorchDynamoPlugin(use_regional_compilation=True)",
+        f"{_LAST_BITS}; nothing is fused across blocks",
+        verify,
+    )
+
+
+def compile_loss(verify: str) -> Fix:
+    return _patch(
+        "Compile the loss as well",
+        "compile-loss",
+        "loss_fn = torch.compile(loss_fn)   # or a function that calls model and loss, compiled as one",
+        _LAST_BITS,
+        verify,
+    )
+
+
+def mark_dynamic(
+    verify: str, name: str, dim: int, target: Target | None = None, *, known: bool = True
+) -> Fix:
+    """`known`: the capture names the input; what is only part of one (`batch['ids']`) is said, not edited."""
+    fix = _patch(
+        "Or say which dimension changes",
+        "mark-dynamic",
+        f"torch._dynamo.mark_dynamic({name}, {dim})  # before the call of the compiled function",
+        "raises where the compiled code needs that size to be one number",
+        verify,
+        params={"name": name, "dim": dim},
+        safety="display",
+        target=target,
+    )
+    return fix if known else _advice(fix.title, fix.text, fix.risk, verify)
+
+
+def steady_shapes(verify: str) -> Fix:
+    return _advice(
+        "Keep shapes alike, or run the largest first",
+        "pad or bucket batches to a few shapes; run one step with the largest shape before the loop, so that the "
+        "allocator settles at its maximum at once",
+        "padding computes on what is then thrown away",
+        verify,
+    )
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def chunked_loss(verify: str = _MEMORY, target: Target | None = None) -> Fix:
+    return _patch(
+        "Compute the loss in chunks, or with a fused kernel",
+        "chunked-loss",
+        "logits of all tokens and their fp32 log-softmax need tokens x vocabulary x 4 bytes each. Project and "
+        "reduce a part of the tokens at a time (torchtune CEWithChunkedOutputLoss), or use Liger's "
+        "FusedLinearCrossEntropy (HF: use_liger_kernel=True); keep logits in bf16 until then",
+        f"{_LAST_BITS}; the projection to the vocabulary is computed twice",
+        verify,
+        target=target,
+    )
+
+
+def fused_optimizer(name: str | None, verify: str = _MEMORY) -> Fix:
+    return _patch(
+        "Use the fused optimizer: it needs no temporaries",
+        "optimizer-args",
+        f"torch.optim.{name or 'AdamW'}(..., fused=True)   # or foreach=False: slower, no temporaries\n"
+        '# HF: TrainingArguments(optim="adamw_torch_fused")',
+        "the last bits of updates differ; parameters must be floating point and on one of the supported devices",
+        verify,
+        params={"fused": True, "class": name} if name else {"fused": True},
+    )
+
+
+def checkpoint_blocks(verify: str) -> Fix:
+    return _patch(
+        "Recompute activations in backward",
+        "checkpoint-blocks",
+        "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   # for each repeated block\n"
+        "# HF: gradient_checkpointing=True",
+        "repeats the forward: about a third more compute for the blocks it covers",
+        verify,
+    )
+
+
+def gradient_accumulation(verify: str, steps: int = 2) -> Fix:
+    return _patch(
+        "Or take smaller batches, and step after several of them",
+        "gradient-accumulation",
+        f"(loss / {steps}).backward()\nif (step + 1) % {steps} == 0:\n    optimizer.step()\n    optimizer.zero_grad()\n"
+        f"# with 1/{steps} of the batch size; HF: gradient_accumulation_steps={steps}; "
+        f"Lightning: accumulate_grad_batches={steps}",
+        f"{_LAST_BITS}; batch norm sees the smaller batches; a scheduler steps once for {steps} batches",
+        verify,
+        params={"steps": steps},
+        safety="display",
+    )
+
+
+def larger_batch(verify: str, size: int) -> Fix:
+    return _patch(
+        f"Take batches of {size}",
+        "batch-size",
+        f"DataLoader(..., batch_size={size})   # HF: per_device_train_batch_size={size}",
+        "fewer and larger steps: the learning rate and its schedule have to follow",
+        verify,
+        params={"size": size},
+    )
+
+
+def less_optimizer_state(verify: str) -> Fix:
+    return _patch(
+        "Keep less optimizer state",
+        "replace-optimizer",
+        'an 8-bit optimizer (bitsandbytes AdamW8bit, HF optim="adamw_bnb_8bit"), Adafactor, or with several ranks ZeRO / '
+        "FSDP, which shares the state among them; DeepSpeed offload (offload_optimizer: cpu) keeps it on the host",
+        "other update rules or rounding: check the loss curve; bitsandbytes has to be installed",
+        verify,
+        params={"to": "adamw-8bit"},
+        safety="display",
+    )
+
+
+def offload(verify: str) -> Fix:
+    return _advice(
+        "Keep optimizer state on the host",
+        'DeepSpeed: "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}\n'
+        "FSDP2: fully_shard(model, offload_policy=CPUOffloadPolicy())",
+        "every step copies gradients and parameters over PCIe; the update runs on the CPU",
+        verify,
+    )
+
+
+# ---------------------------------------------------------------------- several ranks
+
+
+def no_sync(verify: str) -> Fix:
+    return _patch(
+        "Exchange accumulated gradients once",
+        "no-sync",
+        "with nullcontext() if is_last_microbatch else model.no_sync():\n    loss_fn(model(x), y).backward()\n"
+        "# FSDP2: model.set_requires_gradient_sync(is_last_microbatch)",
+        f"{_LAST_BITS}; gradients stay in memory unreduced between the micro-batches",
+        verify,
+    )
+
+
+def ddp_arguments(verify: str) -> Fix:
+    return _patch(
+        "Let DistributedDataParallel reduce in place, over a graph that does not change",
+        "set-call-args",
+        "model = DistributedDataParallel(model, ..., gradient_as_bucket_view=True, static_graph=True)",
+        "static_graph needs the same parameters to be used in every step; detach_() on gradients fails with views",
+        verify,
+        params={
+            "callee": "torch.nn.parallel.DistributedDataParallel",
+            "args": {"gradient_as_bucket_view": "True", "static_graph": "True"},
+            "remove": ["find_unused_parameters"],
+        },
+    )
+
+
+def fully_shard(verify: str) -> Fix:
+    return _patch(
+        "Share parameters, gradients and optimizer state among the ranks",
+        "fully-shard",
+        "for block in model.layers:\n    fully_shard(block)\nfully_shard(model)   # before the optimizer is made; torch 2.6\n"
+        '# Accelerate: FullyShardedDataParallelPlugin(fsdp_version=2); HF: fsdp="full_shard"; '
+        'DeepSpeed: "zero_optimization": {"stage": 3}',
+        f"{_LAST_BITS}; checkpoints hold shards; each block's parameters are gathered in every pass",
+        verify,
+    )
+
+
+def data_parallel(verify: str) -> Fix:
+    return _advice(
+        "One process a GPU: DistributedDataParallel",
+        "torchrun --nproc-per-node=gpu train.py\n"
+        'torch.distributed.init_process_group("nccl"); torch.cuda.set_device(local_rank)\n'
+        "model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank])\n"
+        "loader = DataLoader(..., sampler=DistributedSampler(dataset))   # and sampler.set_epoch(epoch)",
+        "the batch size is then the one of each process",
+        verify,
+    )
+
+
+def grouped_gemm(verify: str, target: Target | None = None) -> Fix:
+    return _advice(
+        "Multiply all experts at once",
+        "sort the tokens by expert and use one grouped product: torch._grouped_mm (2.8 and later, bf16), MegaBlocks or "
+        "TransformerEngine's GroupedLinear; equal sizes: torch.bmm over stacked weights",
+        "the stacked weights have other names in checkpoints",
+        verify,
+        target=target,
+    )
