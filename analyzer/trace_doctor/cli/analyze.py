@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trace_doctor.cli import common as c
 from trace_doctor.model import Result
+
+if TYPE_CHECKING:
+    from trace_doctor.config import Config
+    from trace_doctor.loaders.progress import Progress
 
 
 def analyze(
@@ -57,25 +63,27 @@ def analyze(
 
 def run(
     paths: list[str],
-    config: object,
+    config: Config,
     source: Path | None,
     rank: int | None,
     steps: str | None,
     device: int | None,
     no_source: bool,
-    progress: object,
+    progress: Progress,
 ) -> Result:
     """What `analyze` and `check` do alike."""
     from trace_doctor.api import analyze as api_analyze
 
+    if "-" in paths:  # what is piped in never comes again
+        config = replace(config, settings=replace(config.settings, cache="off"))
     with c.captures(paths) as files:
         return api_analyze(
             *files,
-            config=config,  # type: ignore[arg-type]
+            config=config,
             source=source,
             rank=rank,
             steps=c.parse_steps(steps),
             device=device,
             with_source_lines=not no_source,
-            progress=progress,  # type: ignore[arg-type]
+            progress=progress,
         )

@@ -10,7 +10,10 @@ from trace_doctor.cli import common as c
 
 
 def load(
-    paths: c.Paths,
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", help="Traces, snapshots, folders and globs that hold them."),
+    ],
     verify: Annotated[
         bool, typer.Option("--verify", help="Tell files apart by a hash of all their bytes, not of samples.")
     ] = False,

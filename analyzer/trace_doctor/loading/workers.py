@@ -15,8 +15,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
@@ -31,6 +33,7 @@ log = logging.getLogger("trace_doctor")
 
 _POLL = 0.25
 """Seconds after which a worker is looked after that says nothing."""
+_INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _START = "import sys; sys.path[:] = sys.argv[2:]; from trace_doctor.loading.worker import main; main(int(sys.argv[1]))"
 
 
@@ -114,8 +117,9 @@ class _Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in list(self._workers):
-            self._end(worker)
+        with _uninterrupted():
+            for worker in list(self._workers):
+                self._end(worker)
         self._selector.close()
 
     def work(self, count: int) -> None:
@@ -133,8 +137,8 @@ class _Pool:
         ours.setblocking(False)
         path = [os.path.abspath(p) if p else os.getcwd() for p in sys.path]
         command = [sys.executable, *_flags(), "-c", _START, str(theirs.fileno()), *path]
-        try:
-            with theirs:
+        with theirs, _uninterrupted():
+            try:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
@@ -143,12 +147,12 @@ class _Pool:
                     pass_fds=[theirs.fileno()],
                     process_group=0,
                 )
-        except OSError as error:
-            ours.close()
-            raise Unable(str(error)) from error
-        worker = _Worker(process, ours)
-        self._workers.append(worker)
-        self._selector.register(ours, selectors.EVENT_READ, worker)
+            except OSError as error:
+                ours.close()
+                raise Unable(str(error)) from error
+            worker = _Worker(process, ours)
+            self._workers.append(worker)
+            self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def _hear(self, worker: _Worker) -> None:
         while worker in self._workers:
@@ -208,6 +212,27 @@ class _Pool:
         worker.process.wait()
         if worker.process.stdin is not None:
             worker.process.stdin.close()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Within the block a signal waits that would raise: between its start and its being known, a process could not be
+    ended. Blocking signals would not do, where other threads (of a BLAS) can receive them."""
+    if threading.current_thread() is not threading.main_thread():  # nothing is raised there
+        yield
+        return
+    waiting: list[int] = []
+    handlers = {n: signal.getsignal(n) for n in _INTERRUPTIONS}
+    ours = {n: h for n, h in handlers.items() if callable(h)}
+    for number in ours:
+        signal.signal(number, lambda number, _: waiting.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+        for number in waiting:
+            signal.raise_signal(number)
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

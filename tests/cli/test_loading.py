@@ -1,0 +1,212 @@
+"""How captures are loaded, as a user sees it: the cache, jobs, the bar, and what is left when a command is ended."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.loading import workers
+from trace_doctor.testing import RunBuilder
+
+MAIN = "from trace_doctor.cli import main; main()"
+SMALL_JOBS = f"from trace_doctor.loading import inputs; inputs.PER_WORKER = 1; {MAIN}"
+"""Small files are worth a process, too."""
+BAR_AT_ONCE = f"from trace_doctor.cli import progress; progress.PATIENCE = progress._EVERY = 0; {MAIN}"
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith("TRACE_DOCTOR") and k not in ("CI", "FORCE_COLOR")
+    }
+    return {**kept, "XDG_CACHE_HOME": str(tmp_path / "caches"), "TERM": "xterm", **more}
+
+
+def run(tmp_path: Path, *args: str, script: str = MAIN, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, *args]
+    return subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment(tmp_path, **env),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for rank in range(2):
+        b = RunBuilder()
+        for _ in range(8):
+            with b.step():
+                b.loader(400)
+                with b.op("aten::mm"):
+                    b.launch(300, "gemm")
+                b.idle_until_done()
+        b.write(folder / f"rank{rank}.json")
+    return tmp_path
+
+
+def entries(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "caches" / "trace-doctor").glob("*"))
+
+
+def test_load_keeps_the_columns_and_says_what_it_found(logs: Path) -> None:
+    first, second = run(logs, "load", "logs"), run(logs, "load", "logs")
+    assert first.returncode == second.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["rank0.json", "rank1.json", "cache"]
+    assert "events" in lines[0] and "already there" not in lines[0]
+    assert all("already there" in line for line in second.stdout.splitlines()[:2])
+    assert len(entries(logs)) == 2
+
+
+def test_the_result_is_the_same_bytes_however_the_captures_were_loaded(logs: Path) -> None:
+    check = ("check", "logs", "--exit-zero", "-o", "json")
+    plain = run(logs, *check, "--no-cache").stdout
+    assert entries(logs) == []
+    for args, script in (
+        (("--cache",), MAIN),
+        ((), MAIN),  # out of the cache
+        (("--no-cache", "--jobs", "2"), SMALL_JOBS),
+        (("--cache", "--jobs", "2", "--cache-dir", "other"), SMALL_JOBS),
+        (("--jobs", "2", "--cache-dir", "other"), SMALL_JOBS),
+    ):
+        assert run(logs, *check, *args, script=script).stdout == plain, args
+    assert len(entries(logs)) == 2
+    assert len(list((logs / "other").iterdir())) == 2
+
+
+def test_settings_and_environment(logs: Path) -> None:
+    assert (
+        run(logs, "check", "logs", TRACE_DOCTOR_CACHE="write", TRACE_DOCTOR_CACHE_DIR="here").returncode == 1
+    )
+    assert len(list((logs / "here").iterdir())) == 2
+    wrong = run(logs, "check", "logs", TRACE_DOCTOR_CACHE="yes")
+    assert wrong.returncode == 2
+    assert "read, write, off" in wrong.stderr
+    assert run(logs, "check", "logs", "--jobs", "0").returncode == 2
+
+
+def test_what_is_piped_in_is_not_kept(logs: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "check", "-", "--cache", "--exit-zero"],
+        cwd=logs, env=environment(logs), input=(logs / "logs" / "rank0.json").read_bytes(), capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert entries(logs) == []
+
+
+# -- ended from outside ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are found in /proc")
+@pytest.mark.skipif(not workers.able(), reason="no processes for loading on this system")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_an_ended_command_leaves_no_process_and_no_file(
+    logs: Path, number: signal.Signals, code: int
+) -> None:
+    """Ended as soon as its processes are there, while they read."""
+    temporary = logs / "tmp"
+    temporary.mkdir()
+    text = (logs / "logs" / "rank0.json").read_bytes()
+    start, _, rest = text.partition(b'"traceEvents": [')
+    body = rest[: rest.rindex(b"}", 0, rest.rindex(b"]")) + 1]
+    for rank in range(2):
+        (logs / "logs" / f"rank{rank}.json").write_bytes(
+            start + b'"traceEvents": [' + (body + b",") * (20_000_000 // len(body)) + body + b"]}"
+        )
+    args = ["analyze", "logs", "--cache", "--jobs", "2", "-o", "html=report.html", "-o", "json=result.json"]
+    before = sorted(p.name for p in logs.iterdir())
+    process = subprocess.Popen(
+        [sys.executable, "-c", SMALL_JOBS, *args],
+        cwd=logs, env=environment(logs, TMPDIR=str(temporary)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    children = set(_children(process))
+    while len(children) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+        children |= _children(process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert out == "" and "Traceback" not in err
+    assert not any(_runs(child) for child in children)
+    assert sorted(p.name for p in logs.iterdir() if p.name != "caches") == before
+    assert entries(logs) == [] and list(temporary.iterdir()) == []
+    hidden = list(logs.rglob(".*"))
+    assert hidden == []
+
+
+def _children(process: subprocess.Popen[str]) -> set[int]:
+    try:
+        text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    except OSError:
+        return set()
+    return {int(p) for p in text.split()}
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+# -- the bar -----------------------------------------------------------------------------------------------------
+
+
+def on_a_terminal(logs: Path, *args: str, script: str = BAR_AT_ONCE, **env: str) -> str:
+    """What stderr shows when it is a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "check", "logs", "--exit-zero", "-o", "json=r.json", *args],
+        cwd=logs, env=environment(logs, COLUMNS="100", **env), stdout=subprocess.DEVNULL, stderr=theirs,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(ours, 1 << 16)
+            except OSError:  # Linux says so when the other side is closed
+                piece = b""
+            if not piece:
+                break
+            seen += piece
+    os.close(ours)
+    assert process.returncode == 0, seen
+    return seen.decode()
+
+
+def test_the_bar_shows_phase_file_bytes_and_rate(logs: Path) -> None:
+    for jobs in ((), ("--jobs", "2")):
+        script = BAR_AT_ONCE if not jobs else BAR_AT_ONCE.replace(MAIN, SMALL_JOBS)
+        seen = on_a_terminal(logs, *jobs, script=script)
+        assert "reading  rank1.json" in seen
+        assert "MB/s" in seen
+        assert "TD101  rank0.json" in seen
+
+
+@pytest.mark.parametrize(
+    ("args", "env"), [(("--no-progress",), {}), (("-q",), {}), ((), {"CI": "true"}), ((), {"TERM": "dumb"})]
+)
+def test_no_bar_where_nobody_looks(logs: Path, args: tuple[str, ...], env: dict[str, str]) -> None:
+    assert "reading" not in on_a_terminal(logs, *args, **env)
+
+
+def test_a_log_shows_phases_only_when_asked(logs: Path) -> None:
+    assert "reading" not in run(logs, "check", "logs", script=BAR_AT_ONCE).stderr
+    assert "reading rank0.json" in run(logs, "check", "logs", "-v").stderr.splitlines()
