@@ -14,6 +14,7 @@ import msgspec
 from trace_doctor.errors import UnreadableScript, UsageError
 from trace_doctor.evidence.frames import is_user_frame
 from trace_doctor.fixes import edits as editing
+from trace_doctor.fixes import versions
 from trace_doctor.fixes.codemods import Codemod, Place, codemods
 from trace_doctor.fixes.diffs import unified
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
@@ -175,6 +176,7 @@ def _resolve(
     try:
         change = _run(mod, finding, fix, tree, torch, named)
         after = [(file, checked(file, changes)) for file, changes in change.files]
+        _accepted(change, torch)
     except NoEdit as refused:
         said = _instead(fix, refused)
         return replace(bare, status=refused.kind, why=refused.why, candidates=refused.candidates, fix=said)
@@ -186,6 +188,15 @@ def _resolve(
     status: Status = "display" if fix.safety == "display" else "ready"
     why = "shown only: it has to be judged by a person" if status == "display" else ""
     return replace(bare, status=status, why=why, change=change, diff=diff)
+
+
+def _accepted(change: Change, torch: TorchBounds) -> None:
+    """Raises NoEdit for an edit that would not run on every version of torch that the script may be run on."""
+    for file, changes in change.files:
+        form = versions.refused(torch, file.text, editing.apply(file, changes))
+        if form is not None:
+            since = ".".join(map(str, form.since))
+            raise NoEdit("display", f"{form.name} needs torch {since} or newer: say --torch-version")
 
 
 def _instead(fix: Fix, refused: NoEdit) -> Fix:

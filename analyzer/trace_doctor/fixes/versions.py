@@ -45,16 +45,84 @@ def bounds(result: Result, requirements: Iterable[str] = (), said: str | None = 
     return TorchBounds(low, high)
 
 
-_PIN = re.compile(r"""^[\s\-"']*torch\s*(?P<op>==|>=|~=)\s*(?P<version>\d+\.\d+)""", re.MULTILINE)
+_PIN = re.compile(
+    r"""(?:^|[\s"'\[,])(?:py)?torch\s*(?P<op>==|>=|~=|=)\s*(?P<version>\d+\.\d+)""", re.MULTILINE
+)
+_COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
 
 
 def pinned(requirements: Iterable[str]) -> TorchBounds:
-    """Bounds from `torch==2.9.1`, `torch>=2.4`, `torch~=2.4` lines of requirement files."""
-    for text in requirements:
-        for found in _PIN.finditer(text):
-            version = parse(found.group("version"))
-            return TorchBounds(version, version if found.group("op") == "==" else None)
-    return TorchBounds()
+    """The widest bounds that `torch==2.9.1`, `torch>=2.4`, `torch~=2.4` of requirement files and `pytorch=2.4` of
+    conda's allow: files for several ways to install may differ."""
+    found = [
+        (parse(pin["version"]), pin["op"] in ("==", "="))
+        for text in requirements
+        for pin in _PIN.finditer(_COMMENT.sub("", text))
+    ]
+    versions = [version for version, _ in found if version]
+    if not versions:
+        return TorchBounds()
+    return TorchBounds(min(versions), max(versions) if all(exact for _, exact in found) else None)
+
+
+# ---------------------------------------------------------------------- what each version accepts
+
+
+@dataclass(frozen=True)
+class Form:
+    """Something that fixes write and that not every torch 2 accepts without a word."""
+
+    name: str
+    """dotted name, with `(keyword)` for an argument of a call; or an environment variable"""
+    since: Version
+    written: str | None = None
+    """how a script shows it (a regular expression); None where the codemod alone can see it"""
+    deprecated: Version | None = None
+    """the version from which on it warns"""
+
+
+FORMS: tuple[Form, ...] = (
+    Form(
+        "torch.nn.functional.scaled_dot_product_attention(scale)",
+        (2, 1),
+        r"scaled_dot_product_attention\([^()]*(?:\([^()]*\)[^()]*)*\bscale=",
+    ),
+    Form("torch.compiler.disable", (2, 1), r"\bcompiler\.disable\b"),
+    Form("torch.nn.Module.compile", (2, 2), r"(?<!\btorch)(?<!\bre)\.compile\("),
+    Form("torch.nn.attention.sdpa_kernel", (2, 3), r"\bsdpa_kernel\("),
+    Form("torch.amp.GradScaler", (2, 3), r"(?<!cuda\.)\bamp\.GradScaler\("),
+    Form("torch.cuda.amp.GradScaler", (2, 0), r"\bcuda\.amp\.GradScaler\(", deprecated=(2, 4)),
+    Form("torch.cuda.amp.autocast", (2, 0), r"\bcuda\.amp\.autocast\(", deprecated=(2, 4)),
+    Form("torch.optim.Adam(fused)", (2, 0)),
+    Form("torch.optim.AdamW(fused)", (2, 0)),
+    Form("torch.optim.SGD(fused)", (2, 3)),
+    Form("torch.optim.Adafactor", (2, 5), r"\bAdafactor\("),
+    Form("torch.distributed.fsdp.fully_shard", (2, 6), r"\bfully_shard\("),
+    Form("torch.compiler.set_stance", (2, 6), r"\bset_stance\("),
+    Form("torch.utils.data.DataLoader(in_order)", (2, 6), r"\bin_order="),
+    # 2.9.1 has the name and ignores it; before 2.12 PYTORCH_CUDA_ALLOC_CONF is what every version reads
+    Form("PYTORCH_ALLOC_CONF", (2, 12), r"\bPYTORCH_ALLOC_CONF\b"),
+)
+_BY_NAME = {form.name: form for form in FORMS}
+OLDEST: Version = (2, 0)
+"""what a fix may count on where nothing is known"""
+
+
+def accepts(torch: TorchBounds, name: str) -> bool:
+    """Whether every version that this can be accepts a form of the table."""
+    since = _BY_NAME[name].since
+    return since <= OLDEST or torch.at_least(*since)
+
+
+def refused(torch: TorchBounds, before: str, after: str) -> Form | None:
+    """The first form that an edited text has more often than before and that a version in question does not accept: a
+    fix must not raise there. What the script itself uses is its own affair."""
+    for form in FORMS:
+        if form.written and not accepts(torch, form.name):
+            old, new = (len(re.findall(form.written, text)) for text in (before, after))
+            if new > old:
+                return form
+    return None
 
 
 def allocator_variable(torch: TorchBounds) -> str:
@@ -63,16 +131,11 @@ def allocator_variable(torch: TorchBounds) -> str:
     PYTORCH_CUDA_ALLOC_CONF is read by every version (2.8 to 2.11 print a harmless warning); PYTORCH_ALLOC_CONF is
     ignored by 2.9.1, so it is used only from 2.12 on. Never both: versions differ in which one wins.
     """
-    return "PYTORCH_ALLOC_CONF" if torch.at_least(2, 12) else "PYTORCH_CUDA_ALLOC_CONF"
-
-
-_FUSED_SINCE: dict[str, Version] = {"Adam": (2, 0), "AdamW": (2, 0), "SGD": (2, 3)}
+    return "PYTORCH_ALLOC_CONF" if accepts(torch, "PYTORCH_ALLOC_CONF") else "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def has_fused(optimizer: str, torch: TorchBounds) -> bool:
-    """Whether an optimizer of torch.optim takes `fused=True` on a GPU in every version that this can be.
-
-    Adam had it in 1.13, AdamW in 2.0, SGD in 2.3; older ones raise TypeError for the keyword.
-    """
-    since = _FUSED_SINCE.get(optimizer.removeprefix("torch.optim."))
-    return since is not None and (since == (2, 0) or torch.at_least(*since))
+    """Whether an optimizer of torch.optim takes `fused=True` on a GPU in every version that this can be; the others
+    raise TypeError for the keyword."""
+    name = f"torch.optim.{optimizer.removeprefix('torch.optim.')}(fused)"
+    return name in _BY_NAME and accepts(torch, name)

@@ -11,7 +11,7 @@ from trace_doctor.gate.comparable import comparable, side
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.gate.matching import follow
 from trace_doctor.gate.step_times import step_change, step_time
-from trace_doctor.model import Finding, Result, WhatIf
+from trace_doctor.model import Finding, Result, Saving, WhatIf
 from trace_doctor.verification import Appeared, Followed, MemoryChange, Promise, StepChange, Verification
 
 
@@ -35,7 +35,7 @@ def verify(
         verdict=verdict,
         before=side(before),
         after=side(after),
-        findings=_measured(followed, promise),
+        findings=_measured(asked, followed, promise),
         new=new,
         step_time=change,
         memory=memory,
@@ -96,55 +96,81 @@ def _promise(
     )
     if not timed:
         return made
-    replayed = _replayed(before, [f.id for f in timed])
-    if replayed is not None:
+    if (replayed := _replayed(before, timed)) is not None:
         return replace(made, time_us_per_step=replayed[0], basis=replayed[1].basis, how=replayed[2])
-    savings = [f.saving for f in timed if f.saving]
-    total = sum(s.time_us_per_step or 0.0 for s in savings)
-    step = before.summary.step_us
+    faults: dict[str, Saving] = {}  # recorded several times, a fault still promises once: the most it did
+    for f in timed:
+        assert f.saving is not None
+        if _time(f.saving) >= _time(faults.get(f.fingerprint)):
+            faults[f.fingerprint] = f.saving
+    total, step = sum(map(_time, faults.values())), before.summary.step_us
+    alone = len(faults) == 1
     return replace(
         made,
         time_us_per_step=total if step is None else min(total, step),
-        basis=savings[0].basis if len(savings) == 1 else "bound",
-        how="what the finding claims"
-        if len(savings) == 1
-        else "the sum of what the findings claim, at most the step",
+        basis=next(iter(faults.values())).basis if alone else "bound",
+        how="what the finding claims" if alone else "the sum of what the findings claim, at most the step",
     )
 
 
-def _replayed(before: Result, ids: Sequence[str]) -> tuple[float, WhatIf, str] | None:
-    """us per step from re-timing one capture of BEFORE without these findings; None where they were not re-timed.
+def _time(saving: Saving | None) -> float:
+    return (saving.time_us_per_step if saving else None) or 0.0
+
+
+def _replayed(before: Result, timed: Sequence[Finding]) -> tuple[float, WhatIf, str] | None:
+    """us per step from re-timing captures of BEFORE without these findings; None where none shows them all. Of several
+    recordings the one that promises most.
 
     A combination that was not replayed gives at most what its members give alone, and at most what all give together.
     """
+    faults = {f.fingerprint for f in timed}
+    best: tuple[float, WhatIf, str] | None = None
     for number in sorted({w.input for w in before.what_if}):
         mine = [w for w in before.what_if if w.input == number]
+        here = {f.id for f in timed if f.input == number}
         today = next((w for w in mine if not w.fixes), None)
         alone = {w.fixes[0]: w for w in mine if len(w.fixes) == 1}
-        if today is None or not set(ids) <= set(alone):
+        if (
+            today is None
+            or not here <= set(alone)
+            or {f.fingerprint for f in timed if f.id in here} != faults
+        ):
             continue
-        exact = next((w for w in mine if set(w.fixes) == set(ids)), None)
+        exact = next((w for w in mine if set(w.fixes) == here), None)
         if exact is not None:
-            return today.step_us - exact.step_us, exact, "one re-timing of the captured steps without them"
-        least = min(mine, key=lambda w: w.step_us)
-        total = sum(today.step_us - alone[i].step_us for i in ids)
-        return min(total, today.step_us - least.step_us), least, "the sum of re-timings without each of them"
-    return None
+            found = (today.step_us - exact.step_us, exact, "one re-timing of the captured steps without them")
+        else:
+            least = min(mine, key=lambda w: w.step_us)
+            total = sum(today.step_us - alone[i].step_us for i in here)
+            found = (
+                min(total, today.step_us - least.step_us),
+                least,
+                "the sum of re-timings without each of them",
+            )
+        if best is None or found[0] > best[0]:
+            best = found
+    return best
 
 
-def _measured(followed: Sequence[Followed], promise: Promise) -> list[Followed]:
-    """Measured changes beside a promise, where only one finding that went can have made them."""
+def _measured(asked: Sequence[Finding], followed: Sequence[Followed], promise: Promise) -> list[Followed]:
+    """Measured changes beside a promise, where only one fault that went can have made them."""
+    faults = {f.id: f.fingerprint for f in asked}
 
-    def alone(f: Followed, quantity: Literal["time_us_per_step", "bytes"]) -> bool:
-        moved = [x for x in followed if x.fate in ("gone", "smaller")]
-        mine = [x for x in moved if x.promised and getattr(x.promised, quantity)]
-        return [x.id for x in mine] == [f.id]
+    def alone(quantity: Literal["time_us_per_step", "bytes"]) -> str | None:
+        moved = [f for f in followed if f.fate in ("gone", "smaller")]
+        made = {faults[f.id] for f in moved if f.promised and getattr(f.promised, quantity)}
+        return next(iter(made)) if len(made) == 1 else None
 
+    time, memory = alone("time_us_per_step"), alone("bytes")
     return [
         replace(
             f,
-            measured_us=promise.measured_us if alone(f, "time_us_per_step") else None,
-            measured_bytes=promise.measured_bytes if alone(f, "bytes") else None,
+            measured_us=promise.measured_us if _moved(f) and faults[f.id] == time else None,
+            measured_bytes=promise.measured_bytes if _moved(f) and faults[f.id] == memory else None,
         )
         for f in followed
     ]
+
+
+def _moved(followed: Followed) -> bool:
+    return followed.fate in ("gone", "smaller")
