@@ -1,0 +1,83 @@
+"""The techniques that rules recommend: each names an edit that exists and takes its parameters."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from trace_doctor import Fix
+from trace_doctor.fixes.codemods import Place, codemods
+from trace_doctor.fixes.edits import NoEdit
+from trace_doctor.loaders.script import Script
+from trace_doctor_rules import techniques
+
+_GIVEN: dict[str, Any] = {"verify": "v", "risk": "r", "target": None, "name": "x", "dim": 0, "size": 64}
+_SCRIPT = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+
+class Data(IterableDataset):
+    def __iter__(self):
+        yield from self.items
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.blocks = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x):
+        q = k = v = x = self.conv(x)
+        for block in self.blocks:
+            x = block(x)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return x + y + ((q @ k.transpose(-2, -1)) * 0.5).softmax(-1) @ v
+
+
+net = Net()
+compiled = torch.compile(net)
+optimizer = torch.optim.AdamW(net.parameters())
+wrapped = DistributedDataParallel(net)
+loader = DataLoader(TensorDataset(data, labels), batch_size=8)
+total = 0.0
+for x, y in loader:
+    x, y = x.to(device), y.to(device)
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    total += loss.item()
+print(total)
+"""
+
+
+def made() -> list[Fix]:
+    found = []
+    for name, function in inspect.getmembers(techniques, inspect.isfunction):
+        if not name.startswith("_") and function.__module__ == techniques.__name__:
+            wanted = inspect.signature(function).parameters.values()
+            found.append(function(**{p.name: _GIVEN[p.name] for p in wanted if p.name in _GIVEN}))
+    return found
+
+
+@pytest.mark.parametrize("fix", made(), ids=lambda fix: fix.title)
+def test_an_edit_takes_its_parameters(fix: Fix) -> None:
+    assert fix.text
+    assert fix.risk
+    assert (fix.codemod is None) == (fix.kind == "advice")
+    if fix.codemod is None:
+        assert fix.safety == "display"
+        return
+    try:
+        change = codemods()[fix.codemod].run(Place([Script(_SCRIPT.encode(), "train.py")]), fix.params)
+    except NoEdit as refused:
+        assert refused.why
+    else:
+        assert change.edits
