@@ -8,32 +8,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from trace_doctor.loaders import kineto_salvage
+from trace_doctor.loaders import kineto_salvage, meta
 from trace_doctor.loaders.kineto_borders import Borders
 from trace_doctor.loaders.kineto_decode import Columns, Event, decode, read_one
 from trace_doctor.run import Damage
 
 _SPACE = re.compile(rb"[\s,]*")
-_KEY = re.compile(rb'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*', re.S)
-_SCALAR = re.compile(rb'"(?:[^"\\]|\\.)*"(?=\s*[,}])|[^",{}\[\]]+(?=[,}])', re.S)
+_STRING = kineto_salvage.STRING.encode()
+_KEY = re.compile(rb"[\s,]*(" + _STRING + rb')"\s*:\s*', re.S)
+_SCALAR = re.compile(_STRING + rb'"(?=\s*[,}])|[^",{}\[\]]++(?=[,}])', re.S)
 _EVENT = re.compile(rb'\{\s*"(?:ph|cat)"\s*:')
 _AHEAD = re.compile(rb'"traceEvents"\s*:\s*(?=\[)|\{\s*"(?:ph|cat)"\s*:')
-_FINAL = rb'\]\s*(?:$|,\s*"(?:[^"\\]|\\.)*"\s*:|,?\s*\}\s*(?:$|[{\0]))'
+_MARKS = (b'"traceEvents"', b'"ph"', b'"cat"')  # a plain search for them is fifty times as fast
+_FINAL = rb'\]\s*(?:$|,\s*"[^"\\]{0,99}"\s*:|,?\s*\}\s*(?:$|[{\0]))'
 _LIST_END = re.compile(_FINAL, re.S)
 _LAST = re.compile(rb"\}(?=[\s,]*" + _FINAL + rb")", re.S)
 _BRACKET = re.compile(rb"[{\]]")
+_LIKELY = 8
+"""places at which a broken event may end that are tried"""
 LOOK_AHEAD = 1 << 18
 """How far behind a broken event its end is sought."""
-LONGEST = 1 << 26
+LONGEST = 1 << 24
 """The window's limit: no single event or metadata field is that long."""
 _OVERLAP = 64
 """No marker text is longer: one that two pieces share is seen, too."""
-THOROUGH, SAMPLE = 1 << 23, 1 << 16
-"""Marker texts are sought in all of the first 8 MiB, then in the first 64 KiB of each piece."""
+MOST_FIELDS, LARGEST_FIELD = 2000, 1 << 22
+"""Top-level fields, and bytes of one: what is beyond is no description of a capture."""
+PATIENCE = 400
+"""How many broken events are looked at closely when their ends are not where they seem to be."""
+THOROUGH, SAMPLE = 1 << 23, 1 << 14
+"""Marker texts are sought in all of the first 8 MiB, then in the first 16 KiB of each piece."""
 
 
 class Document:
@@ -56,6 +65,8 @@ class Document:
         self._more = True
         self._done = 0
         self._unfinished = 0
+        self._patience = PATIENCE
+        self._turns = 0
         self._batch: list[Event] = []
         self._positions: list[int] = []
         self._watched: list[bytes] = []
@@ -79,27 +90,32 @@ class Document:
             self._fields()
         else:
             return
-        while self._seek():  # a stray bracket in a damaged event looked like the end
+        while (
+            self._turns < MOST_FIELDS and self._seek()
+        ):  # a stray bracket in a damaged event looked like the end
             self._fields()
 
     # -- the window of bytes -----------------------------------------------------------------------------------
 
-    def _grow(self) -> bool:
-        piece = next(self._pieces, None)
-        if piece is None:
-            self._more = False
-            return False
-        self._note_features(piece)
-        self._text += piece
-        return True
+    def _grow(self, least: int = 1) -> bool:
+        """Reads at least so many bytes more, as far as there are any."""
+        pieces, more = [self._text], 0
+        while more < least and self._more:
+            piece = next(self._pieces, None)
+            if piece is None:
+                self._more = False
+                break
+            self._note_features(pieces[-1][-_OVERLAP:], piece, self._at + len(self._text) + more)
+            pieces.append(piece)
+            more += len(piece)
+        self._text = b"".join(pieces)
+        return more > 0
 
     def _double(self, least: int = 0) -> bool:
         """Reads on until the window is twice as long (at least `least`), so that what is searched again stays in
         proportion. False when nothing came or the window is at its limit."""
-        before = len(self._text)
-        while len(self._text) < max(2 * before, least) and before < LONGEST and self._grow():
-            pass
-        return len(self._text) > before
+        size = len(self._text)
+        return size < LONGEST and self._grow(max(size, least - size))
 
     def _drop(self, count: int) -> None:
         self._text = self._text[count:]
@@ -116,7 +132,8 @@ class Document:
     # -- the fields around the events --------------------------------------------------------------------------
 
     def _fields(self) -> None:
-        while True:
+        while self._turns < MOST_FIELDS:
+            self._turns += 1
             self._drop(self._skip(0))
             if self._text[:1] == b"}":
                 self._drop(1)
@@ -132,7 +149,7 @@ class Document:
                 if not self._resync():
                     return
                 continue
-            name = key[1].decode("utf-8", "replace")
+            name = key[1][1:].decode("utf-8", "replace")
             self.keys.append(name)
             if name == "traceEvents" and self._text[value : value + 1] == b"[":
                 self._drop(value + 1)
@@ -159,21 +176,22 @@ class Document:
             return self._resync()
         text = self._text[start:end]
         try:
-            value = kineto_salvage.strict(text)
+            value = kineto_salvage.strict(text) if len(text) < LARGEST_FIELD else None
         except ValueError:
+            value = None
+        if value is None and text != b"null":
             if _AHEAD.search(text):  # a missing bracket: the field seems to reach into the events
                 return self._resync()
             try:
                 value = kineto_salvage.repair(text)
                 self.damage.repaired += 1
             except ValueError:
-                value = None
                 self.damage.lost += 1
         self._drop(end)
         known = self.meta.get(name)
         if isinstance(known, dict) and isinstance(value, dict):
             known.update(value)
-        else:
+        elif name in meta.KEPT_OBJECTS or not isinstance(value, dict | list):
             self.meta[name] = value
         return True
 
@@ -195,7 +213,7 @@ class Document:
     def _seek(self) -> bool:
         """Moves to the next list of events or the next event. False when there is none."""
         while True:
-            found = _AHEAD.search(self._text)
+            found = any(key in self._text for key in _MARKS) and _AHEAD.search(self._text)
             if found:
                 self._drop(found.start())
                 return True
@@ -276,12 +294,11 @@ class Document:
         self._drop(end)
         return True
 
-    def _note_features(self, piece: bytes) -> None:
+    def _note_features(self, before: bytes, piece: bytes, at: int) -> None:
         """Arguments that many events have show in a part of each piece; a whole search would cost a fifth of the load."""
         if not self._watched:
             return
-        read = self._at + len(self._text)
-        sample = self._text[-_OVERLAP:] + piece if read < THOROUGH else piece[:SAMPLE]
+        sample = before + piece if at < THOROUGH else piece[:SAMPLE]
         seen = [marker for marker in self._watched if marker in sample]
         if seen:
             self.features.update(seen)
@@ -332,7 +349,7 @@ class Document:
             if text[pos : pos + 1] != b"{":
                 pos = self._garbage(pos, end)
                 continue
-            reach = min(len(text), end + LOOK_AHEAD)
+            reach = min(len(text), end + (LOOK_AHEAD if self._patience else 0))
             close = kineto_salvage.object_end(text, pos, reach)
             if close is not None and self._take(text[pos:close], pos, mend=close <= end):
                 pos = close
@@ -340,11 +357,12 @@ class Document:
                 pos = end
             elif close is None and self._more and len(text) - pos < LOOK_AHEAD:
                 raise _NeedMore(pos)
-            elif end == len(text) and (last := self._last_event(pos)) is not None:
+            elif end == len(text) and self._patience and (last := self._last_event(pos)) is not None:
                 pos = last
             else:
                 self._unread(text[pos:end], unfinished=close is None and reach == len(text))
                 pos = end
+                self._patience = max(self._patience - 1, 0)
         self._done = max(self._done, pos)
         return None
 
@@ -359,7 +377,8 @@ class Document:
 
     def _last_event(self, pos: int) -> int | None:
         """The end of a damaged event that the end of the list follows. None when there is no such place."""
-        ends = [close.start() + 1 for close in _LAST.finditer(self._text, pos)]
+        self._patience -= 1
+        ends = [close.start() + 1 for close in islice(_LAST.finditer(self._text, pos), _LIKELY)]
         for end in ends:
             if self._take(self._text[pos:end], pos, mend=True):
                 return end

@@ -9,7 +9,7 @@ from typing import Any
 from trace_doctor.model import Recorded, TorchVersion
 
 _PRIVATE = re.compile(r"host|user|node", re.I)
-_KEPT_OBJECTS = ("deviceProperties", "computeProperties", "distributedInfo")
+KEPT_OBJECTS = ("deviceProperties", "computeProperties", "distributedInfo")
 
 # Texts looked for in the event list, for `recorded`.
 SHAPES = (b'"Input Dims"', b'"Input dims"')
@@ -39,7 +39,7 @@ def clean(meta: dict[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in meta.items()
-        if not _PRIVATE.search(key) and (key in _KEPT_OBJECTS or not isinstance(value, dict | list))
+        if not _PRIVATE.search(key) and (key in KEPT_OBJECTS or not isinstance(value, dict | list))
     }
 
 
