@@ -45,6 +45,16 @@ test: install
 generate: install
 	$(BIN)/python -m docs.generate
 
+# The decoder in C under sanitizers and a coverage-guided fuzzer (clang); see tests/fuzz/accelerator/README.md
+FUZZ_SECONDS ?= 900
+FUZZ = tests/fuzz/accelerator
+fuzz-c:
+	mkdir -p build/corpus
+	$(PYTHON) $(FUZZ)/seeds.py build/seeds
+	clang -g -O1 -std=c11 -fwrapv -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all '-DTRACE_DOCTOR_SOURCES=""' \
+	  -Ianalyzer/trace_doctor/loaders/_accelerator $(FUZZ)/fuzz.c -o build/fuzz
+	build/fuzz -max_len=4096 -timeout=10 -dict=$(FUZZ)/trace.dict -max_total_time=$(FUZZ_SECONDS) build/corpus build/seeds $(FUZZ)/cases
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 

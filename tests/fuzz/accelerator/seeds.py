@@ -6,7 +6,15 @@ import json
 import sys
 from pathlib import Path
 
-X = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": 4415855139456.328, "dur": 10.519}
+X = {
+    "ph": "X",
+    "cat": "cpu_op",
+    "name": "aten::mm",
+    "pid": 7,
+    "tid": 7,
+    "ts": 4415855139456.328,
+    "dur": 10.519,
+}
 EVENTS = [
     X | {"args": {"External id": 1, "Record function id": 0, "Input Dims": [[64, 1], [], []], "Ev Idx": 2}},
     X | {"cat": "kernel", "args": {"device": 0, "stream": 7, "correlation": 18446744073709551615, "grid": [1, 2, 3]}},
@@ -29,7 +37,9 @@ def texts() -> list[bytes]:
     kineto = ",\n  ".join(json.dumps(e, indent=4) for e in EVENTS)
     spaced = ", ".join(json.dumps(e) for e in EVENTS)
     among = [f"{json.dumps(X)},{json.dumps(e)},{json.dumps(X)}" for e in EVENTS]
-    return [text.encode() + b"\n]}" for text in (compact, kineto, spaced)] + [(t + "," + t).encode() for t in among]
+    return [text.encode() + b"\n]}" for text in (compact, kineto, spaced)] + [
+        (t + "," + t).encode() for t in among
+    ]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,462 @@
+"""The decoder in C against the one in Python: the same run to the bit, or it does not take the text."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trace_doctor.errors import TraceDoctorError, UsageError
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.nesting import nest
+from trace_doctor.loaders import _accelerator, kineto_document, stream
+from trace_doctor.loaders._accelerator import build
+from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto_decode import LATEST_US, Columns
+from trace_doctor.run import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = sorted((ROOT / "sample_traces").rglob("trace*.json.gz"))
+FUZZ = ROOT / "tests" / "fuzz" / "accelerator"
+CASES = sorted((FUZZ / "cases").iterdir())
+
+LIBRARY, ABSENT = _accelerator._load()
+in_c = pytest.mark.skipif(LIBRARY is None, reason=f"no decoder in C: {ABSENT}")
+
+
+# -- whole runs ----------------------------------------------------------------------------------------------------
+
+
+def content(value: Any) -> Any:
+    """All that a run holds, comparable with ==; arrays by their bytes."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.tobytes()
+    if dataclasses.is_dataclass(value):
+        fields = [f.name for f in dataclasses.fields(value) if f.name != "read_args"]
+        return [(name, content(getattr(value, name))) for name in fields]
+    return value
+
+
+def loaded(path: Path, decoder: str) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_accelerator.VARIABLE, decoder)
+        try:
+            return content(load_trace(path, path.name))
+        except TraceDoctorError as error:
+            return repr(error)
+
+
+def assert_alike(path: Path) -> None:
+    python, c = loaded(path, "python"), loaded(path, "c")
+    if isinstance(python, str) or isinstance(c, str):
+        assert c == python
+        return
+    for (field, expected), (_, found) in zip(python, c, strict=True):
+        assert found == expected, field
+
+
+class Taken:
+    """How many windows the decoder in C was shown, and how many of them it took."""
+
+    def __init__(self) -> None:
+        self.shown = self.took = 0
+
+
+@pytest.fixture
+def small_windows() -> Iterator[Taken]:
+    """Windows of a few events, so that small files have many."""
+    taken, scan = Taken(), _accelerator.Scanner.scan
+
+    def counted(*arguments: Any) -> Any:
+        window = scan(*arguments)
+        taken.shown += 1
+        taken.took += window is not None
+        return window
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kineto_document, "LOOK_AHEAD", 1 << 12)
+        patch.setattr(stream, "PIECE", 1 << 13)
+        patch.setattr(_accelerator.Scanner, "scan", counted)
+        yield taken
+
+
+@in_c
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_both_give_the_same_run_of_a_sample(path: Path, small_windows: Taken) -> None:
+    assert_alike(path)
+    assert small_windows.took >= small_windows.shown - 4 > 0
+
+
+@in_c
+@pytest.mark.captures
+def test_both_give_the_same_run_of_a_real_capture(trace_file: Path, trace_facts: Facts) -> None:
+    """`trace_facts` is what the decoder in C gives, where it is there."""
+    python = loaded(trace_file, "python")
+    for (field, expected), (_, found) in zip(python, content(trace_facts.run), strict=True):
+        assert found == expected, field
+
+
+def damaged(text: bytes, rng: random.Random) -> bytes:
+    found = bytearray(text)
+    for _ in range(rng.choice([1, 1, 4, 30])):
+        at = rng.randrange(len(found) + 1)
+        match rng.randrange(6):
+            case 0:
+                del found[max(at, 200) :]
+            case 1:
+                found[at : at + 1] = rng.choice(
+                    [b'"', b"{", b"}", b"[", b"]", b",", b"\\", b"\0", b"\xff", b"-"]
+                )
+            case 2:
+                del found[at : at + rng.randrange(200)]
+            case 3:
+                found[at:at] = found[at : at + rng.randrange(2000)]
+            case 4:
+                found[at:at] = bytes([rng.randrange(256)])
+            case 5:
+                found[at:at] = rng.choice(
+                    [
+                        b'"},{"ph":"X"}',
+                        b"\\u12",
+                        b"\\ud800",
+                        b"\xc3\xa9",
+                        b"NaN",
+                        b"1e5",
+                        b"0",
+                        b'},{"name":"x"',
+                    ]
+                )
+    return bytes(found)
+
+
+@in_c
+@pytest.mark.parametrize("seed", range(40))
+def test_both_give_the_same_run_of_a_damaged_file(seed: int, tmp_path: Path, small_windows: Taken) -> None:
+    rng = random.Random(seed)
+    text = gzip.decompress(SAMPLES[seed % len(SAMPLES)].read_bytes())
+    middle = text.index(b'"ph": "X"')
+    text = text[: middle + 60_000] + text[-20_000:]
+    path = tmp_path / "trace.json"
+    path.write_bytes(damaged(text, rng))
+    assert_alike(path)
+    assert small_windows.shown
+
+
+def test_rejected_windows_leave_no_names_behind(tmp_path: Path, small_windows: Taken) -> None:
+    """The decoder in C has seen the names of a window before it gives the window up."""
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": f"op{i}", "pid": 1, "tid": 1, "ts": i, "dur": 1}
+        for i in range(2000)
+    ]
+    texts = [json.dumps(e) for e in events]
+    for bad in range(
+        50, 2000, 100
+    ):  # a number as text, which Python's decoder takes; names in another order behind
+        texts[bad : bad + 3] = [
+            texts[bad + 2],
+            texts[bad].replace(f'"ts": {bad}', f'"ts": "{bad}"'),
+            texts[bad + 1],
+        ]
+    path = tmp_path / "trace.json"
+    path.write_text('{"schemaVersion": 1, "traceEvents": [' + ",".join(texts) + "]}")
+    runs = [load_trace(path, "trace.json") for _ in range(2)]
+    assert content(runs[0]) == loaded(path, "python") == content(runs[1])
+    assert len(runs[0].names) == 2000
+
+
+# -- windows against plain JSON --------------------------------------------------------------------------------------
+
+
+class Read:
+    """What the decoder in C made of one text."""
+
+    def __init__(self, text: bytes) -> None:
+        self.columns = Columns()
+        scanner = _accelerator.Scanner(
+            LIBRARY, self.columns._rows, (self.columns.names, self.columns.cats, self.columns.tracks)
+        )
+        self.window = scanner.scan(text, 0)
+        if self.window is not None:
+            self.columns.add_window(self.window, text)
+
+
+def wrapped(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def row_of(event: dict[str, Any]) -> tuple[Any, ...]:
+    """One event with a duration, by the words of the format and no other code of ours."""
+    args = event.get("args", {})
+    number = {
+        key: wrapped(int(args.get(key, -1)))
+        for key in ("correlation", "External id", "external id", "device", "stream")
+    }
+    stream = number["stream"]
+    return (
+        float(event.get("ts", math.nan)),
+        float(event.get("dur", -1)),
+        number["correlation"],
+        max(number["External id"], number["external id"]),
+        stream if -1 <= stream < 2**31 else -1,
+        event.get("name", ""),
+        event.get("cat", ""),
+        (event.get("pid", ""), event.get("tid", "")),
+        min(max(number["device"], -1), 2**15 - 1),
+    )
+
+
+def assert_as_json_says(text: bytes) -> None:
+    read = Read(text)
+    if read.window is None:
+        return
+    events = json.loads(b"[" + text[: read.window.end] + b"]", parse_float=Decimal)
+    expected = [row_of(e) for e in events if e.get("ph", "") == "X"]
+    rows, names, cats, tracks = (
+        read.columns.rows(),
+        *map(list, (read.columns.names, read.columns.cats, read.columns.tracks)),
+    )
+    found = [
+        (ts, dur, corr, external, stream, names[name], cats[cat], tracks[track], device)
+        for ts, dur, corr, external, stream, name, cat, track, device in zip(
+            *(
+                rows[k].tolist()
+                for k in ("ts", "dur", "correlation", "external", "stream", "name", "cat", "track", "device")
+            ),
+            strict=True,
+        )
+    ]
+    assert found == expected
+    assert all(abs(row[0]) < LATEST_US for row in found)
+    instants = [e for e in events if e.get("name") == "[memory]" and e.get("ph", "") not in ("X", "M")]
+    keys = ("Addr", "Bytes", "Total Allocated", "Total Reserved", "Device Type", "Device Id")
+    absent = dict(zip(keys, (-1, 0, -1, -1, 0, -1), strict=True))
+    assert [row[1:] for row in read.window.memory.tolist()] == [
+        tuple(wrapped(int(e.get("args", {}).get(key, absent[key]))) for key in keys) for e in instants
+    ]
+    for start, end in read.window.labels:
+        assert json.loads(text[start:end])["ph"] == "M"
+
+
+@in_c
+@pytest.mark.parametrize("path", CASES, ids=lambda p: p.name)
+def test_what_it_takes_of_a_fuzzed_text_every_json_reader_takes(path: Path) -> None:
+    assert_as_json_says(path.read_bytes())
+
+
+digits = st.text("0123456789", min_size=1, max_size=21)
+numbers = st.one_of(
+    st.integers(-(2**64), 2**65).map(str),
+    st.floats(-1e16, 1e16, allow_nan=False).map(repr),
+    st.tuples(st.sampled_from(["", "-"]), digits, digits).map(lambda t: f"{t[0]}{t[1]}.{t[2]}"),
+    st.tuples(digits, st.sampled_from(["e", "E", "e+", "e-", "E-"]), digits).map("".join),
+    # as profilers write them: microseconds with three decimals, since the epoch or since boot
+    st.tuples(st.integers(10**12, 2 * 10**15), st.integers(0, 999)).map(lambda t: f"{t[0]}.{t[1]:03}"),
+)
+strings = st.one_of(st.text(max_size=40), st.text('\\"/\n\té漢\U0001f600x', max_size=40))
+
+
+@in_c
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=4))
+def test_numbers_are_read_as_json_reads_them(found: list[tuple[str, str, str]]) -> None:
+    events = [
+        f'{{"ph": "X", "ts": {ts}, "dur": {dur}, "args": {{"correlation": {n}}}}}' for ts, dur, n in found
+    ]
+    text = ",".join(['{"ph": "X", "ts": 1}', *events, '{"ph": "X", "ts": 2}']).encode()
+    try:
+        assert_as_json_says(text)
+    except json.JSONDecodeError as error:
+        raise AssertionError(f"took what is no JSON: {text!r}") from error
+
+
+@in_c
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(strings, strings, strings, st.booleans()), min_size=1, max_size=5))
+def test_texts_are_read_as_json_reads_them(found: list[tuple[str, str, str, bool]]) -> None:
+    events = [
+        json.dumps(
+            {"ph": "X", "name": a, "cat": b, "pid": c, "ts": 1, "args": {c: [a, {b: 1}]}}, ensure_ascii=plain
+        )
+        for a, b, c, plain in found
+    ]
+    assert_as_json_says(",".join([*events, events[0], '{"ph": "X"}']).encode("utf-8", "surrogatepass"))
+
+
+# What it must leave to Python: each would be a wrong value, or is read in its own way there.
+UNUSUAL = {
+    "the end of the list": b"]",
+    "NaN": b',{"ph": "X", "ts": NaN},{"ph": "X"}',
+    "no time": b',{"ph": "X", "ts": 4e15},{"ph": "X"}',
+    "a number as text": b',{"ph": "X", "ts": "1"},{"ph": "X"}',
+    "an argument as text": b',{"ph": "X", "ts": 1, "args": {"stream": "7"}},{"ph": "X"}',
+    "a fraction for an integer": b',{"ph": "X", "ts": 1, "args": {"stream": 7.5}},{"ph": "X"}',
+    "65 bits": b',{"ph": "X", "ts": 1, "args": {"correlation": 18446744073709551616}},{"ph": "X"}',
+    "a leading zero": b',{"ph": "X", "ts": 01},{"ph": "X"}',
+    "bytes that are no UTF-8": b',{"ph": "X", "name": "\xff"},{"ph": "X"}',
+    "an overlong form": b',{"ph": "X", "name": "\xc0\xaf"},{"ph": "X"}',
+    "half a surrogate pair": b',{"ph": "X", "name": "\\ud800"},{"ph": "X"}',
+    "a control byte": b',{"ph": "X", "name": "\n"},{"ph": "X"}',
+    "a phase with an escape": b',{"ph": "\\u0058"},{"ph": "X"}',
+    "a key with an escape": b',{"ph": "X", "t\\u0073": 5},{"ph": "X"}',
+    "arguments twice": b',{"ph": "X", "args": {}, "args": {}},{"ph": "X"}',
+    "a border inside an event": b',{"ph": "X", "args": {"l": [{"a": 1},{"name": 2}]}},{"ph": "X"}',
+    "an event that begins otherwise": b',{"zz": 1, "ph": "X"},{"ph": "X"}',
+    "61 lists in one another": b',{"ph": "X", "z": ' + b"[" * 61 + b"]" * 61 + b'},{"ph": "X"}',
+    "a missing comma": b' {"ph": "X"},{"ph": "X"}',
+    "two commas": b',,{"ph": "X"},{"ph": "X"}',
+    "a comma too many": b',{"ph": "X",},{"ph": "X"}',
+}  # fmt: skip
+USUAL = b'{"ph": "X", "ts": 1},\n{"ph": "X", "ts": 2}'
+
+
+@in_c
+@pytest.mark.parametrize("text", UNUSUAL.values(), ids=UNUSUAL.keys())
+def test_what_is_unusual_is_left_to_python(text: bytes) -> None:
+    assert Read(USUAL + b',{"ph": "X", "ts": 3}').window is not None
+    assert Read(USUAL + text).window is None
+
+
+# -- the call tree ---------------------------------------------------------------------------------------------------
+
+
+@in_c
+@given(
+    st.lists(
+        st.tuples(st.integers(-20, 60), st.sampled_from([0, 1, 2, 3, 5, 8, 13, 21, 55, 2**62])), max_size=60
+    )
+)
+def test_both_nest_alike(spans: list[tuple[int, int]]) -> None:
+    spans.sort(key=lambda s: (s[0], -s[1]))
+    ts = np.array([start for start, _ in spans], dtype=np.int64)
+    end = ts + np.array([dur for _, dur in spans], dtype=np.int64)
+    found = _accelerator.nest(ts, end)
+    assert found is not None
+    assert [a.tolist() for a in found] == [a.tolist() for a in nest(ts, end)]
+
+
+# -- which of the two ------------------------------------------------------------------------------------------------
+
+
+def test_it_is_there_where_a_compiler_is() -> None:
+    if build.compiler() is None:
+        pytest.skip("no C compiler")
+    assert LIBRARY is not None, ABSENT
+
+
+def test_python_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_accelerator.VARIABLE, "python")
+    assert Columns().scanner() is None
+    assert _accelerator.nest(np.zeros(1, np.int64), np.ones(1, np.int64)) is None
+    assert _accelerator.description() == "Python (the one in C: TRACE_DOCTOR_DECODER=python)"
+
+
+def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_accelerator.VARIABLE, "rust")
+    with pytest.raises(UsageError, match="TRACE_DOCTOR_DECODER=rust: not a decoder"):
+        Columns().scanner()
+
+
+def folder_without(tmp_path: Path, change: Callable[[Path], object]) -> Path:
+    folder = tmp_path / "accelerator"
+    shutil.copytree(_accelerator.FOLDER, folder)
+    change(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda f: (f / build.LIBRARY).unlink(missing_ok=True), "not built at install"),
+        (lambda f: (f / build.LIBRARY).write_bytes(b"no library"), "cannot be loaded"),
+    ],
+)
+def test_without_a_library_python_reads_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], why: str
+) -> None:
+    monkeypatch.setattr(_accelerator, "FOLDER", folder_without(tmp_path, change))
+    monkeypatch.setattr(_accelerator, "_load", _accelerator._load.__wrapped__)
+    monkeypatch.delenv(_accelerator.VARIABLE, raising=False)
+    assert Columns().scanner() is None
+    assert why in _accelerator.description()
+    monkeypatch.setenv(_accelerator.VARIABLE, "c")
+    with pytest.raises(UsageError, match=why):
+        Columns().scanner()
+
+
+@in_c
+def test_a_library_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_without(tmp_path, lambda f: (f / "scan.c").open("a").write("\n"))
+    monkeypatch.setattr(_accelerator, "FOLDER", folder)
+    library, why = _accelerator._load.__wrapped__()
+    assert library is None
+    assert "another version of its source" in why
+
+
+@pytest.mark.parametrize(
+    ("compiler", "why"), [("no-such-compiler", "no C compiler was found"), ("false", "false failed")]
+)
+def test_a_failed_build_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, why: str
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    assert build.build(tmp_path / "made") == why
+    assert not (tmp_path / "made").exists()
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_byte_beyond_the_text_is_touched(tmp_path: Path) -> None:
+    """The fuzzer's harness under AddressSanitizer, over the cases and all their beginnings."""
+    compiler, program = build.compiler(), tmp_path / "replay"
+    if compiler is None:
+        pytest.skip("no C compiler")
+    flags = ["-std=c11", "-g", "-O1", "-fwrapv", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    made = subprocess.run(
+        [
+            *compiler,
+            *flags,
+            '-DTRACE_DOCTOR_SOURCES=""',
+            f"-I{_accelerator.FOLDER}",
+            str(FUZZ / "replay.c"),
+            "-o",
+            str(program),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    if made.returncode and "asan" in made.stderr:
+        pytest.skip("the compiler has no AddressSanitizer")
+    assert made.returncode == 0, made.stderr
+    environment = os.environ | {
+        "ASAN_OPTIONS": "detect_leaks=0"
+    }  # that needs ptrace, which containers forbid
+    done = subprocess.run([program, *CASES], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"{len(CASES)} texts" in done.stdout
+
+
+def test_a_column_never_moves_while_it_is_written(tmp_path: Path, small_windows: Taken) -> None:
+    """Rows of both decoders in turn, more than were reserved: the one in C is lent the columns anew."""
+    count = 70_000
+    usual = '{"ph":"X","name":"a","ts":%d,"dur":1,"cat":"cpu_op"}'
+    odd = '{"ph":"X","name":"b","ts":"%d","dur":1,"cat":"cpu_op"}'
+    events = ",".join((odd if i % 500 == 250 else usual) % i for i in range(count))
+    path = tmp_path / "trace.json"
+    path.write_text(f'{{"schemaVersion":1,"traceEvents":[{events}]}}')
+    run: Run = load_trace(path, "trace.json")
+    assert run.ts.tolist() == [1000 * i for i in range(count)]
