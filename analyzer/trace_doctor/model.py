@@ -494,6 +494,8 @@ class Result(Struct, frozen=True, kw_only=True):
     source_root: str | None = None
     """folder of the source inside its git work tree, with a final slash ("" at its top); None: no source was given.
     Paths of scripts are relative to it."""
+    scripts: list[str] = field(default_factory=list)
+    """the scripts of the source that findings and fixes name; other paths are as the capture has them"""
     source_excerpts: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     """file -> [(line number, text)] near the findings; empty with --no-source."""
     config: dict[str, Any] = field(default_factory=dict)

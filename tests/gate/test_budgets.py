@@ -14,7 +14,12 @@ MS = 1e3
 
 
 def runs(
-    *step_ms: float, mad_ms: float = 0.5, idle: float = 0.1, cost: float | None = None, device: str = "H100", ranks: int = 1
+    *step_ms: float,
+    mad_ms: float = 0.5,
+    idle: float = 0.1,
+    cost: float | None = None,
+    device: str = "H100",
+    ranks: int = 1,
 ) -> Result:
     """One capture for each step time, in folders of their own (of `ranks` ranks in one)."""
     inputs = [
@@ -90,7 +95,9 @@ def test_a_baseline_guards_every_figure_without_being_asked() -> None:
 def test_times_of_another_device_are_not_compared() -> None:
     code, said = judged(runs(200, device="A100"), {}, runs(100))
     assert code == 0
-    assert "step_time not compared with the baseline: the baseline is of another device (H100; now A100)" in said
+    assert (
+        "step_time not compared with the baseline: the baseline is of another device (H100; now A100)" in said
+    )
     assert judged(runs(200, device="A100"), {"step_time": {"max_regression": "5%"}}, runs(100))[0] == 3
 
 

@@ -68,8 +68,7 @@ def test_each_finding_has_a_place_in_the_repository(
     file: str | None, root: str | None, uri: str | None
 ) -> None:
     other = finding("main.py", 9)
-    path = {"input": 0, "fixes": []}
-    result = Result(findings=[finding(file, **path), other], source_root=root)
+    result = Result(findings=[finding(file), other], source_root=root, scripts=[str(file), "main.py"])
     place, _ = (e["locations"][0]["physicalLocation"] for e in sarif(result)["runs"][0]["results"])
     if uri is None:  # the script that another finding names, line 1
         assert place["artifactLocation"]["uri"] == (root or "") + "main.py"
@@ -77,6 +76,14 @@ def test_each_finding_has_a_place_in_the_repository(
     else:
         assert place["artifactLocation"]["uri"] == uri
         assert place["region"]["startLine"] == 4
+
+
+def test_a_path_that_the_source_does_not_hold_is_no_place() -> None:
+    result = Result(
+        findings=[finding("fault.py"), finding("main.py")], source_root="src/", scripts=["main.py"]
+    )
+    places = [e["locations"][0]["physicalLocation"] for e in sarif(result)["runs"][0]["results"]]
+    assert [p["artifactLocation"]["uri"] for p in places] == ["src/main.py", "src/main.py"]
 
 
 def test_without_any_script_the_capture_is_the_place() -> None:

@@ -41,7 +41,16 @@ def with_diffs(
                 shown.setdefault(item.change.script.name, set()).update(_edited_lines(item.change))
         findings.append(msgspec.structs.replace(finding, location=location, fixes=fixes))
     lines = _excerpts(tree, shown) if excerpts else {}
-    return msgspec.structs.replace(result, findings=findings, source_root=made.prefix, source_excerpts=lines)
+    named = {f.location.file for f in findings} | {
+        x.target.file for f in findings for x in f.fixes if x.target
+    }
+    return msgspec.structs.replace(
+        result,
+        findings=findings,
+        source_root=made.prefix,
+        scripts=sorted(named & set(tree.files)),
+        source_excerpts=lines,
+    )
 
 
 def _told(item: Planned) -> Fix:

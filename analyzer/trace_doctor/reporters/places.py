@@ -12,10 +12,13 @@ _NOT_RELATIVE = re.compile(r"""[/~<"]|[A-Za-z]:""")
 
 
 def repository_path(result: Result, file: str | None) -> str | None:
-    """The file as the repository names it; None for a library, an absolute path, or one that leads out of it."""
-    if not file or not is_user_frame(file):
+    """The file as the repository names it; None for a library, an absolute path, one that leads out of it, or one that
+    the source given does not hold."""
+    if not file or not is_user_frame(file) or inside(file) is None:
         return None
-    return None if inside(file) is None else inside((result.source_root or "") + file)
+    if result.source_root is None:
+        return inside(file)
+    return inside(result.source_root + file) if file in result.scripts else None
 
 
 def inside(path: str) -> str | None:

@@ -1,0 +1,167 @@
+"""The examples of docs/ci.md, the action and the hook, tried with the commands that they run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "ci.md").read_text()
+SAMPLE = ROOT / "sample_traces" / "host_sync"
+BLOCKS = {lang: re.findall(rf"```{lang}\n(.+?)```", PAGE, re.S) for lang in ("sh", "yaml", "toml", "python")}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository whose `train.py` records; `pip` and `python -m pip` do nothing there."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.trace-doctor]\nfail-on = "warning"\n')
+    shutil.copy(SAMPLE / "fault.py", tmp_path)
+    capture = SAMPLE / "simulated" / "healthy" / "trace.json.gz"
+    (tmp_path / "train.py").write_text(
+        f"import shutil, os\nos.makedirs('logs', exist_ok=True)\nshutil.copy({str(capture)!r}, 'logs')\n"
+    )
+    tools = tmp_path / ".tools"
+    tools.mkdir()
+    python = f'exec "{sys.executable}" "$@"'
+    for name, does in {
+        "pip": "exit 0",
+        "python": f'[ "$1 $2" = "-m pip" ] && exit 0\n{python}',
+        "trace-doctor": f'exec "{sys.executable}" -c "from trace_doctor.cli import main; main()" "$@"',
+    }.items():
+        (tools / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tools / name).chmod(0o755)
+    return tmp_path
+
+
+def bash(project: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """As a runner does: stop at the first command that fails."""
+    path = f"{project / '.tools'}:{os.environ['PATH']}"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_DOCTOR_")}
+    return subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", script], cwd=project, env={**clean, "PATH": path, **env}, text=True,
+        capture_output=True,
+    )  # fmt: skip
+
+
+def plant(project: Path) -> None:
+    """The branch: what is recorded from now on has the fault."""
+    script = project / "train.py"
+    script.write_text(script.read_text().replace("/healthy/", "/fault/"))
+
+
+def scripts_of(document: dict[str, Any]) -> list[str]:
+    """The commands of a workflow or of a pipeline."""
+    if "jobs" in document:
+        return [s["run"] for s in document["jobs"]["performance"]["steps"] if "run" in s]
+    if "performance" in document:
+        return list(document["performance"]["script"])
+    return []
+
+
+def test_the_plain_commands(project: Path) -> None:
+    bash(project, "python train.py")
+    for command in BLOCKS["sh"]:
+        done = bash(project, command)
+        assert done.returncode == 0, done.stderr
+    plant(project)
+    bash(project, "python train.py")
+    assert [bash(project, command).returncode for command in BLOCKS["sh"]] == [1, 0, 0], (
+        "known since the update"
+    )
+
+
+PIPELINES = [
+    (n, scripts_of(yaml.safe_load(block)))
+    for n, block in enumerate(BLOCKS["yaml"])
+    if any("check" in s for s in scripts_of(yaml.safe_load(block)))
+]
+
+
+@pytest.mark.parametrize("scripts", [s for _, s in PIPELINES], ids=["GitHub", "GitLab"])
+def test_a_pipeline_passes_on_main_and_fails_on_the_branch(project: Path, scripts: list[str]) -> None:
+    summary = project / "summary"
+    summary.write_text("")
+    bash(project, "python train.py")
+    bash(project, BLOCKS["sh"][1])
+    env = {"GITHUB_STEP_SUMMARY": str(summary)}
+    assert [bash(project, s, **env).returncode for s in scripts] == [0] * len(scripts)
+    plant(project)
+    codes = [bash(project, s, **env).returncode for s in scripts]
+    assert codes == [0] * (len(scripts) - 1) + [1]
+    assert (project / "trace-doctor.html").exists()
+    if (project / "trace-doctor.sarif").exists():
+        assert summary.read_text().startswith("## ✖ check failed")
+    else:
+        assert "<failure" in (project / "trace-doctor.xml").read_text()
+
+
+def test_the_configuration_is_accepted(project: Path) -> None:
+    bash(project, "python train.py")
+    for block in BLOCKS["toml"]:
+        (project / "pyproject.toml").write_text(block)
+        done = bash(project, "trace-doctor check logs -q -o json=out.json")
+        assert done.returncode in (0, 3), done.stderr
+
+
+def action(project: Path, captures: str = "logs\n", **inputs: str) -> tuple[int, str, dict[str, str]]:
+    """Runs the steps of action.yml as a runner would: exit code, what was printed, outputs."""
+    document = yaml.safe_load((ROOT / "action.yml").read_text())
+    given = (
+        {k: str(v.get("default", "")) for k, v in document["inputs"].items()}
+        | {"captures": captures}
+        | inputs
+    )
+    for name in ("summary", "output"):
+        (project / name).write_text("")
+    runner = {"GITHUB_ACTION_PATH": str(ROOT), "RUNNER_TEMP": str(project / "temp"),
+              "GITHUB_STEP_SUMMARY": str(project / "summary"), "GITHUB_OUTPUT": str(project / "output")}  # fmt: skip
+    printed, code = "", 0
+    for step in document["runs"]["steps"]:
+        if "run" in step and not code:
+            env = {
+                k: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: given[m[1]], v)
+                for k, v in step.get("env", {}).items()
+            }
+            assert "${{" not in step["run"], "inputs reach a script only through its environment"
+            done = bash(project, step["run"], **runner, **env)
+            printed, code = printed + done.stdout + done.stderr, done.returncode
+    return code, printed, dict(line.split("=", 1) for line in (project / "output").read_text().splitlines())
+
+
+def test_the_action(project: Path) -> None:
+    bash(project, "python train.py")
+    bash(project, BLOCKS["sh"][1])
+    code, printed, outputs = action(project, baseline="trace-doctor-baseline.json")
+    assert (code, outputs["exit-code"]) == (0, "0"), printed
+    plant(project)
+    bash(project, "python train.py")
+    code, printed, outputs = action(project, baseline="trace-doctor-baseline.json", select="TD2\nTD101\n")
+    assert (code, outputs["exit-code"]) == (1, "1")
+    assert "::warning file=fault.py,line=" in printed
+    files = {p.name for p in Path(outputs["reports"]).iterdir()}
+    assert files == {"report.html", "result.json", "results.sarif", "junit.xml", "summary.md"}
+    assert "check failed" in (project / "summary").read_text()
+    assert action(project, **{"fail-on": "never", "require": "TD403"})[0] == 3
+    assert action(project, captures="$(touch pwned)\n; touch pwned\n")[0] == 2
+    assert not (project / "pwned").exists()
+
+
+def test_the_hook(project: Path) -> None:
+    [hook] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    example = next(yaml.safe_load(b) for b in BLOCKS["yaml"] if "repos:" in b)["repos"][0]["hooks"][0]
+    assert hook["id"] == example["id"]
+    assert hook["pass_filenames"] is False
+    bash(project, "python train.py")
+    assert bash(project, f"{hook['entry']} {' '.join(example['args'])}").returncode == 0
+    plant(project)
+    bash(project, "python train.py")
+    assert bash(project, f"{hook['entry']} {' '.join(example['args'])}").returncode == 1
