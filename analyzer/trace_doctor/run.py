@@ -125,6 +125,7 @@ class Run:
     """byte offsets -> `args` objects; set by the loader"""
     derived: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
     """columns of evidence that follow from these alone, by `Evidence.field`: made once. A `replace` begins without."""
+    _masks: dict[tuple[Cat, ...], Bool] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.ts)
@@ -134,10 +135,14 @@ class Run:
         return self.ts + self.dur
 
     def is_cat(self, *cats: Cat) -> Bool:
-        """Mask of the rows of these categories."""
-        chosen = np.zeros(256, dtype=bool)
-        chosen[list(cats)] = True
-        return chosen[self.cat]
+        """Mask of the rows of these categories, read-only: made once, for a dozen pieces of evidence ask for the same."""
+        mask = self._masks.get(cats)
+        if mask is None:
+            chosen = np.zeros(256, dtype=bool)
+            chosen[list(cats)] = True
+            mask = self._masks[cats] = chosen[self.cat]
+            mask.flags.writeable = False
+        return mask
 
     @cached_property
     def gpu(self) -> I64:

@@ -136,9 +136,7 @@ def _plain(form: type[Content]) -> list[dataclasses.Field[Any]]:
     return [
         f
         for f in dataclasses.fields(form)
-        if not _is_array(hints[f.name])
-        and not _is_group(hints[f.name])
-        and f.name not in ("derived", "read_args")
+        if f.init and f.name != "read_args" and not _is_array(hints[f.name]) and not _is_group(hints[f.name])
     ]
 
 
