@@ -122,6 +122,28 @@ def test_left_out_by_the_settings_is_not_gone() -> None:
     assert (fates(made), made.code) == (["smaller"], 1)
 
 
+def test_silenced_is_not_gone() -> None:
+    silenced = m.Suppressed(finding=fault(), kind="comment", where="train.py:41")
+    made = verify(result(fault()), result(outcomes=[outcome(kind="fired")], suppressed=[silenced]))
+    assert (fates(made), made.findings[0].reason, made.code) == (
+        ["still_there"],
+        "silenced by train.py:41",
+        1,
+    )
+
+
+def test_a_fault_recorded_three_times_promises_once() -> None:
+    runs = [trace(), trace(), trace()]
+    found = [fault(n=n + 1, input=n) for n in range(3)]
+    today = [m.WhatIf(input=n, fixes=[], step_us=100_000.0) for n in range(3)]
+    each = [m.WhatIf(input=n, fixes=[f"TD101-{n + 1}"], step_us=60_000.0 + n) for n in range(3)]
+    before = result(*found, inputs=runs, what_if=[*today, *each], summary=m.Summary(step_us=100_000.0))
+    made = verify(before, result(inputs=runs))
+    assert made.promise.time_us_per_step == 40_000.0
+    bare = msgspec.structs.replace(before, what_if=[])
+    assert verify(bare, result(inputs=runs)).promise.time_us_per_step == 40_000.0
+
+
 @pytest.mark.parametrize("told", [(m.Location(), fault().location), (fault().location, m.Location())])
 def test_a_fault_whose_place_one_side_does_not_know_is_the_same(told: tuple[m.Location, m.Location]) -> None:
     before, after = (fault(location=where, fingerprint=str(i)) for i, where in enumerate(told))

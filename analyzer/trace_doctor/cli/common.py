@@ -187,10 +187,11 @@ def emit(
     """Renders the result once per sink; files are written whole or not at all."""
     from trace_doctor.reporters import render
 
-    for sink in sinks:
+    report: Path | None = None
+    for sink in sorted(sinks, key=lambda s: s.path is None):  # files first: the text says what they add
         if sink.path is None:
             if quiet < 2:
-                _print(result, sink.format, color, show_skipped, zoom)
+                _print(result, sink.format, color, show_skipped, zoom, report)
             continue
         try:
             write(sink.path, render(result, sink.format, show_skipped=show_skipped, zoom=zoom))
@@ -199,11 +200,13 @@ def emit(
                 raise
             note(f"no report: {error}; --output html=PATH writes it elsewhere")
             continue
+        if sink.format == "html":
+            report = sink.path
         if not quiet:
             note(f"{sink.format} report: {sink.path}")
 
 
-def _print(result: Result, fmt: str, color: str, show_skipped: bool, zoom: bool) -> None:
+def _print(result: Result, fmt: str, color: str, show_skipped: bool, zoom: bool, report: Path | None) -> None:
     """Text as the terminal can show it; what programs read is UTF-8 in every locale."""
     from trace_doctor.reporters import render
 
@@ -221,6 +224,7 @@ def _print(result: Result, fmt: str, color: str, show_skipped: bool, zoom: bool)
         color=wants_color(color),
         width=max(width, 40),
         show_skipped=show_skipped,
+        report=str(report) if report else None,
         ascii=ascii_only,
     )
     sys.stdout.write(text)

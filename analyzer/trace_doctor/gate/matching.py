@@ -78,6 +78,10 @@ def _is_smaller(before: Saving | None, after: Saving | None) -> bool:
 
 def _lost(finding: Finding, before: Result, after: Result) -> Followed:
     """Not found again: gone only where the rule looked at the same rank with the same kind of recording."""
+    if silenced := next((s for s in after.suppressed if _same_fingerprint(s.finding, finding)), None):
+        return _followed(
+            finding, "still_there", other=silenced.finding, reason=f"silenced by {silenced.where}"
+        )
     outcome = next((o for o in after.outcomes if o.code == finding.code), None)
     if outcome is None:
         return _followed(finding, "not_captured", reason="its rule was not run on AFTER")

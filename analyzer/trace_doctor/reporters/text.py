@@ -44,11 +44,12 @@ _BAR = {"compute": "█", "comm": "▓", "copy": "▒", "idle": "░"}
 
 def render(result: Result, options: Options) -> str:
     paper = Paper(options.width, color=options.color, ascii=options.ascii)
-    _header(paper, result)
-    _ledgers(paper, result)
+    more = "in the report" if options.report else "with --output html=PATH"
+    _header(paper, result, more)
+    _ledgers(paper, result, more)
     for finding in result.findings:
         paper.blank()
-        _finding(paper, finding)
+        _finding(paper, finding, more)
     paper.blank()
     _footer(paper, result, options)
     if result.gate is not None:
@@ -60,7 +61,7 @@ def render(result: Result, options: Options) -> str:
 # ------------------------------------------------------------------------------------------------ header
 
 
-def _header(paper: Paper, result: Result) -> None:
+def _header(paper: Paper, result: Result, more: str) -> None:
     label = f"{result.tool.name}  "
     names = [i.path for i in result.inputs[:3]] or ["no capture"]
     for number, name in enumerate(names):
@@ -76,13 +77,13 @@ def _header(paper: Paper, result: Result) -> None:
     for source, warning in warned[:_MOST_ROWS]:
         paper.put(f"{source.path}: {warning}" if len(result.inputs) > 1 else warning, indent=2, first="!")
     if len(warned) > _MOST_ROWS:
-        paper.put(f"{len(warned) - _MOST_ROWS:,} more warnings in the report", indent=2, first="!")
+        paper.put(f"{len(warned) - _MOST_ROWS:,} more warnings {more}", indent=2, first="!")
 
 
 # ------------------------------------------------------------------------------------------------ ledgers
 
 
-def _ledgers(paper: Paper, result: Result) -> None:
+def _ledgers(paper: Paper, result: Result, more: str) -> None:
     steady = main_rows(result)
     if steady or result.memory_ledger:
         paper.blank()
@@ -94,7 +95,7 @@ def _ledgers(paper: Paper, result: Result) -> None:
     for row in steady[:_MOST_ROWS]:
         _time_row(paper, row, names.place(row) if several else "step", gutter)
     if len(steady) > _MOST_ROWS:
-        paper.put(f"… and {len(steady) - _MOST_ROWS:,} more devices, in the report", indent=2)
+        paper.put(f"… and {len(steady) - _MOST_ROWS:,} more devices {more}", indent=2)
     for memory in result.memory_ledger[:_MOST_ROWS]:
         parts = _largest(msgspec.structs.asdict(memory.by_category))
         said = ", ".join(f"{MEMORY[k].label} {size(v)}" for k, v in parts[:4])
@@ -143,7 +144,7 @@ def _largest(parts: dict[str, int]) -> list[tuple[str, int]]:
 # ------------------------------------------------------------------------------------------------ findings
 
 
-def _finding(paper: Paper, finding: Finding) -> None:
+def _finding(paper: Paper, finding: Finding, more: str) -> None:
     saving = saving_words(finding.saving)
     head: list[Piece] = [(f"{SYMBOL[finding.severity]} {finding.code} {finding.name}", finding.severity)]
     if saving:
@@ -159,9 +160,7 @@ def _finding(paper: Paper, finding: Finding) -> None:
     for fix in finding.fixes[:2]:
         _fix(paper, fix)
     if len(finding.fixes) > 2:
-        paper.put(
-            f"{plural(len(finding.fixes) - 2, 'more fix', 'more fixes')} in the report", "dim", indent=7
-        )
+        paper.put(f"{plural(len(finding.fixes) - 2, 'more fix', 'more fixes')} {more}", "dim", indent=7)
 
 
 def _evidence(paper: Paper, table: Table) -> None:
