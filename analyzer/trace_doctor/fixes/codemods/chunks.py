@@ -7,7 +7,7 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only
+from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span
 from trace_doctor.fixes.imports import name_for
 from trace_doctor.loaders.script import Script, argument, dotted
@@ -100,9 +100,17 @@ def _logits(
         or not isinstance(above, cst.SimpleStatementLine)
     ):
         raise NoEdit("display", "the logits are not made by one layer on the line above", where)
+    if not origins(script).all_are(head.func, lambda o: _is_linear(script, o)):
+        raise NoEdit(
+            "display", f"{script.code(head.func)} is no nn.Linear that is made in this script", where
+        )
     if not _only_shaped(script, given, name):
         raise NoEdit("display", "the logits are changed before the loss", where)
     return name, head, above
+
+
+def _is_linear(script: Script, origin: cst.BaseExpression) -> bool:
+    return isinstance(origin, cst.Call) and script.callee(origin) == "torch.nn.Linear"
 
 
 def _root(node: cst.BaseExpression) -> str | None:

@@ -43,7 +43,7 @@ def pinned_copies(place: Place, params: Mapping[str, Any]) -> Change:
     ]
     if place.line is not None:
         found = [(s, f) for s, f in found if s.lines(f)[0] <= place.line <= s.lines(f)[1]] or found
-    found = [(s, f) for s, f in found if trains(s, f)] or found
+    found = [(s, f) for s, f in found if trains(s, f)] or (found if place.line is not None else [])
     script, loop = only(
         found, "copy a loader's batches", "no loop copies the batches of a DataLoader to a device"
     )

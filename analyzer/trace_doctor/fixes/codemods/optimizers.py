@@ -119,6 +119,8 @@ def replace_optimizer(place: Place, params: Mapping[str, Any]) -> Change:
         raise NoEdit("display", f"{name} is not replaced: its update is another one", where)
     if goal == "adafactor" and not place.torch.at_least(2, 5):
         raise NoEdit("display", "torch.optim.Adafactor needs torch 2.5 or newer (say --torch-version)", where)
+    if goal == "adamw-8bit" and any(w in s.text for s in place.scripts for w in ("fully_shard", "FSDP")):
+        raise NoEdit("display", "bitsandbytes does not take the sharded parameters of FSDP", where)
     if any(a.star for a in call.args):
         raise NoEdit("display", "the optimizer takes *args or **kwargs that may not fit the other one", where)
     amsgrad = argument(call, "amsgrad", 5)
