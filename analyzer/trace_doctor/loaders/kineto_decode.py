@@ -174,7 +174,7 @@ _MEMORY_ROW: dict[str, type[np.generic]] = {
     "device_type": np.int64,
     "device_id": np.int64,
 }
-_RESERVED = 1 << 16
+_RESERVED, _GROWTH = 1 << 16, 4
 _BASE, _PER_EVENT, _PER_ID = 128 << 20, 160, 300
 """Bytes that an analysis takes at its peak, measured on traces of a million events: in all, and for each event and
 each name or track."""
@@ -333,8 +333,9 @@ class _Table:
     def __len__(self) -> int:
         return self._count
 
-    def reserve(self, room: int) -> None:
-        """Makes room for so many rows in all."""
+    def reserve(self, least: int) -> None:
+        """Makes room for at least so many rows in all."""
+        room = max(least, _GROWTH * self.room)
         for key, column in self.columns.items():  # one after another: a second copy of one column at a time
             self.columns[key] = np.empty(room, column.dtype)
             self.columns[key][: self._count] = column[: self._count]
@@ -347,7 +348,7 @@ class _Table:
     def add(self, part: Mapping[str, npt.NDArray[Any]]) -> None:
         old, new = self._count, self._count + len(part["ts"])
         if new > self.room:
-            self.reserve(max(new, 2 * self.room))
+            self.reserve(new)
         for key, column in self.columns.items():
             column[old:new] = part[key]
         self._count = new

@@ -146,7 +146,7 @@ class Scanner:
             if end != _FULL:
                 break
             if found.row_count == found.row_room:
-                self._rows.reserve(2 * found.row_room)
+                self._rows.reserve(found.row_room + 1)
             else:
                 self._memory = np.empty(2 * len(self._memory), dtype=_MEMORY)
                 self._labels = np.empty(2 * len(self._labels), dtype=_SPAN)
@@ -228,7 +228,7 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def reserve(self, room: int) -> None: ...
+    def reserve(self, least: int) -> None: ...
 
     def extend(self, count: int) -> None: ...
 
