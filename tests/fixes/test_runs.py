@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import runpy
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trace_doctor import analyze
 from trace_doctor.fixes import plan
 from trace_doctor.model import Finding, Fix, Result
 
@@ -24,18 +26,16 @@ SAFE = [
     ("memory_growth", "detach-accumulation", {}),
     ("memory_growth", *ALLOCATOR),
     ("dataloader_starvation", *PIN),
-    ("dataloader_starvation", *ALLOCATOR),
 ]
-UNSAFE = [
-    (
-        "dataloader_starvation",
-        "dataloader-args",
-        {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 2},
-    ),
-    ("zero_grad_misplaced", "zero-grad", {"mode": "move"}),
-    ("zero_grad_set_to_none_false", "zero-grad", {"mode": "drop-set-to-none-false"}),
-    ("allocator_churn", "remove-call", {"call": "torch.cuda.empty_cache"}),
-]
+SCENARIOS = sorted(
+    f.parent.name
+    for f in SAMPLES.glob("*/expected.toml")
+    if "\nfix = " in f.read_text(encoding="utf-8")
+    and "torch.compile" not in (f.parent / "fault.py").read_text(encoding="utf-8")
+)
+"""those whose fault has a fix that edits the script; what compiles is run by test_closed_loop and measure.py"""
+TOLERANCE = 0.05
+"""relative difference of the last loss that a fix called unsafe may make (sample_traces/measure.py states the same)"""
 
 
 @cache
@@ -76,11 +76,22 @@ def test_safe_fix_gives_the_same_losses(
     assert losses(after) == losses(before)
 
 
-@pytest.mark.parametrize(("scenario", "codemod", "params"), UNSAFE)
-def test_unsafe_fix_runs_and_trains_as_well(
-    tmp_path: Path, scenario: str, codemod: str, params: dict[str, Any]
-) -> None:
-    before, after = patched(tmp_path, scenario, codemod, params, "unsafe")
-    old, new = losses(before), losses(after)
-    assert len(old) == len(new)
-    assert math.isclose(old[-1], new[-1], rel_tol=0.05)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_a_capture_proposes_runs_and_keeps_the_losses(tmp_path: Path, scenario: str) -> None:
+    """Bit by bit with what is called safe; with the rest as well, the training ends within the tolerance."""
+    original = SAMPLES / scenario / "fault.py"
+    capture = next(c for c in (SAMPLES / scenario / m / "fault" for m in ("cpu", "simulated")) if c.is_dir())
+    codes = [f["code"] for f in tomllib.loads((SAMPLES / scenario / "expected.toml").read_text())["fault"]]
+    made = plan(analyze(capture, source=original), original, select=codes)
+    assert made.of("ready")
+    safe = made.only(i for i in made.of("ready") if i.safety == "safe")
+    for name, chosen in (("safe", safe), ("all", made)):
+        if not chosen.of("ready"):
+            continue
+        after = tmp_path / f"{name}.py"
+        after.write_bytes(chosen.outputs["fault.py"][1])
+        old, new = losses(original), losses(after)
+        assert len(old) == len(new)
+        if name == "safe":
+            assert new == old
+        assert math.isclose(old[-1], new[-1], rel_tol=TOLERANCE)

@@ -132,6 +132,13 @@ def test_silenced_is_not_gone() -> None:
     )
 
 
+def test_a_fault_of_several_recordings_is_gone_when_it_is_in_none() -> None:
+    thrice = [fault(n=n + 1, input=n) for n in range(3)]
+    runs = {"inputs": [trace(), trace(), trace()]}
+    assert fates(verify(result(*thrice, **runs), result(fault(input=2), **runs))) == ["still_there"] * 3
+    assert fates(verify(result(*thrice, **runs), result(**runs))) == ["gone"] * 3
+
+
 def test_a_fault_recorded_three_times_promises_once() -> None:
     runs = [trace(), trace(), trace()]
     found = [fault(n=n + 1, input=n) for n in range(3)]

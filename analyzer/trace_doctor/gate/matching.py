@@ -15,7 +15,9 @@ def follow(before: Result, after: Result, chosen: Sequence[Finding]) -> tuple[li
     """What became of the chosen findings of BEFORE, in its order, and what AFTER alone shows."""
     same = _same(before.findings, after.findings)
     followed = [
-        _found_again(finding, same[finding.id]) if finding.id in same else _lost(finding, before, after)
+        _found_again(finding, again)
+        if (again := _again(finding, before, same))
+        else _lost(finding, before, after)
         for finding in chosen
     ]
     known = {f.id for f in same.values()}
@@ -29,6 +31,13 @@ def follow(before: Result, after: Result, chosen: Sequence[Finding]) -> tuple[li
         if f.id not in known
     ]  # fmt: skip
     return followed, new
+
+
+def _again(finding: Finding, before: Result, same: dict[str, Finding]) -> Finding | None:
+    """The finding of AFTER that is the same fault. A fault that several recordings of BEFORE show is found again when it
+    is in one recording of AFTER."""
+    elsewhere = [f for f in before.findings if _same_fingerprint(f, finding) and f.input != finding.input]
+    return next((same[f.id] for f in (finding, *elsewhere) if f.id in same), None)
 
 
 def _same(before: Sequence[Finding], after: Sequence[Finding]) -> dict[str, Finding]:
