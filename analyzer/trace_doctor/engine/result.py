@@ -48,6 +48,7 @@ from trace_doctor.run import Capture
 _WAYS = ("jobs", "cache", "cache_dir")
 """Settings that change how an analysis goes, never what it says."""
 MAX_LANES = 32
+MAX_IGNORED = 200
 MAX_SEGMENTS, MAX_POINTS, MAX_KERNELS = 1600, 800, 40
 """Over all captures, so that a result of many ranks stays small enough to be sent."""
 MAX_STEPS = 200
@@ -116,7 +117,7 @@ def diagnose(
     result = Result(
         tool=Tool(version=__version__),
         inputs=inputs,
-        ignored=list(ignored),
+        ignored=_limit(list(ignored), MAX_IGNORED, "files that were not analysed", limits),
         summary=_summary(examined, what_if, findings, left_out),
         time_ledger=_rows(examined, TimeLedger, lambda t: t.rows),
         memory_ledger=_rows(examined, MemoryLedger, lambda m: m.rows),

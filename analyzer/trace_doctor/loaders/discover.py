@@ -77,11 +77,11 @@ def discover(paths: Sequence[str | Path]) -> Discovery:
     ignored: list[Ignored] = []
     for candidate, display in zip(candidates, displays, strict=True):
         try:
-            kind = sniff(candidate.path, display)
+            kind = sniff(candidate.path, str(candidate.path) if candidate.named else display)
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
             if candidate.named:
-                raise DamagedCapture(f"{display}: {problem}") from error
+                raise DamagedCapture(f"{candidate.path}: {problem}") from error
             ignored.append(Ignored(display, problem))
         except (NotACapture, DamagedCapture) as refused:
             if candidate.named:
@@ -107,9 +107,11 @@ def discover(paths: Sequence[str | Path]) -> Discovery:
 
 def sniff(path: Path, display: str) -> Kind:
     """What a file is, from its first bytes. Raises NotACapture or DamagedCapture with one line, or OSError."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
         raise NotACapture(f"{display}: not a regular file")
-    start = head(path, identify.HEAD)
+    # What the kernel makes up on reading has no size, and reading it can take for ever.
+    start = head(path, identify.HEAD) if status.st_size else b""
     if not start.strip(b"\0 \t\r\n"):
         raise DamagedCapture(f"{display}: the file is empty")
     found = identify.kind(start)

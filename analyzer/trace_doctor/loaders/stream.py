@@ -16,6 +16,10 @@ from trace_doctor.loaders.progress import advanced
 GZIP_MAGIC = b"\x1f\x8b"
 READ = 1 << 18
 PIECE = 1 << 20
+BOMB, RATIO = 1 << 28, 200
+"""Beyond so many decompressed bytes, no sound file holds more than this many times its compressed size (most: 10 to 40)."""
+MEMBERS = 2_000
+"""So many gzip members may hold less than as many bytes each."""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -54,6 +58,7 @@ class ByteStream:
     def _gunzip(self) -> Iterator[bytes]:
         with open_regular(self.path) as file:
             member, pending, fresh = isal_zlib.decompressobj(wbits=31), b"", True
+            made = members = 0
             while True:
                 if not pending:
                     pending = file.read(READ)
@@ -70,7 +75,15 @@ class ByteStream:
                     return  # bytes behind the last complete member are padding, as gzip itself treats them
                 if out:
                     yield out
+                made += len(out)
+                if made > BOMB and made > RATIO * (file.tell() - len(member.unconsumed_tail)):
+                    self.problem = f"the gzip data unpacks to more than {RATIO} times its size"
+                    return
                 if member.eof:
+                    members += 1
+                    if members > MEMBERS and made < MEMBERS * members:
+                        self.problem = "the gzip data has thousands of empty members"
+                        return
                     pending = member.unused_data.lstrip(b"\0")
                     member, fresh = isal_zlib.decompressobj(wbits=31), True
                 else:

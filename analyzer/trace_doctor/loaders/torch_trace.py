@@ -10,20 +10,22 @@ Read from torch 2.13 (torch/_logging/_internal.py `trace_structured`, torch/_gua
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import msgspec
 
 from trace_doctor.errors import NotACapture
+from trace_doctor.loaders.stream import ByteStream
 
 _HEADER = re.compile(rb"(?:\[rank\d+\]:)?[VDIWECF]\d{4} \d\d:\d\d:\d\d\.\d+ \S+ \S+:\d+\] *(\{.*)")
 _MOST_PAYLOAD = 1 << 20
 """Bytes of one payload that are kept; graphs and generated code are never asked for."""
+_MOST_RECORDS = 1_000_000
+"""Read from one log: a job that compiles for days writes some ten thousand."""
 _USER_CODE = re.compile(r"^Graph break in user code at (.+):(\d+)\s*$", re.MULTILINE)
 _REASON = re.compile(r"^(?:Graph Break )?Reason: (.+)$", re.MULTILINE)
 _TITLE = re.compile(r"^(\S.*)\n\s+Explanation: (.+)$", re.MULTILINE)
@@ -103,24 +105,31 @@ def load_torch_trace(path: Path, display: str) -> CompileLog:
     Lines that cannot be read (a killed job cuts the last one) are counted in `warnings` and left out.
     """
     reader = _Reader()
-    with _open(path) as stream:
-        try:
-            for header, payload in _records(stream):
-                reader.take(header, payload)
-        except (EOFError, gzip.BadGzipFile):
-            reader.truncated = True
+    stream = ByteStream(path)
+    for header, payload in _records(_lines(stream.pieces())):
+        reader.take(header, payload)
+        if reader.records >= _MOST_RECORDS:
+            break
+    reader.truncated = bool(stream.problem) or reader.records >= _MOST_RECORDS
     if not reader.records:
         raise NotACapture(f"{display}: not a TORCH_TRACE log; no structured line in it")
     return reader.log(display)
 
 
-def _open(path: Path) -> IO[bytes]:
-    with path.open("rb") as probe:
-        zipped = probe.read(2) == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.open(path, "rb")) if zipped else path.open("rb")
+def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines with their ends; of a longer one than `_MOST_PAYLOAD` only the beginning."""
+    rest = b""
+    for piece in pieces:
+        *lines, last = piece.split(b"\n")
+        for line in lines:
+            yield (rest + line)[:_MOST_PAYLOAD] + b"\n"
+            rest = b""
+        rest = (rest + last)[:_MOST_PAYLOAD]
+    if rest:
+        yield rest
 
 
-def _records(stream: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
+def _records(stream: Iterator[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """(JSON text of the header, payload without its tabs) of each record."""
     header, payload, size = b"", [], 0
     for line in stream:
