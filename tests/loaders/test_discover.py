@@ -100,7 +100,7 @@ def test_other_files_are_named_in_a_folder_and_refused_by_name(
     ]
     with pytest.raises(NotACapture) as refusal:
         discover([tmp_path / "trace.json", other])
-    assert str(refusal.value) == f"{name}: {reason}, not a PyTorch profiler trace or memory snapshot"
+    assert str(refusal.value) == f"{other}: {reason}, not a PyTorch profiler trace or memory snapshot"
 
 
 def test_a_file_without_bytes(tmp_path: Path) -> None:
