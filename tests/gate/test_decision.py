@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from trace_doctor.gate import Terms, decide
@@ -53,3 +56,13 @@ def test_a_required_rule_that_was_not_selected_is_undecided() -> None:
 
 def test_a_finding_beats_undecided() -> None:
     assert decide(result("critical", td101="skipped"), Terms(require=["TD101"])).code == 1
+
+
+def test_the_recipe_of_the_python_page_runs() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "python-api.md").read_text()
+    recipe = re.search(r"## check\n+```python\n(.+?)```", page, re.S)
+    assert recipe
+    space = {"result": result("critical")}
+    exec(recipe.group(1), space)
+    assert space["result"].gate is not None
+    assert space["result"].gate.code == 0

@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from trace_doctor.model import Budget, Gate, Outcome, Result
+from trace_doctor.model import Budget, Gate, Outcome, Result, Tool
 from trace_doctor.reporters import render
 
 
@@ -36,7 +36,8 @@ def test_hostile_text_is_well_formed_and_shows_no_control_character(hostile_resu
         hostile_result,
         outcomes=[Outcome(code="TD101", name="x", outcome="skipped", reason="]]>\x00\x0b\ufffe\uffff\ud800")],
     )
-    for result in (hostile_result, worse):
+    strange = msgspec.structs.replace(hostile_result, tool=Tool(name="\x1b<x>\x00"))  # of a saved result
+    for result in (hostile_result, worse, strange):
         text = render(result, "junit")
         assert not {c for c in text if c < " " and c != "\n"}
         assert not set(text) & set("\x1b\u202e\u2028\ufffe\uffff")

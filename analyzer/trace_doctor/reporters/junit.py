@@ -25,7 +25,7 @@ def render(result: Result, options: Options) -> str:
     suites = [_suite(name, [_rule(result, o) for o in result.outcomes])]
     if result.gate is not None and result.gate.budgets:
         suites.append(_suite("budgets", [_budget(b) for b in result.gate.budgets]))
-    root = ET.Element("testsuites", name=result.tool.name)
+    root = ET.Element("testsuites", name=_clean(result.tool.name))
     for count in ("tests", "failures", "errors"):
         root.set(count, str(sum(int(s.get(count, "0")) for s in suites)))
     root.extend(suites)

@@ -66,9 +66,9 @@ def _header(paper: Paper, result: Result, more: str) -> None:
     names = [i.path for i in result.inputs[:3]] or ["no capture"]
     for number, name in enumerate(names):
         paper.put(name, "bold" if number == 0 else "", indent=len(label), first=label if number == 0 else "")
-    more = len(result.inputs) - len(names)
-    if more > 0:
-        paper.put(f"and {more:,} more", indent=len(label))
+    rest = len(result.inputs) - len(names)
+    if rest > 0:
+        paper.put(f"and {rest:,} more", indent=len(label))
     paper.put(" · ".join(facts(result)), indent=len(label))
     paper.blank()
     healthy = not result.findings and any(o.outcome == "passed" for o in result.outcomes)
