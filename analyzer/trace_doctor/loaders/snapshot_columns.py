@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trace_doctor.model import TorchVersion
-from trace_doctor.run import I32, I64, U8
+from trace_doctor.run import I16, I32, I64, U8
 from trace_doctor.snapshot import NO_STACK, Action, Annotation, BlockState, Snapshot, StackFrame
 
 _ACTIONS = {
@@ -92,7 +92,7 @@ class Columns:
             stream=_field(entries, "stream", 0),
             time_us=_field(entries, "time_us", -1),
             stack=self.stacks.indices([e.get("frames") for e in entries]),
-            segment_device=_field(segments, "device", 0).astype(np.int16),
+            segment_device=_devices(segments),
             segment_addr=_field(segments, "address"),
             segment_size=_sizes(segments, "total_size"),
             segment_requested=_field(segments, "requested_size", -1),
@@ -189,6 +189,13 @@ def _field(records: Sequence[Record], key: str, absent: int | None = None) -> I6
         if absent is None:
             raise
     return _column((r.get(key, absent) for r in records), len(records))
+
+
+def _devices(segments: Sequence[Record]) -> I16:
+    found = _field(segments, "device", 0)
+    if (np.abs(found) > np.iinfo(np.int16).max).any():
+        raise ValueError("no such device")
+    return found.astype(np.int16)
 
 
 def _addresses(entries: Sequence[Record]) -> I64:

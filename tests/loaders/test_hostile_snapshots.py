@@ -1,0 +1,185 @@
+"""Pickles made to take all memory, to run for ever or to crash Python: one clear line, and this process goes on.
+
+Every case is a few kilobytes. The memory they may take is small here, so that what would take gigabytes is refused early.
+"""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
+from trace_doctor.loaders import snapshot as loader
+from trace_doctor.snapshot import Snapshot
+
+MEMORY = 192 << 20
+WORD, LONG = struct.Struct("<I"), struct.Struct("<Q")
+
+
+def load(tmp_path: Path, program: bytes) -> Snapshot:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(program)
+    return loader.load_snapshot(path, "snapshot.pickle", max_memory=MEMORY)
+
+
+def refusal(tmp_path: Path, program: bytes) -> str:
+    with pytest.raises((NotACapture, DamagedCapture)) as refused:
+        load(tmp_path, program)
+    said = str(refused.value)
+    assert said.startswith("snapshot.pickle: ")
+    assert said.isprintable()
+    assert len(said) < 300
+    return said
+
+
+def snapshot(**fields: Any) -> bytes:
+    return pickle.dumps({"segments": [], "device_traces": [], **fields})
+
+
+PROGRAMS = {
+    "global": b"cos\nsystem\n(S'true'\ntR.",
+    "inst": b"(S'true'\nios\nsystem\n.",
+    "obj": b"(cos\nsystem\nS'true'\no.",
+    "stack global": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
+    "newobj": b"\x80\x02cbuiltins\nobject\n)\x81.",
+    "newobj_ex": b"\x80\x04\x8c\x08builtins\x8c\x06object\x93)}\x92.",
+    "reduce without a callable": b"\x80\x02K\x01)R.",
+    "build": b"\x80\x02]}b.",
+    "ext1": b"\x80\x02\x82\x01.",
+    "ext2": b"\x80\x02\x83\x01\x00.",
+    "ext4": b"\x80\x02\x84\x01\x00\x00\x00.",
+    "persid": b"Pid\n.",
+    "binpersid": b"\x80\x02K\x01Q.",
+    "next buffer": b"\x80\x05\x97.",
+    "readonly buffer": b"\x80\x05]\x98.",
+    "long4": b"\x80\x02\x8b" + WORD.pack(0x7FFFFFFF) + b".",
+    "negative long4": b"\x80\x02\x8b" + WORD.pack(0xFFFFFFFF) + b".",
+    "binunicode8": b"\x80\x04\x8d" + LONG.pack(1 << 40) + b".",
+    "binbytes8": b"\x80\x04\x8e" + LONG.pack(1 << 62) + b".",
+    "bytearray8": b"\x80\x05\x96" + LONG.pack(1 << 40) + b".",
+    "frame": b"\x80\x04\x95" + LONG.pack(1 << 40) + b"N.",
+    "nested frames": b"\x80\x04" + (b"\x95" + LONG.pack(9)) * 1000 + b"N.",
+    "memo index": b"\x80\x02]r" + WORD.pack(1 << 31) + b".",
+    "memo index in text": b"]p99999999999\n.",
+    "memo index that is absent": b"\x80\x02j" + WORD.pack(1 << 31) + b".",
+    "digits": b"I" + b"9" * 1_000_000 + b"\n.",
+    "long digits": b"L" + b"9" * 1_000_000 + b"L\n.",
+    "float text": b"F" + b"1" * 1_000_000 + b"\n.",
+    "marks": b"(" * 1_000_000,
+    "frozenset": b"\x80\x04(K\x01\x91.",
+    "set": b"\x80\x04\x8f(K\x01\x90.",
+    "set in a set": b"\x80\x04\x8f(\x8f\x90.",
+    "itself": b"\x80\x02]q\x00h\x00a.",
+    "deep lists": b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".",
+    "deep dicts": b"\x80\x02" + b"}U\x01k" * 100_000 + b"N" + b"s" * 100_000 + b".",
+    "nothing": b"",
+    "stop": b".",
+    "no stop": b"\x80\x04}",
+    "pops": b"0" * 10,
+    "unknown protocol": b"\x80\xff}.",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_pickle_that_is_no_snapshot(tmp_path: Path, name: str) -> None:
+    refusal(tmp_path, PROGRAMS[name])
+
+
+def test_memory_that_a_file_of_bytes_asks_for(tmp_path: Path) -> None:
+    """Doubling a text costs two bytes; a memo index makes the unpickler allocate as many slots."""
+    assert "--max-memory" in refusal(tmp_path, PROGRAMS["memo index"])
+    million = b"\x80\x02]" + (b"(" + b"]" * 60_000 + b"l") * 60 + b"."
+    assert "--max-memory" in refusal(tmp_path, million)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refusal(tmp_path, PROGRAMS["binunicode8"])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY >> 10
+
+
+def test_hashing_that_overflows_the_stack_of_c(tmp_path: Path) -> None:
+    """`{((((...)))): None}` kills Python itself."""
+    said = refusal(tmp_path, b"\x80\x02}" + b")" + b"\x85" * 1_000_000 + b"Ns.")
+    assert "kills the reader" in said
+
+
+def test_hashing_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key `(t, t)` with `t = (s, s)` and so on: each level doubles the work."""
+    monkeypatch.setattr(loader, "_LEAST_SECONDS", 1)
+    said = refusal(tmp_path, b"\x80\x02})" + b"2\x86" * 60 + b"Ns.")
+    assert "takes more than 1 s" in said
+
+
+def doubled(levels: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(levels):
+        made = [made, made]
+    return made
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+BLOCK = {"size": 512, "state": "inactive", "requested_size": 0}
+ENTRY = {"action": "alloc", "addr": 1, "size": 1, "stream": 0}
+FRAME = {"filename": "t.py", "line": 1, "name": "f"}
+SEGMENT = {"device": 0, "address": 1, "total_size": 512, "stream": 0, "blocks": [BLOCK]}
+LAUGHS = doubled(60)
+
+CONTENTS: dict[str, dict[str, Any]] = {
+    "one trace a hundred thousand times": {"device_traces": [[ENTRY] * 100_000] * 100_000},
+    "one segment a hundred thousand times": {
+        "segments": [{**SEGMENT, "blocks": [BLOCK] * 100_000}] * 100_000
+    },
+    "laughs as traces": {"device_traces": LAUGHS},
+    "laughs as a file name": {"device_traces": [[{**ENTRY, "frames": [{**FRAME, "filename": LAUGHS}]}]]},
+    "laughs as an action": {"device_traces": [[{**ENTRY, "action": LAUGHS}]]},
+    "laughs as an annotation": {"external_annotations": [{"name": LAUGHS, "stage": "START", "time_us": 1}]},
+    "frames in a circle": {"device_traces": [[{**ENTRY, "frames": CYCLE}]]},
+    "a cycle of segments": {"segments": CYCLE},
+    "traces in a mapping": {"device_traces": {0: [ENTRY]}},
+    "text for a trace": {"device_traces": ["alloc"]},
+    "NaN for a time": {"device_traces": [[{**ENTRY, "time_us": float("nan")}]]},
+    "infinity for a size": {"device_traces": [[{**ENTRY, "size": float("inf")}]]},
+    "a size of 100 bits": {"device_traces": [[{**ENTRY, "size": 1 << 100}]]},
+    "a negative size": {"device_traces": [[{**ENTRY, "size": -1}]]},
+    "a negative segment": {"segments": [{**SEGMENT, "total_size": -1}]},
+    "a device of 60 bits": {"segments": [{**SEGMENT, "device": 1 << 60}]},
+    "a line of 70 bits": {"device_traces": [[{**ENTRY, "frames": [{**FRAME, "line": None}]}]]},
+    "an unknown state": {"segments": [{**SEGMENT, "blocks": [{**BLOCK, "state": "odd"}]}]},
+    "blocks as text": {"segments": [{**SEGMENT, "blocks": "blocks"}]},
+    "settings as a list": {"allocator_settings": [1]},
+    "a history of nothing": {
+        "segments": [{**SEGMENT, "blocks": [{"size": 1, "state": "inactive", "history": 3}]}]
+    },
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_snapshot_that_contradicts_the_format(tmp_path: Path, name: str) -> None:
+    assert "damaged memory snapshot" in refusal(tmp_path, snapshot(**CONTENTS[name]))
+
+
+def test_settings_that_are_nested_are_left_out(tmp_path: Path) -> None:
+    loaded = load(tmp_path, snapshot(allocator_settings={"bomb": LAUGHS, "expandable_segments": True}))
+    assert loaded.allocator_settings == {"expandable_segments": True}
+
+
+def test_a_gzip_bomb(tmp_path: Path) -> None:
+    """4 GB of one text in a few megabytes."""
+    import gzip
+
+    block = gzip.compress(bytes(64 << 20), 9)
+    head = gzip.compress(b"\x80\x04\x8d" + LONG.pack(4 << 30))
+    assert "--max-memory" in refusal(tmp_path, head + block * 16)
+
+
+def test_a_limit_too_small_names_the_option(tmp_path: Path) -> None:
+    whole = snapshot(allocator_settings={"text": "a" * (48 << 20)})
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(whole)
+    with pytest.raises(TooLarge, match=r"needs more than 32 MB of memory \(--max-memory\)"):
+        loader.load_snapshot(path, "snapshot.pickle", max_memory=32 << 20)
+    assert len(loader.load_snapshot(path, "snapshot.pickle", max_memory=256 << 20).allocator_settings) == 1
