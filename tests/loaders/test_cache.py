@@ -153,6 +153,19 @@ def test_only_the_owner_can_look_inside(tmp_path: Path, folder: Path, load: Call
     assert [p.stat().st_mode & 0o777 for p in folder.iterdir()] == [0o600]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links of POSIX")
+def test_a_folder_behind_a_link_is_neither_read_nor_written(
+    tmp_path: Path, folder: Path, load: Callable[..., Loaded]
+) -> None:
+    trace = write(tmp_path / "t.json")
+    load(trace)
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    warnings: list[str] = []
+    assert not load(trace, warn=warnings.append).cached
+    assert len(warnings) == 1
+
+
 def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     warnings: list[str] = []

@@ -70,6 +70,7 @@ class Cache:
     def find(self, path: Path, key: Mapping[str, Any]) -> Content | None:
         """The columns of a file with this key, mapped; None where there is no such entry."""
         try:
+            self._must_be_ours()
             with _opened(self.entry(path)) as file:
                 return columns.read(file, key)
         except FileNotFoundError:
@@ -94,13 +95,14 @@ class Cache:
         self._warned = True
         return f"nothing is kept in {self.folder}: {error.strerror or error}"
 
-    def _prepare(self) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def _must_be_ours(self) -> None:
         status = self.folder.lstat()
         if stat.S_ISLNK(status.st_mode) or (hasattr(os, "getuid") and status.st_uid != os.getuid()):
-            raise PermissionError(1, "it belongs to somebody else or is a link")
-        if stat.S_IMODE(status.st_mode) & 0o022:
-            self.folder.chmod(0o700)
+            raise PermissionError(1, "it is a link, or somebody else's folder")
+
+    def _prepare(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._must_be_ours()
         for left in self.folder.glob(f".*{_SUFFIX}"):
             with contextlib.suppress(OSError):
                 if time.time() - left.lstat().st_mtime > _STALE:

@@ -58,6 +58,8 @@ class Job:
     key: Mapping[str, Any]
     memory: int | None
     """bytes the process may take"""
+    read: Callable[[int], None]
+    """told of bytes that have been read"""
     finish: Callable[[Exception | None], None]
     """called with None when the target holds the columns, else with a TraceDoctorError, Broken or Unwritten"""
 
@@ -169,7 +171,8 @@ class _Pool:
 
     def _take(self, worker: _Worker, message: dict[str, Any]) -> None:
         if "read" in message:
-            self._progress.read(message["read"])
+            if worker.job is not None:
+                worker.job.read(message["read"])
             return
         worker.ready = True
         self._finish(worker, _error(message))
