@@ -28,6 +28,7 @@ from trace_doctor.model import IDLE_CAUSES
 from trace_doctor.run import HOST_CATS, I64, U8, Bool, Cat, Run
 
 CAUSE = {name: i for i, name in enumerate(IDLE_CAUSES)}
+_NEVER = np.iinfo(np.int64).min
 LAZY_LOADING = "Lazy Function Loading"
 """CUPTI files this under overhead, but it is the program's: CUDA loads a module at its first use."""
 
@@ -133,11 +134,12 @@ class HostCauses(Evidence):
 
 def _disjoint(run: Run, rows: I64) -> tuple[I64, I64]:
     """The rows (by start, longer first) as a set of intervals, each with its row; the outer event wins."""
-    spans = pairs(run.ts[rows], run.end[rows])
-    if len(spans) > 1:
-        spans[1:, 0] = np.maximum(spans[1:, 0], np.maximum.accumulate(spans[:, 1])[:-1])
+    ends = run.end[rows]
+    reached = np.append(_NEVER, np.maximum.accumulate(ends)[:-1])[: len(rows)]
+    reaching = ends > reached  # the few that hold what lies in them
+    spans = pairs(np.maximum(run.ts[rows[reaching]], reached[reaching]), ends[reaching])
     real = spans[:, 1] > spans[:, 0]
-    return spans[real], rows[real]
+    return spans[real], rows[reaching][real]
 
 
 def _everywhere(run: Run, syncs: Syncs) -> tuple[tuple[str, I64], ...]:
@@ -164,6 +166,7 @@ def _layers(facts: Facts) -> tuple[tuple[str, Bool], ...]:
     marks = steps | loader | optimizer
     torch_marks = run.is_named(is_torch_mark) & ~steps
     labels = run.is_cat(Cat.USER_ANNOTATION) & ~marks & ~torch_marks & ~compiling
+    labels[labels] = _idle_inside(facts, np.flatnonzero(labels))
     return (
         ("data_loading", loader),
         ("compile", compiling & run.is_cat(*HOST_CATS)),
@@ -171,7 +174,7 @@ def _layers(facts: Facts) -> tuple[tuple[str, Bool], ...]:
         ("sync", blocking),
         ("cold_start", cold & ~allocator & ~blocking),
         ("optimizer", optimizer & notes),
-        ("annotation", labels & _idle_inside(facts)),
+        ("annotation", labels),
         ("dispatch", (run.is_cat(Cat.CPU_OP) & ~marks) | calls | (torch_marks & notes)),
         ("python", run.is_cat(Cat.PYTHON, Cat.USER_ANNOTATION, Cat.CPU_OP)),
     )
@@ -185,13 +188,13 @@ def _host_to_device(run: Run, launches: Launches) -> I64:
     return np.asarray(copies[np.isin(np.where(work >= 0, run.name[work], -1), pageable)])
 
 
-def _idle_inside(facts: Facts) -> Bool:
-    """Rows during which no thread launched GPU work (in a capture of the CPU alone: ran no operator)."""
+def _idle_inside(facts: Facts, rows: I64) -> Bool:
+    """During which of the rows no thread launched GPU work (in a capture of the CPU alone: ran no operator)."""
     run = facts.run
     calls = facts[Launches].calls
     if not len(calls) and not len(run.gpu):
         calls = np.flatnonzero(run.is_cat(Cat.CPU_OP))
     elif not len(calls):
-        return np.zeros(len(run), dtype=bool)
+        return np.zeros(len(rows), dtype=bool)
     starts = np.sort(run.ts[calls])
-    return np.asarray(np.searchsorted(starts, run.end) == np.searchsorted(starts, run.ts))
+    return np.asarray(np.searchsorted(starts, run.end[rows]) == np.searchsorted(starts, run.ts[rows]))
