@@ -11,6 +11,7 @@ import libcst as cst
 from trace_doctor.fixes.codemods import Place, candidate, only, origins
 from trace_doctor.fixes.edits import NoEdit, shares_line
 from trace_doctor.fixes.loops import Loop, enclosing_loop, method_calls
+from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import Script, argument, dotted
 
 Home = Loop | cst.FunctionDef | cst.Module
@@ -36,19 +37,26 @@ class Step:
     home: Home
     backward: cst.Call
     loss: cst.BaseExpression
+    program: Project
 
 
 @dataclass(frozen=True)
 class Model:
     """The model that a step calls. `name` is how the scope that made it calls it; `made` is the last statement there
-    that gives the name its value, `definition` its class in this script."""
+    that gives the name its value. Its construction and its class can be in other files of the program."""
 
     script: Script
     name: str
     calls: tuple[cst.Call, ...]
     made: cst.BaseSmallStatement
-    construction: cst.Call
-    definition: cst.ClassDef | None
+    construction: tuple[Script, cst.Call]
+    definition: tuple[Script, cst.ClassDef] | None
+
+    @property
+    def callee(self) -> str:
+        """Qualified name of what constructs it."""
+        script, call = self.construction
+        return script.callee(call) or ""
 
 
 def home_of(script: Script, node: cst.CSTNode) -> Home:
@@ -58,7 +66,7 @@ def home_of(script: Script, node: cst.CSTNode) -> Home:
 def find_step(place: Place) -> Step:
     """The one step that trains; of several, the one that the captured line is in. Raises NoEdit for none and several."""
     found = [
-        (script, Step(script, home_of(script, call), call, loss))
+        (script, Step(script, home_of(script, call), call, loss, place.program))
         for script in place.scripts
         for call, receiver in method_calls(script, "backward")
         if (loss := _differentiated(script, call, receiver)) is not None
@@ -103,53 +111,56 @@ def refuse_frameworks(script: Script, instead: Mapping[str, str]) -> None:
 # ---------------------------------------------------------------------- the model
 
 
-def is_model(script: Script, node: cst.BaseExpression) -> bool:
-    """Whether every value an expression can have is a constructed module that is no loss."""
-    tracked = origins(script)
-    return tracked.all_are(node, lambda o: _is_model(script, o))
+def model_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
+    """Calls of a model inside a node, outermost first: every value it can have is a module that is no loss."""
+    script, found = step.script, []
+    for call in script.all(cst.Call, within=within):
+        made = step.program.of(script, call.func)
+        if made and all(_is_model(step.program, *m) for m in made):
+            found.append(call)
+    return found
 
 
-def _is_model(script: Script, origin: cst.BaseExpression) -> bool:
-    if not isinstance(origin, cst.Call) or not origins(script).is_model(origin):
+def _is_model(program: Project, script: Script, origin: cst.BaseExpression) -> bool:
+    if not isinstance(origin, cst.Call):
         return False
     name = script.callee(origin) or dotted(origin.func) or ""
-    return _LOSS_CLASS.match(name) is None and not name.startswith(
-        ("transformers.Trainer", "torch.nn.functional.")
+    functional = name.startswith(("transformers.Trainer", "torch.nn.functional.", "torch.nn.utils."))
+    if _LOSS_CLASS.match(name) is not None or _NO_MODEL.search(name) is not None or functional:
+        return False
+    if origins(script).is_model(origin):
+        return True
+    owner = program.definition(script, origin.func)
+    return (
+        owner is not None and isinstance(owner[1], cst.ClassDef) and _is_module(program, owner[0], owner[1])
     )
 
 
-def model_calls(script: Script, within: cst.CSTNode) -> list[cst.Call]:
-    """Calls of a model inside a node, outermost first."""
-    return [c for c in script.all(cst.Call, within=within) if is_model(script, c.func)]
+def _is_module(program: Project, script: Script, owner: cst.ClassDef) -> bool:
+    bases = program.bases(script, owner)
+    return bool(bases & {"torch.nn.Module", "torch.nn.Sequential", "transformers.PreTrainedModel"})
 
 
 def find_model(step: Step) -> Model:
     """The one model whose parameters the step trains. Raises NoEdit where it cannot be told."""
     script = step.script
-    calls = model_calls(script, step.home)
+    calls = model_calls(step, step.home)
     if not calls:
         raise NoEdit(
             "unresolved",
-            "which module the step trains cannot be told: its construction is not in this script",
+            "which module the step trains cannot be told: its construction is not in these scripts",
             [candidate(script, step.backward)],
         )
-    made = {id(o): o for c in calls for o in origins(script).of(c.func)}
+    made = {id(o): (s, o) for c in calls for s, o in step.program.of(script, c.func)}
     if len(made) > 1:
-        raise NoEdit(
-            "ambiguous", f"the step calls {len(made)} models", [candidate(script, o) for o in made.values()]
-        )
-    construction = next(iter(made.values()))
+        places = [candidate(s, o) for s, o in made.values()]
+        raise NoEdit("ambiguous", f"the step calls {len(made)} models", places)
+    where, construction = next(iter(made.values()))
     assert isinstance(construction, cst.Call)
     name, statement = _binding(script, calls[0].func)
-    owner = origins(script).definition(construction.func)
-    return Model(
-        script,
-        name,
-        tuple(calls),
-        statement,
-        construction,
-        owner if isinstance(owner, cst.ClassDef) else None,
-    )
+    found = step.program.definition(where, construction.func)
+    owner = (found[0], found[1]) if found is not None and isinstance(found[1], cst.ClassDef) else None
+    return Model(script, name, tuple(calls), statement, (where, construction), owner)
 
 
 def _binding(script: Script, node: cst.BaseExpression, depth: int = 0) -> tuple[str, cst.BaseSmallStatement]:

@@ -103,10 +103,10 @@ def _sequential(script: Script, call: cst.Call) -> Change:
 def _pretrained(place: Place) -> Change:
     """A model of transformers has its own switch."""
     model = find_model(find_step(place))
-    script, name = model.script, model.script.callee(model.construction) or ""
+    script, name = model.script, model.callee
     if not (name.startswith("transformers.") and name.endswith((".from_pretrained", ".from_config"))):
-        where = [candidate(script, model.construction)]
-        raise NoEdit("unresolved", "the model has no list of repeated blocks in this script", where)
+        where = [candidate(*model.construction)]
+        raise NoEdit("unresolved", "the model has no list of repeated blocks in these scripts", where)
     code = f"{model.name}.gradient_checkpointing_enable()"
     edit = insert_after(script, model.made, code, "checkpoint-blocks")
     return Change(script, (edit,), script.line(model.made))

@@ -99,9 +99,12 @@ def compile_blocks(place: Place, params: Mapping[str, Any]) -> Change:
     """Compiles the repeated block of a model once, instead of the whole model."""
     model = _model(place, _REGIONAL)
     script = model.script
-    found = [(script, b.made) for b in repeated_blocks(script, model.definition)] if model.definition else []
-    _, made = only(found, "make a list of blocks", "the model has no list of repeated blocks in this script")
-    blocks = next(b for b in repeated_blocks(script, model.definition) if b.made is made)
+    lists = [(model.definition[0], b) for b in repeated_blocks(*model.definition)] if model.definition else []
+    made = [(where, b.made) for where, b in lists]
+    home, chosen = only(
+        made, "make a list of blocks", "the model has no list of repeated blocks in these scripts"
+    )
+    blocks = next(b for _, b in lists if b.made is chosen)
     given = _arguments(params)
     if place.torch.at_least(2, 2):
         unit = script.module.default_indent
@@ -110,9 +113,10 @@ def compile_blocks(place: Place, params: Mapping[str, Any]) -> Change:
         return Change(script, (edit,), script.line(model.made))
     forward = _method(blocks.block, "forward")
     if forward is None:
-        raise NoEdit("display", "the block's forward is not in this script", [candidate(script, made)])
-    torch, imports = name_for(script, "torch", forward)
-    return Change(script, (*imports, _decorate(script, forward, torch, given)), script.line(forward))
+        where = [candidate(home, chosen)]
+        raise NoEdit("display", "the block's forward is not where its list is made", where)
+    torch, imports = name_for(home, "torch", forward)
+    return Change(home, (*imports, _decorate(home, forward, torch, given)), home.line(forward))
 
 
 def _lines_after(script: Script, statement: cst.BaseSmallStatement, code: str) -> Edit:
@@ -184,7 +188,7 @@ def _loss_call(step: Step) -> tuple[Script, cst.Call]:
 
 def _losses(step: Step, value: cst.BaseExpression) -> list[cst.Call]:
     script = step.script
-    models = {id(c) for c in model_calls(script, step.home)}
+    models = {id(c) for c in model_calls(step, step.home)}
     if not isinstance(value, cst.Call) or id(value) in models:
         return []
     name = script.callee(value) or ""

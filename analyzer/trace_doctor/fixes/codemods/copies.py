@@ -155,12 +155,10 @@ def channels_last(place: Place, params: Mapping[str, Any]) -> Change:
     step = find_step(place)
     model = find_model(step)
     script, call = model.script, model.calls[0]
-    name = script.callee(model.construction) or ""
-    images = name.startswith(("torchvision.models.", "timm.")) or bool(script.calls("torch.nn.Conv2d"))
-    if not images:
-        raise NoEdit(
-            "display", "the model has no Conv2d in this script", [candidate(script, model.construction)]
-        )
+    images = model.callee.startswith(("torchvision.models.", "timm."))
+    homes = {id(s): s for s in (script, model.construction[0], *(model.definition or ())[:1])}
+    if not images and not any(s.calls("torch.nn.Conv2d") for s in homes.values()):
+        raise NoEdit("display", "the model has no Conv2d in these scripts", [candidate(*model.construction)])
     given = call.args[0].value if call.args and call.args[0].keyword is None else None
     if given is None or not isinstance(given, cst.Name) or len(model.calls) > 1:
         raise NoEdit(

@@ -79,7 +79,7 @@ def _forward(step: Step) -> tuple[cst.CSTNode, cst.CSTNode]:
             "unresolved", f"where {loss} is computed was not found", [candidate(script, step.backward)]
         )
     last = whole_line(script, targets[-1])
-    calls = [c for c in model_calls(script, step.home) if script.span(c)[0] < script.span(last)[1]]
+    calls = [c for c in model_calls(step, step.home) if script.span(c)[0] < script.span(last)[1]]
     if not calls:
         raise NoEdit(
             "unresolved", "the step calls no model that is made in this script", [candidate(script, last)]
