@@ -16,6 +16,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -113,10 +114,11 @@ def table(
 ) -> list[str]:
     """The rows in Markdown. `gb`: the size of the trace, before compression."""
     lines = [
-        "| reader | cpu s (least to most) | wall s | peak GB | **cpu s / GB** | peak GB / GB | cpu, ours = 1 | peak, ours = 1 |",
+        "| reader | cpu s (least to most) | wall s | peak GB | **cpu s / GB** | peak GB / GB | cpu, first row = 1 | peak, first row = 1 |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    ours = [m for m in found.get("load", []) if not m.problem]
+    first = next((n for n in names if READERS[n].ours), "")
+    ours = [m for m in found.get(first, []) if not m.problem]
     for name in names:
         title = f"{READERS[name].title} {versions.get(name, '')}".strip()
         runs = found.get(name)
@@ -157,7 +159,8 @@ def installed(python: str) -> dict[str, str]:
 
 def compare(trace: Path, names: Sequence[str], peer: str, repeats: int, limit: float) -> list[str]:
     """All readings of one trace, and its section of the report."""
-    bytes_ = warm(trace)
+    bytes_, pickled = warm(trace), ".pickle" in trace.suffixes
+    names = [n for n in names if READERS[n].snapshots == pickled]
     present = installed(peer)
     versions = present | {n: installed_version(n) for n in names if READERS[n].ours}
     found: dict[str, list[Measured]] = {}
@@ -185,7 +188,9 @@ def installed_version(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="trace-doctor and its peers on the same traces, as a table.")
-    parser.add_argument("traces", type=Path, nargs="+", help="traces to read, .json or .json.gz")
+    parser.add_argument(
+        "traces", type=Path, nargs="+", help="traces to read, .json or .json.gz; snapshots, .pickle"
+    )
     parser.add_argument(
         "--peer-python", default=sys.executable, help="interpreter where the peers are installed"
     )
@@ -205,13 +210,14 @@ def main() -> None:
         "turns, whole processes. GB = 10⁹ bytes of JSON before compression.",
         "",
     ]
-    for trace in args.traces:
-        report += compare(trace, names, args.peer_python, args.repeats, args.limit)
-        text = "\n".join(report)
-        if args.output:
-            args.output.write_text(text, encoding="utf-8")
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["BENCH_CACHE"] = cache
+        for trace in args.traces:
+            report += compare(trace, names, args.peer_python, args.repeats, args.limit)
+            if args.output:
+                args.output.write_text("\n".join(report), encoding="utf-8")
     if not args.output:
-        print(text)
+        print("\n".join(report))
 
 
 if __name__ == "__main__":

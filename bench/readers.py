@@ -11,6 +11,8 @@ import gc
 import importlib.metadata
 import importlib.util
 import json
+import os
+import pickle
 import sys
 import tempfile
 from collections.abc import Callable
@@ -27,6 +29,8 @@ class Reader:
     ours: bool = False
     needs: tuple[str, ...] = ()
     distribution: str = ""
+    snapshots: bool = False
+    """reads memory snapshots, not traces"""
 
     def installed(self) -> bool:
         return all(importlib.util.find_spec(name) for name in self.needs)
@@ -53,15 +57,40 @@ def load(path: Path) -> None:
     _ = facts[Nesting], facts[Launches]
 
 
-def analyze(path: Path) -> None:
+def analyze(path: Path, *options: str) -> None:
     from trace_doctor.cli import main
 
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        sys.argv = ["trace-doctor", "analyze", str(path), "--no-progress"]
+        sys.argv = ["trace-doctor", "analyze", str(path), "--no-progress", *(options or ["--no-cache"])]
         with contextlib.suppress(SystemExit):
             main()
         if not Path("trace-doctor-report.html").stat().st_size:
             raise SystemExit("no report was written")
+
+
+def analyze_again(path: Path) -> None:
+    """From the column cache, which the first turn fills."""
+    analyze(path, "--cache", "--cache-dir", os.environ["BENCH_CACHE"])
+
+
+def snapshot(path: Path) -> None:
+    from trace_doctor.loaders.snapshot import load_snapshot
+
+    load_snapshot(path, path.name)
+
+
+def unpickle(path: Path) -> None:
+    """What everybody does: it runs whatever the file says."""
+    with path.open("rb") as file:
+        pickle.load(file)
+
+
+def _with_decoder(which: str, read: Callable[[Path], None]) -> Callable[[Path], None]:
+    def chosen(path: Path) -> None:
+        os.environ["TRACE_DOCTOR_DECODER"] = which
+        read(path)
+
+    return chosen
 
 
 def plain_json(path: Path) -> None:
@@ -113,11 +142,26 @@ def tracelens(path: Path) -> None:
     TreePerfAnalyzer.from_file(str(path), add_python_func=True)
 
 
+def _ours(title: str, decoder: str, read: Callable[[Path], None]) -> Reader:
+    names = {"c": "C", "python": "Python"}
+    title = f"**trace-doctor, {title}**, decoder in {names[decoder]}"
+    return Reader(title, _with_decoder(decoder, read), ours=True, distribution="trace-doctor")
+
+
 READERS = {
-    "load": Reader("**trace-doctor, load**", load, ours=True, distribution="trace-doctor"),
-    "analyze": Reader(
-        "**trace-doctor, whole `analyze`, HTML written**", analyze, ours=True, distribution="trace-doctor"
+    "load": _ours("load", "c", load),
+    "load-python": _ours("load", "python", load),
+    "analyze": _ours("whole `analyze`, HTML written", "c", analyze),
+    "analyze-again": _ours("`analyze` again, columns from its cache", "c", analyze_again),
+    "analyze-python": _ours("whole `analyze`, HTML written", "python", analyze),
+    "snapshot": Reader(
+        "**trace-doctor, snapshot**, nothing executed, as columns",
+        snapshot,
+        ours=True,
+        distribution="trace-doctor",
+        snapshots=True,
     ),
+    "pickle": Reader("`pickle.load` (dicts only)", unpickle, snapshots=True),
     "orjson": Reader("orjson, gc off (dicts only)", orjson, needs=("orjson",), distribution="orjson"),
     "json": Reader("`json.loads` (dicts only)", plain_json),
     "tracelens": Reader("TraceLens, tree", tracelens, needs=("TraceLens",), distribution="TraceLens"),
