@@ -123,7 +123,8 @@ class Recompile(Rule):
     keep them the same from call to call.
 
     Fix safety
-    Unsafe: code for dynamic shapes can be slower than code for one, and its results may differ in the last bits.
+    Unsafe: code for dynamic shapes can be slower than code for one, and its results may differ in the last bits. Marking
+    one dimension is shown only: it is the other way to the same end.
 
     When to ignore
     When the recorded steps hold the only change of shape of the whole training (the last, smaller batch of an epoch).

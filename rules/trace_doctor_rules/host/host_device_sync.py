@@ -130,8 +130,8 @@ class HostDeviceSync(Rule):
 
     Fix
     Keep sums on the device and read them every N steps; use loss.detach() in running sums; remove debug prints and
-    synchronises; use operators whose output size does not depend on data. A value that is only logged can be guarded
-    (`if step % 50 == 0:`) by the codemod.
+    synchronises; use operators whose output size does not depend on data. A line that only logs a value is guarded
+    (`if step % 50 == 0:`), a running sum is kept on the device and read where it is used.
 
     Fix safety
     Unsafe: logging happens less often, and code that acts on the value (early stopping, NaN checks) acts later.
