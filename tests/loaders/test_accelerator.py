@@ -181,6 +181,9 @@ def test_rejected_windows_leave_no_names_behind(tmp_path: Path, small_windows: T
 # -- windows against plain JSON --------------------------------------------------------------------------------------
 
 
+USUAL = b'{"ph": "X", "ts": 1},\n{"ph": "X", "ts": 2}'
+
+
 class Read:
     """What the decoder in C made of one text."""
 
@@ -254,7 +257,11 @@ def assert_as_json_says(text: bytes) -> None:
 @in_c
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.name)
 def test_what_it_takes_of_a_fuzzed_text_every_json_reader_takes(path: Path) -> None:
-    assert_as_json_says(path.read_bytes())
+    text = path.read_bytes()
+    assert_as_json_says(text)
+    for piece in text.split(b"},"):  # most have one bad place: the others count as well, among usual events
+        for end in (b"", b"}", b"}}"):
+            assert_as_json_says(b",".join([USUAL, piece.strip() + end, USUAL]))
 
 
 digits = st.text("0123456789", min_size=1, max_size=21)
@@ -320,7 +327,6 @@ UNUSUAL = {
     "two commas": b',,{"ph": "X"},{"ph": "X"}',
     "a comma too many": b',{"ph": "X",},{"ph": "X"}',
 }  # fmt: skip
-USUAL = b'{"ph": "X", "ts": 1},\n{"ph": "X", "ts": 2}'
 
 
 @in_c

@@ -1,6 +1,6 @@
 /* libFuzzer harness of the decoder in C. Under AddressSanitizer, the text lies in a block of exactly its size, so that a
-   read of one byte too many ends the run. What the decoder says of a text is checked for sense; whether its values
-   are right is checked by `differential.py` on the texts that the fuzzer found. */
+   read of one byte too many ends the run. What the decoder says of a text is checked for sense here; whether its values
+   are those of the text, `tests/loaders/test_accelerator.py` checks on the cases that the fuzzer found. */
 
 #include <stdio.h>
 
