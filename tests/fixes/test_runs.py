@@ -26,6 +26,7 @@ SAFE = [
     ("memory_growth", "detach-accumulation", {}),
     ("memory_growth", *ALLOCATOR),
     ("dataloader_starvation", *PIN),
+    ("dataloader_starvation", "pinned-copies", {}),
 ]
 SCENARIOS = sorted(
     f.parent.name
