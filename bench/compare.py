@@ -206,8 +206,8 @@ def main() -> None:
     if unknown:
         parser.error(f"no such reader: {', '.join(unknown)}")
     report = [
-        f"{processor()}, {os.cpu_count()} processors, Python {platform.python_version()}; median of {args.repeats} "
-        "turns, whole processes. GB = 10⁹ bytes of JSON before compression.",
+        f"{processor()}, {os.cpu_count()} processors, Python {platform.python_version()}; "
+        f"{'one turn' if args.repeats == 1 else f'median of {args.repeats} turns'}, whole processes. GB = 10⁹ bytes of JSON before compression.",
         "",
     ]
     with tempfile.TemporaryDirectory() as cache:
