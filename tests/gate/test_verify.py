@@ -275,6 +275,14 @@ def test_promises_of_several_are_never_added_beyond_what_all_give_together() -> 
     assert [f.measured_us for f in two.findings] == [None, None, None]
 
 
+def test_a_promise_larger_than_a_step_is_no_matter_of_the_median() -> None:
+    """Compilations in two of six steps: the median of neither side holds one."""
+    compiles = fault(saving=m.Saving(time_us_per_step=2_000_000.0))
+    before = result(compiles, steps=steps(10, 10, 10, 10, 6000, 6000), summary=m.Summary(step_us=None))
+    text = render(verify(before, result(steps=steps(10, 10, 10, 10, 10, 10))), Options())
+    assert "it lies in few long steps, which the median leaves out" in " ".join(text.split())
+
+
 def test_peak_memory_and_what_was_promised_of_it() -> None:
     spike = fault("TD403", saving=m.Saving(bytes=3 << 30, share_of_peak=0.5))
     peaks = [m.Summary(peak_allocated_bytes=n << 30, peak_reserved_bytes=n << 30) for n in (6, 4)]

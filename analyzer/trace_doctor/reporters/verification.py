@@ -148,7 +148,11 @@ def _promise(paper: Paper, made: Verification) -> None:
         said = f"up to {estimate_duration(promise.time_us_per_step)} a step ({promise.basis})"
         if promise.measured_us is not None:
             said += f", measured {_signed(-promise.measured_us, duration)}"
-            said += _kept(promise.measured_us, promise.time_us_per_step, made.step_time.noise_us or 0.0)
+            step = made.step_time.before
+            if step is not None and promise.time_us_per_step > step.median_us:
+                said += ": it lies in few long steps, which the median leaves out"
+            else:
+                said += _kept(promise.measured_us, promise.time_us_per_step, made.step_time.noise_us or 0.0)
         paper.put(said, indent=_INDENT, first="promised")
     if promise.bytes:
         said = f"up to {estimate_size(promise.bytes)} of the peak"
