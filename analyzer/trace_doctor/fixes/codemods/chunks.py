@@ -182,4 +182,4 @@ def _replaced(
     text = "".join(f"{indent}{line}\n" if line else "\n" for line in lines)
     if script.text[end - 1] not in "\r\n":
         text = text.rstrip("\n")
-    return Change(script, (*imports, Edit(start, end, text)), script.line(made))
+    return Change(script, (*imports, Edit(start, end, text)), script.line(statement))
