@@ -60,7 +60,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     """The library, or why there is none."""
     path = FOLDER / LIBRARY
     if not path.exists():
-        return None, "not built at install; `python -m trace_doctor.loaders._accelerator.build` tells why"
+        return None, "not built at install; `python -m trace_doctor.loaders._accelerator` tells why"
     try:
         library = ctypes.CDLL(str(path))
         library.trace_doctor_built_from.restype = ctypes.c_char_p

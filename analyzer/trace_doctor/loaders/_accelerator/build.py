@@ -1,7 +1,4 @@
-"""Compiles the C decoder. Standard library only: the build hook of the package runs it, too.
-
-`python build.py [FOLDER]` puts the library into FOLDER (default: beside the sources).
-"""
+"""Compiles the decoder in C. Standard library only: the build hook of the package runs it before anything is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -62,8 +58,3 @@ def build(target: Path) -> str:
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
     return ""
-
-
-if __name__ == "__main__":
-    problem = build(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
-    sys.exit(f"the C decoder was not built: {problem}" if problem else 0)
