@@ -14,6 +14,10 @@ from trace_doctor.model import Safety
 Refusal = Literal["already", "ambiguous", "unresolved", "display"]
 
 
+_LINE = "line:"
+"""starts the keys of edits that put a line a level deeper"""
+
+
 @dataclass(frozen=True)
 class Edit:
     """Replaces characters [start, end) of the script's text.
@@ -99,7 +103,14 @@ def clash(a: Iterable[Edit], b: Iterable[Edit]) -> bool:
                 return True
             if _within(left, right) or _within(right, left):
                 return True
+            if _moves_start_of(left, right) or _moves_start_of(right, left):
+                return True
     return False
+
+
+def _moves_start_of(wrapped: Edit, other: Edit) -> bool:
+    """Whether one edit puts a line a level deeper that another adds a line above, takes away or wraps as well."""
+    return wrapped.key.startswith(_LINE) and other.start <= wrapped.start < max(other.end, other.start + 1)
 
 
 def _same_gap(a: Edit, b: Edit) -> bool:
@@ -224,12 +235,12 @@ def wrap(script: Script, first: cst.CSTNode, last: cst.CSTNode, header: str) -> 
         for n in script.all(kind)
         if begin <= script.span(n)[0] < end
     ]
-    edits = [Edit(begin, begin, f"{indent}{header}\n{unit}", f"wrap:{begin}", header)]
+    edits = [Edit(begin, begin, f"{indent}{header}\n{unit}", f"{_LINE}{begin}", header)]
     final = script.line_of(begin + len(script.text[begin:end].rstrip()))
     for line in range(script.line(first) + 1, final + 1):
         if script.line_text(line).strip() and not any(a < line <= b for a, b in strings):
             at = script.line_starts[line - 1]
-            edits.append(Edit(at, at, unit, f"indent:{at}", unit))
+            edits.append(Edit(at, at, unit, f"{_LINE}{at}", f"in {begin} {header}"))
     return edits
 
 
