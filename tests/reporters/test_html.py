@@ -9,7 +9,7 @@ from importlib.resources import files
 import msgspec
 import pytest
 
-from trace_doctor.model import Finding, Result
+from trace_doctor.model import Budget, Finding, Gate, Result
 from trace_doctor.reporters import render
 from trace_doctor.reporters.island import embed, extract
 
@@ -260,3 +260,29 @@ def test_a_notebook_shows_the_report_in_a_frame(hostile_result: Result) -> None:
     page = re.fullmatch(r'<iframe srcdoc="([^"]*)"[^<>]*></iframe>', frame)
     assert page is not None
     assert unescape(page[1]) == render(hostile_result, "html", zoom=False)
+
+
+def test_what_check_decided_is_on_the_page(rich_result: Result) -> None:
+    budgets = [
+        Budget(
+            name="step_time",
+            unit="us",
+            status="failed",
+            found=101_000.0,
+            values=[100_000.0, 102_000.0],
+            limit=80_000.0,
+        ),
+        Budget(name="peak_reserved", unit="bytes", status="undecided", how="no snapshot <b>"),
+    ]
+    gate = Gate(code=1, verdict="check failed: 1 limit exceeded", failing=["TD101-1"], budgets=budgets)
+    page = Page(render(msgspec.structs.replace(rich_result, gate=gate), "html", zoom=False))
+    text = " ".join(t for _, _, t in page.all("td", "th", "p", "strong", "code", "span", "a"))
+    for said in (
+        "check failed: 1 limit exceeded",
+        "101.0 ms",
+        "80.0 ms",
+        "100.0 ms, 102.0 ms",
+        "no snapshot <b>",
+        "TD101-1",
+    ):
+        assert said in text

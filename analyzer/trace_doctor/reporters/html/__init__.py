@@ -9,6 +9,7 @@ from trace_doctor.reporters import Options
 from trace_doctor.reporters.html import (
     about,
     findings,
+    gate,
     lanes,
     memory,
     panels,
@@ -28,6 +29,7 @@ MARKER = '<meta name="generator" content="trace-doctor">'
 _CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 _THEME = "try{var t=localStorage.getItem('trace-doctor-theme');if(t)document.documentElement.dataset.theme=t}catch(e){}"
 _PARTS = (
+    ("gate", "Gate"),
     ("time", "Time"),
     ("timeline", "Timeline"),
     ("memory", "Memory"),
@@ -45,6 +47,7 @@ def render(result: Result, options: Options) -> str:
     """The page. The same result gives the same bytes."""
     sections = [
         verdict.render(result),
+        gate.gate(result),
         step.where_the_step_goes(result),
         lanes.timeline(result),
         memory.memory(result),
