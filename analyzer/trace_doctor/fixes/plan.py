@@ -17,8 +17,10 @@ from trace_doctor.fixes import edits as editing
 from trace_doctor.fixes import versions
 from trace_doctor.fixes.codemods import Codemod, Place, codemods
 from trace_doctor.fixes.diffs import unified
+from trace_doctor.fixes.driving import in_framework, settings_first
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
 from trace_doctor.fixes.entry import entry_scripts
+from trace_doctor.fixes.frameworks import minimum_versions
 from trace_doctor.fixes.versions import TorchBounds, bounds
 from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import FRAMEWORKS, Script, TextFile
@@ -225,15 +227,17 @@ def _run(
     """
     own = _named(finding, fix, tree) or named
     names = tree.imports.program(own) if own else tree.files
-    project = Project((), tree, names)
+    anywhere = Place((), torch=torch, project=Project((), tree, names), packages=_packages(tree, names))
+    place = _place(_target(mod, finding, fix), tree, anywhere)
+    if settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, fix.params)):
+        return change
     if mod.scope == "program" and fix.target is None:
-        return mod.run(Place(entry_scripts(tree, own, mod.words), torch=torch, project=project), fix.params)
-    place = _place(_target(mod, finding, fix), tree, torch, project)
+        return mod.run(replace(anywhere, scripts=entry_scripts(tree, own, mod.words)), fix.params)
     places = [place] if place is not None else []
     if place is None or mod.elsewhere:
         scripts = _scripts(mod, fix, tree, names)
         places += [
-            Place(some, torch=torch, project=project)
+            replace(anywhere, scripts=some)
             for some in ([s for s in scripts if s.name in own], scripts)
             if some
         ]
@@ -245,10 +249,19 @@ def _run(
             if refused.kind != "unresolved":
                 raise
             missing = refused
+    if not settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, fix.params)):
+        return change
     raise missing
 
 
-def _place(target: Target | None, tree: SourceTree, torch: TorchBounds, project: Project) -> Place | None:
+def _packages(tree: SourceTree, names: list[str]) -> dict[str, tuple[int, int]]:
+    scripts = (
+        tree.data(n).decode("utf-8", "replace") for n in names if b"check_min_version(" in tree.data(n)
+    )
+    return minimum_versions(_requirements(tree.root), scripts)
+
+
+def _place(target: Target | None, tree: SourceTree, anywhere: Place) -> Place | None:
     """The script and line that a target names; None where it names no file of the user's (or one script was given)."""
     if target is None or target.file is None or not is_user_frame(target.file):
         return None
@@ -268,7 +281,7 @@ def _place(target: Target | None, tree: SourceTree, torch: TorchBounds, project:
     if target.line is not None and not same_function(script.enclosing_function(target.line), target.function):
         where = f"{script.name}:{target.line} is not in {target.function}"
         raise NoEdit("unresolved", f"{where}: the script has changed since the capture")
-    return Place([script], target.line, target.function, torch, project)
+    return replace(anywhere, scripts=[script], line=target.line, function=target.function)
 
 
 def _target(mod: Codemod, finding: Finding, fix: Fix) -> Target | None:

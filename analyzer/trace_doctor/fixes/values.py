@@ -1,4 +1,4 @@
-"""Where a configured value is really set: the constant or the argparse default behind an expression."""
+"""Where a configured value is really set: the constant, the argparse default or the dataclass field behind an expression."""
 
 from __future__ import annotations
 
@@ -6,45 +6,99 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import origins
+from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import Script, argument, dotted, literal
 
 
 @dataclass(frozen=True)
 class WhereSet:
-    """The expression to edit: a literal bound once, or the `default=` of the option."""
+    """The expression to edit: a literal bound once, the `default=` of an option, or that of a dataclass field."""
 
     value: cst.BaseExpression
     how: str
     """constant | default"""
+    script: Script
+    flag: str = ""
+    """what a user types on the command line to set it; empty where there is no such option"""
 
 
-def where_set(script: Script, node: cst.BaseExpression) -> WhereSet | None:
+def where_set(script: Script, node: cst.BaseExpression, project: Project | None = None) -> WhereSet | None:
     """The one place that sets the value of an expression, or None when there is none or more than one."""
+    project = project or Project([script])
     if isinstance(node, cst.Call) and script.callee(node) == "int" and len(node.args) == 1:
         node = node.args[0].value
-    found = origins(script).of(node)
-    if len(found) == 1 and found[0] is not node and literal(found[0]) is not ...:
-        return WhereSet(found[0], "constant")
-    name = dotted(found[0]) if len(found) == 1 else None
+    found = project.of(script, node)
+    if len(found) != 1:
+        return None
+    home, origin = found[0]
+    if origin is not node and literal(origin) is not ...:
+        return WhereSet(origin, "constant", home)
+    name = dotted(origin)
     if name is None or "." not in name:
         return None
-    return _option_default(script, name.split(".")[-1])
+    assert isinstance(origin, cst.Attribute)
+    return _field_default(project, home, origin) or _option_default(project, name.split(".")[-1])
 
 
-def _option_default(script: Script, name: str) -> WhereSet | None:
+def _field_default(project: Project, script: Script, node: cst.Attribute) -> WhereSet | None:
+    """The field of a dataclass of this program, or what its one construction passes for it."""
+    made = project.of(script, node.value)
+    owner = project.class_of(script, node.value)
+    if len(made) != 1 or owner is None:
+        return None
+    home, call = made[0]
+    if isinstance(call, cst.Call):
+        passed = argument(call, node.attr.value)
+        if passed is not None:
+            return WhereSet(passed.value, "constant", home) if literal(passed.value) is not ... else None
+        if any(a.star or a.keyword is None for a in call.args):
+            return None
+    where, definition = owner
+    body = definition.body.body if isinstance(definition.body, cst.IndentedBlock) else []
+    for line in body:
+        statement = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+        if (
+            isinstance(statement, cst.AnnAssign)
+            and dotted(statement.target) == node.attr.value
+            and statement.value
+        ):
+            default = statement.value
+            if isinstance(default, cst.Call) and where.callee(default) == "dataclasses.field":
+                given = argument(default, "default")
+                default = given.value if given is not None else default
+            return WhereSet(default, "default", where) if literal(default) is not ... else None
+    return None
+
+
+def _option_default(project: Project, name: str) -> WhereSet | None:
     """`default=` of the one `add_argument` whose destination has this name."""
-    options = [c for c in script.all(cst.Call) if _method(c) == "add_argument" and _destination(c) == name]
+    options = [
+        (s, c)
+        for s in project.mentioning("add_argument")
+        for c in s.all(cst.Call)
+        if _method(c) == "add_argument" and _destination(c) == name
+    ]
     if len(options) != 1:
         return None
-    default = argument(options[0], "default")
+    script, call = options[0]
+    default = argument(call, "default")
     if default is None or literal(default.value) is ...:
         return None
-    return WhereSet(default.value, "default")
+    return WhereSet(default.value, "default", script, _flag(call))
 
 
 def _method(call: cst.Call) -> str | None:
     return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
+
+
+def _names(call: cst.Call) -> list[str]:
+    found = [literal(a.value) for a in call.args if a.keyword is None]
+    return [f for f in found if isinstance(f, str)]
+
+
+def _flag(call: cst.Call) -> str:
+    names = [n for n in _names(call) if n.startswith("-")]
+    return next((n for n in names if n.startswith("--")), names[0] if names else "")
 
 
 def _destination(call: cst.Call) -> str | None:
@@ -53,7 +107,6 @@ def _destination(call: cst.Call) -> str | None:
     if explicit is not None:
         found = literal(explicit.value)
         return found if isinstance(found, str) else None
-    flags = [literal(a.value) for a in call.args if a.keyword is None]
-    names = [f for f in flags if isinstance(f, str)]
+    names = _names(call)
     long = next((n for n in names if n.startswith("--")), names[0] if names else None)
     return long.lstrip("-").replace("-", "_") if long else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from trace_doctor.loaders.origins import DATALOADERS, Origins, default_of, method_of, tracked
-from trace_doctor.loaders.script import Script, dotted, imported_modules
+from trace_doctor.loaders.script import Script, TextFile, dotted, imported_modules
 
 if TYPE_CHECKING:
     from trace_doctor.loaders.source import SourceTree
@@ -43,6 +43,13 @@ class Project:
         if self._tree is None:
             return [s for s in self._scripts if any(w in s.text for w in words)]
         return self._tree.mentioning(*words, among=self._names)
+
+    def files(self, *suffixes: str) -> list[TextFile]:
+        """Launch scripts and configuration files of the source folder with one of these suffixes."""
+        if self._tree is None:
+            return []
+        found = (self._tree.text(n) for n in self._tree.others if n.endswith(suffixes))
+        return [f for f in found if f is not None]
 
     # ------------------------------------------------------------------ names
 
@@ -215,11 +222,23 @@ class Project:
             return False
         if script.callee(node) in DATALOADERS:
             return True
+        if isinstance(node.func, cst.Name | cst.Attribute) and self._is_partial(script, node.func):
+            return True
         found = self.definition(script, node.func)
         return (
             found is not None
             and isinstance(found[1], cst.ClassDef)
             and not self.bases(found[0], found[1]).isdisjoint(DATALOADERS)
+        )
+
+    def _is_partial(self, script: Script, func: cst.BaseExpression) -> bool:
+        """Whether a name is bound to `functools.partial(DataLoader, ...)`."""
+        return any(
+            isinstance(made, cst.Call)
+            and where.callee(made) == "functools.partial"
+            and bool(made.args)
+            and where.qualified(made.args[0].value) in DATALOADERS
+            for where, made in self.of(script, func)
         )
 
     @cached_property

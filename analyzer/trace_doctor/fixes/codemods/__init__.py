@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import libcst as cst
 
@@ -21,6 +21,7 @@ from trace_doctor.loaders.origins import tracked
 from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import Script
 
+N = TypeVar("N", bound=cst.CSTNode)
 Scope = Literal["line", "call", "program"]
 
 
@@ -37,6 +38,9 @@ class Place:
     torch: TorchBounds = TorchBounds()
     project: Project | None = None
     """the program that the scripts belong to; None where only they are known"""
+
+    packages: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """oldest (major, minor) release of frameworks that the files beside the scripts allow, where they say so"""
 
     @property
     def program(self) -> Project:
@@ -103,3 +107,18 @@ def only(found: Sequence[tuple[Script, Any]], what: str, missing: str) -> tuple[
     if not found:
         raise NoEdit("unresolved", missing)
     raise NoEdit("ambiguous", f"{len(found)} places {what}", [candidate(s, n) for s, n in found])
+
+
+def in_function(place: Place, found: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
+    """Those in the function that the capture names, where the line is not known: captures of today name no lines."""
+    script, name = place.script, (place.function or "").replace("<locals>.", "").split(".")[-1]
+    if script is None or place.line is not None:
+        return list(found)
+    if name != "<module>" and name not in tracked(script).definitions:
+        return list(found)
+    return [(s, n) for s, n in found if _function_name(s, n) == name]
+
+
+def _function_name(script: Script, node: cst.CSTNode) -> str:
+    function = script.function_of(node)
+    return "<module>" if function is None else function.name.value

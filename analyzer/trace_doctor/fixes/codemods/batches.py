@@ -8,8 +8,8 @@ from typing import Any
 import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
-from trace_doctor.fixes.codemods.dataloader import loaders_on_line, training_loaders
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, remove, wrap
+from trace_doctor.fixes.feeding import loaders_on_line, training_loaders
 from trace_doctor.fixes.loops import method_calls, optimizer_steps, zero_grads
 from trace_doctor.fixes.training import Step, find_step, refuse_frameworks, whole_line
 from trace_doctor.fixes.values import where_set

@@ -7,7 +7,7 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
+from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only, origins
 from trace_doctor.fixes.edits import (
     Change,
     Edit,
@@ -38,7 +38,7 @@ def remove_call(place: Place, params: Mapping[str, Any]) -> Change:
     if place.line is not None:
         found = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]]
     else:
-        found = [(s, c) for s, c in found if _repeats(s, c)]
+        found = [(s, c) for s, c in in_function(place, found) if _repeats(s, c)]
     script, call = only(found, f"call {name}", f"no call of {name} was found there")
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr) or statement.value is not call:

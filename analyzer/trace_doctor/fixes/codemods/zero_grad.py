@@ -34,6 +34,8 @@ def zero_grad(place: Place, params: Mapping[str, Any]) -> Change:
     home = _home(script, call)
     clears = [(c, r) for c, r in zero_grads(script, home) if r == optimizer or _is_model(script, c)]
     if not clears:
+        if isinstance(home, cst.FunctionDef):
+            _refuse_cleared_elsewhere(place, script, home)
         return _add(script, statement, optimizer)
     return _move(script, statement, optimizer, clears, home)
 
@@ -123,6 +125,19 @@ def _add(script: Script, statement: cst.Expr, optimizer: str) -> Change:
         "zero_grad:" + optimizer,
     )
     return Change(script, (edit,), script.line(statement))
+
+
+def _refuse_cleared_elsewhere(place: Place, script: Script, home: cst.FunctionDef) -> None:
+    """A function that only steps: its caller may clear, and when is the caller's business."""
+    first, last = script.span(home)
+    others = [
+        candidate(s, c)
+        for s in place.program.mentioning("zero_grad(")
+        for c, _ in zero_grads(s)
+        if s is not script or not first <= s.span(c)[0] < last
+    ]
+    if others:
+        raise NoEdit("display", "the gradients are cleared elsewhere", others)
 
 
 def _move(script: Script, statement: cst.Expr, optimizer: str, clears: list[Step], home: Home) -> Change:

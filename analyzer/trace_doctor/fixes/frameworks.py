@@ -1,0 +1,136 @@
+"""What a framework that runs the training loop is told, where a plain loop would be edited.
+
+A setting is written only in a form that the framework is known to accept: `since` is the first release whose source has
+it, and without a pinned version only settings that every release of the torch 2 era has are used. Read from the sources
+of transformers 4.30.2, 4.36.2, 4.38.2, 4.45.2, 4.57.1 and 5.23.0 (training_args.py), accelerate 0.26.1, 0.34.2, 1.0.1,
+1.7.0 and 1.15.0 (accelerator.py, utils/dataclasses.py) and Lightning 2.6.6 (trainer.py, connector.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One argument of a framework's class. `value` is its text for a wish; `{}` stands for the wished value."""
+
+    name: str
+    value: str = "{}"
+    since: Version | None = None
+    """None: in every release since torch 2.0"""
+    excludes: tuple[str, ...] = ()
+    """arguments that contradict it"""
+
+
+TRAINING_ARGUMENTS: Mapping[str, Setting] = {
+    "num_workers": Setting("dataloader_num_workers"),
+    "pin_memory": Setting("dataloader_pin_memory"),
+    "persistent_workers": Setting("dataloader_persistent_workers", since=(4, 36)),
+    "prefetch_factor": Setting("dataloader_prefetch_factor", since=(4, 38)),
+    "fused": Setting("optim", '"adamw_torch_fused"'),
+    "adamw-8bit": Setting("optim", '"adamw_bnb_8bit"'),
+    "adafactor": Setting("optim", '"adafactor"'),
+    "bf16": Setting("bf16", "True", excludes=("fp16",)),
+    "fp16": Setting("fp16", "True", excludes=("bf16",)),
+    "tf32": Setting("tf32", "True"),
+    "compile": Setting("torch_compile", "True"),
+    "compile_mode": Setting("torch_compile_mode"),
+    "compile_backend": Setting("torch_compile_backend"),
+    "checkpointing": Setting("gradient_checkpointing", "True"),
+    "accumulate": Setting("gradient_accumulation_steps"),
+    "batch_size": Setting("per_device_train_batch_size"),
+    "log_every": Setting("logging_steps"),
+    "empty_cache": Setting("torch_empty_cache_steps", "None", since=(4, 45)),
+}
+LIGHTNING: Mapping[str, Setting] = {
+    "bf16": Setting("precision", '"bf16-mixed"', since=(2, 0)),
+    "fp16": Setting("precision", '"16-mixed"', since=(2, 0)),
+    "accumulate": Setting("accumulate_grad_batches"),
+    "log_every": Setting("log_every_n_steps"),
+}
+ACCELERATE: Mapping[str, Setting] = {
+    "bf16": Setting("mixed_precision", '"bf16"'),
+    "fp16": Setting("mixed_precision", '"fp16"'),
+    "compile": Setting("dynamo_backend", '"inductor"', excludes=("dynamo_plugin",)),
+}
+_COMPILE = {"mode": "compile_mode", "backend": "compile_backend"}
+
+
+def wishes(codemod: str, params: Mapping[str, Any]) -> dict[str, str]:
+    """What a codemod is to bring about, in words that frameworks have a setting for; empty for any other."""
+    if codemod == "dataloader-args":
+        order = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+        return {name: repr(params[name]) for name in order if params.get(name)}
+    if codemod == "optimizer-args":
+        return {"fused": "True"} if params.get("fused") else {}
+    if codemod == "set-call-args":
+        args = dict(params.get("args") or {})
+        return (
+            {"fused": "True"}
+            if str(params.get("callee")).startswith("torch.optim.") and "fused" in args
+            else {}
+        )
+    if codemod == "compile-model":
+        if set(params) - set(_COMPILE):
+            return {}
+        return {"compile": "True", **{_COMPILE[k]: f'"{v}"' for k, v in params.items()}}
+    if codemod == "remove-call":
+        return {"empty_cache": "None"} if params.get("call") == "torch.cuda.empty_cache" else {}
+    simple = {
+        "replace-optimizer": (str(params.get("to")), "True"),
+        "autocast": ("fp16" if params.get("dtype") == "float16" else "bf16", "True"),
+        "matmul-precision": ("tf32", "True"),
+        "checkpoint-blocks": ("checkpointing", "True"),
+        "every-n-guard": ("log_every", str(params.get("every") or 50)),
+        "gradient-accumulation": ("accumulate", str(params.get("steps") or "")),
+        "batch-size": ("batch_size", str(params.get("size") or "")),
+    }
+    name, value = simple.get(codemod, ("", ""))
+    return {name: value} if value else {}
+
+
+MANAGED: Mapping[str, Mapping[str, str]] = {
+    "zero-grad": {
+        "transformers": "the Trainer clears the gradients after each step of the optimizer itself",
+        "lightning": "the Trainer clears the gradients before each backward itself (automatic optimization)",
+        "deepspeed": "the engine clears the gradients in its step() itself",
+    },
+    "no-sync": {
+        "transformers": "the Trainer synchronises accumulated gradients only once itself",
+        "lightning": "the Trainer synchronises accumulated gradients only once itself",
+    },
+}
+"""What a framework does by itself: there is nothing to edit."""
+
+
+def minimum_versions(requirements: Iterable[str], scripts: Iterable[str]) -> dict[str, Version]:
+    """The oldest release of each framework that pins of requirement files and checks of scripts allow."""
+    found: dict[str, Version] = {}
+    for text in requirements:
+        for match in _PIN.finditer(text):
+            found.setdefault(_PACKAGES[match["name"]], (int(match["major"]), int(match["minor"] or 0)))
+    for text in scripts:
+        for match in _CHECK.finditer(text):
+            found.setdefault("transformers", (int(match["major"]), int(match["minor"])))
+    return found
+
+
+_PACKAGES = {
+    "transformers": "transformers",
+    "accelerate": "accelerate",
+    "lightning": "lightning",
+    "pytorch-lightning": "lightning",
+    "pytorch_lightning": "lightning",
+}
+_PIN = re.compile(
+    r"""^[\s\-"']*(?P<name>transformers|accelerate|lightning|pytorch[-_]lightning)(?:\[[\w,]*\])?"""
+    r"""\s*(?:==|>=|~=)\s*(?P<major>\d+)(?:\.(?P<minor>\d+))?""",
+    re.MULTILINE,
+)
+_CHECK = re.compile(r"""^check_min_version\(["'](?P<major>\d+)\.(?P<minor>\d+)""", re.MULTILINE)
