@@ -208,7 +208,9 @@ def _displays(candidates: list[_Candidate]) -> list[str]:
 
 
 def _relative(path: Path, root: Path) -> str:
-    return Path(os.path.relpath(os.path.abspath(path), os.path.abspath(root))).as_posix()
+    """As valid text: names of files may be any bytes."""
+    shown = Path(os.path.relpath(os.path.abspath(path), os.path.abspath(root))).as_posix()
+    return os.fsencode(shown).decode("utf-8", "replace")
 
 
 def _nothing(paths: Sequence[str | Path], ignored: int) -> str:

@@ -39,7 +39,7 @@ _OVERLAP = 64
 """No marker text is longer: one that two pieces share is seen, too."""
 MOST_FIELDS, LARGEST_FIELD = 2000, 1 << 22
 """Top-level fields, and bytes of one: what is beyond is no description of a capture."""
-PATIENCE = 400
+PATIENCE = 40
 """How many broken events are looked at closely when their ends are not where they seem to be."""
 THOROUGH, SAMPLE = 1 << 23, 1 << 14
 """Marker texts are sought in all of the first 8 MiB, then in the first 16 KiB of each piece."""
@@ -353,16 +353,17 @@ class Document:
             close = kineto_salvage.object_end(text, pos, reach)
             if close is not None and self._take(text[pos:close], pos, mend=close <= end):
                 pos = close
-            elif self._take(text[pos:end], pos, mend=True):
+                continue
+            patient, self._patience = self._patience > 0, max(self._patience - 1, 0)
+            if self._take(text[pos:end], pos, mend=True):
                 pos = end
             elif close is None and self._more and len(text) - pos < LOOK_AHEAD:
                 raise _NeedMore(pos)
-            elif end == len(text) and self._patience and (last := self._last_event(pos)) is not None:
+            elif end == len(text) and patient and (last := self._last_event(pos)) is not None:
                 pos = last
             else:
                 self._unread(text[pos:end], unfinished=close is None and reach == len(text))
                 pos = end
-                self._patience = max(self._patience - 1, 0)
         self._done = max(self._done, pos)
         return None
 
@@ -377,7 +378,6 @@ class Document:
 
     def _last_event(self, pos: int) -> int | None:
         """The end of a damaged event that the end of the list follows. None when there is no such place."""
-        self._patience -= 1
         ends = [close.start() + 1 for close in islice(_LAST.finditer(self._text, pos), _LIKELY)]
         for end in ends:
             if self._take(self._text[pos:end], pos, mend=True):

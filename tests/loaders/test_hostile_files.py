@@ -1,0 +1,240 @@
+"""Files and folders made to hang a reader, to fill its memory or to write to a terminal: each is named, the rest is read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trace_doctor
+from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, TooLarge, one_line
+from trace_doctor.loaders import kineto_document, stream
+from trace_doctor.loaders.discover import discover
+from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.limits import available_memory, memory_limit
+from trace_doctor.loaders.torch_trace import load_torch_trace
+from trace_doctor.run import Run
+from trace_doctor.testing import RunBuilder
+
+HEAD = '{"schemaVersion": 1, "deviceProperties": [], "traceEvents": ['
+EVENT = {"ph": "X", "cat": "cpu_op", "name": "op", "pid": 1, "tid": 1, "ts": 1, "dur": 1}
+LIMIT = 160 << 20
+
+
+def put(folder: Path, name: str, content: str | bytes = HEAD + json.dumps(EVENT) + "]}") -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def load(tmp_path: Path, content: str | bytes) -> Run:
+    return load_trace(put(tmp_path, "trace.json", content), "trace.json", max_memory=LIMIT)
+
+
+# ------------------------------------------------------------------ what lies in a folder
+
+
+def test_a_folder_of_traps(tmp_path: Path) -> None:
+    """Links in circles, to nothing, to devices and to files the kernel makes up; FIFOs, sockets, unreadable bytes."""
+    put(tmp_path, "trace.json")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "self.json").symlink_to("self.json")
+    (tmp_path / "gone.json").symlink_to("nowhere")
+    for name, target in (
+        ("zero", "/dev/zero"),
+        ("null", "/dev/null"),
+        ("messages", "/proc/kmsg"),
+        ("me", "/proc/self/maps"),
+    ):
+        if Path(target).exists():
+            (tmp_path / f"{name}.json").symlink_to(target)
+    os.mkfifo(tmp_path / "fifo.json")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(tmp_path / "socket.json"))
+    put(tmp_path, "empty.pickle", b"")
+    put(tmp_path, "binary.json", bytes(range(256)) * 40)
+    with (tmp_path / "sparse.json").open("wb") as file:
+        file.truncate(4 << 30)
+    found = discover([tmp_path])
+    assert [f.display for f in found.found] == ["trace.json"]
+    assert {"fifo.json", "socket.json", "sparse.json", "empty.pickle", "binary.json"} <= {
+        i.display for i in found.ignored
+    } | {"fifo.json", "socket.json"}
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/proc/kmsg", "/proc/self/status", "/dev/stdin"])
+def test_what_is_no_file_given_by_name(path: str) -> None:
+    if not Path(path).exists():
+        pytest.skip(f"no {path} here")
+    with pytest.raises((NotACapture, DamagedCapture, NoCaptures), match=path):
+        discover([path])
+
+
+def test_a_fifo_that_takes_the_place_of_a_file(tmp_path: Path) -> None:
+    """Between the look at a file and its reading; opening a FIFO waits for a writer."""
+    os.mkfifo(tmp_path / "trace.json")
+    with pytest.raises(OSError, match="not a regular file"):
+        load_trace(tmp_path / "trace.json", "trace.json")
+
+
+def test_names_never_reach_a_terminal_as_they_are(tmp_path: Path) -> None:
+    for name in ("a\x1b[31m\nb.json", os.fsdecode(b"c\xff.json"), "<script>.json"):
+        put(tmp_path, name, HEAD + json.dumps(EVENT | {"name": "\x1b[2J\x07\u202e<script>"}) + "]}")
+    put(tmp_path, "\x1b]0;no\x07.json", "{}")
+    run = [
+        sys.executable,
+        "-c",
+        "from trace_doctor.cli import main; main()",
+        "analyze",
+        str(tmp_path),
+        "--no-cache",
+    ]
+    for form in ("text", "json", "html"):
+        made = subprocess.run([*run, "-o", form], capture_output=True, cwd=tmp_path)
+        assert made.returncode == 0, made.stderr
+        assert b"\x1b" not in made.stdout + made.stderr
+        assert b"\x07" not in made.stdout + made.stderr
+        if form == "html":
+            assert b"<script>.json" not in made.stdout
+        if form == "json":
+            json.loads(made.stdout)
+    refused = subprocess.run(
+        [*run[:4], str(tmp_path / "\x1b]0;no\x07.json")], capture_output=True, cwd=tmp_path
+    )
+    assert refused.returncode == 2
+    assert b"\x1b" not in refused.stderr
+    assert refused.stderr.count(b"\n") == 1
+
+
+def test_one_line() -> None:
+    assert one_line("a\nb\x1b[0m\tc") == "a b\N{REPLACEMENT CHARACTER}[0m c"
+
+
+# ------------------------------------------------------------------ memory
+
+
+def test_limits_as_people_write_them() -> None:
+    assert memory_limit("4GB") == memory_limit("4 GiB") == memory_limit("4096m") == 4 << 30
+    assert memory_limit("2000000") == 2_000_000
+    assert 0 < memory_limit("50%") <= available_memory()
+    for wrong in ("much", "-1GB", "0", "4 apples", "%"):
+        with pytest.raises(trace_doctor.errors.UsageError, match="max-memory"):
+            memory_limit(wrong)
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        lambda i: {"name": f"name {i} " + "x" * 400},
+        lambda i: {"pid": i, "tid": -i, "name": "x" * 9},
+        lambda i: {"cat": f"kind {i} " + "x" * 400},
+        lambda i: {"args": {"stream": i, "device": i}, "cat": f"k{i}" + "y" * 300},
+        lambda i: {"ph": "M", "name": "thread_name", "tid": i, "args": {"name": "x" * 400}},
+    ],
+    ids=["names", "tracks", "categories", "streams", "labels"],
+)
+def test_many_different_things(tmp_path: Path, different: object) -> None:
+    """They fit into some hundred megabytes; into a limit below that they do not, and it is said while reading."""
+    events = ",\n".join(json.dumps(EVENT | different(i)) for i in range(40_000))  # type: ignore[operator]
+    with pytest.raises(TooLarge, match=r"^trace\.json: .* more than 133 MB of memory \(--max-memory\)$"):
+        load_trace(put(tmp_path, "trace.json", HEAD + events + "]}"), "trace.json", max_memory=133 << 20)
+
+
+def test_a_library_call_with_a_limit(tmp_path: Path) -> None:
+    b = RunBuilder()
+    with b.step(), b.op("aten::mm"):
+        b.launch(10)
+    path = b.write(tmp_path / "trace.json")
+    with pytest.raises(TooLarge, match=rf"^{path}: .*--max-memory"):
+        trace_doctor.analyze(path, max_memory="1MB")
+    assert trace_doctor.analyze(path, max_memory="1GB").inputs
+
+
+# ------------------------------------------------------------------ bytes that are searched again and again
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 300_000,
+        HEAD + "[" * 300_000,
+        HEAD + '{"ph":"X","args":' + '{"a":' * 100_000,
+        '{"schemaVersion": ' + "[" * 300_000,
+        '{"schemaVersion": 1, "x": "' + '\\"' * 300_000,
+        "{" + '"schemaVersion":1,' * 20_000,
+        HEAD + "]}" + '{"ph":1}]}' * 20_000,
+        HEAD + '{"ph":[},' * 20_000,
+        HEAD + '{"ph":"X","name":"' + '"a":"' * 20_000,
+        HEAD + '{"ph":"X","name":"' + '}]}' * 100_000,
+        HEAD + '{"ph":"X","name":"' + "\\" * 600_001,
+        HEAD + '{"ph":"X","cat":"kernel","name":"' + "\0" * 600_000 + '"}]}',
+        HEAD + '{"ph":"X","ts":' + "9" * 600_000 + "}]}",
+        HEAD + "{}," * 200_000 + "]}",
+        HEAD + " " * 2_000_000,
+    ],
+    ids=["lists", "events", "args", "field", "quotes", "fields", "ends", "broken", "keys", "closings", "backslashes", "nul",
+         "digits", "empty", "space"],
+)  # fmt: skip
+def test_texts_that_a_careless_reader_searches_for_ever(tmp_path: Path, text: str) -> None:
+    """Quadratic work on these would take hours; the suite's own time limit is what fails."""
+    try:
+        run = load(tmp_path, text)
+    except (NotACapture, DamagedCapture) as refused:
+        assert str(refused).isprintable()
+    else:
+        assert len(run) <= 20_001
+
+
+def test_a_single_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto_document, "LONGEST", 1 << 20)
+    path = put(tmp_path, "trace.json", HEAD + '{"ph":"X","cat":"kernel","name":"')
+    with path.open("r+b") as file:
+        file.truncate(64 << 20)
+    run = load_trace(path, "trace.json")
+    assert len(run) == 0
+    assert run.damage.lost == 1
+
+
+def test_a_gzip_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "BOMB", 1 << 22)
+    spaces = gzip.compress((HEAD + json.dumps(EVENT) + "," + " " * (64 << 20)).encode(), 9)
+    run = load(tmp_path, spaces)
+    assert len(run) == 1
+    assert run.damage.notes == ["the gzip data unpacks to more than 200 times its size"]
+
+
+def test_members_without_anything_in_them(tmp_path: Path) -> None:
+    run = load(
+        tmp_path, gzip.compress((HEAD + json.dumps(EVENT) + ",").encode()) + gzip.compress(b"") * 50_000
+    )
+    assert len(run) == 1
+    assert run.damage.notes == ["the gzip data has thousands of empty members"]
+
+
+def test_bytes_behind_the_gzip_data(tmp_path: Path) -> None:
+    whole = gzip.compress((HEAD + json.dumps(EVENT) + "]}").encode())
+    assert len(load(tmp_path, whole + b"garbage" * 1000)) == 1
+    assert len(load(tmp_path, whole + bytes(1000))) == 1
+
+
+def test_a_torch_trace_log_of_one_line(tmp_path: Path) -> None:
+    line = b'V1121 12:56:07.760000 7976 torch/_dynamo/x.py:5098] {"str": ["a", 1], "rank": 2}\n'
+    log = load_torch_trace(put(tmp_path, "a.log", gzip.compress(line + b"\tx" + bytes(64 << 20))), "a.log")
+    assert (log.records, log.rank) == (1, 2)
+    with pytest.raises(NotACapture):
+        load_torch_trace(put(tmp_path, "b.log", gzip.compress(bytes(16 << 20))), "b.log")
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"torch": "' + "9" * 60_000 + '"}', '{"cpu_count": 1e999}', "\xff", "null"]
+)
+def test_an_environment_beside_a_trace(tmp_path: Path, text: str) -> None:
+    put(tmp_path, "trace.json")
+    put(tmp_path, "environment.json", text.encode("latin1"))
+    assert trace_doctor.analyze(tmp_path).inputs
