@@ -71,3 +71,13 @@ picture: install
 	  --source sample_traces/dataloader_starvation/fault.py -q -o html=/tmp/trace-doctor-picture.html
 	chromium --headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --force-device-scale-factor=1 \
 	  --window-size=1180,1500 --screenshot=docs/report.png file:///tmp/trace-doctor-picture.html
+
+# Both loaders under atheris (which has wheels for Python 3.11 to 3.13), each for FUZZ_SECONDS; see tests/fuzz/loaders/README.md
+.PHONY: fuzz
+fuzz: install
+	$(BIN)/python -m pip install --quiet atheris
+	for kind in trace snapshot; do \
+	  $(BIN)/python tests/fuzz/loaders/seeds.py $$kind build/fuzz-$$kind && \
+	  $(BIN)/python tests/fuzz/loaders/fuzz.py $$kind build/fuzz-$$kind -dict=tests/fuzz/loaders/$$kind.dict \
+	    -max_len=30000 -timeout=60 -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	done
