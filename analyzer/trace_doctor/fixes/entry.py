@@ -31,7 +31,7 @@ def entry_scripts(tree: SourceTree, named: Sequence[str], words: Sequence[str]) 
     for narrowed in (scripts, [s for s in scripts if s.name in named], candidates):
         if len(narrowed) == 1:
             return narrowed
-    return [s for s in candidates if _trains_at_top(s)] or candidates if not guarded else guarded
+    return guarded or [s for s in candidates if _trains_at_top(s)] or candidates
 
 
 def _trains(tree: SourceTree, name: str) -> bool:

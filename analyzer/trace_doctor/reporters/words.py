@@ -280,7 +280,7 @@ def why_not_applied(fix: Fix) -> str:
         "env": "it is set by the launcher, not in the script",
         "command": "it is a command to run",
         "config": "it belongs in a configuration file",
-        "advice": "it is for you to decide",
+        "advice": "it is advice, to be followed by hand",
     }[fix.kind]
 
 
