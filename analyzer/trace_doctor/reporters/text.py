@@ -31,6 +31,7 @@ from trace_doctor.reporters.words import (
     headline,
     is_patch,
     main_rows,
+    nothing_captured,
     saving_words,
     where,
     where_briefly,
@@ -71,7 +72,11 @@ def _header(paper: Paper, result: Result, more: str) -> None:
         paper.put(f"and {rest:,} more", indent=len(label))
     paper.put(" · ".join(facts(result)), indent=len(label))
     paper.blank()
-    healthy = not result.findings and any(o.outcome == "passed" for o in result.outcomes)
+    healthy = (
+        not result.findings
+        and not nothing_captured(result)
+        and any(o.outcome == "passed" for o in result.outcomes)
+    )
     paper.put(f"✔ {headline(result)}" if healthy else headline(result), "good" if healthy else "bold")
     warned = [(i, w) for i in result.inputs for w in i.warnings]
     for source, warning in warned[:_MOST_ROWS]:

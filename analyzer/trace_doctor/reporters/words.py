@@ -195,7 +195,14 @@ def headline(result: Result) -> str:
     return title
 
 
+def nothing_captured(result: Result) -> bool:
+    """Traces without a single event: whatever passed on them looked at nothing."""
+    return bool(result.inputs) and all(i.kind == "trace" and i.events == 0 for i in result.inputs)
+
+
 def _without_fault(result: Result) -> str:
+    if nothing_captured(result):
+        return "Not captured: no event in it; `trace-doctor capture` prints how to record some"
     looked = sum(o.outcome in ("passed", "fired") for o in result.outcomes)
     if not looked:
         return "Nothing could be checked"
