@@ -171,7 +171,12 @@ def code() -> str:
     Which decoder made it does not matter, for they agree."""
     found = hashlib.sha256(__version__.encode())
     root = Path(columns.__file__).parent.parent
-    sources = [root / "run.py", root / "snapshot.py", root / "model.py", *(root / "loaders").glob("*.py")]
+    sources = [
+        root / "run.py",
+        root / "snapshot.py",
+        *(root / "model").glob("*.py"),
+        *(root / "loaders").glob("*.py"),
+    ]
     sources += (root / "loaders").glob("*.c")
     for source in sorted([*sources, root / "evidence" / "nesting.py", root / "evidence" / "launches.py"]):
         with contextlib.suppress(OSError):  # installed without sources: the version alone

@@ -1,0 +1,68 @@
+"""What was read: the files, and what each of them says of the program that made it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+
+class TorchVersion(Struct, frozen=True, kw_only=True):
+    """Bounds of the torch version that made the capture, and how they are known."""
+
+    min: str | None = None
+    max: str | None = None
+    how: str | None = None
+
+
+class Recorded(Struct, frozen=True, kw_only=True):
+    """What the profiler was told to record. None: the file does not say."""
+
+    shapes: bool | None = None
+    stacks: bool | None = None
+    memory: bool | None = None
+    flops: bool | None = None
+    modules: bool | None = None
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """What a steady step computes (medians), to tell whether two captures are of the same job. None: not recorded."""
+
+    kernels: float | None = None
+    operators: float | None = None
+    shapes: list[str] = field(default_factory=list)
+    """`aten::linear [64, 784] [10, 784]`: products and convolutions with their input shapes, each form once"""
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """The steady steps of one trace, all of them (`Result.steps` may be cut)."""
+
+    steps: int
+    median_us: float
+    mad_us: float
+    """median absolute deviation: how far a step usually is from the median"""
+
+
+class Input(Struct, frozen=True, kw_only=True):
+    path: str
+    kind: Literal["trace", "snapshot", "torch_trace"]
+    rank: int = 0
+    rank_how: str = ""
+    device_name: str | None = None
+    torch_version: TorchVersion = TorchVersion()
+    events: int = 0
+    steps: int = 0
+    recorded: Recorded = Recorded()
+    pace: Pace | None = None
+    """None without steps"""
+    step_source: str | None = None
+    """what marks the steps: profiler_step, loader, optimizer, marker; None without steps"""
+    work: Work = Work()
+    warnings: list[str] = field(default_factory=list)
+
+
+class Ignored(Struct, frozen=True, kw_only=True):
+    """A file below the paths that was not analysed, with the reason."""
+
+    path: str
+    reason: str

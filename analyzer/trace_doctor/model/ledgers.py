@@ -1,0 +1,97 @@
+"""The two ledgers: every ns of a device, every byte of its peak."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct, field
+
+IDLE_CAUSES: tuple[str, ...] = (
+    "data_loading",
+    "allocator",
+    "compile",
+    "cold_start",
+    "sync",
+    "optimizer",
+    "annotation",
+    "python",
+    "dispatch",
+    "launch",
+    "profiler",
+    "unattributed",
+)
+MEMORY_CATEGORIES: tuple[str, ...] = (
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "inputs",
+    "temporaries",
+    "workspaces",
+    "held_before_recording",
+    "unknown",
+)
+
+
+class IdleNs(Struct, frozen=True, kw_only=True):
+    data_loading: int = 0
+    allocator: int = 0
+    compile: int = 0
+    cold_start: int = 0
+    sync: int = 0
+    optimizer: int = 0
+    annotation: int = 0
+    python: int = 0
+    dispatch: int = 0
+    launch: int = 0
+    profiler: int = 0
+    unattributed: int = 0
+
+    def total(self) -> int:
+        return sum(msgspec.structs.astuple(self))
+
+
+class TimeLedgerRow(Struct, frozen=True, kw_only=True):
+    """window_ns = compute_ns + exposed_comm_ns + exposed_copy_ns + sum(idle_ns), exactly.
+
+    `input` is the position in `Result.inputs` (here and in all rows below): two files may have the same rank.
+    """
+
+    input: int = 0
+    rank: int
+    device: int
+    phase: Literal["steady", "warmup", "outside"]
+    steps: int
+    window_ns: int
+    compute_ns: int
+    exposed_comm_ns: int
+    exposed_copy_ns: int
+    idle_ns: IdleNs
+    step_us: float
+
+
+class CategoryBytes(Struct, frozen=True, kw_only=True):
+    parameters: int = 0
+    gradients: int = 0
+    optimizer_state: int = 0
+    activations: int = 0
+    inputs: int = 0
+    temporaries: int = 0
+    workspaces: int = 0
+    held_before_recording: int = 0
+    unknown: int = 0
+
+
+class MemoryLedgerRow(Struct, frozen=True, kw_only=True):
+    """Live bytes at the peak; sum(by_category) = peak_bytes, exactly. Requested sizes."""
+
+    input: int = 0
+    rank: int
+    device: int
+    peak_bytes: int
+    by_category: CategoryBytes
+    max_reserved_bytes: int | None
+    max_live_bytes: int
+    how: str
+    by_frame: list[tuple[str, int]] = field(default_factory=list)

@@ -1,0 +1,114 @@
+"""What the charts and tables of a report are drawn from, reduced to what a page can show."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from trace_doctor.model.findings import Basis
+
+
+class StepRow(Struct, frozen=True, kw_only=True):
+    input: int = 0
+    rank: int
+    index: int
+    start_us: float
+    dur_us: float
+    """from its mark to the next one"""
+    pace_us: float | None = None
+    """from the completion of the step before it to its own, GPU work included: what `Summary.step_us` is the median of"""
+    warmup: bool = False
+
+
+class Segment(Struct, frozen=True, array_like=True):
+    """`kind` is compute, comm, copy, or one of IDLE_CAUSES."""
+
+    start_us: float
+    dur_us: float
+    kind: str
+
+
+class Gap(Struct, frozen=True, array_like=True):
+    """A stretch in which a device did no work. `cause` owns most of it: `share` of its length."""
+
+    start_us: float
+    dur_us: float
+    cause: str
+    share: float
+
+
+class Lane(Struct, frozen=True, kw_only=True):
+    """One device's time, start to end without holes, reduced for drawing. Times are relative to `start_us`
+    of the first lane's capture (0 = start of the analysed window)."""
+
+    input: int = 0
+    rank: int
+    device: int
+    label: str
+    dur_us: float
+    segments: list[Segment]
+    shown: int
+    of: int
+    gaps: list[Gap] = field(default_factory=list)
+    """the longest ones, longest first, as they were before the reduction"""
+
+
+class MemoryMark(Struct, frozen=True, array_like=True):
+    at: float
+    kind: str
+    """segment_alloc | segment_free | oom | step | peak"""
+    label: str = ""
+
+
+class MemorySeries(Struct, frozen=True, kw_only=True):
+    """Memory of one device over time, reduced by min/max buckets. All lists have one value per point.
+
+    `unit` is "us" (microseconds from the first entry) or "entry" (position in the record, where it has no clock).
+    """
+
+    input: int = 0
+    rank: int
+    device: int
+    unit: Literal["us", "entry"]
+    at: list[float]
+    live_by_category: dict[str, list[int]]
+    reserved: list[int | None]
+    peak_index: int
+    marks: list[MemoryMark] = field(default_factory=list)
+    shown: int = 0
+    of: int = 0
+
+
+class KernelRow(Struct, frozen=True, kw_only=True):
+    input: int = 0
+    rank: int
+    device: int
+    name: str
+    kind: str
+    """compute | comm | copy"""
+    count: int
+    total_us: float
+    mean_us: float
+    share: float
+    """of the window's compute time"""
+
+
+class CollectiveRow(Struct, frozen=True, kw_only=True):
+    input: int = 0
+    rank: int
+    device: int
+    name: str
+    count: int
+    total_us: float
+    exposed_us: float
+
+
+class WhatIf(Struct, frozen=True, kw_only=True):
+    """Step time after the fixes named (finding ids), replayed together. The first entry, with none, is today."""
+
+    input: int = 0
+    rank: int = 0
+    fixes: list[str]
+    step_us: float
+    basis: Basis = "replay"

@@ -1,0 +1,112 @@
+"""The result that holds all of it."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from importlib import import_module
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from trace_doctor.model.captures import Ignored, Input
+from trace_doctor.model.findings import Finding, Outcome, Suppressed
+from trace_doctor.model.gates import Gate
+from trace_doctor.model.ledgers import MemoryLedgerRow, TimeLedgerRow
+from trace_doctor.model.pictures import CollectiveRow, KernelRow, Lane, MemorySeries, StepRow, WhatIf
+
+SCHEMA_VERSION = 1
+
+
+class ReplayQuality(Struct, frozen=True, kw_only=True):
+    base_error: float | None = None
+    unexplained_share: float | None = None
+
+
+class SavingUpTo(Struct, frozen=True, kw_only=True):
+    time_us_per_step: float | None = None
+    share_of_step: float | None = None
+    bytes: int | None = None
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    step_us: float | None = None
+    """Median steady step; None without a step source."""
+    gpu_busy_share: float | None = None
+    gpu_idle_share: float | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    replay: ReplayQuality = ReplayQuality()
+    saving_up_to: SavingUpTo = SavingUpTo()
+    verdict: str = ""
+    """One sentence for people."""
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    name: str = "trace-doctor"
+    version: str = ""
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    schema_version: int = SCHEMA_VERSION
+    tool: Tool = Tool()
+    inputs: list[Input] = field(default_factory=list)
+    ignored: list[Ignored] = field(default_factory=list)
+    summary: Summary = Summary()
+    time_ledger: list[TimeLedgerRow] = field(default_factory=list)
+    memory_ledger: list[MemoryLedgerRow] = field(default_factory=list)
+    steps: list[StepRow] = field(default_factory=list)
+    timeline: list[Lane] = field(default_factory=list)
+    memory_timeline: list[MemorySeries] = field(default_factory=list)
+    kernels: list[KernelRow] = field(default_factory=list)
+    collectives: list[CollectiveRow] = field(default_factory=list)
+    what_if: list[WhatIf] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    suppressed: list[Suppressed] = field(default_factory=list)
+    gate: Gate | None = None
+    """only from `check`"""
+    source_root: str | None = None
+    """folder of the source inside its git work tree, with a final slash ("" at its top); None: no source was given.
+    Paths of scripts are relative to it."""
+    scripts: list[str] = field(default_factory=list)
+    """the scripts of the source that findings and fixes name; other paths are as the capture has them"""
+    source_excerpts: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    """file -> [(line number, text)] near the findings; empty with --no-source."""
+    config: dict[str, Any] = field(default_factory=dict)
+    limits: list[str] = field(default_factory=list)
+
+    def to_json(self) -> bytes:
+        """The result as UTF-8 JSON: sorted keys, two-space indent, arrays of plain values on one line (series would
+        else be mostly spaces), one final newline. Same result, same bytes."""
+        text = msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)
+        return _PLAIN_ARRAY.sub(lambda array: _ARRAY_BREAK.sub(rb"\1", array[0]), text) + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Result:
+        """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such result."""
+        return msgspec.json.decode(data, type=cls)
+
+    def _repr_html_(self) -> str:
+        """The report in a frame of its own, for notebooks. Reporters are looked up when asked for: this module needs none."""
+        page: str = import_module("trace_doctor.reporters").render(self, "html", zoom=False)
+        return (
+            f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts allow-downloads" title="trace-doctor report" '
+            'style="width:100%; height:720px; border:1px solid #8884; border-radius:8px"></iframe>'
+        )
+
+
+_VALUE = rb"\n *[^\s\[\]{}][^\n]*(?<![\[{])"
+_PLAIN_ARRAY = re.compile(rb"\[(?:%s)+\n *\]" % _VALUE)
+_ARRAY_BREAK = re.compile(rb"(?<=\[)\n *|(?<=,)\n( ) *|\n *(?=\])")
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of `Result`, generated from the types above."""
+    schema = msgspec.json.schema(Result)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "trace-doctor result",
+        **schema,
+    }
