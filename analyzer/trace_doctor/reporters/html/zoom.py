@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import json
-import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+
+from isal import isal_zlib
 
 from trace_doctor.model import Result
 from trace_doctor.reporters.html.dom import Html, el
@@ -47,11 +48,9 @@ def scripts(result: Result) -> Html:
 
 @lru_cache(maxsize=1)
 def _packed() -> str:
-    """plotly.js as base64 of gzip: 2.0 MB instead of 4.8."""
+    """plotly.js as base64 of gzip: 2.2 MB instead of 4.8."""
     spec = find_spec("plotly")  # found, not imported: only its file is needed
     assert spec is not None and spec.origin is not None
     source = Path(spec.origin).with_name("package_data").joinpath("plotly.min.js").read_bytes()
-    packer = zlib.compressobj(
-        6, wbits=31
-    )  # a gzip header without a time, so that the same page has the same bytes
-    return base64.b64encode(packer.compress(source) + packer.flush()).decode("ascii")
+    # a header without a time, so that the same page has the same bytes
+    return base64.b64encode(isal_zlib.compress(source, 3, wbits=31)).decode("ascii")
