@@ -77,7 +77,7 @@ picture: install
 fuzz: install
 	$(BIN)/python -m pip install --quiet atheris
 	for kind in trace snapshot; do \
-	  $(BIN)/python tests/fuzz/loaders/seeds.py $$kind build/fuzz-$$kind && \
+	  $(BIN)/python tests/fuzz/loaders/loader_seeds.py $$kind build/fuzz-$$kind && \
 	  $(BIN)/python tests/fuzz/loaders/fuzz.py $$kind build/fuzz-$$kind -dict=tests/fuzz/loaders/$$kind.dict \
 	    -max_len=30000 -timeout=60 -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done

@@ -11,8 +11,8 @@ import pytest
 
 FUZZ = Path(__file__).parents[1] / "fuzz" / "loaders"
 sys.path.insert(0, str(FUZZ))
-import oracle  # noqa: E402
-import seeds  # noqa: E402
+import loader_oracle as oracle  # noqa: E402
+import loader_seeds as seeds  # noqa: E402
 
 sys.path.remove(str(FUZZ))
 

@@ -14,7 +14,7 @@ import atheris
 with atheris.instrument_imports(
     include=["trace_doctor.loaders", "trace_doctor.evidence", "trace_doctor.engine"]
 ):
-    import oracle
+    import loader_oracle as oracle
 
 EVERY = 32
 """Of the inputs that load, one in so many is diagnosed, too: that takes a hundred times as long as loading."""

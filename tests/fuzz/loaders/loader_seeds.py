@@ -1,4 +1,4 @@
-"""Files to begin fuzzing with: `python seeds.py trace|snapshot FOLDER`."""
+"""Files to begin fuzzing with: `python loader_seeds.py trace|snapshot FOLDER`."""
 
 from __future__ import annotations
 
