@@ -162,10 +162,12 @@ def _finding(paper: Paper, finding: Finding, more: str) -> None:
     paper.put(finding.message, indent=2)
     if finding.evidence:
         _evidence(paper, finding.evidence[0])
-    for fix in finding.fixes[:2]:
+    shown = [fix for fix in finding.fixes if is_patch(fix)][:2] or finding.fixes[:2]
+    for fix in shown:
         _fix(paper, fix)
-    if len(finding.fixes) > 2:
-        paper.put(f"{plural(len(finding.fixes) - 2, 'more fix', 'more fixes')} {more}", "dim", indent=7)
+    left = len(finding.fixes) - len(shown)
+    if left:
+        paper.put(f"{plural(left, 'more fix', 'more fixes')} {more}", "dim", indent=7)
 
 
 def _evidence(paper: Paper, table: Table) -> None:

@@ -280,7 +280,7 @@ def why_not_applied(fix: Fix) -> str:
     if fix.diff:
         return "" if fix.safety != "display" else SAFETY["display"]
     if fix.kind == "patch" and fix.safety == "display":
-        return "no edit that is certain: " + SAFETY["display"]
+        return SAFETY["display"]
     if fix.kind == "patch":
         return "the script was not given, or the place in it is not certain (--source DIR)"
     return {
