@@ -42,11 +42,13 @@ in_c = pytest.mark.skipif(LIBRARY is None, reason=f"no decoder in C: {ABSENT}")
 
 
 def content(value: Any) -> Any:
-    """All that a loader gives, comparable with ==; arrays by their bytes. What evidence derived from it is not the loader's."""
+    """All that a loader gives, comparable with ==; arrays by their bytes. What others kept with it is not the loader's."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.tobytes()
     if dataclasses.is_dataclass(value):
-        fields = [f.name for f in dataclasses.fields(value) if f.name not in ("read_args", "derived")]
+        fields = [
+            f.name for f in dataclasses.fields(value) if f.name not in ("read_args", "derived", "_masks")
+        ]
         return [(name, content(getattr(value, name))) for name in fields]
     return value
 
