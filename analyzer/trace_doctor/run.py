@@ -161,10 +161,14 @@ class Run:
 
     def named(self, matches: Callable[[str], bool], *cats: Cat) -> I64:
         """Row numbers of the events whose name satisfies the predicate, optionally of some categories."""
-        mask = self.is_named(matches)
-        if cats:
-            mask &= self.is_cat(*cats)
-        return np.flatnonzero(mask)
+        if not cats:
+            return np.flatnonzero(self.is_named(matches))
+        chosen = np.zeros(max(len(self.names), 1), dtype=bool)
+        chosen[self.name_ids(matches)] = True
+        rows = np.flatnonzero(
+            self.is_cat(*cats)
+        )  # mostly few: Python frames are what long traces are made of
+        return rows[chosen[self.name[rows]]]
 
     def text(self, row: int) -> str:
         """The name of one event."""
