@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -31,11 +31,6 @@ SKEWED = 1.5
 """A mean step this much longer than the median one says that single steps hold the time."""
 
 
-def _either(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What is in one of them, in order."""
-    return a if a == b or not b else b if not a else tuple(sorted({*a, *b}))
-
-
 @dataclass(frozen=True)
 class Removal:
     """What a fix takes out of a run, for the replay to leave out.
@@ -51,9 +46,9 @@ class Removal:
 
     def __or__(self, other: Removal) -> Removal:
         return Removal(
-            _either(self.host_spans, other.host_spans),
-            _either(self.make_async, other.make_async),
-            _either(self.gpu_rows, other.gpu_rows),
+            tuple(sorted({*self.host_spans, *other.host_spans})),
+            tuple(sorted({*self.make_async, *other.make_async})),
+            tuple(sorted({*self.gpu_rows, *other.gpu_rows})),
         )
 
 
