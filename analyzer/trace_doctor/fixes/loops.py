@@ -94,3 +94,14 @@ def enclosing_loop(script: Script, node: cst.CSTNode) -> Loop | None:
         if isinstance(up, cst.FunctionDef | cst.Lambda | cst.ClassDef):
             return None
     return None
+
+
+def conditional(script: Script, node: cst.CSTNode) -> bool:
+    """Whether something happens only under a condition within its loop."""
+    loop = enclosing_loop(script, node)
+    for up in script.ancestors(node):
+        if up is loop:
+            return False
+        if isinstance(up, cst.If):
+            return True
+    return False

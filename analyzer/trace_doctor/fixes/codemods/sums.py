@@ -9,7 +9,7 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit
-from trace_doctor.fixes.loops import enclosing_loop
+from trace_doctor.fixes.loops import conditional, enclosing_loop
 from trace_doctor.loaders.script import Script, dotted, literal
 
 
@@ -44,7 +44,7 @@ def sum_on_device(place: Place, params: Mapping[str, Any]) -> Change:
     in_step = [
         n
         for n in reads
-        if enclosing_loop(script, n) is enclosing_loop(script, addition) and not _guarded(script, n)
+        if enclosing_loop(script, n) is enclosing_loop(script, addition) and not conditional(script, n)
     ]
     if in_step:
         raise NoEdit(
@@ -82,14 +82,3 @@ def _names(script: Script, name: str, home: cst.CSTNode) -> list[cst.Name]:
 def _is_bound(script: Script, node: cst.Name) -> bool:
     up = script.parent(node)
     return isinstance(up, cst.AssignTarget) or (isinstance(up, cst.AugAssign) and up.target is node)
-
-
-def _guarded(script: Script, node: cst.CSTNode) -> bool:
-    """Whether something happens only under a condition within its loop."""
-    loop = enclosing_loop(script, node)
-    for up in script.ancestors(node):
-        if up is loop:
-            return False
-        if isinstance(up, cst.If):
-            return True
-    return False

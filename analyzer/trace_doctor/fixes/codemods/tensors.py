@@ -10,7 +10,7 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, shares_line, wrap
-from trace_doctor.fixes.loops import backward_values, enclosing_loop, names_in
+from trace_doctor.fixes.loops import backward_values, conditional, enclosing_loop, names_in
 from trace_doctor.loaders.script import Script, argument, dotted
 
 _LOG_CALLS = re.compile(
@@ -171,17 +171,7 @@ def _logs_a_value(script: Script, statement: cst.Expr) -> bool:
         for c in script.all(cst.Call, within=statement)
         if isinstance(c.func, cst.Attribute) and c.func.attr.value in ("item", "cpu", "tolist")
     ]
-    return bool(reads) and not _guarded(script, statement)
-
-
-def _guarded(script: Script, statement: cst.Expr) -> bool:
-    loop = enclosing_loop(script, statement)
-    for up in script.ancestors(statement):
-        if up is loop:
-            return False
-        if isinstance(up, cst.If):
-            return True
-    return False
+    return bool(reads) and not conditional(script, statement)
 
 
 def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
