@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from trace_doctor.model import Budget, Finding, Fix, Result, Table
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.places import failing, line_of
-from trace_doctor.reporters.units import Scale, estimate_duration, estimate_share, plural, size, visible
+from trace_doctor.reporters.units import Scale, plural, visible
 from trace_doctor.reporters.words import (
     SYMBOL,
     amount,
@@ -22,6 +22,7 @@ from trace_doctor.reporters.words import (
     headline,
     is_patch,
     saving_words,
+    together,
     where_briefly,
     where_in_capture,
 )
@@ -97,7 +98,7 @@ def _budget(budget: Budget) -> Iterator[str]:
 def _overview(result: Result) -> Iterator[str]:
     if not result.findings:
         return
-    yield f"### {plural(len(result.findings), 'finding')}{_together(result)}"
+    yield f"### {plural(len(result.findings), 'finding')}{together(result, ', ')}"
     fails = failing(result)
     known = set(result.gate.known) if result.gate is not None else set()
     rows = []
@@ -115,18 +116,6 @@ def _overview(result: Result) -> Iterator[str]:
             ]
         )
     yield _table(["severity", "finding", "place", "saving", "confidence", ""], rows)
-
-
-def _together(result: Result) -> str:
-    upto = result.summary.saving_up_to
-    gain = []
-    if upto.share_of_step and upto.time_us_per_step:
-        gain.append(
-            f"-{estimate_share(upto.share_of_step)} step ({estimate_duration(upto.time_us_per_step)})"
-        )
-    if upto.bytes:
-        gain.append(f"-{size(upto.bytes)}")
-    return f", together up to {', '.join(gain)}" if gain else ""
 
 
 def _details(result: Result, finding: Finding) -> str:

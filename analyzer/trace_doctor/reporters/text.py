@@ -12,8 +12,6 @@ from trace_doctor.reporters.paper import Paper, Piece
 from trace_doctor.reporters.units import (
     Scale,
     columns,
-    estimate_duration,
-    estimate_share,
     plural,
     share,
     size,
@@ -33,6 +31,7 @@ from trace_doctor.reporters.words import (
     main_rows,
     nothing_captured,
     saving_words,
+    together,
     where,
     where_briefly,
     where_in_capture,
@@ -237,16 +236,7 @@ def _totals(paper: Paper, result: Result) -> None:
     counts = {s: sum(f.severity == s for f in result.findings) for s in SEVERITIES}
     said = [f"{n:,} {s}" for s, n in counts.items() if n]
     total = plural(len(result.findings), "finding")
-    upto = result.summary.saving_up_to
-    gain = []
-    if upto.share_of_step and upto.time_us_per_step:
-        gain.append(
-            f"-{estimate_share(upto.share_of_step)} step ({estimate_duration(upto.time_us_per_step)})"
-        )
-    if upto.bytes:
-        gain.append(f"-{size(upto.bytes)}")
-    together = f" · together up to {', '.join(gain)}" if gain else ""
-    paper.put((f"{total}: {', '.join(said)}" if said else total) + together, "bold")
+    paper.put((f"{total}: {', '.join(said)}" if said else total) + together(result, " · "), "bold")
 
 
 def _not_checked(paper: Paper, outcomes: list[Outcome], options: Options) -> None:

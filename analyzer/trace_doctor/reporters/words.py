@@ -275,6 +275,19 @@ def saving_words(saving: Saving | None) -> str:
     return f"up to {', '.join(said)}" if said else ""
 
 
+def together(result: Result, between: str) -> str:
+    """What all fixes may give together, after `between`; nothing where nothing is claimed."""
+    upto = result.summary.saving_up_to
+    gain = []
+    if upto.share_of_step and upto.time_us_per_step:
+        gain.append(
+            f"-{estimate_share(upto.share_of_step)} step ({estimate_duration(upto.time_us_per_step)})"
+        )
+    if upto.bytes:
+        gain.append(f"-{size(upto.bytes)}")
+    return f"{between}together up to {', '.join(gain)}" if gain else ""
+
+
 def why_not_applied(fix: Fix) -> str:
     """Why this fix is no patch yet; empty when it is one."""
     if fix.diff:
