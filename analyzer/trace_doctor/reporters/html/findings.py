@@ -233,8 +233,8 @@ def _fix(fix: Fix, finding: int, n: int) -> Html:
         el("p", "No patch: ", reason, ".", class_="limit")
         if reason and not fix.diff and fix.safety != "display"
         else None,
-        el("p", el("strong", "Risk: "), fix.risk) if fix.risk else None,
-        el("p", el("strong", "To verify: "), fix.verify) if fix.verify else None,
+        el("p", el("strong", "Risk: "), _inline(fix.risk)) if fix.risk else None,
+        el("p", el("strong", "To verify: "), _inline(fix.verify)) if fix.verify else None,
         class_="fix",
     )
 
