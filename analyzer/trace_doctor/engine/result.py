@@ -16,7 +16,7 @@ from trace_doctor.config import Config
 from trace_doctor.engine.findings import Filed, file_claim, merged
 from trace_doctor.engine.running import Verdict, run_rules
 from trace_doctor.errors import NotCaptured, UsageError
-from trace_doctor.evidence.base import Evidence, Facts, Options
+from trace_doctor.evidence.base import Evidence, Facts, Options, join_jobs
 from trace_doctor.evidence.capture_health import CaptureHealth
 from trace_doctor.evidence.memory_ledger import MemoryLedger
 from trace_doctor.evidence.memory_series import thinned
@@ -87,10 +87,12 @@ def diagnose(
     made = [config.rule(r) for r in rules]
     inputs: list[Input] = []
     examined: list[Examined] = []
-    for capture in captures:
-        facts = Facts(capture, options)
+    everything = [Facts(capture, options) for capture in captures]
+    join_jobs(everything)
+    for facts in everything:
         number = len(inputs)
-        verdicts = run_rules(facts, made, lambda code, path=capture.path: progress(code, path))  # type: ignore[misc]
+        path = facts.capture.path
+        verdicts = run_rules(facts, made, lambda code, path=path: progress(code, path))  # type: ignore[misc]
         examined.append(Examined(number, facts, verdicts))
         inputs += _inputs(facts)
     _must_select(examined, options or Options())

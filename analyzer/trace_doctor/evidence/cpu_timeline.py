@@ -12,6 +12,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.event_names import (
     is_collective,
     is_compile,
+    is_host_collective,
     is_loader,
     is_optimizer,
     is_step,
@@ -33,7 +34,7 @@ class CpuTimeline(Evidence):
     compute: I64
     """operators of the main and autograd threads outside the loader, compilation and collectives: a set"""
     comm: I64
-    """collectives (gloo, MPI) that no operator runs beside: a set"""
+    """collectives (gloo, MPI; they run on threads of their own) that no operator runs beside: a set"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -45,13 +46,14 @@ class CpuTimeline(Evidence):
                 "the GPU did work" if chosen is None else f"device {chosen} did no work in the window"
             )
         collective = run.named(is_collective, Cat.CPU_OP, Cat.USER_ANNOTATION)
+        everywhere = _cover(run, run.named(is_host_collective, Cat.CPU_OP, Cat.USER_ANNOTATION))
         operators = run.named(
             lambda n: (
                 not (is_collective(n) or is_compile(n) or is_loader(n) or is_optimizer(n) or is_step(n))
             ),
             Cat.CPU_OP,
         )
-        computing, waiting = [], []
+        computing, waiting = [], [everywhere]
         for thread in sorted({threads.main, *threads.autograd}):
             waits = _cover(run, collective[run.thread[collective] == thread])
             waiting.append(waits)

@@ -37,6 +37,7 @@ _DEVICE_SYNC = re.compile(
 _COPY_CALL = re.compile(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
 _COLLECTIVE_KERNEL = re.compile(r"(?:n|r|h|one|ms)ccl|gloo", re.IGNORECASE)
 _COLLECTIVE = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):.*|c10d::.*|record_param_comms")
+_HOST_COLLECTIVE = re.compile(r"(?:gloo|mpi|ucc):.*")
 _TORCH_MARKS = re.compile(
     r"ProfilerStep#.*|Torch-Compiled Region.*|TorchDynamo .*|## Call CompiledFxGraph.*|Pregraph bytecode|AOTDispatcher .*"
     r"|dynamo_data: .*|PyTorch Profiler.*|nn\.Module: .*"
@@ -120,6 +121,11 @@ def is_collective_kernel(name: str) -> bool:
 def is_collective(name: str) -> bool:
     """A collective as the host sees it: `gloo:all_reduce`, `c10d::allreduce_`, `record_param_comms`."""
     return _COLLECTIVE.fullmatch(name) is not None
+
+
+def is_host_collective(name: str) -> bool:
+    """A collective that runs on the host, on whatever thread: its time is the transfer and the wait for other ranks."""
+    return _HOST_COLLECTIVE.fullmatch(name) is not None
 
 
 def is_torch_mark(name: str) -> bool:

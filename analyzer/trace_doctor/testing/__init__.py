@@ -1,6 +1,6 @@
 """For rule authors: builders of small captures, and the cases a rule carries."""
 
-from trace_doctor.testing.cases import Invalid, Valid, capture_of, claims_of, run_case
+from trace_doctor.testing.cases import Invalid, Valid, captures_of, claims_of, run_case
 from trace_doctor.testing.run_builder import RunBuilder
 from trace_doctor.testing.snapshot_builder import GIB, KIB, MIB, SnapshotBuilder
 
@@ -12,7 +12,7 @@ __all__ = [
     "RunBuilder",
     "SnapshotBuilder",
     "Valid",
-    "capture_of",
+    "captures_of",
     "claims_of",
     "run_case",
 ]

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trace_doctor.errors import NotCaptured
-from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.evidence.base import Facts, Options, join_jobs
 from trace_doctor.model import Confidence, Severity
 from trace_doctor.rule import Claim, Context, Rule
 from trace_doctor.run import Capture
 from trace_doctor.testing.run_builder import RunBuilder
 
 Built = Any
-"""A RunBuilder, a SnapshotBuilder, or a tuple of the two (one run recorded both ways)."""
+"""A RunBuilder, a SnapshotBuilder, or a tuple: of the two (one run recorded both ways), or of the ranks of a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,21 +60,26 @@ class Invalid(_Case):
     """a script, and what the first fix with a codemod makes of it"""
 
 
-def capture_of(built: Built) -> Capture:
-    """The capture that a case builds, through the real loaders."""
+def captures_of(built: Built) -> list[Capture]:
+    """What a case builds, through the real loaders: one capture per rank. A snapshot belongs to the first."""
     parts = built if isinstance(built, tuple) else (built,)
-    run = next((p.run() for p in parts if isinstance(p, RunBuilder)), None)
+    runs = [p.run() for p in parts if isinstance(p, RunBuilder)]
     snapshot = next((p.snapshot() for p in parts if not isinstance(p, RunBuilder)), None)
-    return Capture(rank=0, run=run, snapshot=snapshot)
+    first = Capture(rank=runs[0].rank if runs else 0, run=runs[0] if runs else None, snapshot=snapshot)
+    return [first, *(Capture(rank=run.rank, run=run) for run in runs[1:])]
 
 
 def claims_of(rule: Rule, built: Built, options: Mapping[str, Any] | None = None) -> list[Claim]:
-    """What the rule says of a built capture. Raises NotCaptured when it abstains."""
-    facts = Facts(capture_of(built), Options(**(options or {})))
-    ctx = Context(facts, rule)
-    for kind in rule.needs:
-        ctx[kind]
-    return list(rule.check(ctx))
+    """What the rule says of the captures built. Raises NotCaptured when it abstains."""
+    everything = [Facts(capture, Options(**(options or {}))) for capture in captures_of(built)]
+    join_jobs(everything)
+    claims: list[Claim] = []
+    for facts in everything:
+        ctx = Context(facts, rule)
+        for kind in rule.needs:
+            ctx[kind]
+        claims += rule.check(ctx)
+    return claims
 
 
 def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:

@@ -1,0 +1,202 @@
+"""The collectives of one rank, and those of all ranks side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.event_names import is_collective_kernel, is_host_collective
+from trace_doctor.evidence.intervals import clip, covered, pairs, subtract, union
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.time_ledger import exposed
+from trace_doctor.run import I64, Bool, Cat
+
+ALIGNED = 0.95
+"""share of the collectives of one kind that must overlap in time on all ranks for a match to be believed"""
+FIRST_USE = 0.5
+"""one collective that takes this much of all communication is the set-up of a communicator, not a steady cost"""
+
+Key = tuple[str, str]
+"""name of the kernel or host event, process group where the file names it"""
+
+
+@dataclass(frozen=True)
+class Collectives(Evidence):
+    """GPU collectives of the capture, else those of gloo and MPI on the host. Raises NotCaptured where there is none."""
+
+    rows: I64
+    """by start"""
+    keys: tuple[Key, ...]
+    """aligned with `rows`: equal for collectives that can stand for one another"""
+    sequence: I64
+    """aligned with `rows`: the number that all ranks give to one collective, -1 where the file holds none"""
+    start: I64
+    end: I64
+    alone: I64
+    """when a collective ran in the window and no compute beside it: a set"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        rows = run.named(is_collective_kernel, Cat.KERNEL)
+        if not len(rows):
+            rows = run.named(is_host_collective, Cat.CPU_OP, Cat.USER_ANNOTATION)
+        rows = rows[run.dur[rows] > 0]
+        if not len(rows):
+            raise NotCaptured("no collective in the trace", "record a rank of a distributed run")
+        said = run.args(rows)
+        window = facts[Steps].window
+        start, end = run.ts[rows], run.end[rows]
+        compute = union(np.concatenate([parts[0] for parts in exposed(facts).values()]))
+        return cls(
+            rows=rows,
+            keys=tuple((run.text(row), _group(args)) for row, args in zip(rows.tolist(), said, strict=True)),
+            sequence=np.array([_sequence(args) for args in said], dtype=np.int64),
+            start=start,
+            end=end,
+            alone=subtract(clip(union(pairs(start, end)), *window), compute),
+        )
+
+    @property
+    def first_use(self) -> bool:
+        """Whether one collective takes most of all their time: a communicator that was set up in the capture."""
+        length = self.end - self.start
+        return bool(len(length) > 1 and length.max() >= FIRST_USE * length.sum())
+
+
+def _group(args: dict[str, Any]) -> str:
+    return str(args.get("Process Group Name", ""))
+
+
+def _sequence(args: dict[str, Any]) -> int:
+    number = args.get("Seq")
+    return number if isinstance(number, int) and number >= 0 else -1
+
+
+@dataclass(frozen=True)
+class Match:
+    """Collectives of one kind on the ranks that took part: arrays of ranks × collectives, in order of time."""
+
+    name: str
+    members: I64
+    """positions in `RankedCollectives.ranks`"""
+    start: I64
+    end: I64
+
+    @property
+    def shortest(self) -> I64:
+        """Of each collective the time on the rank that came last, ns: the transfer itself, without waiting."""
+        return np.asarray((self.end - self.start).min(axis=0))
+
+    @property
+    def wait(self) -> I64:
+        """How long each rank waited for the last to come, ns."""
+        return np.asarray(self.end - self.start - self.shortest)
+
+    @property
+    def last(self) -> I64:
+        """Position of the rank that came last to each."""
+        return np.asarray(self.members[np.argmin(self.end - self.start, axis=0)])
+
+
+@dataclass(frozen=True)
+class RankedCollectives(Evidence):
+    """The collectives of all ranks of a job, matched: the k-th of a kind counted from the end of the capture.
+
+    Raises NotCaptured for one rank alone, or where less than 95 % of a kind overlap in time on all ranks.
+    """
+
+    of_job = True
+
+    ranks: tuple[int, ...]
+    matches: tuple[Match, ...]
+    wait_ns: tuple[int, ...]
+    """per rank and steady step: time in which it did nothing but wait for another rank in a collective"""
+    transfer_ns: tuple[int, ...]
+    """per rank and steady step: time in collectives that is no waiting, with no compute beside it"""
+    last: Bool
+    """collectives × ranks: who came last"""
+    members: tuple[Facts, ...] = field(repr=False)
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        members = [
+            m for m in facts.job.members if m.get(Collectives) is not None and m.get(Steps) is not None
+        ]
+        if len(members) < 2:
+            raise NotCaptured(
+                "the collectives of one rank only",
+                "record the same steps on every rank and analyse the folder with all traces",
+            )
+        matches = [m for key in _kinds(members) if (m := _matched(members, key)) is not None]
+        if not matches:
+            raise NotCaptured(
+                "the collectives of the ranks do not overlap in time",
+                "record the same steps on every rank, with clocks that agree",
+            )
+        waits, transfers = zip(*(_alone(members, i, matches) for i in range(len(members))), strict=True)
+        came_last = np.concatenate([m.last for m in matches])
+        return cls(
+            ranks=tuple(m.capture.rank for m in members),
+            matches=tuple(matches),
+            wait_ns=waits,
+            transfer_ns=transfers,
+            last=came_last[:, None] == np.arange(len(members)),
+            members=tuple(members),
+        )
+
+
+def _kinds(members: list[Facts]) -> list[Key]:
+    """What at least two ranks have, in the order first seen."""
+    seen: dict[Key, int] = {}
+    for facts in members:
+        for key in dict.fromkeys(facts[Collectives].keys):
+            seen[key] = seen.get(key, 0) + 1
+    return [key for key, ranks in seen.items() if ranks > 1]
+
+
+def _matched(members: list[Facts], key: Key) -> Match | None:
+    """The collectives of one kind in the steady steps of all ranks that have it; None where they do not fit together."""
+    found = [_steady(facts, key) for facts in members]
+    taking = [i for i, (start, _, _) in enumerate(found) if len(start)]
+    if len(taking) < 2:
+        return None
+    numbers = [found[i][2] for i in taking]
+    if all((n >= 0).all() and len(np.unique(n)) == len(n) for n in numbers):
+        common = numbers[0]
+        for other in numbers[1:]:
+            common = np.intersect1d(common, other)
+        places = [np.flatnonzero(np.isin(n, common)) for n in numbers]
+    else:
+        count = min(len(n) for n in numbers)
+        places = [np.arange(len(n) - count, len(n)) for n in numbers]
+    start = np.array([found[i][0][at] for i, at in zip(taking, places, strict=True)])
+    end = np.array([found[i][1][at] for i, at in zip(taking, places, strict=True)])
+    if not start.size or (start.max(axis=0) < end.min(axis=0)).mean() < ALIGNED:
+        return None
+    return Match(key[0], np.array(taking), start, end)
+
+
+def _steady(facts: Facts, key: Key) -> tuple[I64, I64, I64]:
+    """(start, end, number) of the collectives of a kind from the first steady step on."""
+    own = facts[Collectives]
+    mine = np.array([k == key for k in own.keys]) & (own.start >= facts[Steps].spans("steady")[0][0])
+    return own.start[mine], own.end[mine], own.sequence[mine]
+
+
+def _alone(members: list[Facts], i: int, matches: list[Match]) -> tuple[int, int]:
+    """(waiting, transfer) of one rank per steady step, where no compute ran beside it, ns."""
+    waiting, transferring = [], []
+    for match in matches:
+        for at in np.flatnonzero(match.members == i).tolist():
+            arrived = match.start[at] + match.wait[at]
+            waiting.append(pairs(match.start[at], arrived))
+            transferring.append(pairs(arrived, match.end[at]))
+    alone, count = members[i][Collectives].alone, members[i][Steps].count
+    moving = union(np.concatenate(transferring)) if transferring else alone[:0]
+    still = subtract(union(np.concatenate(waiting)), moving) if waiting else alone[:0]
+    return int(covered(still, alone).sum()) // count, int(covered(moving, alone).sum()) // count

@@ -1,0 +1,243 @@
+"""TD602 straggler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor.evidence.collectives import RankedCollectives
+from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.ranks import Ranks, listed, named
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+
+_ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
+
+
+def _job(*late_us: float, steps: int = 5, loading: bool = False, every: int = 1) -> tuple[RunBuilder, ...]:
+    """Ranks that compute for 1 ms a step and join in an all-reduce of 0.2 ms; each is late by its own time in every
+    so-many-th step."""
+    ranks = tuple(RunBuilder(rank=r, world_size=len(late_us)) for r in range(len(late_us)))
+    for n in range(steps):
+        with ExitStack() as step:
+            for b, us in zip(ranks, late_us, strict=True):
+                step.enter_context(b.step())
+                late = us if n % every == 0 else 0.0
+                b.loader(10 + late if loading else 10)
+                with b.op("aten::mm"):
+                    b.launch(1000 if loading else 1000 + late)
+            meet = max(b.gpu_free for b in ranks)
+            for b in ranks:
+                b.launch(meet - b.gpu_free + 200, _ALL_REDUCE)
+                b.sync()
+    return ranks
+
+
+@dataclass(frozen=True)
+class Straggler(Rule):
+    """Some ranks come late to the collectives, and all others wait for them.
+
+    What it does
+    Matches the collectives of all ranks and asks who came last. Reports the ranks that the others wait for, how long,
+    and what these ranks do in the meantime, where their own ledger explains it.
+
+    Why is this bad
+    A collective ends when its last rank has come, so the slowest rank sets the pace of all. What the others spend is
+    recorded as communication, and looks like a slow network where there is none.
+
+    Evidence
+    Traces of two or more ranks of one job, recorded at the same time. The k-th collective of a kind and process group
+    counted from the end of the capture (or by its recorded sequence number) is the same on every rank if 95 % of them
+    overlap in time. On each rank its time beyond the shortest over all ranks is waiting; what runs beside compute does
+    not count. The late ranks wait least, are at most half of all, and come last to at least half of the collectives.
+    What they do longer than the others names the cause where it covers 80 % of the lateness.
+
+    How the saving is estimated
+    The median wait of the other ranks, per steady step, less what the late ranks wait themselves: what the step would
+    be shorter by, if nobody was late and nothing else was. A bound.
+
+    Fix
+    What makes those ranks slow: their data, their host, their share of the work, or their GPU. The finding names it
+    where the ledgers of the ranks differ by it.
+
+    Fix safety
+    Advice only.
+
+    When to ignore
+    When the ranks do different work on purpose (pipeline stages), or the capture was started on them at different
+    times, so that the first steps only wait for the start of the profiler.
+
+    References
+    https://docs.pytorch.org/tutorials/intermediate/monarch_distributed_tutorial.html
+    https://hta.readthedocs.io/en/latest/source/intro/trace_collection.html
+    """
+
+    code = "TD602"
+    name = "straggler"
+    title = "All ranks wait for a slow one"
+    needs = (RankedCollectives, Ranks, Steps)
+
+    min_share: float = threshold(
+        0.03,
+        "wait of the other ranks beyond that of the late ones, as a share of the step",
+        unit="share",
+        source="the severity `warning` begins there",
+    )
+    min_last: float = threshold(
+        0.5,
+        "collectives to which the late ranks come last, together",
+        unit="share",
+        source="68 % for the two slow ranks of a real Megatron job of eight",
+    )
+    min_errors: float = threshold(
+        2.0,
+        "excess wait of the others over its own standard error, over the steps (of fewer than three: the collectives)",
+        source="two standard errors; equal ranks on a machine that others use reach 1.1, a rank that sleeps 2.9",
+    )
+    many: int = threshold(
+        20,
+        "collectives of a single step that are enough to be sure",
+        source="with 20 the error is below a quarter of the spread",
+    )
+    min_explained: float = threshold(
+        0.8, "part of the lateness that a cause must cover to be named", unit="share", source="rule of thumb"
+    )
+
+    VALID = [
+        Valid("ranks in step", lambda: _job(0, 0, 0, 0)),
+        Valid("late by less than it costs", lambda: _job(0, 20, 0, 0)),
+        Valid("late in one step of ten", lambda: _job(0, 900, 0, 0, steps=10, every=10)),
+        Valid("one rank alone", lambda: _job(0), skipped="one rank"),
+    ]
+    INVALID = [
+        Invalid(
+            "one rank of four computes longer", lambda: _job(0, 500, 0, 0), saving_us=500, message="compute"
+        ),
+        Invalid("one rank loads longer", lambda: _job(0, 0, 400, 0, loading=True), message="data loading"),
+        Invalid("two of eight", lambda: _job(300, 0, 0, 0, 0, 0, 310, 0), message="Ranks 0 and 6"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        seen, steps = ctx[RankedCollectives], ctx[Steps]
+        late = _late(seen)
+        if not late or ctx.rank != seen.ranks[late[0]]:
+            return
+        others = [i for i in range(len(seen.ranks)) if i not in late]
+        waited = median(seen.wait_ns[i] for i in others) - median(seen.wait_ns[i] for i in late)
+        share = waited / steps.step_ns if steps.step_ns else 0.0
+        last = float(seen.last[:, late].any(axis=1).mean())
+        if share < self.min_share or last < self.min_last:
+            return
+        if _standard_errors(seen, late, others) < self.min_errors:
+            return
+        ranks = ctx[Ranks]
+        causes = ranks.excess([seen.ranks[i] for i in late], self.min_explained * waited)
+        who = named([seen.ranks[i] for i in late])
+        pronoun, again = ("they spend", "them") if len(late) > 1 else ("it spends", "it")
+        because = f"; {pronoun} that longer in {listed(causes)}" if causes else ""
+        confidence: Confidence = "medium" if steps.count > 1 or len(seen.last) >= self.many else "low"
+        yield Claim(
+            message=(
+                f"{who} {'come' if len(late) > 1 else 'comes'} last to {last:.0%} of the collectives: "
+                f"{'the others wait' if len(others) > 1 else 'the other waits'} "
+                f"{milliseconds(waited / 1e3)} of a step ({share:.0%}) for {again}{because}."
+            ),
+            confidence=confidence,
+            saving=Saving(
+                time_us_per_step=waited / 1e3,
+                share_of_step=share,
+                basis="bound",
+                how="the median wait of the other ranks in collectives beside no compute, less what the late ranks wait",
+            ),
+            evidence=[_waits(seen, late), ranks.table()],
+            fixes=[_advice(who, causes)],
+            key="straggler",
+        )
+
+
+def _late(seen: RankedCollectives) -> list[int]:
+    """Positions of the ranks that wait least: up to half of all, cut where the waits rise most."""
+    order = np.argsort(seen.wait_ns, kind="stable")
+    waits = np.array(seen.wait_ns)[order]
+    rises = np.diff(waits[: len(waits) // 2 + 1])
+    return sorted(order[: int(rises.argmax()) + 1].tolist()) if len(rises) else []
+
+
+def _standard_errors(seen: RankedCollectives, late: list[int], others: list[int]) -> float:
+    """How far the others' excess wait is from nothing: its mean over its standard error."""
+    excess, when = [], []
+    for match in seen.matches:
+        early = np.isin(match.members, others)
+        if early.all() or not early.any():
+            continue
+        excess.append(np.median(match.wait[early], axis=0) - np.median(match.wait[~early], axis=0))
+        when.append(match.end.max(axis=0))
+    if not excess:
+        return 0.0
+    values, at = np.concatenate(excess), np.concatenate(when)
+    borders = [s.end for s in seen.members[late[0]][Steps].steady[:-1]]
+    if len(borders) >= 2:
+        values = np.bincount(np.searchsorted(borders, at), weights=values, minlength=len(borders) + 1)
+    if len(values) < 2:
+        return 0.0
+    error = float(values.std(ddof=1)) / len(values) ** 0.5
+    return float(values.mean()) / error if error else float("inf")
+
+
+def _waits(seen: RankedCollectives, late: list[int]) -> Table:
+    came_last = seen.last.mean(axis=0)
+    return Table(
+        title="Collectives of a steady step on each rank, beside no compute",
+        columns=[
+            Column("rank", "count"),
+            Column("waiting for others", "us"),
+            Column("transferring", "us"),
+            Column("came last to", "share"),
+            Column("late"),
+        ],
+        rows=[
+            [
+                rank,
+                seen.wait_ns[i] / 1e3,
+                seen.transfer_ns[i] / 1e3,
+                float(came_last[i]),
+                "yes" if i in late else "",
+            ]
+            for i, rank in enumerate(seen.ranks)
+        ],
+    )
+
+
+_LOOK = {
+    "compute": "They compute longer. Compare what they work on (sequence lengths, shards, experts) and how fast their "
+    "GPU runs (`nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE`): the table shows whether they launch more kernels.",
+    "data loading": "Their loader is slow: a slower disk, larger samples, fewer cores left, or workers that share them. "
+    "Balance the shards by size, and pin each rank to cores of its own.",
+}
+
+
+def _advice(who: str, causes: Sequence[str]) -> Fix:
+    look = [text for cause, text in _LOOK.items() if cause in causes]
+    if not look and causes:
+        look = [
+            f"They lose the time in {listed(causes)}. Look at the findings of these ranks, and at what else runs on "
+            "their host: other jobs, cores that they share, a NUMA node far from their GPU."
+        ]
+    if not look:
+        look = [
+            "Their own ledger does not explain it. Look at what else runs on their host, at pinning to cores and NUMA "
+            "nodes, and at the link of their GPU (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`)."
+        ]
+    return Fix(
+        title=f"Find what makes {who[0].lower() + who[1:]} slow",
+        kind="advice",
+        safety="display",
+        text="\n".join(look),
+        verify="record all ranks again: no rank comes last to most collectives",
+        risk="none: nothing is changed",
+    )
