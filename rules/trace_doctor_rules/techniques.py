@@ -38,6 +38,19 @@ def pinned_copies(verify: str, target: Target | None = None) -> Fix:
     )
 
 
+def persistent_workers(verify: str, workers: int | None = None, target: Target | None = None) -> Fix:
+    """`workers`: how many there are, where the capture says so."""
+    return _patch(
+        "Keep the worker processes from epoch to epoch",
+        "dataloader-args",
+        "DataLoader(..., num_workers=4, persistent_workers=True)   # HF: dataloader_persistent_workers=True",
+        "the dataset object of a worker lives on: what it changes in itself lasts from epoch to epoch",
+        verify,
+        params={"persistent_workers": True, **({"num_workers": workers} if workers else {})},
+        target=target,
+    )
+
+
 def shard_iterable(verify: str) -> Fix:
     return _patch(
         "With an IterableDataset: let each worker take its share first",
@@ -63,6 +76,72 @@ def sum_on_device(verify: str, risk: str, target: Target | None) -> Fix:
         risk,
         verify,
         target=target,
+    )
+
+
+def create_on_device(verify: str, target: Target | None = None) -> Fix:
+    return _patch(
+        "Create the tensor where it is used",
+        "tensor-device",
+        "mask = torch.zeros(n, device=x.device)   # instead of torch.zeros(n).to(device)",
+        "random numbers of the device differ from those of the CPU",
+        verify,
+        target=target,
+    )
+
+
+def make_once(verify: str, target: Target | None = None) -> Fix:
+    return _advice(
+        "Or make it once, before the loop",
+        'self.register_buffer("mask", torch.ones(n).tril(), persistent=False)   # moves with the module\n'
+        "weights = torch.tensor(class_weights, device=device)                  # above the loop, not in it",
+        "only for values that are the same in every step",
+        verify,
+        target=target,
+    )
+
+
+def off_the_step(verify: str, target: Target | None = None) -> Fix:
+    return _advice(
+        "Do it less often, or beside the step",
+        "if step % 100 == 0:\n    evaluate(model)                       # every N steps\n"
+        "thread.submit(write, {k: v.cpu() for k, v in state.items()})  # checkpoints: torch.distributed.checkpoint.async_save\n"
+        "loader = DataLoader(..., collate_fn=tokenize, num_workers=4)    # preprocessing: in the workers\n"
+        "gc.disable(); ...; gc.collect()                             # collect garbage every N steps, by hand",
+        "what is written later is lost when the job dies before; without collections cycles of tensors hold memory longer",
+        verify,
+        target=target,
+    )
+
+
+def vectorise(verify: str, target: Target | None = None) -> Fix:
+    return _advice(
+        "Do for the whole tensor what the loop does for its elements",
+        "y = (x * w).sum(-1)                       # for i in range(n): y[i] = (x[i] * w[i]).sum()\n"
+        "y = x[index]; y.index_add_(0, index, v)   # gather and scatter instead of x[i] in a loop\n"
+        "f = torch.vmap(function)                  # where the body is a function of one element",
+        f"{_LAST_BITS}; the whole result is in memory at once",
+        verify,
+        target=target,
+    )
+
+
+def cuda_graphs(verify: str) -> Fix:
+    return _advice(
+        "Or record the step as a CUDA graph by hand",
+        "step = torch.cuda.make_graphed_callables(model, (sample,))   # forward and backward\n"
+        "# or capture all of it: with torch.cuda.graph(g): ...; then g.replay() with the batch copied into fixed tensors",
+        "shapes and control flow must be the same in every step; no waits for the device inside; inputs keep their place",
+        verify,
+    )
+
+
+def fill_the_gpu(verify: str) -> Fix:
+    return _advice(
+        "Or give each launch more to do: a larger batch",
+        "DataLoader(..., batch_size=<twice as many, as long as memory lasts>)   # HF: per_device_train_batch_size",
+        "fewer and larger steps: the learning rate and its schedule have to follow",
+        verify,
     )
 
 
@@ -339,6 +418,31 @@ def ddp_arguments(verify: str) -> Fix:
             "args": {"gradient_as_bucket_view": "True", "static_graph": "True"},
             "remove": ["find_unused_parameters"],
         },
+    )
+
+
+def prefetch_shards(verify: str) -> Fix:
+    return _advice(
+        "Gather the parameters of the next block while this one computes",
+        "FSDP2: for a, b in zip(blocks, blocks[1:]): a.set_modules_to_forward_prefetch([b])\n"
+        "       for a, b in zip(blocks[1:], blocks): a.set_modules_to_backward_prefetch([b])\n"
+        "FSDP1: FullyShardedDataParallel(..., forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE,\n"
+        "       limit_all_gathers=True)\n"
+        "Wrap whole transformer blocks: units too small to hide the next gather leave it exposed. Between nodes: "
+        "hybrid sharding (a 2-D device mesh) gathers inside a node only; bf16 parameters halve what is sent",
+        "each prefetched block holds its parameters longer: the peak rises by one block",
+        verify,
+    )
+
+
+def overlap_collective(verify: str) -> Fix:
+    return _advice(
+        "Start the collective earlier and wait where its result is needed",
+        "work = dist.all_reduce(x, async_op=True)\n...                      # compute that does not need x\nwork.wait()\n"
+        "Tensor parallel: sequence parallelism and async tensor parallel (torch._inductor.config._micro_pipeline_tp) "
+        "split the product so that parts of it run beside the exchange; all-to-all: exchange half a batch at a time",
+        "buffers of pending collectives must not be written before wait()",
+        verify,
     )
 
 

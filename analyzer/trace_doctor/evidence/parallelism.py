@@ -1,0 +1,50 @@
+"""Which wrappers for several devices or ranks ran, as they mark themselves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.run import Cat
+
+_DDP = re.compile(r"DistributedDataParallel\.forward|.*torch/nn/parallel/distributed\.py\(\d+\): .*")
+_FSDP = re.compile(
+    r"FSDP::.*|FullyShardedDataParallel[.:].*|.*torch/distributed/fsdp/fully_sharded_data_parallel\.py\(\d+\): .*"
+    r"|.*torch/distributed/(?:_composable/fsdp|fsdp/_fully_shard)/\w+\.py\(\d+\): .*"
+)
+_DATA_PARALLEL = re.compile(r"DataParallel\.forward")
+
+
+@dataclass(frozen=True)
+class Parallelism(Evidence):
+    """Raises NotCaptured without a trace."""
+
+    ddp: bool
+    """DistributedDataParallel"""
+    fsdp: bool
+    """FullyShardedDataParallel or fully_shard"""
+    data_parallel: bool
+    """DataParallel: threads of one process"""
+    world_size: int | None
+    """number of ranks of the job, where the file names it"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+
+        def seen(pattern: re.Pattern[str]) -> bool:
+            named = run.named(
+                lambda name: pattern.fullmatch(name) is not None, Cat.USER_ANNOTATION, Cat.CPU_OP, Cat.PYTHON
+            )
+            return bool(len(named))
+
+        info = run.meta.get("distributedInfo")
+        world = info.get("world_size") if isinstance(info, dict) else None
+        return cls(
+            ddp=seen(_DDP),
+            fsdp=seen(_FSDP),
+            data_parallel=seen(_DATA_PARALLEL),
+            world_size=world if isinstance(world, int) and world > 0 else None,
+        )

@@ -1,0 +1,116 @@
+"""TD603 data-parallel-module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Context, Rule, Saving, Table
+from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.gpu_timeline import COMPUTE, GpuTimeline
+from trace_doctor.evidence.intervals import intersect, intervals, total
+from trace_doctor.evidence.parallelism import Parallelism
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+
+
+def _training(devices: int, *, marked: bool = True) -> RunBuilder:
+    """One process scatters a batch, copies the model to each device and computes there, one after the other."""
+    b = RunBuilder(devices=devices)
+    for _ in range(4):
+        with b.step():
+            b.loader(5)
+            with b.annotation("DataParallel.forward" if marked else "forward"):
+                for device in range(devices):
+                    b.device = device
+                    with b.op("aten::mm"):
+                        b.wait(300)
+                        b.launch(600)
+            b.device = 0
+            b.idle_until_done()
+    return b
+
+
+@dataclass(frozen=True)
+class DataParallelModule(Rule):
+    """One process drives several GPUs with `nn.DataParallel`.
+
+    What it does
+    Reports `DataParallel.forward` in a capture in which more than one GPU works.
+
+    Why is this bad
+    DataParallel copies the model to every GPU in every step, runs all of them from threads of one Python process that
+    hold each other up, and gathers all outputs and gradients on the first GPU, whose memory is full first.
+
+    Evidence
+    The annotation `DataParallel.forward`, and GPU work on two or more devices in the window.
+
+    How the saving is estimated
+    A model: one process per GPU takes as long as the device that computes longest, with its communication hidden.
+
+    Fix
+    DistributedDataParallel, one process per GPU.
+
+    Fix safety
+    Advice only: the launcher, the sampler and the batch size per process change.
+
+    When to ignore
+    Where the script cannot be started by torchrun, as in a notebook.
+
+    References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
+    https://docs.pytorch.org/docs/stable/notes/ddp.html
+    """
+
+    code = "TD603"
+    name = "data-parallel-module"
+    title = "One process drives several GPUs"
+    needs = (Parallelism, GpuTimeline, Steps)
+
+    VALID = [
+        Valid("one GPU", lambda: _training(1)),
+        Valid("several GPUs without DataParallel", lambda: _training(2, marked=False)),
+    ]
+    INVALID = [Invalid("two GPUs", lambda: _training(2), message="2 GPUs")]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        timeline, steps = ctx[GpuTimeline], ctx[Steps]
+        if not ctx[Parallelism].data_parallel or len(timeline.devices) < 2:
+            return
+        spans = intervals(steps.spans("steady"))
+        computing = {
+            d: total(intersect(timeline.work(d, COMPUTE), spans)) / steps.count for d in timeline.devices
+        }
+        longest, step = max(computing.values()), total(spans) / steps.count
+        saved = max(step - longest, 0.0)
+        yield Claim(
+            message=(
+                f"nn.DataParallel drives {len(computing)} GPUs from one process; the busiest computes for "
+                f"{milliseconds(longest / 1e3)} of a step of {milliseconds(step / 1e3)}."
+            ),
+            confidence="medium",
+            saving=Saving(
+                time_us_per_step=saved / 1e3,
+                share_of_step=saved / step,
+                basis="model",
+                how="a step that takes as long as the device that computes longest, with all communication hidden",
+            ),
+            evidence=[
+                Table(
+                    title="Compute of a steady step",
+                    columns=[
+                        Column("device", "count"),
+                        Column("computes", "us"),
+                        Column("of the step", "share"),
+                    ],
+                    rows=[[device, ns / 1e3, ns / step] for device, ns in computing.items()],
+                )
+            ],
+            fixes=[
+                techniques.data_parallel(
+                    "record one rank of the new run: TD603 is gone, and a step is shorter"
+                )
+            ],
+            key="data-parallel",
+        )

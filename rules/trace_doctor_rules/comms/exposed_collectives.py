@@ -1,0 +1,254 @@
+"""TD601 exposed-collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.collectives import Collectives, RankedCollectives
+from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.intervals import intersect, intervals, total
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.parallelism import Parallelism
+from trace_doctor.evidence.replay import Replay
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.threads import Threads
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+
+_ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
+_ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
+
+
+def _rank(
+    us: float, *, hidden: bool = False, rank: int = 0, first_us: float = 0.0, name: str = _ALL_REDUCE
+) -> RunBuilder:
+    """Steps of 2 ms compute and a collective: behind it on the same stream, or hidden on another one."""
+    b = RunBuilder(rank=rank, world_size=2)
+    for n in range(5):
+        with b.step():
+            b.loader(5)
+            with b.annotation("DistributedDataParallel.forward"), b.op("aten::mm"):
+                b.launch(1000)
+            takes = us + (first_us if n == 0 else 0.0)
+            if hidden:
+                b.launch(takes, name, stream=20)
+            with b.op("aten::mm"):
+                b.launch(1000)
+            if not hidden:
+                b.launch(takes, name)
+            b.sync("cudaDeviceSynchronize")
+    return b
+
+
+def _waiting_for_the_other() -> tuple[RunBuilder, ...]:
+    """Rank 1 computes 500 us longer; the exchange itself takes 20 us."""
+    first, second = RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2)
+    for _ in range(5):
+        for b, compute, collective in ((first, 1000, 520), (second, 1500, 20)):
+            with b.step():
+                b.loader(5)
+                with b.op("aten::mm"):
+                    b.launch(compute)
+                b.launch(collective, _ALL_REDUCE)
+                b.sync()
+    return first, second
+
+
+@dataclass(frozen=True)
+class ExposedCollectives(Rule):
+    """The GPU exchanges data with other ranks and computes nothing meanwhile.
+
+    What it does
+    Finds steps whose collectives run beside no compute, and re-times the captured steps without them. Waiting for a
+    rank that comes late is not communication: where the traces of several ranks are at hand, it is left to TD602.
+
+    Why is this bad
+    Gradients can be exchanged while the rest of backward runs, and parameters gathered while the layer before
+    computes. What is not hidden behind compute is added to every step, on every GPU.
+
+    Evidence
+    NCCL, RCCL (or gloo) collectives in the steady steps, with the time in which no compute ran beside them. With
+    traces of several ranks that overlap in time only the transfer counts: the duration on the rank that came last.
+
+    How the saving is estimated
+    The captured steps are re-timed without the collectives; with several ranks never more than their exposed transfer.
+    It is an upper bound: some of an exchange always stays. Where the host is the limit, the replay saves nothing.
+
+    Fix
+    Data parallel: reduce in place and over a static graph, exchange accumulated gradients once (`no_sync`), larger or
+    smaller buckets. Sharded: prefetch the next block's parameters, wrap blocks that are large enough to hide the next
+    gather. Otherwise: start the collective earlier and wait for it where its result is needed.
+
+    Fix safety
+    Unsafe: the last bits of sums change with buckets and order.
+
+    When to ignore
+    When the capture holds the first steps only, in which communicators are set up.
+
+    References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+    """
+
+    code = "TD601"
+    name = "exposed-collectives"
+    title = "Communication is not hidden behind compute"
+    needs = (Collectives, Steps, Replay, Moments)
+    wants = (RankedCollectives, Parallelism, Threads)
+
+    min_share: float = threshold(
+        0.05,
+        "collectives beside no compute, as a share of the steady steps",
+        unit="share",
+        source="TraceLens asks from 5 % on",
+    )
+    min_saving: float = threshold(
+        0.03,
+        "saving of the replay, as a share of the step",
+        unit="share",
+        source="the severity `warning` begins there",
+    )
+
+    VALID = [
+        Valid("hidden behind compute", lambda: _rank(600, hidden=True)),
+        Valid("too short to matter", lambda: _rank(40)),
+        Valid("a communicator is set up", lambda: _rank(20, first_us=5000)),
+        Valid("no collectives", lambda: _rank(1, name="gemm"), skipped="no collective"),
+        Valid("waiting for the other rank, not transferring", _waiting_for_the_other),
+    ]
+    INVALID = [
+        Invalid(
+            "600 us after each step",
+            lambda: _rank(600),
+            saving_us=600,
+            message="all-reduce",
+            confidence="medium",
+        ),
+        Invalid("gathering parameters", lambda: _rank(600, name=_ALL_GATHER), message="all-gather"),
+        Invalid(
+            "both ranks transfer as long",
+            lambda: (_rank(600), _rank(600, rank=1)),
+            saving_us=600,
+            confidence="high",
+            claims=2,
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        own, steps, replay = ctx[Collectives], ctx[Steps], ctx[Replay]
+        if own.first_use or (replay.graph is not None and not replay.usable):
+            return
+        spans = intervals(steps.spans("steady"))
+        alone = intersect(own.alone, spans)
+        exposed = total(alone) / steps.count
+        transfer = _transfer(ctx)
+        if transfer is not None:
+            exposed = min(exposed, float(transfer))
+        if exposed < self.min_share * total(spans) / steps.count:
+            return
+        removal = _removal(ctx, own)
+        outcome = replay.without(removal)
+        saving = outcome.saving()
+        saved_us, share = outcome.saved_us_per_step, outcome.share_of_step
+        if transfer is not None and transfer / 1e3 < saved_us:
+            saved_us, share = transfer / 1e3, share * transfer / 1e3 / saved_us
+            saving = _capped(saving, saved_us, share)
+        if share < self.min_saving:
+            return
+        doubt = (
+            ""
+            if transfer is not None
+            else "; how much of it is waiting for other ranks, one rank cannot tell"
+        )
+        confidence: Confidence = "high" if transfer is not None and replay.usable else "medium"
+        kinds = [kind for kind, _, _ in _by_kind(own)]
+        yield Claim(
+            message=(
+                f"For {milliseconds(exposed / 1e3)} of a step only {' and '.join(kinds[:2])} "
+                f"{'runs' if len(kinds) == 1 else 'run'}, with no compute beside: up to {share:.0%} of the step{doubt}."
+            ),
+            confidence=confidence if steps.count > 1 else "low",
+            saving=saving,
+            evidence=[_table(own, steps)],
+            spans=ctx[Moments].longest([(s, e) for s, e in alone.tolist()], "communication without compute"),
+            fixes=_fixes(kinds, ctx.get(Parallelism)),
+            removal=removal if transfer is None else None,
+            owned=[(s, e) for s, e in alone.tolist()],
+            key=kinds[0],
+        )
+
+
+def _transfer(ctx: Context) -> int | None:
+    """Exposed transfer of this rank per step, ns; None where other ranks were not recorded."""
+    seen = ctx.get(RankedCollectives)
+    return (
+        seen.transfer_ns[seen.ranks.index(ctx.rank)] if seen is not None and ctx.rank in seen.ranks else None
+    )
+
+
+def _removal(ctx: Context, own: Collectives) -> Removal:
+    if ctx[Replay].graph is not None:
+        return Removal(gpu_rows=tuple(own.rows.tolist()))
+    threads = ctx.get(Threads)
+    main = threads.main if threads is not None else -1
+    return Removal(host_spans=tuple((main, s, e) for s, e in own.alone.tolist()))
+
+
+def _capped(saving: Saving, us: float, share: float) -> Saving:
+    """The saving, but no more than so much."""
+    return Saving(
+        time_us_per_step=us,
+        share_of_step=share,
+        basis=saving.basis,
+        how=f"{saving.how}; no more than the exposed transfer of {milliseconds(us)}, the rest is waiting for other ranks",
+    )
+
+
+_KINDS = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+    "sendrecv": "send and receive",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+
+
+def _kind(name: str) -> str:
+    """What people call it: `all-reduce`; the collective as recorded where its name does not say."""
+    plain = name.partition("(")[0].replace("_", "").lower()
+    return next((word for part, word in _KINDS.items() if part in plain), "collectives")
+
+
+def _by_kind(own: Collectives) -> list[tuple[str, int, int]]:
+    """(kind, count, ns), the longest first."""
+    found: dict[str, tuple[int, int]] = {}
+    for (name, _), ns in zip(own.keys, (own.end - own.start).tolist(), strict=True):
+        count, before = found.get(_kind(name), (0, 0))
+        found[_kind(name)] = (count + 1, before + ns)
+    return sorted(((k, n, ns) for k, (n, ns) in found.items()), key=lambda f: (-f[2], f[0]))
+
+
+def _table(own: Collectives, steps: Steps) -> Table:
+    return Table(
+        title="Collectives of the capture by kind",
+        columns=[Column("kind"), Column("number", "count"), Column("together", "us")],
+        rows=[[kind, count, ns / 1e3] for kind, count, ns in _by_kind(own)],
+    )
+
+
+_VERIFY = "record the same steps again: TD601 is gone, or its time has fallen"
+
+
+def _fixes(kinds: list[str], wrappers: Parallelism | None) -> list[Fix]:
+    if wrappers is not None and wrappers.fsdp:
+        return [techniques.prefetch_shards(_VERIFY)]
+    if wrappers is not None and wrappers.ddp and kinds[0] == "all-reduce":
+        return [techniques.ddp_arguments(_VERIFY), techniques.no_sync(_VERIFY)]
+    if {"all-gather", "reduce-scatter"} & set(kinds[:2]):
+        return [techniques.prefetch_shards(_VERIFY)]
+    return [techniques.overlap_collective(_VERIFY)]

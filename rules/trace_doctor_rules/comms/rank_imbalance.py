@@ -1,0 +1,126 @@
+"""TD606 rank-imbalance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Context, Fix, Rule, Saving, threshold
+from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.ranks import Ranks
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+
+
+def _job(*compute_us: float) -> tuple[RunBuilder, ...]:
+    ranks = tuple(RunBuilder(rank=r, world_size=len(compute_us)) for r in range(len(compute_us)))
+    for b, us in zip(ranks, compute_us, strict=True):
+        for _ in range(5):
+            with b.step():
+                b.loader(5)
+                with b.op("aten::mm"):
+                    b.launch(us)
+                b.wait(max(compute_us) - us)
+                b.sync()
+    return ranks
+
+
+@dataclass(frozen=True)
+class RankImbalance(Rule):
+    """The ranks of a job compute for different lengths of time.
+
+    What it does
+    Compares the compute time of a steady step over all ranks.
+
+    Why is this bad
+    Ranks meet in every step, so the one with most work sets the pace and the others idle or wait in a collective.
+
+    Evidence
+    The time ledgers of two or more ranks of one job, recorded at the same time. Which rank the others wait for in
+    collectives is TD602, which owns the time where it can tell.
+
+    How the saving is estimated
+    What the busiest rank computes beyond the mean: work that is shared evenly would take so much less. A bound.
+
+    Fix
+    Share the work evenly: group samples by length over ranks, balance shards and experts, even pipeline stages.
+
+    Fix safety
+    Advice only.
+
+    When to ignore
+    When the ranks do different work on purpose and none waits for another.
+
+    References
+    https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """
+
+    code = "TD606"
+    name = "rank-imbalance"
+    title = "The ranks share the work unevenly"
+    needs = (Ranks,)
+    yields_to = ("TD602",)
+
+    min_difference: float = threshold(
+        0.10,
+        "difference between the longest and the shortest compute time, as a share of the longest",
+        unit="share",
+        source="equal ranks of a real Megatron job differ by 5 %",
+    )
+    min_share: float = threshold(
+        0.03,
+        "what the busiest rank computes beyond the mean, as a share of the step",
+        unit="share",
+        source="the severity `warning` begins there",
+    )
+
+    VALID = [
+        Valid("even", lambda: _job(1000, 1020, 990)),
+        Valid("one rank alone", lambda: _job(1000), skipped="one rank"),
+    ]
+    INVALID = [
+        Invalid(
+            "rank 1 computes a third longer", lambda: _job(1000, 1500, 1000), saving_us=333, message="Rank 1"
+        )
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        ranks = ctx[Ranks]
+        compute = [ranks.of(rank, "compute") for rank in ranks.ranks]
+        most, least, mean = max(compute), min(compute), sum(compute) / len(compute)
+        busiest = ranks.ranks[compute.index(most)]
+        step = ranks.step_ns[compute.index(most)]
+        if ctx.rank != busiest or not step or most - least < self.min_difference * most:
+            return
+        share = (most - mean) / step
+        if share < self.min_share:
+            return
+        yield Claim(
+            message=(
+                f"Rank {busiest} computes {milliseconds(most / 1e3)} of a step, the mean of the {len(compute)} ranks is "
+                f"{milliseconds(mean / 1e3)} and the least {milliseconds(least / 1e3)}."
+            ),
+            confidence="medium",
+            saving=Saving(
+                time_us_per_step=(most - mean) / 1e3,
+                share_of_step=share,
+                basis="bound",
+                how="compute of the busiest rank less the mean over all ranks",
+            ),
+            evidence=[ranks.table()],
+            fixes=[_EVEN],
+            key="compute",
+        )
+
+
+_EVEN = Fix(
+    title="Share the work evenly",
+    kind="advice",
+    safety="display",
+    text=(
+        "Sequences of different length: sort by length and deal them out in turn (transformers: group_by_length=True), or "
+        "pack them to equal token counts. Sharded tables or experts: place them by their cost. Pipeline stages: move "
+        "layers. The same number of kernels on every rank and still a difference: compare the clocks of the GPUs."
+    ),
+    verify="record all ranks again: their compute times differ by less",
+    risk="the order of samples changes, and with it the losses",
+)
