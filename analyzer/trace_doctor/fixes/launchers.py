@@ -1,21 +1,94 @@
-"""Options of the command that starts a script: in its launch script or configuration file, else for people to type."""
+"""The commands that start a script, and the files that they name: where an option, a variable or a configuration is set
+outside of the code."""
 
 from __future__ import annotations
 
-import json
+import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import libcst as cst
 
 from trace_doctor.fixes.codemods import Place
+from trace_doctor.fixes.documents import Document
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
 from trace_doctor.loaders.script import Script, TextFile
 
-_SHELL = (".sh", ".bash", ".slurm", ".sbatch")
-_CONFIG = (".yaml", ".yml", ".json")
+SHELL = (".sh", ".bash", ".slurm", ".sbatch", "Makefile", "Dockerfile")
+CONFIG = (".yaml", ".yml", ".json")
 _TRAINER_KEY = "per_device_train_batch_size"
 """tells a file of the Trainer's arguments from any other"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a launch script, with the lines that continue it: characters [start, end) of the file. The script's
+    own arguments begin at `arguments`."""
+
+    file: TextFile
+    start: int
+    arguments: int
+    end: int
+
+    @property
+    def text(self) -> str:
+        return self.file.text[self.start : self.end]
+
+    def option(self, *names: str) -> str | None:
+        """The value of an option, of the launcher or of the script."""
+        for name in names:
+            found = re.search(_option(name), self.text)
+            if found is not None:
+                return found["value"].strip("\"'")
+        return None
+
+    @property
+    def candidate(self) -> Candidate:
+        return shown(self.file, self.arguments)
+
+
+def shown(file: TextFile, offset: int) -> Candidate:
+    """The line that a place of a file is on."""
+    line = file.line_of(offset)
+    return Candidate(file.name, line, file.line_text(line).strip())
+
+
+def commands(place: Place, script: str) -> list[Command]:
+    """The commands that start a script of this name, in the launch scripts of the source folder."""
+    return [c for file in place.program.files(*SHELL) for c in _commands(file, script)]
+
+
+def starts(place: Place) -> list[Command]:
+    """The commands that start the program: any of its scripts that can be started."""
+    names = sorted({s.name for s in [*place.program.mentioning("__main__"), *place.scripts]})
+    return [c for name in names for c in commands(place, name)]
+
+
+def _commands(file: TextFile, script: str) -> Iterator[Command]:
+    name = re.escape(script.rsplit("/", 1)[-1])
+    for match in re.finditer(rf"(?m)^(?![ \t]*#)[^\n#]*?(?<![\w-]){name}(?![\w.])", file.text):
+        start, end = match.start(), match.end()
+        while start and file.text[:start].rstrip("\r\n").endswith("\\"):
+            start = file.text.rfind("\n", 0, start - 1) + 1
+        while (stop := file.text.find("\n", end)) >= 0 and file.text[end:stop].rstrip("\r").endswith("\\"):
+            end = stop + 1
+        yield Command(file, start, match.end(), stop if stop >= 0 else len(file.text))
+
+
+def named(place: Place, path: str) -> list[TextFile]:
+    """Configuration files of the source folder that a path of a command or a script can mean."""
+    wanted = [part for part in path.replace("\\", "/").split("/") if part not in (".", "..", "")]
+    wanted = wanted[max((i + 1 for i, p in enumerate(wanted) if "$" in p or "{" in p), default=0) :]
+    if not wanted:
+        return []
+    files = [f for f in place.program.files(*CONFIG) if f.name.split("/")[-1] == wanted[-1]]
+    exact = [f for f in files if f.name.split("/") == wanted]
+    return exact or [f for f in files if f.name.split("/")[-len(wanted) :] == wanted]
+
+
+# ---------------------------------------------------------------------- options of a parser
 
 
 def pass_options(
@@ -27,23 +100,20 @@ def pass_options(
     Raises NoEdit with the options to type where there is none or more than one.
     """
     script = parsed[0].name
-    started = [(file, span) for file in place.program.files(*_SHELL) for span in _commands(file, script)]
-    configs = [file for file in place.program.files(*_CONFIG) if _key(file, _TRAINER_KEY) is not None]
+    started = commands(place, script)
+    configs = [d for d in documents(place.program.files(*CONFIG)) if d.find(_TRAINER_KEY) is not None]
     if len(started) == 1:
-        file, span = started[0]
-        edits = _shell_edits(file, span, script, options)
+        file = started[0].file
+        edits = _shell_edits(started[0], options)
     elif len(configs) == 1 and not started:
-        file = configs[0]
-        edits = [e for name, value in options.items() if (e := _config_edit(file, name, value)) is not None]
+        file = configs[0].file
+        edits = configs[0].merged(_unlike(configs[0], options))
     else:
-        shown = [
-            Candidate(f.name, f.line_of(at[0]), f.line_text(f.line_of(at[0])).strip()) for f, at in started
-        ]
         text = " ".join(f"--{name} {value}" for name, value in options.items())
         raise NoEdit(
             "display",
             "the arguments come from the command line: add these options to it",
-            shown,
+            [command.candidate for command in started],
             command="\n".join([f"python {script} ... {text}", *(f"# {note}" for note in notes)]),
             framework="transformers",
         )
@@ -53,80 +123,54 @@ def pass_options(
     return Change(file, tuple(edits), line, "unsafe", tuple(notes), "transformers")
 
 
-# ---------------------------------------------------------------------- shell scripts
+def documents(files: Iterable[TextFile]) -> Iterator[Document]:
+    """Those files that are read as JSON or YAML."""
+    for file in files:
+        try:
+            yield Document(file)
+        except NoEdit:
+            continue
 
 
-def _commands(file: TextFile, script: str) -> Iterator[tuple[int, int]]:
-    """Ranges of the commands that start a script: the line with its name and those that continue it."""
-    name = re.escape(script.rsplit("/", 1)[-1])
-    for match in re.finditer(rf"(?m)^(?![ \t]*#)[^\n#]*?(?<![\w-]){name}(?![\w.])", file.text):
-        end = match.end()
-        while (stop := file.text.find("\n", end)) >= 0 and file.text[end:stop].rstrip("\r").endswith("\\"):
-            end = stop + 1
-        yield match.end(), stop if stop >= 0 else len(file.text)
+def _unlike(document: Document, options: Mapping[str, str]) -> dict[str, Any]:
+    """The options whose values are not there, or smaller, as values of a configuration file."""
+    wanted = {name: _value(text) for name, text in options.items()}
+    return {n: v for n, v in wanted.items() if not _more(str(document.value(n)), str(v))}
 
 
-def _shell_edits(
-    file: TextFile, span: tuple[int, int], script: str, options: Mapping[str, str]
-) -> list[Edit]:
-    start, end = span
-    command = file.text[start:end]
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _option(name: str) -> str:
+    return rf"(?<!\S)--{name}(?:[ =]+|\s*\\\r?\n\s*)(?P<value>[^\s\\]+)"
+
+
+def _shell_edits(command: Command, options: Mapping[str, str]) -> list[Edit]:
+    file, start, text = command.file, command.arguments, command.file.text[command.arguments : command.end]
     edits, new = [], []
     for name, value in options.items():
-        there = re.search(rf"(?<!\S)--{name}(?:[ =]+|\s*\\\r?\n\s*)(?P<value>[^\s\\]+)", command)
+        there = re.search(_option(name), text)
         if there is None:
             new.append(f"--{name} {value}")
         elif there["value"] != value and not _more(there["value"], value):
             at = start + there.start("value")
             edits.append(Edit(at, start + there.end("value"), value, f"option:{start}:{name}", value))
     if new:
-        rest = command.split("\n")[0].rstrip("\r")
+        rest = text.split("\n")[0].rstrip("\r")
         if rest.strip() == "\\":  # one option a line: new lines of the same form right below
             below = file.line_text(file.line_of(start) + 1)
             indent = below[: len(below) - len(below.lstrip())]
-            at = start + len(command.split("\n")[0]) + 1
-            text = "".join(f"{indent}{option} \\\n" for option in new)
+            at = start + len(text.split("\n")[0]) + 1
+            added = "".join(f"{indent}{option} \\\n" for option in new)
         else:
-            at, text = start, "".join(f" {option}" for option in new)
-        edits.append(Edit(at, at, text, f"options:{start}", text))
+            at, added = start, "".join(f" {option}" for option in new)
+        edits.append(Edit(at, at, added, f"options:{start}", added))
     return edits
 
 
 def _more(now: str, wished: str) -> bool:
     return now.isdigit() and wished.isdigit() and int(now) >= int(wished)
-
-
-# ---------------------------------------------------------------------- top-level keys of YAML and JSON
-
-
-def _key(file: TextFile, name: str) -> re.Match[str] | None:
-    """A top-level key with its value."""
-    if file.name.endswith(".json"):
-        try:
-            if not isinstance(found := json.loads(file.text), dict) or name not in found:
-                return None
-        except ValueError:
-            return None
-        return re.search(rf'"{name}"\s*:\s*(?P<value>"[^"\n]*"|[^,\s}}]+)', file.text)
-    return re.search(rf"(?m)^{name}[ \t]*:[ \t]*(?P<value>[^\s#]+)", file.text)
-
-
-def _config_edit(file: TextFile, name: str, value: str) -> Edit | None:
-    """Sets a top-level key, or adds it below the key that every file of the Trainer's arguments has."""
-    is_json = file.name.endswith(".json")
-    text = value.lower() if value in ("True", "False") else value
-    if is_json and not re.fullmatch(r"-?\d+(?:\.\d+)?|true|false", text):
-        text = json.dumps(text)
-    there = _key(file, name)
-    if there is not None:
-        if there["value"] == text or _more(there["value"], text):
-            return None
-        return Edit(there.start("value"), there.end("value"), text, f"key:{name}", text)
-    beside = _key(file, _TRAINER_KEY)
-    assert beside is not None
-    at = file.line_starts[file.line_of(beside.start()) - 1]
-    indent = file.text[at : beside.start()]
-    if indent.strip():
-        return None  # an object on one line
-    line = f'{indent}"{name}": {text},\n' if is_json else f"{indent}{name}: {text}\n"
-    return Edit(at, at, line, f"key:{name}", text)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_FILES = 5_000
 MAX_BYTES = 2_000_000
-CONFIG_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".json", ".yaml", ".yml", "Dockerfile")
+CONFIG_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".json", ".yaml", ".yml", "Dockerfile", "Makefile")
 SKIPPED = frozenset(
     ["__pycache__", "site-packages", "dist-packages", "node_modules", "build", "dist", "venv", "env"]
 )
