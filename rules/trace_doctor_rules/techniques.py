@@ -308,6 +308,17 @@ def steady_shapes(verify: str) -> Fix:
 # ---------------------------------------------------------------------- memory
 
 
+def max_split_size(verify: str) -> Fix:
+    return Fix(
+        title="Where segments cannot grow: leave large blocks whole",
+        kind="env",
+        safety="display",
+        text="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512 python train.py",
+        verify=verify,
+        risk="cached blocks above that size wait for a request of their size: may cost memory where there is none",
+    )
+
+
 def chunked_loss(verify: str = _MEMORY, target: Target | None = None) -> Fix:
     return _patch(
         "Compute the loss in chunks, or with a fused kernel",
@@ -330,6 +341,17 @@ def fused_optimizer(name: str | None, verify: str = _MEMORY) -> Fix:
         "the last bits of updates differ; parameters must be floating point and on one of the supported devices",
         verify,
         params={"fused": True, "class": name} if name else {"fused": True},
+    )
+
+
+def foreach_optimizer(name: str, verify: str) -> Fix:
+    return _patch(
+        "Update all parameters at once",
+        "optimizer-args",
+        f"torch.optim.{name}(..., foreach=True)   # torch 2.0 and later take it by themselves on a GPU",
+        "the last bits of updates differ; temporaries as large as the parameters",
+        verify,
+        params={"foreach": True, "class": name},
     )
 
 

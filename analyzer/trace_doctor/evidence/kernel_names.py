@@ -1,0 +1,139 @@
+"""What the name of a GPU kernel says: what it computes, in which number format, and whether on tensor cores.
+
+Sources: names in 124 real captures (cuBLAS, cuDNN, CUTLASS, MIOpen, rocBLAS/Tensile, Composable Kernel, Triton, Inductor)
+and the naming schemes of CUTLASS and Tensile. What a name does not say is left open: `""` and None.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+Kind = Literal["gemm", "gemv", "conv", "attention", "softmax", "layout", "other"]
+Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelClass:
+    """`precision` is that of the products' inputs, for gemm, gemv, conv and attention; "" where the name leaves it open."""
+
+    kind: Kind
+    precision: Precision = ""
+    tensor_cores: bool | None = None
+
+    @property
+    def plain_fp32(self) -> bool:
+        """A product of fp32 numbers on the ordinary units of an NVIDIA GPU (on AMD: in fp32)."""
+        return self.kind in ("gemm", "conv") and self.precision == "fp32"
+
+
+_ATTENTION = re.compile(
+    r"fmha|flash_(?:fwd|bwd|attn)|flash::|flashattn|FlashAttn|attn_(?:fwd|bwd)|sage_fwd|AttentionKernel|AttentionBackward"
+    r"|sdpa|unified_attention|paged_attention|mha_(?:fwd|bwd|varlen)",
+)
+_NO_ATTENTION = re.compile(r"reshape_and_cache|elementwise|triton_(?:poi|red|per)_")
+_SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
+_LAYOUT = re.compile(
+    r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d|transpose_(?:CNHW2NCHW|NCHW2CNHW)"
+    r"|cudnn\w*::.*convertTensor_reformat",
+    re.IGNORECASE,
+)
+_CONV = re.compile(
+    r"fprop|dgrad|wgrad|implicit_gemm|convolve|scudnn|[sh]\d+cudnn|winograd|cudnn::\w+::\w+_engine|cudnn::cnn::im2col"
+    r"|fft[12]d_[rc]2[rc]|igemm_(?:fwd|bwd|wrw)|miopen\w*conv|naive_conv|kernel_grouped_conv|gridwise_convolution"
+    r"|conv2d_c1_k1|ImplicitGemmConvolution|_bwd_weight|g?cgemm|triton_tem_fused_\w*convolution|conv_(?:fwd|bwd)_",
+    re.IGNORECASE,
+)
+_GEMV = re.compile(r"gemv(?!.*gemm)|(?:^|\W)dot_kernel<|gemmk1_kernel|wvSplitK|LLGemm", re.IGNORECASE)
+_GEMM = re.compile(
+    r"gemm|nvjet|^Cijk_|(?:^|_)matmul|^bmm_|^mm_|batch_matmul|triton_tem_fused_\w*mm|triton_mm|_mm_kernel",
+    re.IGNORECASE,
+)
+_NEITHER = re.compile(
+    r"fbgemm|splitK?reduce|triton_(?:poi|red|per|for)_|^triton__\d|dequant|quantize|epilogue::|scatter|offsets",
+    re.IGNORECASE,
+)
+_POINTWISE = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|CatArray|distribution_")
+
+_FORMATS: tuple[tuple[Precision, re.Pattern[str]], ...] = (
+    ("fp8", re.compile(r"e4m3|e5m2|fp8|_F8|mxfp[48]|MxE\d|E2m1", re.IGNORECASE)),
+    ("tf32", re.compile(r"tf32|_xf32|(?:tensorop|xmma)_s1688(?!\w*(?:f16|bf16))", re.IGNORECASE)),
+    ("fp64", re.compile(r"dgemm|d884|_f64f64|double|_DB_|dgrad\w*<double", re.IGNORECASE)),
+    ("bf16", re.compile(r"bf16|bfloat|_BBS?_|_B_?BS_|_BSS_|BF16")),
+    (
+        "fp16",
+        re.compile(
+            r"f16|fp16|_half|half[ _>,:]|half_t|Half|hgemm|h(?:884|1688|16816)|_HHS?_|_HSS_|_HB_|s(?:884|161616|16816)"
+        ),
+    ),
+    ("int8", re.compile(r"int8|i8i8|_i8|i(?:8816|16832)", re.IGNORECASE)),
+    (
+        "fp32",
+        re.compile(
+            r"sgemm|scudnn|f32f32_f32f32|_f32_|_SB_|_S_B|<float|<int, (?:int, )?float|cgemm|fp32|f32_aligned"
+            r"|fft[12]d|dtype_Float\b",
+            re.IGNORECASE,
+        ),
+    ),
+)
+_ON_TENSOR_CORES = re.compile(
+    r"tensorop|wmma|tensor\d+x\d+|warpgroup|xmma(?!.*ffma)|[shdi](?:884|1688|16816|161616|16832)|_MI\d+x\d+|xdl|nvjet|fmha"
+)
+
+
+@lru_cache(maxsize=65536)
+def kernel_class(name: str) -> KernelClass:
+    """What a kernel of this name does."""
+    kind = _kind(name)
+    if kind in ("softmax", "layout", "other"):
+        return KernelClass(kind)
+    precision: Precision = next((p for p, form in _FORMATS if form.search(name)), "")
+    return KernelClass(kind, precision, _tensor_cores(name, precision))
+
+
+def _kind(name: str) -> Kind:
+    if _LAYOUT.search(name):
+        return "layout"
+    if _ATTENTION.search(name) and not _NO_ATTENTION.search(name):
+        return "attention"
+    if _POINTWISE.search(name) or _NEITHER.search(name):
+        return "softmax" if _SOFTMAX.search(name) and "triton" not in name else "other"
+    if _SOFTMAX.search(name):
+        return "softmax"
+    if _CONV.search(name):
+        return "conv"
+    if _GEMV.search(name):
+        return "gemv"
+    return "gemm" if _GEMM.search(name) else "other"
+
+
+def _tensor_cores(name: str, precision: Precision) -> bool | None:
+    """Only half and single precision tell: an `sgemm` has none, whatever tile it names."""
+    if _ON_TENSOR_CORES.search(name) and "simt" not in name and "ffma" not in name:
+        return True
+    return False if precision in ("fp32", "fp64") else None
+
+
+def is_log_softmax(name: str) -> bool:
+    """Of a classifier's loss, not of attention: `softmax_warp_forward<…, is_log_softmax = true, …>` and SoftMax kernels
+    with a LogSoftMax epilogue."""
+    warp = re.search(r"softmax_warp_(?:forward|backward)<[^>]*?, (\d+), (true|false)", name)
+    return (warp is not None and warp.group(2) == "true") or "LogSoft" in name
+
+
+def architecture(names: list[str]) -> tuple[int, int] | None:
+    """The least compute capability that kernels of these names run on; None where no name tells."""
+    found = [cc for pattern, cc in _ARCHITECTURES if any(pattern.search(n) for n in names)]
+    return max(found, default=None)
+
+
+_ARCHITECTURES = (
+    (re.compile(r"^volta_|cutlass_70_|sm70_"), (7, 0)),
+    (re.compile(r"^turing_|cutlass_75_|sm75_"), (7, 5)),
+    (re.compile(r"^ampere_|cutlass_80_|sm80_|cudnn_ampere|_sm80"), (8, 0)),
+    (re.compile(r"sm86_"), (8, 6)),
+    (re.compile(r"sm90_|cutlass_90_"), (9, 0)),
+    (re.compile(r"sm100|cutlass3x_sm100"), (10, 0)),
+)

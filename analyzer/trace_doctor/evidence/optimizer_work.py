@@ -1,0 +1,70 @@
+"""What optimizers do in the steady steps: their `step()` and `zero_grad()`, the operators and the GPU work in them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.event_names import is_optimizer, is_optimizer_step
+from trace_doctor.evidence.launches import Launches
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.run import I64, Bool, Cat, Run
+
+_CLASS = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
+
+
+@dataclass(frozen=True)
+class OptimizerWork(Evidence):
+    """Raises NotCaptured where no step() or zero_grad() of an optimizer starts in a steady step."""
+
+    steps: I64
+    """rows of `Optimizer.step#…`"""
+    zero_grads: I64
+    """rows of `Optimizer.zero_grad#…`"""
+    run: Run = field(repr=False)
+    nesting: Nesting = field(repr=False)
+    launches: Launches = field(repr=False)
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, spans = facts.run, facts[Steps].spans("steady")
+        marks = run.named(is_optimizer, Cat.USER_ANNOTATION, Cat.CPU_OP)
+        edges = np.array(spans, dtype=np.int64).reshape(-1, 2)
+        at = np.searchsorted(edges[:, 0], run.ts[marks], side="right") - 1
+        marks = marks[(at >= 0) & (run.ts[marks] < edges[np.maximum(at, 0), 1])]
+        if not len(marks):
+            raise NotCaptured(
+                "no step of an optimizer was recorded",
+                "profile whole training steps: torch.optim marks Optimizer.step by itself",
+            )
+        stepping = run.is_named(is_optimizer_step)[marks]
+        return cls(marks[stepping], marks[~stepping], run, facts[Nesting], facts[Launches])
+
+    def optimizer(self, mark: int) -> str:
+        """The class: `AdamW`."""
+        found = _CLASS.match(self.run.text(mark))
+        return found.group(1) if found else ""
+
+    def operators(self, marks: I64) -> I64:
+        """The outermost operators inside these, by start."""
+        operators = np.flatnonzero(self.run.is_cat(Cat.CPU_OP))
+        chosen = self._mask(marks)
+        operators = operators[~chosen[operators]]
+        return self.nesting.outermost(operators[self.nesting.inside(operators, chosen)])
+
+    def gpu_rows(self, rows: I64) -> I64:
+        """The GPU work launched inside these host events."""
+        calls = self.launches.calls
+        inside = calls[self.nesting.inside(calls, self._mask(rows))]
+        return np.asarray(self.run.gpu[np.isin(self.launches.launch, inside)])
+
+    def _mask(self, rows: I64) -> Bool:
+        mask = np.zeros(len(self.run), dtype=bool)
+        mask[rows] = True
+        return mask

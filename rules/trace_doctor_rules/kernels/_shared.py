@@ -1,0 +1,72 @@
+"""What the kernel rules share: savings by a model, capped by the replay, and tables of kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from trace_doctor import Column, Saving, Table
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.kernels import Kernels
+from trace_doctor.evidence.replay import Replay
+
+Bool = npt.NDArray[np.bool_]
+
+HARDLY = 0.005
+"""A saving below this share of the step is none that anybody would notice."""
+ROWS = 8
+"""Kernels of one table: the rest is summed up."""
+
+
+def by_model(kernels: Kernels, replay: Replay, mask: Bool, part: float, assumed: str) -> Saving:
+    """A saving by a model: so much of these kernels' time, but never more than leaving all of them out would give.
+
+    `part` is the share of their time that the model takes away, `assumed` the sentence that says why.
+    """
+    us = kernels.us_per_step(mask)
+    most = replay.without(Removal(gpu_rows=tuple(kernels.rows[mask].tolist()))).saved_us_per_step
+    saved = min(us * part, most)
+    how = f"{two_figures(us)} of kernels a step, of which {part:.0%} may go: {assumed}"
+    if saved < us * part:
+        how += (
+            f"; capped at {two_figures(saved)}, for without these kernels a step would gain no more"
+            if saved
+            else "; nothing, for without these kernels the GPU would only wait longer for other things"
+        )
+    step = replay.median_ns / 1e3
+    return Saving(time_us_per_step=saved, share_of_step=saved / step if step else 0.0, basis="model", how=how)
+
+
+def promise(saving: Saving) -> str:
+    """What a message says of it: half a sentence."""
+    share = saving.share_of_step or 0.0
+    if share < HARDLY:
+        return "a step would hardly be shorter, for the GPU waits for other things"
+    return f"a step could become up to {two_figures(saving.time_us_per_step or 0.0)} shorter ({share:.0%})"
+
+
+def kernel_table(title: str, kernels: Kernels, mask: Bool) -> Table:
+    """The kernels that take most time, per steady step."""
+    ranked = kernels.by_name(mask)
+    rows: list[list[str | int | float | None]] = [
+        [name[:160], count / kernels.steps, ns / kernels.steps / 1e3, ns / max(kernels.total, 1)]
+        for name, count, ns in ranked[:ROWS]
+    ]
+    return Table(
+        title=title,
+        columns=[
+            Column("kernel", "code"),
+            Column("a step", "count"),
+            Column("time a step", "us"),
+            Column("of all kernels", "share"),
+        ],
+        rows=rows,
+        of=len(ranked) if len(ranked) > ROWS else None,
+    )
+
+
+def spans(kernels: Kernels, mask: Bool) -> list[tuple[int, int]]:
+    """When these kernels ran, (start, end) ns, by start."""
+    rows = kernels.rows[mask]
+    return list(zip(kernels.run.ts[rows].tolist(), kernels.run.end[rows].tolist(), strict=True))

@@ -1,0 +1,240 @@
+"""TD307 conv-bias-before-batchnorm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trace_doctor import Claim, Column, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.kernels import Kernels
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs
+from trace_doctor.evidence.replay import Replay
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules.kernels._shared import by_model
+
+Rows = npt.NDArray[np.int64]
+_CONVOLUTIONS = ("aten::conv1d", "aten::conv2d", "aten::conv3d")
+_NORM = "aten::batch_norm"
+_HARMLESS = ("aten::add_", "aten::add")
+"""BatchNorm counts its batches before it runs; and whatever else is added, the bias is still taken away."""
+_ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+
+
+def _training(
+    *,
+    bias: bool = True,
+    between: str = "",
+    channels: int = 64,
+    shapes: bool = True,
+    gpu: bool = True,
+    stacks: bool = False,
+) -> RunBuilder:
+    b = RunBuilder(gpu="NVIDIA H100 80GB HBM3" if gpu else None, shapes=shapes, stacks=stacks)
+    image, weight = [8, 32, 56, 56], [64, 32, 3, 3]
+    for _ in range(4):
+        with b.step(), b.python("model.py", 30, "forward"):
+            for _ in range(5):
+                given = [image, weight, [64] if bias else [], [], [], [], []]
+                with b.op(
+                    "aten::conv2d",
+                    dims=given,
+                    types=["float", "float", "float" if bias else "", "", "", "", ""],
+                ):
+                    with b.op("aten::cudnn_convolution", us=5):
+                        _work(b, gpu, 200, "sm80_xmma_fprop_implicit_gemm_tf32f32")
+                    if bias:
+                        with b.op("aten::add_", us=5):
+                            _work(b, gpu, 10, _ADD)
+                if between:
+                    with b.op(between, us=5):
+                        _work(b, gpu, 10, "relu")
+                with b.op(
+                    _NORM, us=5, dims=[[8, channels, 56, 56], [channels], [channels]], types=["float"] * 3
+                ):
+                    _work(b, gpu, 30, "bn_fw_tr_1C11_kernel_NCHW")
+    return b
+
+
+def _work(b: RunBuilder, gpu: bool, us: float, name: str) -> None:
+    if gpu:
+        b.launch(us, name)
+    else:
+        b.wait(us)
+
+
+@dataclass(frozen=True)
+class ConvBiasBeforeBatchnorm(Rule):
+    """A convolution adds a bias that the batch norm behind it takes away again.
+
+    What it does
+    Finds convolutions with a bias whose next operator is a batch norm over their channels.
+
+    Why is this bad
+    Batch norm subtracts the mean of each channel, and with it whatever the bias added. The addition is one more pass over
+    the output, its gradient one more reduction, and the parameter is trained for nothing.
+
+    Evidence
+    Shapes of the operators' inputs in a typical step: `aten::conv1d`, `conv2d` or `conv3d` with a third tensor, and
+    `aten::batch_norm` as the next operator of the same thread (but for additions), over as many channels.
+
+    How the saving is estimated
+    A model: the time of the kernels that add the bias in forward, all of it. What its gradient costs is not counted;
+    where the convolution's own kernel adds the bias, nothing is.
+
+    Fix
+    `bias=False` in the convolution.
+
+    Fix safety
+    Unsafe: parameters are initialised with other random numbers from there on, and checkpoints lose a key.
+
+    When to ignore
+    When checkpoints with these biases must load unchanged.
+
+    References
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#disable-bias-for-convolutions-directly-followed-by-a-batch-norm
+    """
+
+    code = "TD307"
+    name = "conv-bias-before-batchnorm"
+    title = "A convolution's bias is undone by the batch norm behind it"
+    needs = (Steps, OperatorInputs, Nesting, Moments)
+    wants = (Kernels, Replay, CallSites)
+
+    min_layers: int = threshold(
+        1, "such convolutions in a step", source="one is one too many, and it costs little to say so"
+    )
+
+    VALID = [
+        Valid("no bias", lambda: _training(bias=False)),
+        Valid("an activation between", lambda: _training(between="aten::relu")),
+        Valid("a norm over other channels", lambda: _training(channels=32)),
+        Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
+    ]
+    INVALID = [
+        Invalid("five layers", _training, message="5 convolutions", saving_us=50, severity="info", confidence="high"),
+        Invalid("the norm counts its batches", lambda: _training(between="aten::add_"), message="5 convolutions"),
+        Invalid("CPU", lambda: _training(gpu=False), message="5 convolutions"),
+        Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
+    ]  # fmt: skip
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        inputs, nesting = ctx[OperatorInputs], ctx[Nesting]
+        run = nesting.run
+        pairs = _pairs(nesting, inputs)
+        if not pairs:
+            return
+        given = inputs.of([row for pair in pairs for row in pair])
+        found = [
+            (conv, of_conv)
+            for (conv, _), of_conv, of_norm in zip(pairs, given[::2], given[1::2], strict=True)
+            if _undone(of_conv, of_norm)
+        ]
+        if len(found) < self.min_layers:
+            return
+        convolutions = np.array([conv for conv, _ in found], dtype=np.int64)
+        site = _site(ctx, convolutions)
+        biased = sum(
+            len(g.shape(2)) == 1
+            for g in inputs.of(inputs.typical(run.named(_CONVOLUTIONS.__contains__)).tolist())
+        )
+        saving = _saving(ctx, len(found) / max(biased, 1))
+        cost = f" and costs {two_figures(saving.time_us_per_step or 0.0)} a step" if saving else ""
+        several = "s" if len(found) > 1 else ""
+        yield Claim(
+            message=(
+                f"{len(found)} convolution{several} of a step{f' in {site}' if site else ''} "
+                f"add{'' if several else 's'} a bias that the batch norm behind {'them' if several else 'it'} takes away "
+                f"again: it has no effect{cost}."
+            ),
+            confidence="high",
+            severity="info",
+            saving=saving,
+            location=location(site, ts_us=ctx[Moments].ts_us(int(run.ts[convolutions[0]]))),
+            evidence=[_table([given for _, given in found])],
+            spans=ctx[Moments].longest(
+                zip(run.ts[convolutions].tolist(), run.end[convolutions].tolist(), strict=True),
+                "convolution with a bias before batch norm",
+            ),
+            fixes=[_FIX],
+            key="bias",
+        )
+
+
+def _pairs(nesting: Nesting, inputs: OperatorInputs) -> list[tuple[int, int]]:
+    """Convolutions of the typical step with the batch norm that is the next operator of their thread."""
+    run = nesting.run
+    norms = inputs.typical(run.named(_NORM.__eq__))
+    found = []
+    for conv in inputs.typical(run.named(_CONVOLUTIONS.__contains__)).tolist():
+        mine = norms[(run.thread[norms] == run.thread[conv]) & (run.ts[norms] >= run.end[conv])]
+        if len(mine) and not _operator_between(nesting, conv, int(mine[0])):
+            found.append((conv, int(mine[0])))
+    return found
+
+
+def _operator_between(nesting: Nesting, conv: int, norm: int) -> bool:
+    run = nesting.run
+    between = nesting.started(int(run.thread[conv]), int(run.end[conv]), int(run.ts[norm]))
+    names = {run.text(int(row)) for row in between[between != norm].tolist()}
+    return any(name.startswith("aten::") and name not in _HARMLESS for name in names)
+
+
+def _undone(conv: Inputs, norm: Inputs) -> bool:
+    """Whether there is a bias, and the norm is over the channels that it is added to."""
+    bias, weight, image = conv.shape(2), conv.shape(1), norm.shape(0)
+    return len(bias) == 1 and len(weight) > 2 and len(image) > 2 and bias[0] == weight[0] == image[1]
+
+
+def _site(ctx: Context, convolutions: Rows) -> Site | None:
+    """The function that calls them, where it is one and the same."""
+    sites = ctx.get(CallSites)
+    if sites is None:
+        return None
+    found = {sites.site(int(row)) for row in convolutions.tolist()}
+    return found.pop() if len(found) == 1 else None
+
+
+def _saving(ctx: Context, part: float) -> Saving | None:
+    """By the kernels that `aten::add_` launches inside convolutions; `part` of those with a bias are before a norm."""
+    kernels, replay = ctx.get(Kernels), ctx.get(Replay)
+    if kernels is None or replay is None:
+        return None
+    inside = np.zeros(len(kernels.run), dtype=bool)
+    inside[kernels.run.named(_CONVOLUTIONS.__contains__)] = True
+    adding = kernels.launched_by("aten::add_".__eq__)
+    adding[adding] = ctx[Nesting].inside(kernels.operator[adding].astype(np.int64), inside)
+    if not adding.any():
+        return None
+    return by_model(
+        kernels, replay, adding, part, "the biases before a batch norm, added by kernels of their own"
+    )
+
+
+def _table(found: list[Inputs]) -> Table:
+    counted: dict[tuple[str, str], int] = {}
+    for given in found:
+        key = ("x".join(map(str, given.shape(0))), "x".join(map(str, given.shape(1))))
+        counted[key] = counted.get(key, 0) + 1
+    return Table(
+        title="Convolutions with a bias before a batch norm (in a typical step)",
+        columns=[Column("input", "code"), Column("weight", "code"), Column("times", "count")],
+        rows=[[image, weight, n] for (image, weight), n in counted.items()],
+    )
+
+
+_FIX = Fix(
+    title="Leave the bias out",
+    kind="advice",
+    safety="display",
+    text="nn.Conv2d(in_channels, out_channels, kernel_size, bias=False)   # where nn.BatchNorm2d follows",
+    verify="record the same steps again: the convolutions have no bias, and TD307 is gone",
+    risk="parameters are initialised with other random numbers from there on; checkpoints lose the bias",
+)

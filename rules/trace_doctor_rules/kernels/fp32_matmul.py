@@ -1,0 +1,254 @@
+"""TD301 fp32-matmul."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Context, Fix, Location, NotCaptured, Rule, threshold
+from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.kernels import Kernels
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.replay import Replay
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+from trace_doctor_rules.kernels._shared import Bool, by_model, kernel_table, promise, spans
+
+_MOST_FASTER = 3.0
+_PEAK_RATIO = {
+    (7, 0): 8.0,
+    (7, 2): 8.0,
+    (7, 5): 8.0,
+    (8, 0): 16.0,
+    (8, 6): 2.0,
+    (8, 7): 4.0,
+    (8, 9): 2.0,
+    (12, 0): 2.0,
+}
+"""Dense fp16/bf16 tensor-core peak over the plain fp32 peak, by compute capability: NVIDIA's architecture white papers
+(V100 125/15.7, T4 65/8.1, A100 312/19.5, RTX 3080 59.5/29.8, RTX 4090 165/82.6 TFLOP/s). Others are above the cap."""
+_WITHOUT_TENSOR_CORES = ("GTX 16", "Quadro T1000", "Quadro T2000", "T500", "T550", "T600", "T1000", "T1200")
+"""Turing chips (TU116, TU117) of compute capability 7.5 that have none."""
+
+_VERIFY = "record the same steps again: the products are kernels with tf32, bf16 or fp16 in their names, and the step is shorter"
+
+
+def _training(
+    products: str = "ampere_sgemm_128x64_tn",
+    *,
+    share: float = 0.8,
+    cc: tuple[int, int] = (8, 0),
+    gpu: str | None = "NVIDIA A100-SXM4-40GB",
+) -> RunBuilder:
+    """Steps of 1 ms of kernels, of which `share` are these products."""
+    b = RunBuilder(gpu=gpu, compute_capability=cc)
+    for _ in range(5):
+        with b.step():
+            for _ in range(10):
+                with b.op("aten::addmm", us=2):
+                    b.launch(100 * share, products)
+                with b.op("aten::gelu", us=2):
+                    b.launch(100 * (1 - share))
+    return b
+
+
+def _host_bound() -> RunBuilder:
+    b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB", compute_capability=(8, 0))
+    for _ in range(5):
+        with b.step():
+            for _ in range(10):
+                with b.op("aten::addmm", us=300):
+                    b.launch(20, "ampere_sgemm_128x64_tn")
+    return b
+
+
+def _without_gpu() -> RunBuilder:
+    b = RunBuilder(gpu=None)
+    for _ in range(3):
+        with b.step(), b.op("aten::addmm", us=200):
+            pass
+    return b
+
+
+_SCRIPT = """for x, y in loader:
+    optimizer.zero_grad()
+    loss = loss_fn(model(x), y)
+    loss.backward()
+    optimizer.step()
+"""
+_PATCHED = """import torch
+
+for x, y in loader:
+    optimizer.zero_grad()
+    with torch.autocast(device_type="cuda", dtype=torch.bfloat16):
+        loss = loss_fn(model(x), y)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@dataclass(frozen=True)
+class Fp32Matmul(Rule):
+    """Matrix products and convolutions run in fp32 while the GPU's tensor cores stand idle.
+
+    What it does
+    Adds up the time of matrix products and convolutions whose kernels compute in plain fp32 on a GPU that has tensor
+    cores.
+
+    Why is this bad
+    Tensor cores multiply in bf16, fp16 or TF32 two to sixteen times as fast as the ordinary units multiply in fp32, and
+    narrower numbers halve what is read from memory. PyTorch keeps fp32 products off the tensor cores unless it is told
+    otherwise.
+
+    Evidence
+    Names of the kernels that ran (`sgemm`, `scudnn`, `simt`, `f32f32_f32f32`, `…<float, …>`), never flags of operators.
+    Kernels whose names say `tf32`, `s1688gemm`, half types or fp64 do not count, nor do products with a vector, which
+    memory limits. The compute capability is that of the recorded device, else the least that its kernels need. On AMD
+    GPUs Tensile's `SB` kernels count: there fp32 has matrix instructions too, at a quarter of the speed or less.
+
+    How the saving is estimated
+    A model: the ratio of published peaks for the recorded compute capability, at most 3, because memory traffic and the
+    rest of a product do not shrink with it. Never more than the captured steps would gain without these kernels (replay).
+
+    Fix
+    torch.autocast with bfloat16 (compute capability 8 and newer) or float16 with a GradScaler; or TF32 by
+    torch.set_float32_matmul_precision("high"), which keeps fp32 in memory. TF32 of convolutions is on by default: then
+    only autocast helps.
+
+    Fix safety
+    Unsafe: losses differ from fp32. Compare the curves of a run.
+
+    When to ignore
+    When the numbers need fp32, as in physics and for some losses and normalisations.
+
+    References
+    https://docs.pytorch.org/docs/stable/amp.html
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+    """
+
+    code = "TD301"
+    name = "fp32-matmul"
+    title = "Products in fp32 leave the tensor cores idle"
+    needs = (Steps, Kernels, Replay, Moments)
+
+    min_share: float = threshold(
+        0.10,
+        "plain fp32 products, as a share of all kernels",
+        unit="share",
+        source="below, even products that took no time would save less than the 3 % of a warning in most captures",
+    )
+
+    VALID = [
+        Valid("TF32", lambda: _training("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_cublas")),
+        Valid(
+            "TF32 in CUTLASS's words",
+            lambda: _training("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4>"),
+        ),
+        Valid("bf16", lambda: _training("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn")),
+        Valid(
+            "bf16 in a kernel that is called sgemm",
+            lambda: _training("void precomputed_convolve_sgemm<__nv_bfloat16, 1024, 5, 5, 4>(int)"),
+        ),
+        Valid(
+            "fp64",
+            lambda: _training("void cutlass::Kernel<cutlass_80_tensorop_d884gemm_32x32_16x5_tn_align1>"),
+        ),
+        Valid(
+            "products with a vector",
+            lambda: _training("void gemv2T_kernel_val<int, int, float, float, float, float, 128>"),
+        ),
+        Valid("few products", lambda: _training(share=0.05)),
+        Valid(
+            "a GPU before tensor cores",
+            lambda: _training("maxwell_sgemm_128x64_tn", cc=(6, 0), gpu="Tesla P100-PCIE-16GB"),
+        ),
+        Valid(
+            "a GPU without tensor cores",
+            lambda: _training("volta_sgemm_128x64_tn", cc=(7, 5), gpu="NVIDIA GeForce GTX 1660 Ti"),
+        ),
+        Valid(
+            "a model that is not known",
+            lambda: _training("maxwell_sgemm_128x64_tn", gpu=None),
+            skipped="compute capability",
+        ),
+        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+    ]
+    INVALID = [
+        Invalid(
+            "sgemm on an A100",
+            _training,
+            message="80% of the kernels' time",
+            saving_us=533,
+            tolerance=0.1,
+            confidence="low",
+            codemod="autocast",
+            before=_SCRIPT,
+            after=_PATCHED,
+        ),
+        Invalid("convolutions on a V100", lambda: _training("volta_scudnn_128x64_relu_medium_nn_v1", cc=(7, 0), gpu="Tesla V100"), message="float16", codemod="autocast"),
+        Invalid("the kernels say which GPU", lambda: _training(gpu=None), message="fp32", codemod="autocast"),
+        Invalid("AMD", lambda: _training("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN", cc=(9, 4), gpu="AMD Instinct MI300X")),
+        Invalid("the host is the limit", _host_bound, message="hardly be shorter"),
+    ]  # fmt: skip
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        kernels = ctx[Kernels]
+        plain = kernels.where(lambda c: c.plain_fp32)
+        share = kernels.share(plain)
+        if share < self.min_share:
+            return
+        capability = kernels.compute_capability
+        if capability is None and not kernels.is_amd:
+            raise NotCaptured(
+                "the GPU's compute capability is not in the file",
+                "deviceProperties are written by torch 1.8.1 and later",
+            )
+        if not kernels.is_amd and (
+            capability is None
+            or capability < (7, 0)
+            or any(chip in kernels.device_name for chip in _WITHOUT_TENSOR_CORES)
+        ):
+            return
+        bf16 = kernels.is_amd or (capability is not None and capability >= (8, 0))
+        narrow = "bfloat16" if bf16 else "float16"
+        faster = (
+            min(_MOST_FASTER, _PEAK_RATIO.get(capability or (8, 0), _MOST_FASTER))
+            if not kernels.is_amd
+            else _MOST_FASTER
+        )
+        saving = by_model(
+            kernels,
+            ctx[Replay],
+            plain,
+            1 - 1 / faster,
+            f"{faster:g} times as fast in {narrow}, the ratio of published peaks, at most {_MOST_FASTER:g}",
+        )
+        yield Claim(
+            message=(
+                f"Products in fp32 without tensor cores take {two_figures(kernels.us_per_step(plain))} of a step, "
+                f"{share:.0%} of the kernels' time; in {narrow} {promise(saving)}."
+            ),
+            confidence="low",
+            saving=saving,
+            location=Location(device=kernels.device),
+            evidence=[kernel_table("Products in plain fp32", kernels, plain)],
+            spans=ctx[Moments].longest(spans(kernels, plain), "fp32 product", device=kernels.device),
+            fixes=self._fixes(kernels, plain, narrow),
+            key="fp32",
+        )
+
+    def _fixes(self, kernels: Kernels, plain: Bool, narrow: str) -> list[Fix]:
+        """TF32 is for products alone, for convolutions use it already; and not on chips where it is no faster."""
+        fixes = [techniques.autocast(_VERIFY, narrow)]
+        capability = kernels.compute_capability
+        products = plain & kernels.where(lambda c: c.kind == "gemm")
+        if (
+            not kernels.is_amd
+            and capability is not None
+            and capability >= (8, 0)
+            and not (_PEAK_RATIO.get(capability) == 2.0 and "GeForce" in kernels.device_name)
+            and kernels.share(products) >= self.min_share
+        ):
+            fixes.append(techniques.tf32(_VERIFY))
+        return fixes

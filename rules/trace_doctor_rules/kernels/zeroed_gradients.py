@@ -1,0 +1,282 @@
+"""TD305 zeroed-gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.operator_inputs import OperatorInputs, tensor_bytes
+from trace_doctor.evidence.optimizer_work import OptimizerWork
+from trace_doctor.evidence.replay import Replay, ReplayOutcome
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules.kernels._shared import HARDLY
+
+Rows = npt.NDArray[np.int64]
+_FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"
+_ZEROING = ("aten::zero_", "aten::_foreach_zero_")
+
+
+def _training(
+    zeroing: str = "aten::zero_",
+    *,
+    parameters: int = 40,
+    gpu: bool = True,
+    every: int = 1,
+    stacks: bool = False,
+) -> RunBuilder:
+    """Steps with zero_grad() at their end; each gradient is a 4 MiB tensor."""
+    b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB" if gpu else None, shapes=True, stacks=stacks)
+    for n in range(6):
+        with b.step(), b.python("train.py", 12, "train"):
+            for _ in range(10):
+                with b.op("aten::mm", us=10 if gpu else 100):
+                    if gpu:
+                        b.launch(100, "ampere_bf16_s16816gemm_bf16_128x128")
+            with b.optimizer_step():
+                _operator(b, "aten::_fused_adamw_", 50, gpu)
+            with b.annotation("Optimizer.zero_grad#AdamW.zero_grad"):
+                if n % every == 0:
+                    for _ in range(parameters if zeroing == "aten::zero_" else 1):
+                        _operator(b, zeroing, 6, gpu)
+    return b
+
+
+def _operator(b: RunBuilder, name: str, us: float, gpu: bool) -> None:
+    if not name:
+        return
+    shape = [1024, 1024]
+    many = name == "aten::_foreach_zero_"
+    with b.op(
+        name, us=4, dims=[[shape] * 40] if many else [shape], types=["TensorList" if many else "float"]
+    ):
+        if gpu:
+            b.launch(us, _FILL)
+        else:
+            b.wait(us)
+
+
+def _no_optimizer() -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(3):
+        with b.step(), b.op("aten::zero_"):
+            b.launch(10, _FILL)
+    return b
+
+
+_SCRIPT = """for batch in loader:
+    loss = model(batch).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+"""
+_PATCHED = """for batch in loader:
+    loss = model(batch).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@dataclass(frozen=True)
+class ZeroedGradients(Rule):
+    """zero_grad() fills the gradients with zeros instead of freeing them.
+
+    What it does
+    Finds `zero_grad()` of optimizers that run `zero_` operators.
+
+    Why is this bad
+    Every gradient is written once with zeros, read again by the next backward that adds to it, and keeps its memory all
+    through the forward, beside the activations. Freed gradients cost neither: backward then writes them instead of adding.
+
+    Evidence
+    `aten::zero_` and `aten::_foreach_zero_` inside `Optimizer.zero_grad#…`, in at least two steps. With shapes recorded
+    the size of the gradients is known as well.
+
+    How the saving is estimated
+    The captured steps are re-timed without these operators and their GPU work; reading the old gradients in backward
+    comes on top. Never above info: recording an operator this small takes about as long as the operator. The bytes are those of the gradients that one zero_grad() fills: what the forward could have at most.
+
+    Fix
+    Leave `set_to_none=False` out: since torch 2.0 zero_grad() frees the gradients. Before, pass `set_to_none=True`.
+
+    Fix safety
+    Unsafe: a parameter without a gradient is then skipped by the optimizer instead of updated with a zero gradient
+    (weight decay, momentum), and code that reads `.grad` between step() and backward sees None.
+
+    When to ignore
+    When gradients must keep their addresses, as under CUDA graphs captured by hand.
+
+    References
+    https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+    """
+
+    code = "TD305"
+    name = "zeroed-gradients"
+    title = "Gradients are filled with zeros instead of freed"
+    needs = (Steps, OptimizerWork, Replay, Moments)
+    wants = (OperatorInputs, CallSites)
+    yields_to = ("TD404",)
+
+    min_steps: int = threshold(
+        2, "steady steps in which gradients are filled", source="once may be the first step, or a test"
+    )
+
+    VALID = [
+        Valid("gradients are freed", lambda: _training("")),
+        Valid("in one step of six", lambda: _training(every=6)),
+        Valid("no optimizer", _no_optimizer, skipped="no step of an optimizer"),
+    ]
+    INVALID = [
+        Invalid(
+            "one operator for each gradient", _training, saving_us=240, tolerance=0.1, message="160 MiB", confidence="high",
+            codemod="zero-grad", before=_SCRIPT, after=_PATCHED,
+        ),
+        Invalid("with stacks", lambda: _training(stacks=True), file="train.py"),
+        Invalid("one operator for all", lambda: _training("aten::_foreach_zero_"), message="160 MiB"),
+        Invalid("CPU", lambda: _training(gpu=False), saving_us=400, tolerance=0.1, confidence="medium"),
+    ]  # fmt: skip
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        work, steps, replay = ctx[OptimizerWork], ctx[Steps], ctx[Replay]
+        operators = _zeroing(work)
+        starts = [(s, e) for s, e in steps.spans("steady") if _between(work, operators, s, e)]
+        if len(starts) < min(self.min_steps, steps.count):
+            return
+        run = work.run
+        removal = Removal(
+            host_spans=tuple(
+                zip(
+                    run.thread[operators].tolist(),
+                    run.ts[operators].tolist(),
+                    run.end[operators].tolist(),
+                    strict=True,
+                )
+            ),
+            gpu_rows=tuple(work.gpu_rows(operators).tolist()),
+        )
+        outcome = replay.without(removal)
+        size = _gradient_bytes(ctx, work, operators)
+        site = _site(ctx, work, operators)
+        when = [(s, e) for _, s, e in removal.host_spans]
+        yield Claim(
+            message=_message(outcome, len(operators) / steps.count, size, site),
+            confidence=_confidence(outcome, replay),
+            severity="info",
+            saving=_saving(outcome, size),
+            location=location(site, ts_us=ctx[Moments].ts_us(int(run.ts[operators[0]]))),
+            evidence=[
+                _table(work, operators, steps.count),
+                outcome.table("What if nothing were filled with zeros", "gradients freed"),
+            ],
+            spans=ctx[Moments].longest(when, "zero_grad() fills gradients"),
+            fixes=[_fix(site)],
+            removal=removal,
+            owned=when,
+            key="zero_grad",
+        )
+
+
+def _zeroing(work: OptimizerWork) -> Rows:
+    """The `zero_` operators in zero_grad(), by start."""
+    operators = work.operators(work.zero_grads)
+    return operators[work.run.is_named(_ZEROING.__contains__)[operators]]
+
+
+def _between(work: OptimizerWork, rows: Rows, start: int, end: int) -> bool:
+    first, behind = np.searchsorted(work.run.ts[rows], [start, end])
+    return bool(behind > first)
+
+
+def _confidence(outcome: ReplayOutcome, replay: Replay) -> Confidence:
+    if outcome.basis == "replay":
+        return "high"
+    return "low" if replay.base_error is not None else "medium"
+
+
+def _gradient_bytes(ctx: Context, work: OptimizerWork, operators: Rows) -> int | None:
+    """What one zero_grad() of the typical step fills; None where shapes were not recorded."""
+    inputs = ctx.get(OperatorInputs)
+    if inputs is None:
+        return None
+    rows = inputs.typical(operators)
+    first = rows[: max(1, np.searchsorted(rows, _next_mark(work, rows)))] if len(rows) else rows
+    sizes = [tensor_bytes(*tensor) for given in inputs.of(first.tolist()) for tensor in given.tensors()]
+    return sum(sizes) or None
+
+
+def _next_mark(work: OptimizerWork, rows: Rows) -> int:
+    """The zero_grad() behind the one that the first of the rows lies in; of several optimizers each fills its own."""
+    names = {work.optimizer(m) for m in work.zero_grads.tolist()}
+    behind = work.zero_grads[work.zero_grads > rows[0]]
+    return int(behind[0]) if len(names) == 1 and len(behind) else int(rows[-1]) + 1
+
+
+def _site(ctx: Context, work: OptimizerWork, operators: Rows) -> Site | None:
+    sites = ctx.get(CallSites)
+    return sites.site(int(operators[0])) if sites is not None else None
+
+
+def _message(outcome: ReplayOutcome, often: float, size: int | None, site: Site | None) -> str:
+    where = f" in {site}" if site else ""
+    kept = (
+        f" and keeps {size / 2**20:,.0f} MiB through the forward"
+        if size
+        else " and keeps their memory through the forward"
+    )
+    gain = f"{outcome.promise}" if outcome.share_of_step >= HARDLY else "the time lost is small"
+    return f"zero_grad(){where} fills gradients with zeros ({often:,.0f} operators a step){kept}: {gain}."
+
+
+def _saving(outcome: ReplayOutcome, size: int | None) -> Saving:
+    made = outcome.saving()
+    return Saving(
+        time_us_per_step=made.time_us_per_step,
+        share_of_step=made.share_of_step,
+        bytes=size,
+        basis=made.basis,
+        how=made.how + ("; the bytes are those of the gradients that one zero_grad() fills" if size else ""),
+    )
+
+
+def _table(work: OptimizerWork, operators: Rows, count: int) -> Table:
+    run = work.run
+    gpu = work.gpu_rows(operators)
+    return Table(
+        title="What zero_grad() does (per steady step)",
+        columns=[
+            Column("optimizer"),
+            Column("zero_ operators", "count"),
+            Column("host", "us"),
+            Column("GPU", "us"),
+        ],
+        rows=[
+            [
+                ", ".join(sorted({work.optimizer(m) for m in work.zero_grads.tolist()})),
+                round(len(operators) / count, 1),
+                float(run.dur[operators].sum()) / count / 1e3,
+                float(run.dur[gpu].sum()) / count / 1e3,
+            ]
+        ],
+    )
+
+
+def _fix(site: Site | None) -> Fix:
+    return Fix(
+        title="Let zero_grad() free the gradients",
+        kind="patch",
+        codemod="zero-grad",
+        params={"mode": "drop-set-to-none-false"},
+        target=site.target if site else None,
+        text="optimizer.zero_grad()   # before torch 2.0: zero_grad(set_to_none=True)",
+        verify="record the same steps again: no zero_ operators inside Optimizer.zero_grad",
+        risk="parameters without a gradient are skipped by the optimizer; code that reads .grad after step() sees None",
+    )
