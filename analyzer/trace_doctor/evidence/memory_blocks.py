@@ -9,9 +9,10 @@ from typing import Self
 import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.call_sites import Site
 from trace_doctor.evidence.memory_classes import REASONS, Classes, Reason, classify
 from trace_doctor.evidence.memory_phases import Phases
-from trace_doctor.evidence.memory_stages import MemoryStacks
+from trace_doctor.evidence.memory_stages import MemoryStacks, Stage
 from trace_doctor.evidence.memory_timeline import DeviceHistory, MemoryTimeline
 from trace_doctor.model import MEMORY_CATEGORIES
 from trace_doctor.run import Bool
@@ -64,6 +65,12 @@ class DeviceBlocks:
         """Where a block was allocated, in the user's code if possible, else the operator of the backward pass."""
         site = self.stacks.user_site(stack)
         return str(site) if site is not None else self.stacks.op_site(stack)
+
+    def caller(self, stage: Stage) -> Site | None:
+        """The line of the script from which a stage was first called: that of `optimizer.step()` for OPTIMIZER."""
+        stacks = self.history.entry_stack[self.phases.entry_stage == stage]
+        sites = (self.stacks.caller(stack) for stack in dict.fromkeys(stacks.tolist()))
+        return next((site for site in sites if site is not None), None)
 
     @cached_property
     def how(self) -> str:

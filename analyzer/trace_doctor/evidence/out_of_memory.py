@@ -39,10 +39,16 @@ class Failure:
     """failures of this device in the record; this is the last one"""
 
     @property
+    def limited(self) -> bool:
+        """The device had enough left for the request: the process may take no more (`set_per_process_memory_fraction`)."""
+        return self.device_free is not None and self.device_free >= self.requested
+
+    @property
     def fits_if_packed(self) -> bool | None:
+        """Whether the request would have found room, had all free bytes lain in one piece."""
         if self.device_free is None or self.cached is None:
             return None
-        return self.requested <= self.device_free + self.cached
+        return self.requested <= self.cached + (0 if self.limited else self.device_free)
 
     @property
     def device_bytes(self) -> int | None:

@@ -7,9 +7,12 @@ from typing import Any
 
 from trace_doctor import Column, Fix, Location, Table, Target
 from trace_doctor.evidence.call_sites import Site
+from trace_doctor.evidence.device_memory import DeviceMemory
 from trace_doctor.evidence.memory_blocks import DeviceBlocks
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
+NEARLY_FULL = 0.80
+"""Peak, as a share of the device, from which a large part of the memory is a problem and not only a fact."""
 
 
 def size(count: float) -> str:
@@ -63,6 +66,21 @@ def expandable_segments(settings: Mapping[str, Any]) -> list[Fix]:
             risk=risk,
         ),
     ]
+
+
+def where_tightest(memory: DeviceMemory, device: DeviceBlocks) -> str:
+    """The moment that `DeviceMemory.moment` names, in words."""
+    return "when an allocation failed" if device.device in memory.failures else "at the peak"
+
+
+def how_full(memory: DeviceMemory, device: DeviceBlocks) -> str:
+    """The end of a sentence about a device's memory: how large it is, or that nothing says so."""
+    total = memory.sizes.get(device.device)
+    if device.device in memory.failures:
+        return ""
+    return (
+        "; how large the device is was not recorded" if total is None else f"; the device has {size(total)}"
+    )
 
 
 def make_up(blocks: DeviceBlocks, moment: int, title: str) -> Table:

@@ -188,6 +188,8 @@ def _state(f: Failure) -> str:
     text = f"{mib(f.device_free)} free on the device, {cached}"
     if f.fits_if_packed:
         return f"{text}: it would have fitted in one piece"
+    if f.limited:
+        return f"{text}: not the device but a limit of this process was reached (set_per_process_memory_fraction)"
     return f"{text}: {mib(f.requested - f.device_free - f.cached)} too little even in one piece"
 
 

@@ -230,12 +230,7 @@ class RetainedGradients(Rule):
 
 def _site(device: DeviceBlocks, how: str) -> Site | None:
     """The line of zero_grad() that comes too late, else that of step()."""
-    wanted = Stage.ZERO_GRAD if how == "after_forward" else Stage.OPTIMIZER
-    stacks = device.history.entry_stack[device.phases.entry_stage == wanted]
-    for stack in dict.fromkeys(stacks.tolist()):
-        if (site := device.stacks.caller(stack)) is not None:
-            return site
-    return None
+    return device.caller(Stage.ZERO_GRAD if how == "after_forward" else Stage.OPTIMIZER)
 
 
 def _table(device: DeviceBlocks, found: Sequence[Retention]) -> Table:

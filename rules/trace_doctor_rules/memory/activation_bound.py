@@ -1,0 +1,224 @@
+"""TD406 activation-bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
+from trace_doctor.evidence.device_memory import DeviceMemory
+from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_repeats import Repeats, peak_when_recomputed, repeats
+from trace_doctor.evidence.memory_stages import Stage
+from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules import techniques
+from trace_doctor_rules.memory._shared import NEARLY_FULL, how_full, location, make_up, size, where_tightest
+
+LAYERS = 12
+_VERIFY = "activations at the peak of a new snapshot are smaller"
+
+
+def _layers(
+    *,
+    activations: tuple[int, ...] = (60, 40, 20),
+    weights: int = 10,
+    train: bool = True,
+    oom: int = 0,
+    stacks: str | None = "all",
+) -> SnapshotBuilder:
+    """A model of twelve equal layers; each leaves blocks of these MiB for backward, or nothing in inference."""
+    b = SnapshotBuilder(stacks=stacks, annotate=train)  # type: ignore[arg-type]
+    b.held(LAYERS * weights * MIB)
+    for _ in range(3):
+        kept = []
+        for _ in range(LAYERS):
+            for line, count in enumerate(activations):
+                with b.forward("/home/me/model.py", 30 + line):
+                    kept.append(b.alloc(count * MIB))
+            if not train:
+                b.free(*kept)
+                kept = []
+        if oom:
+            with b.script_line(18):
+                b.oom(oom * MIB, device_free=oom // 2 * MIB)
+            break
+        if train:
+            with b.backward():
+                gradients = b.alloc(MIB)
+                b.free(*reversed(kept))
+            with b.optimizer_step():
+                b.temporary(MIB)
+            with b.zero_grad():
+                b.free(gradients)
+    return b
+
+
+def _key_value_cache() -> SnapshotBuilder:
+    """Generation fills a cache that no backward will use."""
+    b = SnapshotBuilder(annotate=False)
+    b.held(300 * MIB)
+    for _ in range(8):
+        for line in (50, 51):
+            with b.forward("/home/me/attention.py", line):
+                b.alloc(100 * MIB)
+    b.oom(GIB, device_free=100 * MIB)
+    return b
+
+
+@dataclass(frozen=True)
+class ActivationBound(Rule):
+    """Most of the memory is kept for the backward pass.
+
+    What it does
+    Looks at what the live bytes are where memory was tightest: at a failed allocation, else at the peak. Where activations
+    are at least half of them, it finds the repeated layers that left them, by the stacks that occur once in every layer.
+
+    Why is this bad
+    It is the usual state of training, and a fault only where memory runs out: then the batch, the sequence or the model
+    cannot grow, although all but one layer's activations could be computed again in backward.
+
+    Evidence
+    A snapshot's history: blocks born in the forward that live into backward. Activations grow with the batch, parameters and
+    optimizer state do not. How large the device is comes from a failed allocation, a trace of the run, or the settings; where
+    nothing says it, this is a note. A forward without gradients keeps nothing, and is none of this.
+
+    How the saving is estimated
+    The fall of the highest live bytes when every layer keeps only the last block it makes, from which the next layer starts,
+    and the rest is gone from the end of the layer until backward comes to it. Up to: recomputation has temporaries of its
+    own.
+
+    Fix
+    `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` for each repeated block (HF `gradient_checkpointing`), or
+    smaller batches and gradient accumulation.
+
+    Fix safety
+    Unsafe: checkpointing runs the forward twice, and random numbers are drawn again in the same order. Accumulation is shown
+    only: batch norm sees smaller batches.
+
+    When to ignore
+    When the batch is as large as it is meant to be and the job fits.
+
+    References
+    https://docs.pytorch.org/docs/stable/checkpoint.html
+    https://docs.pytorch.org/blog/activation-checkpointing-techniques/
+    """
+
+    code = "TD406"
+    name = "activation-bound"
+    title = "Activations fill the memory"
+    needs = (MemoryBlocks, DeviceMemory)
+
+    min_share: float = threshold(
+        0.50,
+        "activations, as a share of the live bytes where memory was tightest",
+        unit="share",
+        source="below, something else is the larger part",
+    )
+    nearly_full: float = threshold(
+        NEARLY_FULL,
+        "peak, as a share of the device, from which this is a warning",
+        unit="share",
+        source="what a driver context, NCCL and fragmentation need is left out of the peak",
+    )
+
+    VALID = [
+        Valid("more weights than activations", lambda: _layers(weights=200)),
+        Valid("inference keeps nothing", lambda: _layers(train=False)),
+        Valid("a cache of keys and values", _key_value_cache),
+        Valid("no history", SnapshotBuilder, skipped="no allocation history"),
+    ]
+    INVALID = [
+        Invalid(
+            "an allocation failed",
+            lambda: _layers(oom=500),
+            message="12 layers",
+            severity="warning",
+            confidence="high",
+            codemod="checkpoint-blocks",
+            file="/home/me/model.py",
+            line=30,
+            saving_bytes=1100 * MIB,
+        ),
+        Invalid(
+            "the device is nearly full", _layers, options={"device_bytes": 1700 * MIB}, severity="warning"
+        ),
+        Invalid("room enough", _layers, options={"device_bytes": 80 * GIB}, severity="info"),
+        Invalid("nothing says how large the device is", _layers, severity="info", message="was not recorded"),
+        Invalid("Python frames only", lambda: _layers(stacks="python"), confidence="medium"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        evidence, memory = ctx[MemoryBlocks], ctx[DeviceMemory]
+        for device in memory.tightest(evidence.devices, self.nearly_full):
+            moment = memory.moment(device)
+            held = device.at(moment)["activations"]
+            found = repeats(device, moment)
+            if held < self.min_share * int(device.history.live[moment]) or not _trains(device, found):
+                continue
+            yield self._claim(memory, device, held, found, sure=evidence.frames_kind == "all")
+
+    def _claim(
+        self, memory: DeviceMemory, device: DeviceBlocks, held: int, found: Repeats | None, *, sure: bool
+    ) -> Claim:
+        history, moment = device.history, memory.moment(device)
+        failed = device.device in memory.failures
+        saving = None if found is None else _saving(device, found, moment if failed else history.n)
+        site = None if found is None else device.stacks.user_site(int(found.stacks[0]))
+        layers = f"; {found.count} layers keep {size(found.bytes)} for backward" if found is not None else ""
+        live = int(history.live[moment])
+        where = where_tightest(memory, device)
+        evidence = [make_up(device, moment, f"Live {where}")]
+        if found is not None:
+            evidence.append(_table(device, found))
+        return Claim(
+            message=f"Activations hold {size(held)} of the {size(live)} live {where} ({held / live:.0%}){layers}"
+            f"{how_full(memory, device)}.",
+            confidence="high" if sure else "medium",
+            severity="warning" if memory.pressed(device, self.nearly_full) else "info",
+            saving=saving,
+            location=location(site, device.device),
+            evidence=evidence,
+            fixes=[techniques.checkpoint_blocks(_VERIFY), techniques.gradient_accumulation(_VERIFY)],
+            key="activations",
+        )
+
+
+def _trains(device: DeviceBlocks, found: Repeats | None) -> bool:
+    """A backward will come: the record has one, or whole layers have left their activations for it."""
+    return device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER, Stage.ZERO_GRAD) or found is not None
+
+
+def _saving(device: DeviceBlocks, found: Repeats, until: int) -> Saving | None:
+    history = device.history
+    before = int(history.live[: until + 1].max())
+    without = min(peak_when_recomputed(device, found, until), before)
+    if without == before:
+        return None
+    return Saving(
+        bytes=before - without,
+        share_of_peak=(before - without) / before,
+        basis="bound",
+        how=f"highest live bytes {size(before)}, {size(without)} when each of {found.count} layers keeps only the last block it makes "
+        "until backward comes to it",
+    )
+
+
+def _table(device: DeviceBlocks, found: Repeats) -> Table:
+    rows: list[list[str | int | float | None]] = []
+    for stack, each in zip(found.stacks.tolist(), found.per_layer.tolist(), strict=True):
+        sizes = device.history.size[device.history.stack == stack]
+        rows.append(
+            [device.place(stack), device.stacks.op(stack) or "", each, int(sizes.max()), each * found.count]
+        )
+    return Table(
+        title=f"What each of {found.count} layers keeps for backward",
+        columns=[
+            Column("allocated at", "location"),
+            Column("operator", "code"),
+            Column("blocks a layer", "count"),
+            Column("largest", "bytes"),
+            Column("blocks in all", "count"),
+        ],
+        rows=rows[:12],
+        of=len(rows) if len(rows) > 12 else None,
+    )

@@ -1,0 +1,254 @@
+"""TD402 fragmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
+from trace_doctor.evidence.device_memory import DeviceMemory
+from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE, DeviceHistory
+from trace_doctor.evidence.out_of_memory import Failure
+from trace_doctor.run import I64
+from trace_doctor.snapshot import Action
+from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules import techniques
+from trace_doctor_rules.memory._shared import MiB, expandable_segments, location, size
+
+_VERIFY = "largest reserved and largest live bytes of a new snapshot are closer together"
+_GROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+
+
+def _growing(sizes: tuple[int, ...], *, clock: bool = True) -> SnapshotBuilder:
+    """Every batch is larger than the one before, so that no cached segment is large enough for it."""
+    b = SnapshotBuilder(clock=clock)
+    b.held(200 * MIB)
+    for count in sizes:
+        with b.forward("/home/me/model.py", 44):
+            b.temporary(count * MIB)
+    return b
+
+
+def _before_the_record() -> SnapshotBuilder:
+    """Everything that is reserved was so when recording began: how much was live before is not known."""
+    b = SnapshotBuilder()
+    blocks = [b.held(600 * MIB) for _ in range(4)]
+    b.free(*blocks)
+    for _ in range(4):
+        with b.forward():
+            b.temporary(500 * MIB)
+    return b
+
+
+def _fails(*, asked: int, free: int, live: int = 800) -> SnapshotBuilder:
+    """Half of every pair of blocks is free again when the loss asks for memory."""
+    b = SnapshotBuilder()
+    b.held(100 * MIB)
+    pairs = []
+    for layer in range(live // 20):
+        with b.forward(line=10 + layer % 7):
+            pairs.append((b.alloc(11 * MIB), b.alloc(9 * MIB)))
+    b.free(*(second for _, second in pairs))
+    with b.forward("/home/me/loss.py", 22, op="log_softmax"):
+        b.oom(asked * MIB, device_free=free * MIB)
+    return b
+
+
+def _peak_passes() -> SnapshotBuilder:
+    """At the end most of the reserved memory is free, because the peak is over."""
+    b = SnapshotBuilder()
+    b.held(200 * MIB)
+    for _ in range(3):
+        with b.forward():
+            b.temporary(900 * MIB, 700 * MIB, 500 * MIB)
+    return b
+
+
+@dataclass(frozen=True)
+class Fragmentation(Rule):
+    """Reserved memory lies in pieces that no request fits.
+
+    What it does
+    Compares the most bytes that the allocator ever held with the most that were ever in use. For a failed allocation it asks
+    whether the free bytes, on the device and between the blocks of the cache, would have been enough in one piece.
+
+    Why is this bad
+    Memory that is reserved and not in use helps nobody: the job needs a larger device than its tensors do, or ends with an
+    out-of-memory error although there is room.
+
+    Evidence
+    A snapshot's history: segment events and the replayed blocks. The largest reserved bytes have to be reached within the
+    record: what was live before it is not known. Free bytes at the end of a record are no evidence, for the peak has only
+    passed; cached segments that are wholly free but of the wrong size are. A failure while the device has enough left is one
+    of a limit of the process, and no fragmentation.
+
+    How the saving is estimated
+    The largest reserved bytes less the largest live bytes. Up to: a packed allocator keeps a few MiB between blocks as well.
+
+    Fix
+    `expandable_segments:True` lets a segment grow in place, so that blocks of every size come from the same memory. Where it
+    cannot be used (Windows, memory shared between processes): `max_split_size_mb`, or the largest batch first.
+
+    Fix safety
+    Safe: where memory lies does not change results.
+
+    When to ignore
+    When the memory is not needed: reserved bytes that nobody else asks for cost nothing.
+
+    References
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf
+    https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
+    """
+
+    code = "TD402"
+    name = "fragmentation"
+    title = "Reserved memory lies in pieces that no request fits"
+    needs = (MemoryBlocks, DeviceMemory)
+    yields_to = ("TD401", "TD409")
+
+    min_share: float = threshold(
+        0.15,
+        "largest reserved less largest live bytes, as a share of the largest reserved",
+        unit="share",
+        source="settled real jobs: 2-13 %",
+    )
+    min_bytes: int = threshold(
+        512 * MiB,
+        "largest reserved less largest live bytes",
+        unit="bytes",
+        source="segments of 2 and 20 MiB leave tens of MiB in any job",
+    )
+
+    VALID = [
+        Valid("one size", lambda: _growing((900, 900, 900, 900))),
+        Valid("small", lambda: _growing((100, 130, 160, 190))),
+        Valid("reserved before the record", _before_the_record),
+        Valid("free at the end, full at the peak", _peak_passes),
+        Valid("a failure: too little even in one piece", lambda: _fails(asked=900, free=200)),
+        Valid("a failure: the limit of the process", lambda: _fails(asked=900, free=9000)),
+        Valid("no history", SnapshotBuilder, skipped="no allocation history"),
+    ]
+    INVALID = [
+        Invalid(
+            "growing batches",
+            lambda: _growing((400, 500, 600, 700)),
+            message="2.34 GiB are reserved at most, 900 MiB in use",
+            severity="warning",
+            confidence="high",
+            saving_bytes=1500 * MIB,
+            codemod="allocator-setting",
+            file="/home/me/model.py",
+            line=44,
+        ),
+        Invalid(
+            "without a clock", lambda: _growing((400, 500, 600, 700), clock=False), saving_bytes=1500 * MIB
+        ),
+        Invalid(
+            "a failure that would have fitted",
+            lambda: _fails(asked=500, free=300),
+            message="would have fitted",
+            severity="warning",
+            file="/home/me/loss.py",
+            line=22,
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        devices, memory = ctx[MemoryBlocks].devices, ctx[DeviceMemory]
+        known = [(d, d.history.reserved) for d in devices if d.history.reserved is not None]
+        if not known:
+            raise NotCaptured("the snapshot's segment events contradict its segments", CAPTURE_ADVICE)
+        for device, reserved in known:
+            failure = memory.failures.get(device.device)
+            unused = int(reserved.max()) - device.history.peak_bytes
+            grown = unused >= max(self.min_bytes, self.min_share * int(reserved.max()))
+            grown &= int(reserved[0]) < int(reserved.max())
+            if grown or (failure is not None and failure.fits_if_packed):
+                yield _claim(device, reserved, failure, unused if grown else None)
+
+
+def _claim(device: DeviceBlocks, reserved: I64, failure: Failure | None, unused: int | None) -> Claim:
+    history = device.history
+    fits = failure is not None and bool(failure.fits_if_packed)
+    last = np.flatnonzero(np.isin(history.action, _GROWS) & (reserved[1:] == reserved.max()))
+    stack = failure.stack if failure is not None and fits else _asker(history, int(last[0]))
+    site = device.stacks.site(stack)
+    most = int(reserved.max())
+    said = []
+    if unused is not None:
+        said.append(
+            f"{size(most)} are reserved at most, {size(history.peak_bytes)} in use: {unused / most:.0%} of it never is"
+        )
+    if failure is not None and fits:
+        said.append(
+            f"{'a' if said else 'A'} request of {size(failure.requested)} failed that would have fitted: {size(failure.device_free or 0)} were free on the "
+            f"device and {size(failure.cached or 0)} in the cache, in pieces of at most {size(failure.largest_gap or 0)}"
+        )
+    return Claim(
+        message=f"{'; '.join(said)}{_already(history.settings)}.",
+        confidence="high",
+        severity="warning",
+        saving=Saving(
+            bytes=unused if unused is not None else failure.cached if failure is not None else None,
+            share_of_peak=None if unused is None else unused / most,
+            basis="bound",
+            how=f"largest reserved {size(most)}, largest live {size(history.peak_bytes)}"
+            if unused is not None
+            else "bytes in the cache and in no live block when the allocation failed",
+        ),
+        location=location(site, device.device),
+        evidence=[_growths(device, reserved)],
+        fixes=_fixes(history.settings),
+        key="failed" if unused is None else "reserved",
+    )
+
+
+def _asker(history: DeviceHistory, growth: int) -> int:
+    """The stack of the allocation that a segment was taken for: the one right behind it."""
+    asked = np.flatnonzero(history.action[growth:] == Action.ALLOC)
+    return int(history.entry_stack[growth + asked[0]]) if len(asked) else int(history.entry_stack[growth])
+
+
+def _growths(device: DeviceBlocks, reserved: I64) -> Table:
+    """The largest requests for which a segment was taken although the cache had as many free bytes."""
+    history = device.history
+    taken = np.flatnonzero(np.isin(history.action, _GROWS))
+    free = reserved[taken] - history.live[taken]
+    needless = free >= history.entry_size[taken]
+    chosen = taken[needless][np.argsort(-history.entry_size[taken][needless], kind="stable")]
+    rows: list[list[str | int | float | None]] = [
+        [
+            device.place(_asker(history, int(at))),
+            int(history.entry_size[at]),
+            int(reserved[at]),
+            int(history.live[at]),
+            int(reserved[at] - history.live[at]),
+        ]
+        for at in chosen
+    ]
+    return Table(
+        title=f"Segments taken while as many bytes were free in the cache ({len(rows)} of {len(taken)})",
+        columns=[
+            Column("for", "location"),
+            Column("segment", "bytes"),
+            Column("reserved", "bytes"),
+            Column("live", "bytes"),
+            Column("free", "bytes"),
+        ],
+        rows=rows[:10],
+        of=len(rows) if len(rows) > 10 else None,
+    )
+
+
+def _already(settings: Mapping[str, object]) -> str:
+    return ", although expandable_segments is on" if settings.get("expandable_segments") else ""
+
+
+def _fixes(settings: Mapping[str, object]) -> list[Fix]:
+    fixes = expandable_segments(settings)
+    if not settings.get("expandable_segments"):
+        fixes.append(techniques.max_split_size(_VERIFY))
+    return [*fixes, techniques.steady_shapes(_VERIFY)]
