@@ -164,13 +164,15 @@ class ExposedCollectives(Rule):
             else "; how much of it is waiting for other ranks, one rank cannot tell"
         )
         confidence: Confidence = "high" if transfer is not None and replay.usable else "medium"
+        if steps.count == 1 or (transfer is None and replay.graph is None):
+            confidence = "low"
         kinds = [kind for kind, _, _ in _by_kind(own)]
         yield Claim(
             message=(
                 f"For {milliseconds(exposed / 1e3)} of a step only {' and '.join(kinds[:2])} "
                 f"{'runs' if len(kinds) == 1 else 'run'}, with no compute beside: up to {share:.0%} of the step{doubt}."
             ),
-            confidence=confidence if steps.count > 1 else "low",
+            confidence=confidence,
             saving=saving,
             evidence=[_table(own, steps)],
             spans=ctx[Moments].longest([(s, e) for s, e in alone.tolist()], "communication without compute"),

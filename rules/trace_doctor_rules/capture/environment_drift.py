@@ -1,0 +1,113 @@
+"""TD005 environment-drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Context, Fix, Rule, Table
+from trace_doctor.evidence.environments import Environments
+from trace_doctor.evidence.ranks import listed
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+
+
+def _job(**differs: str) -> tuple[RunBuilder, ...]:
+    """Two ranks; the second has these entries instead."""
+    ranks = []
+    for rank in range(2):
+        gpu = differs.get("gpu", "") if rank else ""
+        b = RunBuilder(rank=rank, world_size=2, gpu=gpu or "NVIDIA H100 80GB HBM3")
+        b.meta |= {"cuda_runtime_version": 12060, "cuda_driver_version": 12080}
+        if rank:
+            b.meta |= {k: v for k, v in differs.items() if k != "gpu"}
+        for _ in range(3):
+            with b.step():
+                with b.op("aten::mm"):
+                    b.launch(100)
+                b.sync()
+        ranks.append(b)
+    return tuple(ranks)
+
+
+@dataclass(frozen=True)
+class EnvironmentDrift(Rule):
+    """The ranks of one job run on different software or different GPUs.
+
+    What it does
+    Compares what the traces of all ranks of a job say about GPU, CUDA, driver, NCCL and PyTorch.
+
+    Why is this bad
+    A slower GPU or another library version on one rank sets the pace of all, gives results that differ in the last
+    bits, and can end in hangs that no profile shows.
+
+    Evidence
+    Device properties and versions in the traces of two or more ranks that were recorded at the same time. What only
+    some of the files name is not compared.
+
+    How the saving is estimated
+    None is claimed.
+
+    Fix
+    One image for all hosts: a Dockerfile with the versions that most ranks have.
+
+    Fix safety
+    Only shown.
+
+    When to ignore
+    When the job is meant to run on mixed hardware.
+
+    References
+    https://hub.docker.com/r/pytorch/pytorch/tags
+    """
+
+    code = "TD005"
+    name = "environment-drift"
+    title = "The ranks run in different environments"
+    needs = (Environments,)
+
+    VALID = [
+        Valid("the same everywhere", _job),
+        Valid("one rank alone", lambda: _job()[0], skipped="one rank"),
+    ]
+    INVALID = [
+        Invalid("another GPU", lambda: _job(gpu="NVIDIA A100-SXM4-80GB"), message="GPU", severity="warning"),
+        Invalid(
+            "another driver", lambda: _job(cuda_driver_version="12040"), message="driver", severity="info"
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        seen = ctx[Environments]
+        if ctx.rank != seen.ranks[0] or not seen.differing:
+            return
+        serious = set(seen.differing) - {"CUDA driver"}
+        said = [
+            f"{what} ({' / '.join(dict.fromkeys(filter(None, seen.values[what])))})"
+            for what in seen.differing
+        ]
+        yield Claim(
+            message=f"The {len(seen.ranks)} ranks differ in {listed(said)}.",
+            confidence="high",
+            severity="warning" if serious else "info",
+            evidence=[
+                Table(
+                    title="What each rank ran on",
+                    columns=[Column("rank", "count"), *(Column(what) for what in seen.values)],
+                    rows=[
+                        [rank, *(of[i] or "not recorded" for of in seen.values.values())]
+                        for i, rank in enumerate(seen.ranks)
+                    ],
+                )
+            ],
+            fixes=[
+                Fix(
+                    title="Run all ranks from one image",
+                    kind="config",
+                    safety="display",
+                    text=seen.dockerfile(),
+                    verify="record all ranks again: TD005 is gone",
+                    risk="the driver is the host's: it has to be new enough for the image's CUDA",
+                )
+            ],
+            key=",".join(seen.differing),
+        )

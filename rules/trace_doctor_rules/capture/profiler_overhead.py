@@ -1,0 +1,145 @@
+"""TD003 profiler-overhead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
+from trace_doctor.evidence.profiler_cost import ProfilerCost
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.model import Cell
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+
+
+def _profiled(*, flush_us: float = 0.0, frames: int = 0) -> RunBuilder:
+    b = RunBuilder(stacks=frames > 0)
+    for _ in range(3):
+        with b.step():
+            b.loader(5)
+            for n in range(frames):
+                with b.python("train.py", n, "helper"):
+                    b.wait(0.5)
+            if flush_us:
+                with b.event("Buffer Flush", "overhead"):
+                    b.wait(flush_us)
+            with b.op("aten::mm"):
+                b.launch(1000)
+            b.sync()
+    return b
+
+
+@dataclass(frozen=True)
+class ProfilerOverhead(Rule):
+    """The profiler itself takes part of the steps that it shows.
+
+    What it does
+    Adds up the events that the profiler marks as its own overhead in the steady steps, and estimates what recording
+    Python calls (`with_stack=True`) cost on the main thread.
+
+    Why is this bad
+    What the profiler costs looks like host time of the script. A run that seems to wait for Python may be limited by
+    its recording, and a fix measured on such a capture promises too much.
+
+    Evidence
+    Events of category `overhead` (Buffer Flush, Activity Buffer Request, Lazy Function Loading, Instrumentation), and
+    the number of Python events on the main thread times what one costs.
+
+    How the saving is estimated
+    None is claimed: without the profiler the time is not spent.
+
+    Fix
+    Record fewer steps, drop the option that costs, and time the script without the profiler.
+
+    Fix safety
+    Only shown: it concerns the code that records.
+
+    When to ignore
+    When the capture is for finding lines of code, not for timing.
+
+    References
+    https://docs.pytorch.org/docs/stable/profiler.html
+    """
+
+    code = "TD003"
+    name = "profiler-overhead"
+    title = "Recording slows the run down"
+    needs = (ProfilerCost, Steps)
+
+    min_share: float = threshold(
+        0.03,
+        "the profiler's own events, as a share of the steady steps",
+        unit="share",
+        source="the severity `warning` begins there for savings",
+    )
+    min_stack_share: float = threshold(
+        0.10,
+        "estimated cost of recording Python calls, as a share of the steady steps",
+        unit="share",
+        source="the estimate is good to a factor of two; 7 of 22 real captures with stacks reach it",
+    )
+
+    VALID = [
+        Valid("nothing recorded that costs", _profiled),
+        Valid("a short flush", lambda: _profiled(flush_us=10)),
+        Valid("stacks that cost little", lambda: _profiled(frames=100)),
+    ]
+    INVALID = [
+        Invalid(
+            "a flush in each step", lambda: _profiled(flush_us=100), message="Buffer Flush", severity="info"
+        ),
+        Invalid(
+            "stacks of many short calls",
+            lambda: _profiled(frames=1500),
+            message="with_stack",
+            severity="info",
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        cost, steps = ctx[ProfilerCost], ctx[Steps]
+        marked, stacks = cost.marked_ns / cost.length, cost.frames_ns / cost.length
+        said = []
+        if marked >= self.min_share:
+            said.append(f"{marked:.0%} of the steps is the profiler's own work ({cost.marked[0][0]})")
+        if stacks >= self.min_stack_share:
+            said.append(
+                f"recording {cost.frames / steps.count:,.0f} Python calls a step (with_stack=True) takes about {stacks:.0%} of it"
+            )
+        if not said:
+            return
+        text = " and ".join(said)
+        yield Claim(
+            message=f"{text[0].upper()}{text[1:]}: host times of this capture are longer than without it.",
+            confidence="high" if marked >= self.min_share else "medium",
+            severity="info",
+            evidence=[
+                Table(
+                    title="The profiler's own work in the steady steps",
+                    columns=[Column("what"), Column("number", "count"), Column("together", "us")],
+                    rows=_rows(cost),
+                )
+            ],
+            fixes=[
+                Fix(
+                    title="Record less",
+                    kind="advice",
+                    safety="display",
+                    text=(
+                        "profile(with_stack=False, profile_memory=False, record_shapes=False, "
+                        "schedule=schedule(wait=1, warmup=2, active=3, repeat=1))\n"
+                        "Take stacks in a second, short capture, for the lines; compare step times without the profiler."
+                    ),
+                    verify="record again without it: the same steps are shorter",
+                    risk="without stacks findings name no lines",
+                )
+            ],
+            key="overhead",
+        )
+
+
+def _rows(cost: ProfilerCost) -> list[list[Cell]]:
+    rows: list[list[Cell]] = [[name, number, ns / 1e3] for name, number, ns in cost.marked]
+    if cost.frames:
+        rows.append(["Python calls (estimated)", cost.frames, cost.frames_ns / 1e3])
+    return rows
