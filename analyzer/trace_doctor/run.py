@@ -30,6 +30,11 @@ U8 = npt.NDArray[np.uint8]
 Bool = npt.NDArray[np.bool_]
 
 
+def order_of(numbers: I32, count: int) -> I64:
+    """The stable order of numbers from 0 to `count`: by radix where they are few, four times as fast."""
+    return np.argsort(numbers.astype(np.uint16) if count <= 1 << 16 else numbers, kind="stable")
+
+
 class Cat(enum.IntEnum):
     """Kinds of event, after the aliases of all profiler versions and vendors are folded together."""
 
@@ -138,10 +143,11 @@ class Run:
         """Mask of the rows of these categories, read-only: made once, for a dozen pieces of evidence ask for the same."""
         mask = self._masks.get(cats)
         if mask is None:
-            chosen = np.zeros(256, dtype=bool)
-            chosen[list(cats)] = True
-            mask = self._masks[cats] = chosen[self.cat]
+            mask = np.zeros(len(self), dtype=bool)
+            for cat in cats:  # a comparison is thirty times as fast as a look-up
+                mask |= self.cat == cat
             mask.flags.writeable = False
+            self._masks[cats] = mask
         return mask
 
     @cached_property
@@ -155,20 +161,45 @@ class Run:
 
     def is_named(self, matches: Callable[[str], bool]) -> Bool:
         """Mask of the rows whose name satisfies a predicate: each distinct name is tested once."""
-        chosen = np.zeros(max(len(self.names), 1), dtype=bool)
-        chosen[self.name_ids(matches)] = True
-        return chosen[self.name]
+        mask = np.zeros(len(self), dtype=bool)
+        mask[self._rows_of(self.name_ids(matches).tolist())] = True
+        return mask
 
     def named(self, matches: Callable[[str], bool], *cats: Cat) -> I64:
         """Row numbers of the events whose name satisfies the predicate, optionally of some categories."""
-        if not cats:
-            return np.flatnonzero(self.is_named(matches))
-        chosen = np.zeros(max(len(self.names), 1), dtype=bool)
-        chosen[self.name_ids(matches)] = True
-        rows = np.flatnonzero(
-            self.is_cat(*cats)
-        )  # mostly few: Python frames are what long traces are made of
-        return rows[chosen[self.name[rows]]]
+        wanted = sum(1 << cat for cat in set(cats)) if cats else -1
+        among = zip(self.names, self._cats_by_name.tolist(), strict=True)
+        rows = self._rows_of([i for i, (n, held) in enumerate(among) if held & wanted and matches(n)])
+        return np.sort(rows[self.is_cat(*cats)[rows]] if cats else rows).astype(np.int64)
+
+    def _rows_of(self, names: list[int]) -> I32:
+        """The rows of these names, one name after another."""
+        first, rows = self._first_by_name.tolist(), self._by_name
+        return np.concatenate([rows[:0], *(rows[first[i] : first[i + 1]] for i in names)])
+
+    @property
+    def _by_name(self) -> I32:
+        """All rows by name: what has a name is looked up instead of sought in all rows. Kept with the columns."""
+        rows = self.derived.get("by_name")
+        if rows is None:
+            rows = self.derived["by_name"] = order_of(self.name, len(self.names)).astype(np.int32)
+        return rows
+
+    @cached_property
+    def _first_by_name(self) -> I64:
+        """Where the rows of each name begin in `_by_name`; one entry more for the end of the last."""
+        counts = np.bincount(self.name, minlength=len(self.names))
+        return np.concatenate([[0], np.cumsum(counts)])
+
+    @cached_property
+    def _cats_by_name(self) -> I32:
+        """For each name one bit for each category that its rows have."""
+        found = np.zeros(len(self.names), dtype=np.int32)
+        used = np.flatnonzero(np.diff(self._first_by_name))
+        if len(used):
+            bits = np.left_shift(1, np.arange(len(Cat), dtype=np.int32))
+            found[used] = np.bitwise_or.reduceat(bits[self.cat[self._by_name]], self._first_by_name[used])
+        return found
 
     def text(self, row: int) -> str:
         """The name of one event."""

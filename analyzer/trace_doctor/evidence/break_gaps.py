@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
 from trace_doctor.evidence.compile_regions import Region, Regions
 from trace_doctor.evidence.intervals import complement, overlaps, pairs, union
 from trace_doctor.evidence.nesting import Nesting
-from trace_doctor.run import I64, Cat, Run
+from trace_doctor.run import HOST_CATS, I64, Cat, Run
 
 DYNAMO = ("TorchDynamo Cache Lookup", "Pregraph bytecode", "AOTDispatcher ", "Torch-Compiled Region")
 CALLS = ("CompiledFunction", "## Call CompiledFxGraph", "CompiledFxGraph")
@@ -33,12 +33,12 @@ class Between:
             for t in {r.thread for r in regions.all}
             for mine in (rows[run.thread[rows] == t],)
         }
-        outside = (
-            (nesting.depth >= 0) & ~run.is_cat(Cat.PYTHON) & ~run.is_named(lambda n: n.startswith(DYNAMO))
+        outers = np.array(
+            [r.row for r, c in zip(regions.all, regions.children, strict=True) if c], dtype=np.int64
         )
-        calls = run.is_named(lambda n: n.startswith(CALLS))
-        self._calls = _DirectlyIn(run, nesting, np.flatnonzero(outside & calls))
-        self._rest = _DirectlyIn(run, nesting, np.flatnonzero(outside & ~calls))
+        outer = [c for c in HOST_CATS if c != Cat.PYTHON]
+        self._calls = _DirectlyIn(run, nesting, outers, run.named(_is_call, *outer))
+        self._rest = _DirectlyIn(run, nesting, outers, run.named(_is_other, *outer))
 
     def gaps(self, pieces: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
         """Before each of these regions (ascending): (thread, start, end) ns."""
@@ -71,28 +71,35 @@ def _siblings_before(regions: Regions) -> dict[int, Region]:
     return found
 
 
+def _is_call(name: str) -> bool:
+    return name.startswith(CALLS) and not name.startswith(DYNAMO)
+
+
+def _is_other(name: str) -> bool:
+    return not name.startswith((*CALLS, *DYNAMO))
+
+
 class _DirectlyIn:
     """Chosen events by the event that they lie in, frames of Python between the two left out."""
 
-    def __init__(self, run: Run, nesting: Nesting, rows: I64) -> None:
+    def __init__(self, run: Run, nesting: Nesting, outers: I64, rows: I64) -> None:
         python, above = run.is_cat(Cat.PYTHON), nesting.parent[rows]
         while len(framed := np.flatnonzero((above >= 0) & python[above])):
             above[framed] = nesting.parent[above[framed]]
-        order = np.argsort(above, kind="stable")
-        self._run, self._rows, self._above = run, rows[order], above[order]
-        self._known: dict[int, tuple[list[int], list[int], list[int]]] = {}
+        inside = np.flatnonzero(np.isin(above, outers))
+        inside = inside[np.argsort(above[inside], kind="stable")]
+        rows, above = rows[inside], above[inside]
+        self._begins, self._ends = run.ts[rows].tolist(), run.end[rows].tolist()
+        self._first = dict(zip(outers.tolist(), np.searchsorted(above, outers).tolist(), strict=True))
+        self._behind = dict(zip(outers.tolist(), np.searchsorted(above, outers + 1).tolist(), strict=True))
+        self._reach: dict[int, list[int]] = {}
 
     def ends(self, row: int, after: int, before: int) -> list[int]:
         """When those in this event ended that end after one moment (ns) and begin before another."""
-        if row not in self._known:
-            first, behind = np.searchsorted(self._above, [row, row + 1])
-            mine = self._rows[first:behind]
-            ends = self._run.end[mine]
-            self._known[row] = (
-                self._run.ts[mine].tolist(),
-                ends.tolist(),
-                np.maximum.accumulate(ends).tolist(),
-            )
-        begins, ended, reach = self._known[row]
-        near = ended[bisect_right(reach, after) : bisect_left(begins, before)]
+        first, behind = self._first[row], self._behind[row]
+        if row not in self._reach:
+            self._reach[row] = list(accumulate(self._ends[first:behind], max))
+        near = self._ends[
+            first + bisect_right(self._reach[row], after) : bisect_left(self._begins, before, first, behind)
+        ]
         return [end for end in near if end > after]

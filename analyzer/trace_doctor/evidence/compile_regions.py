@@ -8,8 +8,9 @@ are siblings, whatever their ids say.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -72,6 +73,7 @@ class Regions:
         return Regions(tuple(named), self.children)
 
 
+@lru_cache(maxsize=4096)
 def resumed_at(frame: Frame | None) -> Frame | None:
     """The broken function and line that a continuation's name tells; None if the frame is no continuation."""
     found = RESUME.fullmatch(frame.function) if frame else None
@@ -86,27 +88,32 @@ def read_regions(run: Run) -> Regions:
     """The regions of a trace."""
     rows = run.named(is_region, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)
     rows = rows[np.argsort(run.thread[rows], kind="stable")]
-    frame_in = _own_frame(run, rows)
+    ids = {int(n): _ids(run.names[n]) for n in np.unique(run.name[rows])}
     made: list[Region] = []
     children: list[list[int]] = []
     open_: list[int] = []
-    for row in rows.tolist():
-        start, end, thread = int(run.ts[row]), int(run.end[row]), int(run.thread[row])
+    for row, thread, start, end, name, first in zip(
+        rows.tolist(),
+        run.thread[rows].tolist(),
+        run.ts[rows].tolist(),
+        run.end[rows].tolist(),
+        run.name[rows].tolist(),
+        _own_functions(run, rows).tolist(),
+        strict=True,
+    ):
         while open_ and (made[open_[-1]].thread != thread or made[open_[-1]].end <= start):
             open_.pop()
-        found = _REGION.fullmatch(run.text(row))
-        assert found is not None
         parent = open_[-1] if open_ else -1
         region = Region(
             row=row,
             thread=thread,
             start=start,
             end=end,
-            frame_id=found.group(1),
-            recompile_id=int(found.group(2)) if found.group(2) else None,
+            frame_id=ids[name][0],
+            recompile_id=ids[name][1],
             parent=parent,
             depth=made[parent].depth + 1 if open_ else 0,
-            frame=frame_in(row),
+            frame=python_frame(run.names[first]) if first >= 0 else None,
         )
         if parent >= 0:
             children[parent].append(len(made))
@@ -116,21 +123,23 @@ def read_regions(run: Run) -> Regions:
     return Regions(tuple(made), tuple(tuple(c) for c in children))
 
 
-def _own_frame(run: Run, rows: I64) -> Callable[[int], Frame | None]:
-    """Looks up the Python function of a region: the first Python event that starts in it, if it fills most of it."""
+def _ids(name: str) -> tuple[str | None, int | None]:
+    """Numbers of the function and of its compilation."""
+    found = _REGION.fullmatch(name)
+    assert found is not None
+    return found.group(1), int(found.group(2)) if found.group(2) else None
+
+
+def _own_functions(run: Run, rows: I64) -> I64:
+    """The name of each region's Python function: of the first Python event that starts in it, if that fills most of
+    it; else -1."""
     python = np.flatnonzero(run.is_cat(Cat.PYTHON))
-    if not len(python) or not len(rows):
-        return lambda row: None
-    python = python[np.isin(run.thread[python], np.unique(run.thread[rows]))]
-    by_thread = {int(t): python[run.thread[python] == t] for t in np.unique(run.thread[rows])}
-    starts = {t: run.ts[some] for t, some in by_thread.items()}
-
-    def frame(row: int) -> Frame | None:
-        some = by_thread[int(run.thread[row])]
-        at = int(np.searchsorted(starts[int(run.thread[row])], run.ts[row]))
-        if at == len(some) or 2 * int(run.dur[some[at]]) < int(run.dur[row]):
-            return None
-        first = int(some[at])
-        return python_frame(run.text(first)) if run.ts[first] < run.end[row] else None
-
-    return frame
+    begun = np.searchsorted(run.ts, run.ts[rows])
+    found = np.full(len(rows), -1, dtype=np.int64)
+    for thread in np.unique(run.thread[rows]) if len(python) else ():
+        here, some = np.flatnonzero(run.thread[rows] == thread), python[run.thread[python] == thread]
+        at = np.searchsorted(some, begun[here])
+        here, first = here[at < len(some)], some[at[at < len(some)]]
+        own = (run.ts[first] < run.end[rows[here]]) & (2 * run.dur[first] >= run.dur[rows[here]])
+        found[here[own]] = run.name[first[own]]
+    return found

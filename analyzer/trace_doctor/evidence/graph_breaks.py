@@ -235,10 +235,11 @@ def run_eagerly(
     only a log knows the line.
     """
     found: dict[tuple[str, Frame], _Found] = {}
+    calls_graph = _calls_graph(run, regions)
     for root in roots:
         for at in (root, *regions.below(root)):
             region = regions.all[at]
-            if regions.children[at] or region.frame is None:
+            if regions.children[at] or region.frame is None or calls_graph[at]:
                 continue
             frame = _eager_function(run, nesting, region)
             if frame is not None:
@@ -293,26 +294,36 @@ def only_logged(regions: Regions, known: Sequence[Break], logged: Sequence[Logge
 
 
 def _eager_function(run: Run, nesting: Nesting, region: Region) -> Frame | None:
-    """The outermost user function called from a region that holds operators but calls no compiled graph."""
+    """The outermost user function called from a region that holds operators."""
     inside = nesting.started(region.thread, region.start, region.end)
-    cpu_op, annotation, python = int(Cat.CPU_OP), int(Cat.USER_ANNOTATION), int(Cat.PYTHON)
-    operators = False
-    first: Frame | None = None
-    for row, cat, name_id in zip(
-        inside.tolist(), run.cat[inside].tolist(), run.name[inside].tolist(), strict=True
-    ):
-        name = run.names[name_id]
-        if cat == cpu_op and row != region.row:
-            if name.startswith((*CALLS, *DYNAMO[1:])):
-                return None
-            operators = operators or name.startswith("aten::")
-        elif cat == annotation and name.startswith(CALLS):
-            return None
-        elif cat == python and first is None:
-            frame = python_frame(name)
-            if frame and is_user_frame(frame.file) and frame != region.frame:
-                first = frame
-    return first if operators else None
+    operators = {run.names[n] for n in np.unique(run.name[inside[run.cat[inside] == Cat.CPU_OP]])}
+    if not any(name.startswith("aten::") for name in operators):
+        return None
+    called = map(python_frame, map(run.names.__getitem__, run.name[inside[run.cat[inside] == Cat.PYTHON]]))
+    return next((f for f in called if f and is_user_frame(f.file) and f != region.frame), None)
+
+
+def _calls_graph(run: Run, regions: Regions) -> list[bool]:
+    """For each region: whether compiled code or another piece of it runs inside."""
+    calls = np.sort(
+        np.concatenate(
+            [
+                run.named(lambda n: n.startswith((*CALLS, *DYNAMO[1:])), Cat.CPU_OP),
+                run.named(lambda n: n.startswith(CALLS), Cat.USER_ANNOTATION),
+            ]
+        )
+    )
+    found = np.zeros(len(regions.all), dtype=bool)
+    threads, rows, starts, ends = (
+        np.array([getattr(r, key) for r in regions.all], dtype=np.int64)
+        for key in ("thread", "row", "start", "end")
+    )
+    for thread in np.unique(threads):
+        here = np.flatnonzero(threads == thread)
+        on_it = calls[run.thread[calls] == thread]
+        first, behind = np.searchsorted(on_it, np.searchsorted(run.ts, [starts[here], ends[here]]))
+        found[here] = behind - first > np.isin(rows[here], on_it)  # a region is no call of itself
+    return found.tolist()
 
 
 def _same_place(said: LoggedBreak, key: _Key) -> bool:

@@ -108,10 +108,10 @@ class HostCauses(Evidence):
 
     def _painted(self, thread: int) -> Cover:
         """What is open on the thread, by priority."""
-        rows = self._nesting.thread_rows(thread)
         free = np.array([self.window], dtype=np.int64)
         covers = []
-        layers = [*self._everywhere, *((cause, rows[mask[rows]]) for cause, mask in self._layers)]
+        own = ((cause, self._nesting.on_thread(thread, np.flatnonzero(mask))) for cause, mask in self._layers)
+        layers = [*self._everywhere, *own]
         for cause, chosen in layers:
             spans, owners = _disjoint(self.run, chosen)
             pieces, _, at = overlaps(free, spans)
@@ -135,9 +135,11 @@ class HostCauses(Evidence):
 def _disjoint(run: Run, rows: I64) -> tuple[I64, I64]:
     """The rows (by start, longer first) as a set of intervals, each with its row; the outer event wins."""
     ends = run.end[rows]
-    reached = np.append(_NEVER, np.maximum.accumulate(ends)[:-1])[: len(rows)]
-    reaching = ends > reached  # the few that hold what lies in them
-    spans = pairs(np.maximum(run.ts[rows[reaching]], reached[reaching]), ends[reaching])
+    reach = np.maximum.accumulate(ends)
+    # the few that hold the others
+    reaching = np.append(0, 1 + np.flatnonzero(reach[1:] > reach[:-1]))[: len(rows)]
+    reached = np.append(_NEVER, reach[reaching[1:] - 1])[: len(rows)]
+    spans = pairs(np.maximum(run.ts[rows[reaching]], reached), ends[reaching])
     real = spans[:, 1] > spans[:, 0]
     return spans[real], rows[reaching][real]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.loaders import _accelerator
-from trace_doctor.run import HOST_CATS, I32, I64, Bool, Run
+from trace_doctor.run import HOST_CATS, I32, I64, Bool, Run, order_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Nesting(Evidence):
         parent = np.full(len(run), -1, dtype=np.int32)
         depth = np.full(len(run), -1, dtype=np.int32)
         host = np.flatnonzero(run.is_cat(*HOST_CATS))
-        by_thread = host[np.argsort(run.thread[host], kind="stable")]
+        by_thread = host[order_of(run.thread[host], len(run.threads))]
         borders = np.flatnonzero(np.diff(run.thread[by_thread])) + 1
         for rows in np.split(by_thread, borders):
             spans = run.ts[rows], run.end[rows]
@@ -90,6 +90,10 @@ class Nesting(Evidence):
         """The host events of a thread, by start."""
         return self._by_thread[self._first_of_thread[thread] : self._first_of_thread[thread + 1]]
 
+    def on_thread(self, thread: int, rows: I64) -> I64:
+        """Those of the rows that are host events of a thread."""
+        return np.asarray(rows[(self.run.thread[rows] == thread) & (self.depth[rows] >= 0)])
+
     def started(self, thread: int, start: int, end: int) -> I64:
         """The host events of a thread that start in [start, end) ns, by start."""
         rows = self.thread_rows(thread)
@@ -126,12 +130,12 @@ class Nesting(Evidence):
     @cached_property
     def _by_thread(self) -> I64:
         host = np.flatnonzero(self.depth >= 0)
-        return host[np.argsort(self.run.thread[host], kind="stable")]
+        return host[order_of(self.run.thread[host], len(self.run.threads))]
 
     @cached_property
     def _first_of_thread(self) -> I64:
-        threads = self.run.thread[self._by_thread]
-        return np.searchsorted(threads, np.arange(len(self.run.threads) + 1, dtype=threads.dtype))
+        counts = np.bincount(self.run.thread[self._by_thread], minlength=len(self.run.threads))
+        return np.concatenate([[0], np.cumsum(counts)])
 
 
 BLOCK = 1 << 16

@@ -55,6 +55,7 @@ def derive(content: Content) -> None:
             continue
         except Exception:  # the rules that need it will say so, each for itself
             log.debug("%s of %s cannot be derived", kind.__name__, content.path, exc_info=True)
+    content.named(lambda name: False)  # makes the rows by name
 
 
 def placed(content: Content, found: Found) -> Content:
