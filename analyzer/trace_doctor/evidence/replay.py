@@ -7,7 +7,7 @@ window is re-timed without it (the idea of Daydream, USENIX ATC 2020, and Lumos,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -15,9 +15,19 @@ import numpy as np
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.data_loading import DataLoading
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.intervals import NOTHING, clip, intersect, intervals, pairs, total, union
+from trace_doctor.evidence.host_causes import CAUSE, HostCauses
+from trace_doctor.evidence.intervals import (
+    NOTHING,
+    clip,
+    intersect,
+    intervals,
+    pairs,
+    subtract,
+    total,
+    union,
+)
 from trace_doctor.evidence.replay_graph import ReplayGraph
-from trace_doctor.evidence.retime import LeftOut, retime
+from trace_doctor.evidence.retime import PAUSE_NS, LeftOut, retime
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.model import Basis, Column, Saving, Table
@@ -27,6 +37,8 @@ UNEXPLAINED_NS = 50_000
 """A delay that nothing explains counts from here on."""
 MOST_BASE_ERROR = 0.01
 MOST_UNEXPLAINED = 0.03
+OWN_WORK = ("dispatch", "python", "optimizer")
+"""What a host does itself: less of it is what faster launching means."""
 SKEWED = 1.5
 """A mean step this much longer than the median one says that single steps hold the time."""
 
@@ -38,17 +50,27 @@ class Removal:
     `host_spans`: (thread, start ns, end ns) of host time that would not be spent any more.
     `make_async`: rows of blocking calls that would no longer wait.
     `gpu_rows`: rows of GPU operations that would not run.
+    `gpu_shorter`: (row, ns) of GPU operations that would take that much less.
+    `host_share`: the share of the host's own work (operators, Python, optimizer code) that would be left, pauses of
+    1 ms and more apart.
     """
 
     host_spans: tuple[tuple[int, int, int], ...] = ()
     make_async: tuple[int, ...] = ()
     gpu_rows: tuple[int, ...] = ()
+    gpu_shorter: tuple[tuple[int, int], ...] = ()
+    host_share: float = 1.0
 
     def __or__(self, other: Removal) -> Removal:
+        shorter: dict[int, int] = {}
+        for row, ns in (*self.gpu_shorter, *other.gpu_shorter):
+            shorter[row] = max(ns, shorter.get(row, 0))
         return Removal(
             tuple(sorted({*self.host_spans, *other.host_spans})),
             tuple(sorted({*self.make_async, *other.make_async})),
             tuple(sorted({*self.gpu_rows, *other.gpu_rows})),
+            tuple(sorted(shorter.items())),
+            min(self.host_share, other.host_share),
         )
 
 
@@ -121,6 +143,7 @@ class Replay(Evidence):
     graph: ReplayGraph | None = field(repr=False)
     loading: I64 = field(repr=False)
     """the waits for data on the main thread: a set of intervals"""
+    causes: HostCauses | None = field(repr=False)
     _known: dict[Removal, ReplayOutcome] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -149,6 +172,7 @@ class Replay(Evidence):
             base_ns=again,
             graph=graph if len(graph.ops) else None,
             loading=intervals(waits.waits([window])) if waits is not None else NOTHING,
+            causes=facts.get(HostCauses),
         )
 
     @property
@@ -178,13 +202,24 @@ class Replay(Evidence):
             self._known[removal] = self._outcome(length, min(max(left, 0), length))
         return self._known[removal]
 
+    def beside(self, removal: Removal, done: Removal) -> float:
+        """What a removal saves once another is made: a share of the steps as they are then."""
+        first, both = self.without(done), self.without(removal | done)
+        return (first.window_ns - both.window_ns) / first.window_ns if first.window_ns else 0.0
+
     def _retimed(self, graph: ReplayGraph, removal: Removal) -> int:
         """Never below the union of the GPU work that stays, never a saving that the arithmetic alone makes."""
         calls = np.array(removal.make_async, dtype=np.int64)
         ops = np.array(removal.gpu_rows, dtype=np.int64)
         left_out = LeftOut.of(graph, removal.host_spans, calls, ops)
+        if removal.gpu_shorter:
+            left_out = replace(left_out, shorter=_shorter(graph, removal))
+        if removal.host_share < 1 and self.causes is not None:
+            own = {int(t): own_work(self.causes, int(t)) for t in np.unique(graph.calls.thread)}
+            left_out = replace(left_out, own=own, own_share=removal.host_share)
         stays = ~np.isin(graph.ops.row, ops)
-        work = pairs(graph.ops.start[stays], graph.ops.end[stays])
+        ends = graph.ops.end - (left_out.shorter if left_out.shorter is not None else 0)
+        work = pairs(graph.ops.start[stays], ends[stays])
         floor = total(union(clip(work, *self.window)))
         left = retime(graph, left_out) if removal != Removal() else self.base_ns
         saved = max(self.base_ns - left, 0)
@@ -196,6 +231,10 @@ class Replay(Evidence):
         length = self.window[1] - self.window[0]
         gone = self._in_window((s, e) for t, s, e in removal.host_spans if t == self.main)
         left = length - total(gone)
+        if removal.host_share < 1 and self.causes is not None:
+            own = clip(subtract(own_work(self.causes, self.main), gone), *self.window)
+            own = own[own[:, 1] - own[:, 0] < PAUSE_NS]
+            left -= int((1 - removal.host_share) * total(own))
         loading = total(intersect(gone, self.loading))
         if loading and self.cores is not None:
             left = max(left, -(-(left + loading) // self.cores))
@@ -234,6 +273,20 @@ class Replay(Evidence):
             basis=basis,
             how=how,
         )
+
+
+def own_work(causes: HostCauses, thread: int) -> I64:
+    """When a thread (-1: none is known) runs operators, Python or optimizer code, and nothing else holds it: a set."""
+    cover = causes.on(thread if thread >= 0 else causes.main)
+    return union(cover.pieces[np.isin(cover.cause, [CAUSE[c] for c in OWN_WORK])])
+
+
+def _shorter(graph: ReplayGraph, removal: Removal) -> I64:
+    """For each operation of the graph how much less it takes, ns; never more than it takes."""
+    rows, less = np.array(removal.gpu_shorter, dtype=np.int64).T
+    at = np.minimum(np.searchsorted(rows, graph.ops.row), len(rows) - 1)
+    wanted = np.where(rows[at] == graph.ops.row, less[at], 0)
+    return np.asarray(np.minimum(wanted, graph.ops.end - graph.ops.start))
 
 
 def _unexplained(graph: ReplayGraph) -> int:

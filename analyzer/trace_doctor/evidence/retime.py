@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from trace_doctor.evidence.intervals import NOTHING, covered, intervals, pairs
+from trace_doctor.evidence.intervals import NOTHING, covered, intervals, pairs, subtract
 from trace_doctor.evidence.replay_graph import NONE, ReplayGraph
 from trace_doctor.run import I64, Bool
 
 BLOCK = 1 << 14
 """rows that are Python numbers at once: these take far more memory than columns"""
+PAUSE_NS = 1_000_000
+"""Longer between two calls is one pause of the host, no work for the next launch: that takes 5 to 200 µs"""
 Column = TypeVar("Column", I64, Bool)
 
 
@@ -29,6 +31,11 @@ class LeftOut:
     """mask over the calls: no longer waits"""
     ops: Bool | None = None
     """mask over the GPU operations: does not run"""
+    shorter: I64 | None = None
+    """ns that each GPU operation takes less"""
+    own: dict[int, I64] = field(default_factory=dict)
+    """thread -> the set of host time of which only `own_share` is spent, pauses apart"""
+    own_share: float = 1.0
 
     @classmethod
     def of(cls, graph: ReplayGraph, spans: Iterable[tuple[int, int, int]], calls: I64, ops: I64) -> LeftOut:
@@ -52,6 +59,8 @@ def retime(graph: ReplayGraph, left_out: LeftOut | None = None, *, keep_unexplai
     left_out = left_out or LeftOut()
     ops = graph.ops
     takes = ops.end - ops.start + (ops.unexplained if keep_unexplained else 0)
+    if left_out.shorter is not None:
+        takes = takes - left_out.shorter
     stays = ~left_out.ops if left_out.ops is not None else np.ones(len(ops), dtype=bool)
     host, device = _run(graph, _host_times(graph, left_out), takes, stays)
     return max(host, device) - graph.window[0]
@@ -66,9 +75,9 @@ def _host_times(graph: ReplayGraph, left_out: LeftOut) -> tuple[I64, I64, I64]:
     works_from = np.where(waits, np.maximum(calls.start, done), calls.start)
     gap, length = calls.start - begins, calls.end - works_from
     gone = np.zeros(len(calls), dtype=bool)
+    everyone = intervals((int(a), int(b)) for some in left_out.host.values() for a, b in some)
     if left_out.host:
         whole = calls.end - calls.start
-        everyone = intervals((int(a), int(b)) for some in left_out.host.values() for a, b in some)
         gap = gap - covered(pairs(begins, calls.start), everyone)
         for t in np.unique(calls.thread).tolist():
             own = left_out.host.get(t, NOTHING)
@@ -79,6 +88,12 @@ def _host_times(graph: ReplayGraph, left_out: LeftOut) -> tuple[I64, I64, I64]:
             gone[mine] = (covered(pairs(calls.start, calls.end)[mine], own) == whole[mine]) & (
                 whole[mine] > 0
             )
+    for t, some in left_out.own.items():
+        rest = subtract(some, everyone)
+        for spent, since, until in ((gap, begins, calls.start), (length, works_from, calls.end)):
+            mine = (calls.thread == t) & (until - since < PAUSE_NS)
+            less = (1 - left_out.own_share) * covered(pairs(since, until)[mine], rest)
+            spent[mine] -= less.astype(np.int64)
     if left_out.calls is not None:
         gone |= left_out.calls
     return gap, length, np.where(gone, -1, calls.waits_for)

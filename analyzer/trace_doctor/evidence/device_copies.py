@@ -1,0 +1,203 @@
+"""Copies from the host to the device in the steady steps: from which memory, by which operator, and what was made for it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.event_names import (
+    is_backward,
+    is_loader,
+    is_optimizer,
+    is_step,
+    is_synchronize,
+    is_torch_mark,
+)
+from trace_doctor.evidence.host_bound import with_stacks
+from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, union
+from trace_doctor.evidence.launches import Launches
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.replay import Removal
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.time_ledger import exposed
+from trace_doctor.run import I64, Bool, Cat, Run
+
+_MAKERS = re.compile(
+    r"aten::(?:zeros|ones|full|eye|arange|linspace|logspace|rand|randn|randint|randperm|normal|tril_indices|triu_indices)"
+)
+_LINK_GBS = {9: 50.0, 8: 25.0}
+"""PCIe 5 and 4 with 16 lanes, by compute capability; older ones have PCIe 3"""
+_OLDEST_GBS = 12.5
+_MOST_ARGS = 2000
+"""copies whose sizes are read again from the file: the longest"""
+
+
+@dataclass(frozen=True)
+class DeviceCopies(Evidence):
+    """Aligned columns, one entry for each copy from memory that is not pinned, by start.
+
+    Raises NotCaptured without GPU work, and where the vendor's profiler does not say what memory is pinned.
+    """
+
+    row: I64
+    """the copy on the device"""
+    call: I64
+    """the call that made it, -1 where it was not captured"""
+    op: I64
+    """the outermost operator around the call, else the call"""
+    maker: I64
+    """the operator just before that made the tensor on the host (`aten::zeros` …), -1 where it came from elsewhere"""
+    exposed: I64
+    """ns of the copy beside which the device did nothing else"""
+    faster: I64
+    """ns that it would take less from pinned memory, at the speed of the link"""
+    waits: tuple[tuple[int, ...], ...]
+    """calls that hold the host for it: the copy call, and synchronises of the same operator"""
+    link_gbs: float
+    """GB/s of copies from pinned memory: the fastest seen, else what the device's generation of PCIe gives"""
+    stacks: bool
+    """whether recording them slowed the host"""
+    run: Run = field(repr=False)
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, launches, nesting = facts.run, facts[Launches], facts[Nesting]
+        steady = intervals(facts[Steps].spans("steady"))
+        copies = run.named(lambda n: "HtoD" in n, Cat.MEMCPY)
+        copies = copies[covered(pairs(run.ts[copies], run.ts[copies] + 1), steady) > 0]
+        pageable = np.isin(run.name[copies], run.name_ids(lambda n: "Pageable" in n))
+        pinned = np.isin(run.name[copies], run.name_ids(lambda n: "Pinned" in n))
+        if len(copies) and not pageable.any() and not pinned.any():
+            raise NotCaptured(
+                "this profiler does not say whether copies come from pinned memory",
+                "nothing to record: ROCm names them `Host -> Device`",
+            )
+        alone = {device: intersect(parts[2], steady) for device, parts in exposed(facts).items()}
+        rows = copies[pageable]
+        call = np.array([launches.launch_of(r) for r in rows.tolist()], dtype=np.int64)
+        tops = _outermost_operators(run, nesting)
+        link = _link_gbs(run, copies[pinned])
+        bare = np.zeros(len(rows), dtype=np.int64)
+        for device, some in alone.items():
+            mine = run.device[rows] == device
+            bare[mine] = covered(pairs(run.ts[rows], run.end[rows])[mine], some)
+        op = np.array([_outermost(nesting, tops, c) for c in call.tolist()], dtype=np.int64)
+        return cls(
+            row=rows,
+            call=call,
+            op=op,
+            maker=_makers(run, launches, np.flatnonzero(tops), op),
+            exposed=bare,
+            faster=_faster(run, rows, link),
+            waits=tuple(_waits(run, nesting, c) for c in call.tolist()),
+            link_gbs=link,
+            stacks=with_stacks(run),
+            run=run,
+        )
+
+    def removal(self, which: Bool) -> Removal:
+        """These copies from pinned memory: calls return at once, and the link is the limit."""
+        calls = sorted({wait for i in np.flatnonzero(which) for wait in self.waits[i]})
+        spans = [(int(self.run.thread[c]), int(self.run.ts[c]), int(self.run.end[c])) for c in calls]
+        faster = zip(self.row[which].tolist(), self.faster[which].tolist(), strict=True)
+        return Removal(host_spans=tuple(spans), make_async=tuple(calls), gpu_shorter=tuple(sorted(faster)))
+
+    def alone(self, which: Bool) -> I64:
+        """When these copies ran: a set of intervals."""
+        return union(pairs(self.run.ts[self.row[which]], self.run.end[self.row[which]]))
+
+
+def _outermost_operators(run: Run, nesting: Nesting) -> Bool:
+    """Mask of the operators that lie in no other; marks around the loop's parts do not count as operators."""
+    marks = run.is_named(
+        lambda n: is_step(n) or is_loader(n) or is_optimizer(n) or is_torch_mark(n) or is_backward(n)
+    )
+    mask = np.zeros(len(run), dtype=bool)
+    mask[nesting.outermost(np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks))] = True
+    return mask
+
+
+def _outermost(nesting: Nesting, tops: Bool, call: int) -> int:
+    return next((a for a in nesting.ancestors(call) if tops[a]), call) if call >= 0 else -1
+
+
+def _makers(run: Run, launches: Launches, tops: I64, op: I64) -> I64:
+    """For each copying operator the one just before it on its thread, where that made a tensor of the same shape and
+    launched nothing."""
+    found = np.full(len(op), -1, dtype=np.int64)
+    makes = np.isin(run.name, run.name_ids(lambda n: _MAKERS.fullmatch(n) is not None))
+    launched = run.ts[launches.calls]
+    for thread in np.unique(run.thread[op[op >= 0]]).tolist():
+        own = tops[run.thread[tops] == thread]
+        mine = np.flatnonzero((op >= 0) & (run.thread[op] == thread))
+        at = np.searchsorted(own, op[mine])
+        first = (at > 0) & (own[np.minimum(at, len(own) - 1)] == op[mine]) if len(own) else at < 0
+        before = own[np.maximum(at - 1, 0)] if len(own) else op[mine]
+        quiet = np.searchsorted(launched, run.ts[before]) == np.searchsorted(launched, run.end[before])
+        chosen = first & makes[before] & quiet
+        found[mine[chosen]] = before[chosen]
+    pairs_ = [(i, m, o) for i, (m, o) in enumerate(zip(found.tolist(), op.tolist(), strict=True)) if m >= 0]
+    if run.recorded.shapes:
+        for i, maker, copying in pairs_[:_MOST_ARGS]:
+            if not _same_shape(run, maker, copying):
+                found[i] = -1
+    return found
+
+
+def _same_shape(run: Run, maker: int, copying: int) -> bool:
+    """Whether what was filled has the shape of what is copied; yes where the file does not say."""
+    behind = int(np.searchsorted(run.ts, run.end[maker]))
+    inside = [r for r in range(maker, behind) if run.thread[r] == run.thread[maker]]
+    seen = [_first_dims(a) for a in run.args(inside[-4:])]
+    filled = next((d for d in reversed(seen) if d), None)
+    wanted = _first_dims(run.args([copying])[0])
+    return filled is None or wanted is None or filled == wanted
+
+
+def _first_dims(args: dict[str, Any]) -> list[Any] | None:
+    dims = args.get("Input Dims")
+    return dims[0] if isinstance(dims, list) and dims and isinstance(dims[0], list) and dims[0] else None
+
+
+def _waits(run: Run, nesting: Nesting, call: int) -> tuple[int, ...]:
+    """The copy call and the synchronises beside it in the operator that copies."""
+    if call < 0:
+        return ()
+    parent = int(nesting.parent[call])
+    if parent < 0 or run.cat[parent] != Cat.CPU_OP:
+        return (call,)
+    return (
+        call,
+        *(int(r) for r in nesting.children(parent) if r > call and is_synchronize(run.text(int(r)))),
+    )
+
+
+def _bytes(run: Run, rows: I64) -> I64:
+    """Sizes as the profiler gives them, 0 where it does not."""
+    said = run.args(rows.tolist())
+    return np.array([a["bytes"] if isinstance(a.get("bytes"), int) else 0 for a in said], dtype=np.int64)
+
+
+def _link_gbs(run: Run, pinned: I64) -> float:
+    longest = pinned[np.argsort(-run.dur[pinned], kind="stable")][:20]
+    if len(longest):
+        speed = _bytes(run, longest) / np.maximum(run.dur[longest], 1)
+        if (best := float(speed.max())) > 1:
+            return best
+    known = [p.get("computeMajor") for p in run.meta.get("deviceProperties") or [] if isinstance(p, dict)]
+    newest = max((k for k in known if isinstance(k, int)), default=0)
+    return _LINK_GBS.get(min(newest, 9), _OLDEST_GBS)
+
+
+def _faster(run: Run, rows: I64, link_gbs: float) -> I64:
+    found = np.zeros(len(rows), dtype=np.int64)
+    longest = np.argsort(-run.dur[rows], kind="stable")[:_MOST_ARGS]
+    size = _bytes(run, rows[longest])
+    least = np.where(size > 0, (size / link_gbs).astype(np.int64), run.dur[rows[longest]])
+    found[longest] = np.maximum(run.dur[rows[longest]] - least, 0)
+    return found

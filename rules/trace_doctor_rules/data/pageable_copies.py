@@ -1,0 +1,235 @@
+"""TD102 pageable-copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trace_doctor import Claim, Column, Confidence, Context, Rule, Table, threshold
+from trace_doctor.evidence.call_sites import CallSites, location
+from trace_doctor.evidence.device_copies import DeviceCopies
+from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.host_bound import HALF
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.replay import Replay, ReplayOutcome
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+
+
+def _training(
+    kind: str = "HtoD (Pageable -> Device)", *, copy_us: float = 400, gpu_us: float = 2000, steps: int = 6
+) -> RunBuilder:
+    """Steps that copy a batch of 4 MB and compute on it, with nothing that waits."""
+    b = RunBuilder(stacks=True)
+    for _ in range(steps):
+        with b.step(), b.python("train.py", 20, "train"):
+            with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
+                b.copy(copy_us, kind, bytes=4 << 20)
+                if "Pageable" in kind:
+                    b.sync()
+            for _ in range(40):
+                with b.op("aten::mm", us=20):
+                    b.launch(gpu_us / 40)
+    return b
+
+
+def _made_on_the_host() -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            with b.op("aten::zeros", us=50):
+                pass
+            with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
+                b.copy(400, bytes=4 << 20)
+                b.sync()
+            for _ in range(40):
+                with b.op("aten::mm", us=20):
+                    b.launch(50)
+    return b
+
+
+_SCRIPT = """from torch.utils.data import DataLoader
+loader = DataLoader(dataset, batch_size=32, num_workers=4)
+for x, y in loader:
+    x = x.to(device)
+    y = y.to(device)
+    loss = model(x, y)
+    loss.backward()
+"""
+_PATCHED = """from torch.utils.data import DataLoader
+loader = DataLoader(dataset, batch_size=32, num_workers=4, pin_memory=True)
+for x, y in loader:
+    x = x.to(device, non_blocking=True)
+    y = y.to(device, non_blocking=True)
+    loss = model(x, y)
+    loss.backward()
+"""
+
+
+@dataclass(frozen=True)
+class PageableCopies(Rule):
+    """Batches go to the GPU from ordinary memory, and everything waits for the copy.
+
+    What it does
+    Finds copies to the device from pageable memory that the GPU does nothing beside, and re-times the captured steps
+    with copies from pinned memory that do not wait.
+
+    Why is this bad
+    The GPU can only read memory that is pinned. A copy from ordinary memory goes through a small pinned buffer, at half
+    to a fifth of the link's speed, and holds the host until it is done: afterwards the GPU idles until the host has
+    launched new work. `non_blocking=True` alone changes nothing, for the copy is staged by the host all the same.
+
+    Evidence
+    `Memcpy HtoD (Pageable -> Device)` in the steady steps, as far as neither kernels nor collectives ran beside it. Copies
+    of tensors that were made on the host just before are TD104's. With stacks recorded it is a hint, unless the saving lasts with half
+    the host work. AMD's profiler does not say which memory is pinned.
+
+    How the saving is estimated
+    The captured steps are re-timed with these copies at the link's speed (that of the fastest copy from pinned memory
+    in the capture, else what PCIe gives: 12.5, 25 or 50 GB/s by the device's generation), and with calls that return at
+    once. What a copy takes from pinned memory still counts. An upper bound.
+
+    Fix
+    pin_memory=True for the DataLoader together with .to(device, non_blocking=True). Never do the same with copies back
+    to the host without a synchronise.
+
+    Fix safety
+    Safe: the same bytes arrive, in the order of the stream. A batch that is changed in place while it is copied is an
+    exception, which the edit refuses.
+
+    When to ignore
+    When the machine has little memory (pinned memory cannot be swapped), or with unified memory.
+
+    References
+    https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
+    https://developer.nvidia.com/blog/how-optimize-data-transfers-cuda-cc/
+    """
+
+    code = "TD102"
+    name = "pageable-copies"
+    title = "Copies to the GPU come from memory that is not pinned"
+    needs = (Steps, GpuTimeline, DeviceCopies, Replay, Moments)
+    wants = (CallSites, TimeLedger)
+
+    min_share: float = threshold(
+        0.01,
+        "time of the step in which such copies run and nothing else does",
+        unit="share",
+        source="real captures: 1 to 5 % where batches come from pageable memory, under 0.2 % elsewhere",
+    )
+    min_lasting: float = threshold(
+        0.03,
+        "saving that must be left with half the host work, where stacks were recorded, for more than a hint",
+        unit="share",
+        source="stacks make host work two to three times as long: what waits behind a copy is partly the profiler's",
+    )
+    max_unattributed: float = threshold(
+        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
+    )
+
+    VALID = [
+        Valid("pinned memory", lambda: _training("HtoD (Pinned -> Device)")),
+        Valid("too short to matter", lambda: _training(copy_us=10)),
+        Valid("made on the host: TD104", _made_on_the_host),
+        Valid("copies back to the host", lambda: _training("DtoH (Device -> Pageable)")),
+        Valid("AMD", lambda: _training("HtoD (Host -> Device)"), skipped="pinned"),
+    ]
+    INVALID = [
+        Invalid(
+            "4 MB a step",
+            _training,
+            message="pageable",
+            confidence="high",
+            codemod="pinned-copies",
+            before=_SCRIPT,
+            after=_PATCHED,
+        ),
+        Invalid("one step", lambda: _training(steps=1), confidence="medium"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        copies, replay, steps = ctx[DeviceCopies], ctx[Replay], ctx[Steps]
+        chosen = copies.maker < 0
+        length = sum(end - start for start, end in steps.spans("steady"))
+        bare = int(copies.exposed[chosen].sum())
+        if not bare or bare < self.min_share * length:
+            return
+        removal = copies.removal(chosen)
+        outcome = replay.without(removal)
+        moments = ctx[Moments]
+        longest = copies.row[chosen][np.argmax(copies.exposed[chosen])]
+        sites = ctx.get(CallSites)
+        site = sites.site(int(longest)) if sites is not None else None
+        owned = [(int(s), int(e)) for s, e in copies.alone(chosen)]
+        confidence = self._confidence(ctx, outcome)
+        doubtful = copies.stacks and replay.beside(removal, HALF) < self.min_lasting
+        yield Claim(
+            message=_message(copies, chosen, bare / steps.count, outcome),
+            confidence=confidence,
+            severity="info" if confidence == "low" or doubtful else None,
+            saving=outcome.saving(),
+            location=location(site, ts_us=moments.ts_us(int(copies.run.ts[longest]))),
+            evidence=_tables(ctx, copies, chosen, outcome),
+            spans=moments.longest(owned, "copying from pageable memory"),
+            fixes=[techniques.pinned_copies(_VERIFY, site.target if site else None)],
+            removal=removal,
+            owned=owned,
+            key="copies",
+        )
+
+    def _confidence(self, ctx: Context, outcome: ReplayOutcome) -> Confidence:
+        ledger, steps = ctx.get(TimeLedger), ctx[Steps]
+        if outcome.basis != "replay" or steps.source == "none":
+            return "low"
+        unsure = ledger is not None and ledger.unattributed_share > self.max_unattributed
+        return "medium" if unsure or steps.count < 2 else "high"
+
+
+_VERIFY = "record the same steps again: the copies should be called Pinned, and the step should be shorter"
+
+
+def _message(copies: DeviceCopies, chosen: npt.NDArray[np.bool_], bare: float, outcome: ReplayOutcome) -> str:
+    number = int(chosen.sum())
+    return (
+        f"{number} cop{'y' if number == 1 else 'ies'} to the GPU from pageable memory, beside which it does nothing else "
+        f"for {two_figures(bare / 1e3)} of a step: from pinned memory, without waiting, {outcome.promise}."
+    )
+
+
+def _tables(
+    ctx: Context, copies: DeviceCopies, chosen: npt.NDArray[np.bool_], outcome: ReplayOutcome
+) -> list[Table]:
+    count, run = ctx[Steps].count, copies.run
+    rows: dict[str, list[int]] = {}
+    for i in np.flatnonzero(chosen).tolist():
+        op = int(copies.op[i])
+        rows.setdefault(run.text(op) if op >= 0 else "not captured", []).append(i)
+    return [
+        Table(
+            title="Copies from pageable memory (per steady step)",
+            columns=[
+                Column("operator", "code"),
+                Column("copies", "count"),
+                Column("they take", "us"),
+                Column("with nothing beside", "us"),
+                Column("less from pinned memory", "us"),
+            ],
+            rows=[
+                [
+                    name,
+                    round(len(mine) / count, 2),
+                    float(run.dur[copies.row[mine]].sum()) / count / 1e3,
+                    float(copies.exposed[mine].sum()) / count / 1e3,
+                    float(copies.faster[mine].sum()) / count / 1e3,
+                ]
+                for name, mine in rows.items()
+            ],
+        ),
+        outcome.table("What if copies came from pinned memory and did not wait", "pinned"),
+    ]

@@ -1,0 +1,249 @@
+"""TD202 launch-bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Table, threshold
+from trace_doctor.evidence.call_sites import location
+from trace_doctor.evidence.host_bound import HALF, HostBound
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+
+
+def _training(
+    *,
+    kernel_us: float = 5,
+    host_us: float = 20,
+    count: int = 60,
+    steps: int = 6,
+    stacks: bool = False,
+    extra: str = "",
+) -> RunBuilder:
+    """Steps of small kernels, each behind some host work of its own."""
+    b = RunBuilder(stacks=stacks)
+    for _ in range(steps):
+        with b.step(), b.python("train.py", 12, "train_step"):
+            if extra == "loader":
+                b.loader(count * host_us * 3)
+            elif extra == "pause":
+                b.wait(count * host_us * 3)
+            for _ in range(count):
+                with b.op("aten::add", us=host_us):
+                    b.launch(kernel_us)
+            if extra == "item":
+                for _ in range(count):
+                    b.launch(30)
+                    b.item()
+            with b.optimizer_step():
+                b.wait(20)
+    return b
+
+
+def _without_gpu() -> RunBuilder:
+    b = RunBuilder(gpu=None)
+    for _ in range(3):
+        with b.step(), b.op("aten::add", us=20):
+            pass
+    return b
+
+
+_SCRIPT = """import torch
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in batches:
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_PATCHED = _SCRIPT.replace("optimizer =", 'model = torch.compile(model, mode="reduce-overhead")\noptimizer =')
+
+
+@dataclass(frozen=True)
+class LaunchBound(Rule):
+    """The GPU is done with each kernel before the host has launched the next one.
+
+    What it does
+    Finds steps of many small kernels in which the GPU mostly waits for the host to run operators, Python and optimizer
+    code, and re-times them with half of that host work.
+
+    Why is this bad
+    An operator costs the host 5 to 50 us whatever its size. When kernels are shorter than that, the GPU waits for
+    launches: it would not get faster on a better GPU, and larger batches cost next to nothing.
+
+    Evidence
+    Idle time of the GPU, in gaps shorter than 1 ms, while the host ran operators, Python or optimizer code: at least
+    15 % of the step, and more than cold starts, compilation, data loading, allocation and waits for the device
+    together; at least 100 kernels with a median below 20 us. With Python stacks recorded the profiler itself makes host
+    work two to three times as long: then the steps must be launch-bound still when it is halved, and confidence is one
+    step lower.
+
+    How the saving is estimated
+    The captured steps are re-timed with half of the host's own work. CUDA graphs take away more than that, compilation
+    without them about as much.
+
+    Fix
+    torch.compile(model, mode="reduce-overhead") launches a recorded graph instead of single kernels; CUDA graphs by
+    hand do the same for steps with fixed shapes; a larger batch makes the kernels longer at the same number of
+    launches; a fused optimizer replaces hundreds of launches by a few.
+
+    Fix safety
+    Unsafe: compiled code may differ in the last bits, its outputs are overwritten by the next call with CUDA graphs;
+    another batch size is another training.
+
+    When to ignore
+    When the profile was recorded with stacks and the step is much shorter without the profiler.
+
+    References
+    https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html
+    https://pytorch.org/blog/accelerating-pytorch-with-cuda-graphs/
+    """
+
+    code = "TD202"
+    name = "launch-bound"
+    title = "The GPU waits for launches"
+    needs = (Steps, HostBound, Moments)
+    wants = (TimeLedger,)
+    yields_to = ("TD101", "TD201", "TD203", "TD501", "TD304")
+
+    min_saving: float = threshold(
+        0.10,
+        "what halving the host work must save",
+        unit="share",
+        source="the severity `critical` begins there",
+    )
+    max_kernel_us: float = threshold(
+        20.0, "median kernel", unit="us", source="an operator costs the host 5 to 50 us (real captures)"
+    )
+    min_kernels: int = threshold(
+        100, "kernels in the steady steps", unit="count", source="fewer are a probe, not a workload"
+    )
+    min_share: float = threshold(
+        0.15,
+        "idle in which the host runs operators, Python or optimizer code",
+        unit="share",
+        source="real captures: 20 to 84 % where the host is the limit, under 10 % elsewhere",
+    )
+    max_unattributed: float = threshold(
+        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
+    )
+
+    VALID = [
+        Valid("large kernels", lambda: _training(kernel_us=100)),
+        Valid("few kernels", lambda: _training(count=10)),
+        Valid("the host is faster than the GPU", lambda: _training(host_us=1)),
+        Valid("waits for data instead", lambda: _training(extra="loader")),
+        Valid("waits for the device instead", lambda: _training(extra="item", host_us=4)),
+        Valid("slow only because of the stacks", lambda: _training(kernel_us=18, host_us=30, stacks=True)),
+        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+    ]
+    INVALID = [
+        Invalid(
+            "20 us of host work for kernels of 5 us",
+            _training,
+            message="360 kernels",
+            confidence="high",
+            saving_us=720,
+            tolerance=0.1,
+            codemod="compile-model",
+            before=_SCRIPT,
+            after=_PATCHED,
+        ),
+        Invalid("with stacks", lambda: _training(stacks=True), confidence="medium"),
+        Invalid("one step", lambda: _training(count=120, steps=1), confidence="medium"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        seen = ctx[HostBound]
+        if seen.kernels < self.min_kernels or seen.median_kernel_us >= self.max_kernel_us:
+            return
+        if seen.own_share < self.min_share or seen.own <= seen.other:
+            return
+        if min(seen.halved.share_of_step, seen.lasting) < self.min_saving:
+            return
+        moments, outcome = ctx[Moments], seen.halved
+        owned = [(int(s), int(e)) for s, e in seen.owned]
+        confidence = self._confidence(ctx, seen)
+        yield Claim(
+            message=_message(ctx, seen),
+            confidence=confidence,
+            severity="info" if confidence == "low" else None,
+            saving=outcome.saving(),
+            location=location(None, device=seen.device, ts_us=moments.ts_us(owned[0][0])),
+            evidence=_tables(ctx, seen),
+            spans=moments.longest(owned, "waiting for a launch", device=seen.device),
+            fixes=_fixes(seen),
+            removal=HALF,
+            owned=owned,
+            key="launches",
+        )
+
+    def _confidence(self, ctx: Context, seen: HostBound) -> Confidence:
+        ledger, steps = ctx.get(TimeLedger), ctx[Steps]
+        if seen.halved.basis != "replay" or steps.source == "none":
+            return "low"
+        doubts = [
+            seen.stacks,
+            steps.count < 2,
+            ledger is not None and ledger.unattributed_share > self.max_unattributed,
+        ]
+        return ("high", "medium", "low")[min(sum(doubts), 2)]
+
+
+def _message(ctx: Context, seen: HostBound) -> str:
+    return (
+        f"The GPU waits for the host to launch {seen.kernels:,} kernels (median {seen.median_kernel_us:.1f} µs): it idles "
+        f"{seen.own_share:.0%} of the step meanwhile. With half the host work {seen.halved.promise}."
+    )
+
+
+_CAUSES = {
+    "dispatch": "inside operators and launch calls",
+    "python": "in Python, or nothing recorded",
+    "optimizer": "in the optimizer",
+}
+
+
+def _tables(ctx: Context, seen: HostBound) -> list[Table]:
+    count = ctx[Steps].count
+    return [
+        Table(
+            title="What the host does while the GPU waits (per steady step)",
+            columns=[Column("host"), Column("GPU idle", "us"), Column("of the step", "share")],
+            rows=[
+                [_CAUSES[cause], ns / count / 1e3, ns / max(seen.length, 1)]
+                for cause, ns in sorted(seen.by_cause.items(), key=lambda item: -item[1])
+            ],
+        ),
+        Table(
+            title="Launches",
+            columns=[
+                Column("kernels a step", "count"),
+                Column("median kernel", "us"),
+                Column("step per kernel", "us"),
+            ],
+            rows=[
+                [
+                    round(seen.kernels / count, 1),
+                    seen.median_kernel_us,
+                    seen.length / max(seen.kernels, 1) / 1e3,
+                ]
+            ],
+        ),
+        seen.halved.table("What if the host did its work in half the time", "half the host work"),
+    ]
+
+
+_VERIFY = "record the same steps again: TD202 should be gone, and the step should be shorter"
+
+
+def _fixes(seen: HostBound) -> list[Fix]:
+    found = [techniques.compile_model(_VERIFY, "reduce-overhead")]
+    if seen.by_cause.get("optimizer", 0) * 5 >= seen.own:
+        found.append(techniques.fused_optimizer(None, _VERIFY))
+    return [*found, techniques.cuda_graphs(_VERIFY), techniques.fill_the_gpu(_VERIFY)]
