@@ -210,3 +210,27 @@ def test_nothing_is_left_behind_when_writing_fails(
     assert isinstance(load(write(tmp_path / "t.json"), warn=warnings.append).outcome, Run)
     assert list(folder.iterdir()) == []
     assert "No space left" in warnings[0]
+
+
+def test_what_was_not_used_for_longest_makes_room(tmp_path: Path, folder: Path) -> None:
+    traces = [write(tmp_path / f"{name}.json") for name in ("old", "used", "new")]
+
+    def load(trace: Path, cache: Cache) -> bool:
+        [loaded] = load_inputs(discover([trace]).found, Ways(cache=cache, keep=True))
+        return loaded.cached
+
+    for second, trace in enumerate(traces[:2]):
+        load(trace, Cache(folder))
+        os.utime(Cache(folder).entry(trace), (second, second))
+    os.utime(Cache(folder).entry(traces[1]), (0, 0))
+    assert load(traces[1], Cache(folder))  # a use counts, not when it was made
+    room = sum(Cache(folder).sizes()) + 1
+    assert not load(traces[2], Cache(folder, limit=room))
+    assert [load(t, Cache(folder)) for t in (traces[1], traces[2], traces[0])] == [True, True, False]
+
+
+def test_what_one_analysis_keeps_is_not_deleted_by_itself(tmp_path: Path, folder: Path) -> None:
+    traces = [write(tmp_path / f"rank{rank}.json") for rank in range(3)]
+    for expected in (False, True):
+        loaded = load_inputs(discover(traces).found, Ways(cache=Cache(folder, limit=1), keep=True))
+        assert [one.cached for one in loaded] == [expected] * 3

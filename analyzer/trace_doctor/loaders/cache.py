@@ -1,7 +1,8 @@
 """Captures read before, kept as columns: one entry for each file, replaced when the file changes.
 
 An entry is used only when it was made from a file of this size, modification time and sampled content, by this very
-code; whatever does not check out is ignored and written anew. Deleting the folder costs nothing but time.
+code; whatever does not check out is ignored and written anew. Deleting the folder costs nothing but time. Beyond a size,
+the entries that were not used for longest make room for new ones.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self
@@ -28,6 +29,8 @@ log = logging.getLogger("trace_doctor")
 SAMPLES, SAMPLE = 16, 1 << 16
 """This many blocks of this many bytes are hashed, from the first to the last of the file."""
 _SUFFIX = ".columns"
+LIMIT = 10_000_000_000
+"""Bytes of all entries together. What one analysis itself has used stays, even where that is more."""
 _STALE = 86_400
 """Seconds after which a temporary file was left behind by a process that died."""
 
@@ -45,9 +48,11 @@ def default_folder() -> Path:
 class Cache:
     """A folder of entries. `full` compares and keeps a hash of the whole file instead of samples."""
 
-    def __init__(self, folder: Path, *, full: bool = False) -> None:
+    def __init__(self, folder: Path, *, full: bool = False, limit: int = LIMIT) -> None:
         self.folder = folder
         self.full = full
+        self._limit = limit
+        self._used: set[Path] = set()
         self._warned = False
 
     def key(self, path: Path) -> dict[str, Any]:
@@ -69,10 +74,15 @@ class Cache:
 
     def find(self, path: Path, key: Mapping[str, Any]) -> Content | None:
         """The columns of a file with this key, mapped; None where there is no such entry."""
+        entry = self.entry(path)
         try:
             self._must_be_ours()
-            with _opened(self.entry(path)) as file:
-                return columns.read(file, key)
+            with _opened(entry) as file:
+                content = columns.read(file, key)
+            self._used.add(entry)
+            with contextlib.suppress(OSError):
+                os.utime(entry)
+            return content
         except FileNotFoundError:
             return None
         except (OSError, columns.Unusable) as why:
@@ -82,11 +92,33 @@ class Cache:
     def draft(self, path: Path) -> Draft:
         """Begins a new entry for `path`. Raises OSError where the folder cannot be written."""
         self._prepare()
-        return Draft(self.folder, self.entry(path))
+        return Draft(self.folder, self.entry(path), self._make_room)
 
     def sizes(self) -> list[int]:
         """Bytes of each entry there is."""
-        return [entry.stat().st_size for entry in self.folder.glob(f"[!.]*{_SUFFIX}")]
+        return [size for _, size, _ in self._entries()]
+
+    def _entries(self) -> list[tuple[int, int, Path]]:
+        """(when it was last used, bytes, entry), in this order."""
+        found = []
+        for entry in self.folder.glob(f"[!.]*{_SUFFIX}"):
+            with contextlib.suppress(OSError):  # another process may just have made room
+                status = entry.stat()
+                found.append((status.st_mtime_ns, status.st_size, entry))
+        return sorted(found)
+
+    def _make_room(self, newest: Path) -> None:
+        """Deletes what was not used for longest until all entries are within the limit."""
+        self._used.add(newest)
+        entries = self._entries()
+        over = sum(size for _, size, _ in entries) - self._limit
+        for _, size, entry in entries:
+            if over <= 0:
+                return
+            if entry not in self._used:
+                with contextlib.suppress(OSError):
+                    entry.unlink()
+                    over -= size
 
     def unwritable(self, error: OSError) -> str | None:
         """One line for people, the first time only."""
@@ -112,10 +144,11 @@ class Cache:
 class Draft:
     """An entry that is being written, beside where it belongs. Used with `with`: gone unless it was committed."""
 
-    def __init__(self, folder: Path, entry: Path) -> None:
+    def __init__(self, folder: Path, entry: Path, committed: Callable[[Path], None]) -> None:
         handle, self._name = tempfile.mkstemp(dir=folder, prefix=".", suffix=_SUFFIX)
         self.file: IO[bytes] = os.fdopen(handle, "w+b")
         self._entry = entry
+        self._committed = committed
         self._done = False
 
     def commit(self) -> None:
@@ -123,6 +156,7 @@ class Draft:
         self.file.flush()
         os.replace(self._name, self._entry)
         self._done = True
+        self._committed(self._entry)
 
     def __enter__(self) -> Self:
         return self
