@@ -27,7 +27,7 @@ FAMILIES = {
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated file with its text."""
-    from trace_doctor import verification
+    from trace_doctor import difference, verification
     from trace_doctor.model import json_schema
     from trace_doctor.registry import all_rules
     from trace_doctor.rule_page import page
@@ -37,7 +37,12 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "rules" / "README.md", _rule_index()
     yield ROOT / "docs" / "cli-reference.md", _cli_reference()
     yield ROOT / "docs" / "configuration.md", _configuration()
-    for name, schema in (("result", json_schema()), ("verification", verification.json_schema())):
+    schemas = {
+        "result": json_schema(),
+        "verification": verification.json_schema(),
+        "difference": difference.json_schema(),
+    }
+    for name, schema in schemas.items():
         text = json.dumps(schema, indent=2, sort_keys=True) + "\n"
         yield ROOT / "analyzer" / "trace_doctor" / "reporters" / f"{name}.schema.json", text
 

@@ -15,9 +15,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "analyze": "trace_doctor.api",
+    "diff": "trace_doctor.api",
     "load": "trace_doctor.api",
     "verify": "trace_doctor.api",
     "Result": "trace_doctor.model",
+    "Difference": "trace_doctor.difference",
     "Verification": "trace_doctor.verification",
     "Confidence": "trace_doctor.model",
     "Finding": "trace_doctor.model",
@@ -53,8 +55,10 @@ def __getattr__(name: str) -> Any:
 
 if TYPE_CHECKING:
     from trace_doctor.api import analyze as analyze
+    from trace_doctor.api import diff as diff
     from trace_doctor.api import load as load
     from trace_doctor.api import verify as verify
+    from trace_doctor.difference import Difference as Difference
     from trace_doctor.errors import NotCaptured as NotCaptured
     from trace_doctor.model import Column as Column
     from trace_doctor.model import Confidence as Confidence

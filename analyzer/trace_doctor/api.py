@@ -1,4 +1,4 @@
-"""The library calls behind the commands: `analyze`, `verify` and `load`."""
+"""The library calls behind the commands: `analyze`, `verify`, `diff` and `load`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from trace_doctor.difference import Difference
     from trace_doctor.verification import Verification
 
 
@@ -140,20 +141,48 @@ def verify(
     from trace_doctor.fixes.plan import selected
     from trace_doctor.gate import verify as compare
 
-    def result(given: str | Path | Result) -> Result:
-        if isinstance(given, Result):
-            return given
-        saved = _saved(Path(given))
-        if saved is not None:
-            return saved
-        return analyze(given, source=source, config=config, rank=rank, device=device, progress=progress)
-
-    old, new = result(before), result(after)
+    old, new = (
+        _result(r, source=source, config=config, rank=rank, device=device, progress=progress)
+        for r in (before, after)
+    )
     chosen = {f.id for f in old.findings if selected(f, select)}
     if select and not chosen:
         there = ", ".join(f.id for f in old.findings) or "none"
         raise UsageError(f"no finding of BEFORE is {', '.join(select)}; it has {there}")
     return compare(old, new, chosen=chosen, fail_on=fail_on)
+
+
+def diff(
+    before: str | Path | Result,
+    after: str | Path | Result,
+    *,
+    source: str | Path | None = None,
+    config: Config | None = None,
+    rank: int | None = None,
+    steps: tuple[int, int] | None = None,
+    device: int | None = None,
+    progress: Progress | None = None,
+) -> Difference:
+    """What changed between two recordings of one job, beyond the noise; the library's twin of `trace-doctor diff`.
+
+    `before` and `after` are as in `verify`: results, saved results, or captures and folders of them (several recordings
+    of a job count as one side). Otherwise as `analyze`.
+    """
+    from trace_doctor.gate import difference
+
+    old, new = (
+        _result(r, source=source, config=config, rank=rank, steps=steps, device=device, progress=progress)
+        for r in (before, after)
+    )
+    return difference(old, new)
+
+
+def _result(given: str | Path | Result, **options: Any) -> Result:
+    """A result as it is, a saved one, or what `analyze` makes of the captures."""
+    if isinstance(given, Result):
+        return given
+    saved = _saved(Path(given))
+    return analyze(given, **options) if saved is None else saved
 
 
 def _saved(path: Path) -> Result | None:

@@ -11,6 +11,7 @@ from trace_doctor.cli.analyze import analyze
 from trace_doctor.cli.capture import capture
 from trace_doctor.cli.check import check
 from trace_doctor.cli.config import config
+from trace_doctor.cli.diff import diff
 from trace_doctor.cli.fix import fix
 from trace_doctor.cli.load import load
 from trace_doctor.cli.report import report
@@ -24,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (analyze, check, fix, verify, report, rules, rule, config, capture, load):
+for command in (analyze, check, fix, diff, verify, report, rules, rule, config, capture, load):
     app.command()(command)
 
 

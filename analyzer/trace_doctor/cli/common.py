@@ -7,17 +7,20 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trace_doctor.cli.progress import progress as progress
 from trace_doctor.errors import UsageError, printable
 from trace_doctor.model import Result
+
+if TYPE_CHECKING:
+    from trace_doctor.reporters import Options
 
 DEFAULT_REPORT = Path("trace-doctor-report.html")
 MARKER = b'name="generator" content="trace-doctor'
@@ -216,19 +219,38 @@ def _print(result: Result, fmt: str, color: str, show_skipped: bool, zoom: bool,
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return
-    ascii_only = not _unicode(sys.stdout.encoding)
-    width = min(shutil.get_terminal_size().columns, 80) if sys.stdout.isatty() else 80
     text = render(
         result,
         fmt,
         color=wants_color(color),
-        width=max(width, 40),
+        width=_width(),
         show_skipped=show_skipped,
         report=str(report) if report else None,
-        ascii=ascii_only,
+        ascii=not _unicode(sys.stdout.encoding),
     )
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def deliver(render: Callable[[Options], str], sink: Sink, *, color: bool, quiet: int) -> None:
+    """One rendering to its file, or to stdout: text as the terminal can show it, else UTF-8."""
+    from trace_doctor.reporters import Options
+
+    if sink.path is not None:
+        write(sink.path, render(Options()))
+    elif quiet < 2 and sink.format != "text":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(render(Options()).encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
+    elif quiet < 2:
+        sys.stdout.write(
+            render(Options(color=color, width=_width(), ascii=not _unicode(sys.stdout.encoding)))
+        )
+        sys.stdout.flush()
+
+
+def _width() -> int:
+    return max(min(shutil.get_terminal_size().columns, 80) if sys.stdout.isatty() else 80, 40)
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +10,7 @@ from trace_doctor.cli import common as c
 from trace_doctor.errors import UsageError
 
 if TYPE_CHECKING:
+    from trace_doctor.reporters import Options
     from trace_doctor.verification import Verification
 
 
@@ -68,24 +67,14 @@ def verify(
             config=settings, rank=rank, device=device, progress=progress,
         )  # fmt: skip
     for sink in sinks:
-        _emit(made, sink, wants_color, quiet)
+        to_json = sink.format == "json"
+        c.deliver(lambda o, j=to_json: _render(made, o, j), sink, color=wants_color, quiet=quiet)  # type: ignore[misc]
     if quiet < 2:
         c.note(made.verdict)
     raise typer.Exit(made.code)
 
 
-def _emit(made: Verification, sink: c.Sink, color: bool, quiet: int) -> None:
-    from trace_doctor.reporters import Options
+def _render(made: Verification, options: Options, to_json: bool) -> str:
     from trace_doctor.reporters.verification import render
 
-    if sink.path is not None:
-        c.write(sink.path, made.to_json().decode() if sink.format == "json" else render(made, Options()))
-    elif quiet < 2 and sink.format == "json":
-        sys.stdout.flush()
-        sys.stdout.buffer.write(made.to_json())
-        sys.stdout.buffer.flush()
-    elif quiet < 2:
-        width = min(shutil.get_terminal_size().columns, 80) if sys.stdout.isatty() else 80
-        ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
-        sys.stdout.write(render(made, Options(color=color, width=width, ascii=ascii_only)))
-        sys.stdout.flush()
+    return made.to_json().decode() if to_json else render(made, options)

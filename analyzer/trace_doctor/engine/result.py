@@ -20,6 +20,7 @@ from trace_doctor.evidence.base import Evidence, Facts, Options, join_jobs
 from trace_doctor.evidence.capture_health import CaptureHealth
 from trace_doctor.evidence.memory_ledger import MemoryLedger
 from trace_doctor.evidence.memory_series import thinned
+from trace_doctor.evidence.operators import Operators
 from trace_doctor.evidence.overview import Overview
 from trace_doctor.evidence.replay import Removal, Replay
 from trace_doctor.evidence.steps import Steps
@@ -132,6 +133,7 @@ def diagnose(
         ),
         memory_timeline=[thinned(m, _share(MAX_POINTS, len(memory), 40, 400)) for m in memory],
         kernels=_rows(examined, Overview, lambda o: o.kernels(_share(MAX_KERNELS, traces, 5, 20))),
+        operators=_rows(examined, Operators, lambda o: o.rows(_share(MAX_KERNELS, traces, 5, 20))),
         collectives=_rows(examined, Overview, lambda o: o.collectives()),
         what_if=what_if,
         findings=findings,
@@ -185,7 +187,7 @@ def _devices(capture: Capture) -> set[int]:
 def _inputs(facts: Facts) -> list[Input]:
     capture, found = facts.capture, []
     if (run := capture.run) is not None:
-        steps, work = facts.get(Steps), facts.get(Workload)
+        steps = facts.get(Steps)
         found.append(
             Input(
                 path=run.path,
@@ -199,9 +201,7 @@ def _inputs(facts: Facts) -> list[Input]:
                 recorded=run.recorded,
                 pace=_pace(steps),
                 step_source=steps.source if steps and steps.source != "none" else None,
-                work=Work(kernels=work.kernels, operators=work.operators, shapes=list(work.shapes))
-                if work
-                else Work(),
+                work=_work(facts),
                 warnings=list(run.warnings),
             )
         )
@@ -224,6 +224,17 @@ def _inputs(facts: Facts) -> list[Input]:
         for log in capture.torch_logs
     ]
     return found
+
+
+def _work(facts: Facts) -> Work:
+    work, overview, operators = facts.get(Workload), facts.get(Overview), facts.get(Operators)
+    return Work(
+        kernels=work.kernels if work else None,
+        operators=work.operators if work else None,
+        kernel_names=overview.kernel_names if overview else None,
+        operator_names=len(operators.names) if operators else None,
+        shapes=list(work.shapes) if work else [],
+    )
 
 
 def _pace(steps: Steps | None) -> Pace | None:

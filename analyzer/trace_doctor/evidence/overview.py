@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -13,6 +14,7 @@ from trace_doctor.evidence.event_names import is_collective
 from trace_doctor.evidence.gpu_timeline import COMM, GpuTimeline
 from trace_doctor.evidence.idle import IdleLedger
 from trace_doctor.evidence.intervals import intersect, pairs, subtract, total, union
+from trace_doctor.evidence.step_sums import deviation_us, device_steps, in_steps, mean_us
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.evidence.time_ledger import exposed
@@ -44,27 +46,41 @@ class Overview(Evidence):
 
     def kernels(self, most: int = TOP_KERNELS) -> list[KernelRow]:
         """The kernels that take most time in the window, over all devices."""
+        return [self._kernel(*one) for one in self._by_time[:most]]
+
+    @property
+    def kernel_names(self) -> int:
+        """How many rows `kernels` has without a limit."""
+        return len(self._by_time)
+
+    @cached_property
+    def _by_time(self) -> list[tuple[int, str, int, int, I64]]:
+        """(total ns, name, device, kind, spans) of all kernels, longest first."""
         timeline = self._facts.get(GpuTimeline)
         if timeline is None:
             return []
-        found = []
-        for device in timeline.devices:
-            compute = total(self._parts[device][0])
-            for name, kind, spans in _by_name(self._facts.run, timeline, device):
-                us = float((spans[:, 1] - spans[:, 0]).sum()) / 1000.0
-                found.append(
-                    KernelRow(
-                        rank=self._facts.capture.rank,
-                        device=device,
-                        name=name,
-                        kind=WORK[kind],
-                        count=len(spans),
-                        total_us=us,
-                        mean_us=us / len(spans),
-                        share=us * 1000.0 / compute if compute else 0.0,
-                    )
-                )
-        return sorted(found, key=lambda k: (-k.total_us, k.name, k.device))[:most]
+        found = [
+            (total(spans), name, device, kind, spans)
+            for device in timeline.devices
+            for name, kind, spans in _by_name(self._facts.run, timeline, device)
+        ]
+        return sorted(found, key=lambda k: (-k[0], k[1], k[2]))
+
+    def _kernel(self, ns: int, name: str, device: int, kind: int, spans: I64) -> KernelRow:
+        compute = total(self._parts[device][0])
+        by_step = in_steps(spans, device_steps(self._facts))
+        return KernelRow(
+            rank=self._facts.capture.rank,
+            device=device,
+            name=name,
+            kind=WORK[kind],
+            count=len(spans),
+            total_us=ns / 1e3,
+            mean_us=ns / 1e3 / len(spans),
+            share=ns / compute if compute else 0.0,
+            step_us=mean_us(by_step),
+            step_sd_us=deviation_us(by_step),
+        )
 
     def collectives(self) -> list[CollectiveRow]:
         """Collectives by name, longest first, with the time in which no compute ran beside them."""

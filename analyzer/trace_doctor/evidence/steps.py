@@ -213,13 +213,16 @@ def _pace(run: Run, launches: Launches, spans: I64) -> I64:
     """From the completion of each step's predecessor to its own: the host is past it, its GPU work has ended."""
     if not len(spans):
         return np.empty(0, dtype=np.int64)
+    return np.asarray(np.diff(completions(run, launches, np.concatenate([spans[:1, 0], spans[:, 1]]))))
+
+
+def completions(run: Run, launches: Launches, borders: I64) -> I64:
+    """When everything that the host had launched before each of these moments (ns) was done, and the host past it."""
     known = launches.launch >= 0
     at, ends = run.ts[launches.launch[known]], run.end[run.gpu[known]]
     order = np.argsort(at, kind="stable")
     reach = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ends[order])])
-    borders = np.concatenate([spans[:1, 0], spans[:, 1]])
-    done = np.maximum(borders, reach[np.searchsorted(at[order], borders)])
-    return np.asarray(np.diff(done))
+    return np.asarray(np.maximum(borders, reach[np.searchsorted(at[order], borders)]))
 
 
 def _without_remainder(run: Run, steps: list[Step], launches: Launches) -> list[Step]:

@@ -12,6 +12,7 @@ from trace_doctor.evidence.cpu_timeline import CPU, CpuTimeline
 from trace_doctor.evidence.gpu_timeline import COMM, COMPUTE, COPY, GpuTimeline
 from trace_doctor.evidence.idle import IdleLedger
 from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, subtract, total
+from trace_doctor.evidence.step_sums import deviation_us, device_steps
 from trace_doctor.evidence.steps import Phase, Steps
 from trace_doctor.model import IDLE_CAUSES, IdleNs, TimeLedgerRow
 from trace_doctor.run import I64
@@ -84,7 +85,17 @@ def _row(facts: Facts, steps: Steps, device: int, phase: Phase, parts: tuple[I64
         exposed_copy_ns=copies,
         idle_ns=_idle(facts[IdleLedger], device, spans),
         step_us=window / max(counted, 1) / 1000.0,
+        step_sd_us=_deviations(facts, device, parts) if phase == "steady" else {},
     )
+
+
+def _deviations(facts: Facts, device: int, parts: tuple[I64, I64, I64]) -> dict[str, float]:
+    """How much each part varies from step to step."""
+    spans, idle = device_steps(facts), facts[IdleLedger]
+    named = dict(zip(("compute", "comm", "copy"), parts, strict=True))
+    named |= {cause: idle.pieces(cause, device) for cause in IDLE_CAUSES}
+    found = {name: deviation_us(covered(spans, some)) for name, some in named.items()}
+    return {name: value for name, value in found.items() if value}
 
 
 def _idle(ledger: IdleLedger, device: int, spans: I64) -> IdleNs:

@@ -2,7 +2,8 @@
 
 from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.decision import Terms, checked, decide, terms_of
+from trace_doctor.gate.difference import difference
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.gate.verify import verify
 
-__all__ = ["Baseline", "Suppressions", "Terms", "checked", "decide", "terms_of", "verify"]
+__all__ = ["Baseline", "Suppressions", "Terms", "checked", "decide", "difference", "terms_of", "verify"]

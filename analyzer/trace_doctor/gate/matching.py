@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trace_doctor.comparison import Appeared, Fate, Followed
 from trace_doctor.model import Finding, Outcome, Result, Saving
-from trace_doctor.verification import Appeared, Fate, Followed
 
 SMALLER = 0.8
 """a fault found again is `smaller` when removing it would save at most this part of what it would have saved before"""
@@ -24,12 +24,11 @@ def follow(before: Result, after: Result, chosen: Sequence[Finding]) -> tuple[li
     checked = {o.code: o for o in before.outcomes}
     new = [
         Appeared(
-            id=f.id, code=f.code, name=f.name, title=f.title, severity=f.severity, confidence=f.confidence,
-            location=f.location, message=f.message, saving=f.saving, checked_before=_decided(checked.get(f.code)),
+            **f.mention(), message=f.message, saving=f.saving, checked_before=_decided(checked.get(f.code))
         )
         for f in after.findings
         if f.id not in known
-    ]  # fmt: skip
+    ]
     return followed, new
 
 
@@ -149,13 +148,7 @@ def _followed(
     capture: str | None = None,
 ) -> Followed:
     return Followed(
-        id=finding.id,
-        code=finding.code,
-        name=finding.name,
-        title=finding.title,
-        severity=finding.severity,
-        confidence=finding.confidence,
-        location=finding.location,
+        **finding.mention(),
         fate=fate,
         after_id=other.id if other else None,
         after_location=other.location if other else None,

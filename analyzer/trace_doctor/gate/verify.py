@@ -7,12 +7,13 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from trace_doctor.comparison import Appeared, Followed, MemoryChange, StepChange
 from trace_doctor.gate.comparable import comparable, side
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.gate.matching import follow
 from trace_doctor.gate.step_times import step_change, step_time
 from trace_doctor.model import Finding, Result, Saving, WhatIf
-from trace_doctor.verification import Appeared, Followed, MemoryChange, Promise, StepChange, Verification
+from trace_doctor.verification import Promise, Verification
 
 
 def verify(
@@ -26,7 +27,7 @@ def verify(
     asked = [f for f in before.findings if chosen is None or f.id in chosen]
     followed, new = follow(before, after, asked)
     change = step_change(step_time(before), step_time(after))
-    memory = _memory(before, after)
+    memory = memory_change(before, after)
     promise = _promise(before, asked, followed, change, memory)
     code, verdict = _decide(followed, new, fail_on)
     return Verification(
@@ -65,7 +66,7 @@ def _decide(
     return 0, f"verify passed: {gone} gone"
 
 
-def _memory(before: Result, after: Result) -> MemoryChange:
+def memory_change(before: Result, after: Result) -> MemoryChange:
     return MemoryChange(
         allocated_before=before.summary.peak_allocated_bytes,
         allocated_after=after.summary.peak_allocated_bytes,

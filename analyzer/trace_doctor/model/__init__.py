@@ -20,6 +20,7 @@ from trace_doctor.model.findings import Finding as Finding
 from trace_doctor.model.findings import Fix as Fix
 from trace_doctor.model.findings import FixKind as FixKind
 from trace_doctor.model.findings import Location as Location
+from trace_doctor.model.findings import Mention as Mention
 from trace_doctor.model.findings import Outcome as Outcome
 from trace_doctor.model.findings import OutcomeKind as OutcomeKind
 from trace_doctor.model.findings import Safety as Safety
@@ -44,6 +45,7 @@ from trace_doctor.model.pictures import KernelRow as KernelRow
 from trace_doctor.model.pictures import Lane as Lane
 from trace_doctor.model.pictures import MemoryMark as MemoryMark
 from trace_doctor.model.pictures import MemorySeries as MemorySeries
+from trace_doctor.model.pictures import OperatorRow as OperatorRow
 from trace_doctor.model.pictures import Segment as Segment
 from trace_doctor.model.pictures import StepRow as StepRow
 from trace_doctor.model.pictures import WhatIf as WhatIf

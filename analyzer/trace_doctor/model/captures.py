@@ -30,6 +30,10 @@ class Work(Struct, frozen=True, kw_only=True):
 
     kernels: float | None = None
     operators: float | None = None
+    kernel_names: int | None = None
+    """different kernels in the analysed window: `Result.kernels` lists the longest of them"""
+    operator_names: int | None = None
+    """likewise operators and runtime calls of the host, for `Result.operators`"""
     shapes: list[str] = field(default_factory=list)
     """`aten::linear [64, 784] [10, 784]`: products and convolutions with their input shapes, each form once"""
 

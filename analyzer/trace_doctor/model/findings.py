@@ -96,18 +96,27 @@ class Fix(Struct, frozen=True, kw_only=True):
     """What could go wrong, in one sentence."""
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class Mention(Struct, frozen=True, kw_only=True):
+    """What it takes to speak of a finding: the part that comparisons of two results repeat."""
+
     id: str
     code: str
     name: str
     title: str
     severity: Severity
     confidence: Confidence
+    location: Location = Location()
+
+    def mention(self) -> dict[str, Any]:
+        """The fields above, to make a richer one from."""
+        return {name: getattr(self, name) for name in Mention.__struct_fields__}
+
+
+class Finding(Mention, frozen=True, kw_only=True):
     message: str
     fingerprint: str
     input: int = 0
     rank: int | None = None
-    location: Location = Location()
     saving: Saving | None = None
     evidence: list[Table] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)

@@ -69,6 +69,8 @@ class TimeLedgerRow(Struct, frozen=True, kw_only=True):
     exposed_copy_ns: int
     idle_ns: IdleNs
     step_us: float
+    step_sd_us: dict[str, float] = field(default_factory=dict)
+    """standard deviation of each part over the steps (compute, comm, copy, the causes), where it varies"""
 
 
 class CategoryBytes(Struct, frozen=True, kw_only=True):

@@ -92,6 +92,29 @@ class KernelRow(Struct, frozen=True, kw_only=True):
     mean_us: float
     share: float
     """of the window's compute time"""
+    step_us: float | None = None
+    """mean over the steady steps; None without steps"""
+    step_sd_us: float | None = None
+    """standard deviation over the steady steps; None for fewer than two"""
+
+
+class OperatorRow(Struct, frozen=True, kw_only=True):
+    """Time of the host in an operator or a runtime call itself, without what it calls, on the threads of the training
+    loop and of autograd."""
+
+    input: int = 0
+    rank: int
+    name: str
+    kind: Literal["operator", "runtime"]
+    count: int
+    self_us: float
+    """in the analysed window"""
+    share: float
+    """of all that is listed for the capture or was left out"""
+    step_us: float | None = None
+    """mean over the steady steps; None without steps"""
+    step_sd_us: float | None = None
+    """standard deviation over the steady steps; None for fewer than two"""
 
 
 class CollectiveRow(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,15 @@ from trace_doctor.model.captures import Ignored, Input
 from trace_doctor.model.findings import Finding, Outcome, Suppressed
 from trace_doctor.model.gates import Gate
 from trace_doctor.model.ledgers import MemoryLedgerRow, TimeLedgerRow
-from trace_doctor.model.pictures import CollectiveRow, KernelRow, Lane, MemorySeries, StepRow, WhatIf
+from trace_doctor.model.pictures import (
+    CollectiveRow,
+    KernelRow,
+    Lane,
+    MemorySeries,
+    OperatorRow,
+    StepRow,
+    WhatIf,
+)
 
 SCHEMA_VERSION = 1
 
@@ -60,6 +68,7 @@ class Result(Struct, frozen=True, kw_only=True):
     timeline: list[Lane] = field(default_factory=list)
     memory_timeline: list[MemorySeries] = field(default_factory=list)
     kernels: list[KernelRow] = field(default_factory=list)
+    operators: list[OperatorRow] = field(default_factory=list)
     collectives: list[CollectiveRow] = field(default_factory=list)
     what_if: list[WhatIf] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)

@@ -82,7 +82,7 @@ def _budgets(result: Result) -> Iterator[str]:
         return
     yield "### Budgets"
     rows = [[*_budget(b)] for b in result.gate.budgets]
-    yield _table(["", "budget", "found", "expected at most", "baseline", "noise", "runs", "why"], rows)
+    yield table(["", "budget", "found", "expected at most", "baseline", "noise", "runs", "why"], rows)
 
 
 def _budget(budget: Budget) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _overview(result: Result) -> Iterator[str]:
                 state,
             ]
         )
-    yield _table(["severity", "finding", "place", "saving", "confidence", ""], rows)
+    yield table(["severity", "finding", "place", "saving", "confidence", ""], rows)
 
 
 def _details(result: Result, finding: Finding) -> str:
@@ -140,16 +140,16 @@ def _details(result: Result, finding: Finding) -> str:
     return "\n\n".join(line for line in lines if line)
 
 
-def _evidence(table: Table) -> str:
+def _evidence(shown: Table) -> str:
     scales = [
-        Scale.of(c.unit, [row[n] for row in table.rows if n < len(row)]) for n, c in enumerate(table.columns)
+        Scale.of(c.unit, [row[n] for row in shown.rows if n < len(row)]) for n, c in enumerate(shown.columns)
     ]
     rows = [
-        [md(s.with_unit(v)) for s, v in zip(scales, row, strict=False)] for row in table.rows[:_MOST_ROWS]
+        [md(s.with_unit(v)) for s, v in zip(scales, row, strict=False)] for row in shown.rows[:_MOST_ROWS]
     ]
-    of = table.of or len(table.rows)
+    of = shown.of or len(shown.rows)
     cut = f" (showing {len(rows)} of {of:,})" if of > len(rows) else ""
-    return f"{md(table.title)}{cut}\n\n{_table([c.title for c in table.columns], rows)}"
+    return f"{md(shown.title)}{cut}\n\n{table([c.title for c in shown.columns], rows)}"
 
 
 def _fix(fix: Fix) -> str:
@@ -211,7 +211,8 @@ def fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are markup already; columns in which nothing stands are left out."""
     used = [n for n, title in enumerate(titles) if title == "" or any(n < len(r) and r[n] for r in rows)]
     used = [n for n in used if titles[n] or any(n < len(r) and r[n] for r in rows)]
     lines = [[md(titles[n]) for n in used], ["---"] * len(used)]

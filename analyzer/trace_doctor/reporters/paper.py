@@ -61,6 +61,16 @@ class Paper:
             lead = self.clean(first).ljust(indent) if number == 0 and first else " " * indent
             self.lines.append((lead + self.style(line, style)).rstrip())
 
+    def row(self, cells: Sequence[tuple[str, int]], style: str = "") -> None:
+        """Cells side by side, two blanks before the first: cut or filled to their width, to the right where it is
+        negative."""
+        line = " "
+        for text, width in cells:
+            text = _shortened(self.clean(text), abs(width), self.clean("…"))
+            room = " " * (abs(width) - columns(text))
+            line += " " + (room + text if width < 0 else text + room)
+        self.lines.append(self.style(line.rstrip(), style))
+
     def flow(self, pieces: Sequence[Piece], *, indent: int = 0, gap: str = "  ") -> None:
         """Pieces side by side with `gap` between; one that does not fit begins the next line, indented."""
         gap = self.clean(gap)
@@ -100,6 +110,14 @@ class Paper:
         if line:
             lines.append(line)
         return lines
+
+
+def _shortened(text: str, room: int, mark: str) -> str:
+    if columns(text) <= room:
+        return text
+    while columns(text) > room - columns(mark):
+        text = text[:-1]
+    return text + mark
 
 
 def _cut(word: str, room: int) -> str:

@@ -316,6 +316,13 @@ def amount(value: float | None, unit: Unit) -> str:
     return duration(value) if unit == "us" else size(value) if unit == "bytes" else share(value)
 
 
+def short_kernel(name: str) -> str:
+    """`void at::native::vectorized_elementwise_kernel<4, …>(int, …)` -> `at::native::vectorized_elementwise_kernel`."""
+    head = name.removeprefix("void ").replace("(anonymous namespace)", "{anonymous}")
+    cut = min((i for i in (head.find("<"), head.find("(")) if i > 0), default=len(head))
+    return head[:cut].strip() or name
+
+
 def budget_outcome(budget: Budget) -> str:
     """What makes the limit and, beside a baseline, whether the difference is more than noise."""
     if budget.status == "undecided" or budget.found is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 
-from trace_doctor.model import Result
+from trace_doctor.model import Result, Tool
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.html import (
     about,
@@ -31,11 +32,14 @@ _THEME = "try{var t=localStorage.getItem('trace-doctor-theme');if(t)document.doc
 _PARTS = (
     ("gate", "Gate"),
     ("time", "Time"),
+    ("peak", "Peak"),
     ("timeline", "Timeline"),
     ("memory", "Memory"),
     ("what-if", "What if"),
     ("findings", "Findings"),
     ("kernels", "Kernels"),
+    ("operators", "Operators"),
+    ("rules", "Rules"),
     ("collectives", "Collectives"),
     ("skipped", "Skipped"),
     ("about", "About"),
@@ -60,6 +64,19 @@ def render(result: Result, options: Options) -> str:
         about.render(result),
         about.help_panel(),
     ]
+    return page(
+        headline(result),
+        sections,
+        result.to_json(),
+        tool=result.tool,
+        zoomed=zoom.scripts(result) if options.zoom else None,
+    )
+
+
+def page(
+    title: str, sections: Sequence[Html | None], data: bytes, *, tool: Tool, zoomed: Html | None = None
+) -> str:
+    """Sections as one file, with what they were made from as JSON in it."""
     present = "".join(s for s in sections if s)
     links = [
         el("a", name, href=f"#{anchor}") for anchor, name in _PARTS if f'<section id="{anchor}"' in present
@@ -80,13 +97,10 @@ def render(result: Result, options: Options) -> str:
             class_="top",
         ),
         el("main", sections, id="main"),
-        el(
-            "footer",
-            el("p", f"{result.tool.name} {result.tool.version}".strip(), " · nothing left your machine"),
-        ),
-        Html(f'<script type="application/json" id="result">{embed(result.to_json())}</script>'),
+        el("footer", el("p", f"{tool.name} {tool.version}".strip(), " · nothing left your machine")),
+        Html(f'<script type="application/json" id="result">{embed(data)}</script>'),
         Html(f"<script>{_asset('report.js')}</script>"),
-        zoom.scripts(result) if options.zoom else None,
+        zoomed,
     )
     head = el(
         "head",
@@ -95,7 +109,7 @@ def render(result: Result, options: Options) -> str:
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         Html(MARKER),
         el("meta", name="color-scheme", content="light dark"),
-        el("title", f"{headline(result)} – trace-doctor"),
+        el("title", f"{title} – trace-doctor"),
         Html(f"<script>{_THEME}</script>"),
         Html(f"<style>{_asset('report.css')}</style>"),
     )

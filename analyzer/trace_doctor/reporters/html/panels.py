@@ -8,7 +8,7 @@ from trace_doctor.model import Column, KernelRow, Result, WhatIf
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, mini_bar, section, term
 from trace_doctor.reporters.units import estimate_share
-from trace_doctor.reporters.words import KINDS, Names
+from trace_doctor.reporters.words import KINDS, Names, short_kernel
 
 _MOST_KERNELS = 30
 
@@ -122,13 +122,6 @@ def _kernel(name: str) -> Html:
     short = short_kernel(name)
     whole = el("span", el("bdi", name), class_="signature") if short != name else None
     return el("span", el("bdi", short), whole, class_="kernel")
-
-
-def short_kernel(name: str) -> str:
-    """`void at::native::vectorized_elementwise_kernel<4, …>(int, …)` -> `at::native::vectorized_elementwise_kernel`."""
-    head = name.removeprefix("void ").replace("(anonymous namespace)", "{anonymous}")
-    cut = min((i for i in (head.find("<"), head.find("(")) if i > 0), default=len(head))
-    return head[:cut].strip() or name
 
 
 def collectives(result: Result) -> Html | None:

@@ -89,8 +89,9 @@
 
   /* sort */
   var value = function (row, column) {
-    var cell = row.cells[column];
-    return cell.title ? parseFloat(cell.title) : cell.textContent.trim(); /* the title holds the exact number */
+    var cell = row.cells[column], inner = cell.firstElementChild;
+    var exact = parseFloat(cell.title || (inner && inner.title)); /* the title holds the exact number */
+    return isNaN(exact) ? cell.textContent.trim() : exact;
   };
   var compare = function (a, b) {
     if (typeof a === "number" && typeof b === "number") return a - b;

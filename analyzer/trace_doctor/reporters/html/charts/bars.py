@@ -20,6 +20,8 @@ class Bar:
     name: str
     parts: Sequence[tuple[str, str, float]]
     note: str = ""
+    length: float = 1.0
+    """of the room: less than 1 where bars are of different wholes"""
 
     @property
     def whole(self) -> float:
@@ -87,7 +89,7 @@ def _single(anchor: str, title: str, description: str, bar: Bar) -> Html:
 
 
 def _row(bar: Bar, y: float, left: float, right: float) -> Html:
-    drawn, _ = _segments(bar, y, 20, left, right)
+    drawn, _ = _segments(bar, y, 20, left, left + (right - left) * bar.length)
     return el(
         "g",
         label(0, y + 15, bar.name, class_="axis"),

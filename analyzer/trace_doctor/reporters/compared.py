@@ -1,0 +1,130 @@
+"""What a terminal shows of two results compared, whether to verify a fix or to see a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trace_doctor.comparison import Appeared, Comparison, Fate, Followed, StepChange, StepTime
+from trace_doctor.model import Saving
+from trace_doctor.reporters.paper import Paper
+from trace_doctor.reporters.units import duration, plural, share, size
+from trace_doctor.reporters.words import SYMBOL, saving_words, where_briefly
+
+FATES: dict[Fate, tuple[str, str, str]] = {
+    "gone": ("✔", "gone", "good"),
+    "smaller": ("▲", "smaller", "warning"),
+    "still_there": ("✖", "still there", "critical"),
+    "not_captured": ("?", "not captured", "dim"),
+}
+INDENT = 16
+VERDICTS = {
+    "faster": "faster",
+    "slower": "SLOWER",
+    "within_noise": "within noise",
+    "too_few_steps": "too few steps to tell",
+}
+
+
+def header(paper: Paper, made: Comparison) -> None:
+    for label, side, time in (
+        ("before", made.before, made.step_time.before),
+        ("after", made.after, made.step_time.after),
+    ):
+        shown = side.paths[:2] + ([f"and {len(side.paths) - 2:,} more"] if len(side.paths) > 2 else [])
+        facts = [
+            ", ".join(shown) or "no capture",
+            *side.device_names[:2],
+            plural(side.ranks, "rank") if side.ranks > 1 else "",
+            f"{plural(time.steps, 'steady step')} of {duration(time.median_us)}" if time else "no steps",
+            plural(side.findings, "finding"),
+        ]
+        paper.put(" · ".join(f for f in facts if f), indent=9, first=label)
+    paper.blank()
+    counts = [(made.count(fate), word) for fate, (_, word, _) in FATES.items()]
+    said = [f"{n} {word}" for n, word in counts if n] + [f"{len(made.new)} new"] * bool(made.new)
+    paper.put(f"Findings: {', '.join(said) or 'none before, none after'}", "bold")
+    paper.blank()
+
+
+def followed(paper: Paper, one: Followed) -> None:
+    """A finding of BEFORE and what became of it."""
+    symbol, word, style = FATES[one.fate]
+    _head(paper, f"{symbol} {word}", one.id, one.name, where_briefly(one.location), style)
+    if one.after_saving is not None:
+        before, now = (_cost(s) for s in (one.promised, one.after_saving))
+        paper.put(f"costs {before} before, {now} after", indent=INDENT)
+    elif promised := saving_words(one.promised):
+        paper.put(f"promised {promised}", indent=INDENT)
+    if one.reason:
+        paper.put(one.reason, indent=INDENT)
+    if one.capture:
+        paper.put(f"record: {one.capture}", "dim", indent=INDENT)
+
+
+def _head(paper: Paper, first: str, id: str, name: str, where: str, style: str) -> None:
+    paper.put("  ".join(p for p in (f"{id} {name}", where) if p), style, indent=INDENT, first=first)
+
+
+def _cost(saving: Saving | None) -> str:
+    return saving_words(saving).removeprefix("up to ") or "nothing known"
+
+
+def signed(value: float, words: Callable[[float], str]) -> str:
+    return f"{'-' if value < 0 else '+'}{words(abs(value))}"
+
+
+def appeared(paper: Paper, new: Appeared) -> None:
+    word = "new" if new.checked_before else "unseen before"
+    first = f"{SYMBOL[new.severity]} {word}"
+    _head(paper, first, new.id, new.name, where_briefly(new.location), new.severity)
+    paper.put(new.message, indent=INDENT)
+    if not new.checked_before:
+        paper.put("BEFORE could not have shown it: it may be old", "dim", indent=INDENT)
+
+
+def step_time(paper: Paper, change: StepChange) -> None:
+    if change.before is None or change.after is None or change.change_us is None:
+        paper.put(f"not captured: {change.how}", indent=INDENT, first="step time")
+        return
+    a, b = change.before, change.after
+    relative = share(abs(change.change_us) / a.median_us) if a.median_us else "?"
+    paper.put(
+        f"{duration(a.median_us)} → {duration(b.median_us)}  ({'-' if change.change_us < 0 else '+'}{relative}): "
+        f"{VERDICTS[change.verdict]}",
+        "good" if change.verdict == "faster" else "critical" if change.verdict == "slower" else "",
+        indent=INDENT,
+        first="step time",
+    )
+    noise = f"; less than {duration(change.noise_us or 0.0)} is noise"
+    paper.put(f"median of {_spread(a)} before, of {_spread(b)} after{noise}", "dim", indent=INDENT)
+
+
+def _spread(time: StepTime) -> str:
+    several = f" in {time.captures} recordings" if time.captures > 1 else ""
+    return f"{plural(time.steps, 'steady step')}{several} (spread ±{duration(time.spread_us)})"
+
+
+def memory(paper: Paper, made: Comparison) -> None:
+    peaks = made.memory
+    for label, a, b in (
+        ("peak memory", peaks.allocated_before, peaks.allocated_after),
+        ("reserved", peaks.reserved_before, peaks.reserved_after),
+    ):
+        if a is not None and b is not None:
+            relative = (
+                f"  ({signed(b - a, size)}, {'-' if b < a else '+'}{share(abs(b - a) / a)})"
+                if a and a != b
+                else ""
+            )
+            paper.put(f"{size(a)} → {size(b)}{relative or '  (the same)'}", indent=INDENT, first=label)
+        elif label == "peak memory":
+            sides = [n for n, v in (("before", a), ("after", b)) if v is None]
+            paper.put(f"not captured {' and '.join(sides)}", "dim", indent=INDENT, first=label)
+
+
+def doubts(paper: Paper, made: Comparison) -> None:
+    """Why the two may not be of one job."""
+    if made.warnings:
+        paper.blank()
+    for warning in made.warnings:
+        paper.put(warning, "warning", indent=2, first="!")

@@ -1,0 +1,10 @@
+"""The difference as JSON (schema: `difference.schema.json`)."""
+
+from __future__ import annotations
+
+from trace_doctor.difference import Difference
+from trace_doctor.reporters import Options
+
+
+def render(made: Difference, options: Options) -> str:
+    return made.to_json().decode("utf-8")

@@ -1,0 +1,267 @@
+"""A difference as one page: what changed in ten seconds, where the time and the memory went below."""
+
+from __future__ import annotations
+
+from trace_doctor.comparison import Appeared, Followed, Side
+from trace_doctor.difference import Change, Difference
+from trace_doctor.model import Column
+from trace_doctor.reporters import Options
+from trace_doctor.reporters.compared import FATES, VERDICTS
+from trace_doctor.reporters.difference.rows import Block, blocks, moved, outcome, value, verdict
+from trace_doctor.reporters.html import page
+from trace_doctor.reporters.html.charts.bars import Bar, stacked
+from trace_doctor.reporters.html.dom import Child, Html, el
+from trace_doctor.reporters.html.parts import Row, badge, data_table, section, swatch
+from trace_doctor.reporters.units import duration, exact, plural, share, size
+from trace_doctor.reporters.words import saving_words, where_briefly
+
+
+def render(made: Difference, options: Options) -> str:
+    """The page. The same difference gives the same bytes."""
+    sections = [
+        _verdict(made),
+        *[_block(block) for block in blocks(made)],
+        _findings(made),
+        _rules(made),
+        _how(made),
+    ]
+    return page(made.verdict, sections, made.to_json(), tool=made.tool)
+
+
+def _verdict(made: Difference) -> Html:
+    warnings = el(
+        "div",
+        el("h2", "May not be comparable"),
+        el("ul", [el("li", w) for w in made.warnings]),
+        class_="first doubts",
+    )
+    return el(
+        "section",
+        el("p", "Before and after", class_="subject"),
+        el("h1", made.verdict, id="verdict-title"),
+        el("dl", _step(made), *_memory(made), _counts(made), class_="tiles"),
+        warnings if made.warnings else None,
+        el(
+            "dl",
+            el("dt", "Before"), el("dd", _side(made.before)), el("dt", "After"), el("dd", _side(made.after)),
+            class_="facts",
+        ),
+        id="verdict",
+        aria_labelledby="verdict-title",
+    )  # fmt: skip
+
+
+def _side(side: Side) -> list[Child]:
+    more = f"and {plural(len(side.paths) - 3, 'more file')}" if len(side.paths) > 3 else ""
+    said: list[Child] = [el("bdi", p) for p in side.paths[:3]] or ["no capture"]
+    said += [p for p in (more, *side.device_names[:2], *side.torch_version[:2]) if p]
+    said.append(plural(side.findings, "finding"))
+    return [[" · " if n else None, part] for n, part in enumerate(said)]
+
+
+def _tile(name: str, figure: str, note: str, *, good: bool | None = None) -> Html:
+    kind = {True: "gain", False: "worse", None: ""}[good]
+    return el(
+        "div",
+        el("dt", name),
+        el("dd", el("span", figure, class_="figure"), el("span", note, class_="note")),
+        class_=f"tile {kind}".rstrip(),
+    )
+
+
+def _step(made: Difference) -> Html:
+    step = made.step_time
+    if step.before is None or step.after is None or step.change_us is None:
+        return _tile("Step time", "–", "no steps on both sides")
+    relative = f", {_percent(step.change_us, step.before.median_us)}" if step.before.median_us else ""
+    note = f"before {duration(step.before.median_us)}{relative}: {VERDICTS[step.verdict].lower()}"
+    good = {"faster": True, "slower": False}.get(step.verdict)
+    return _tile("Step time", duration(step.after.median_us), note, good=good)
+
+
+def _percent(change: float, before: float) -> str:
+    return f"{'−' if change < 0 else '+'}{share(abs(change) / before)}"
+
+
+def _memory(made: Difference) -> list[Html]:
+    peaks, tiles = made.memory, []
+    for name, a, b in (
+        ("Peak memory", peaks.allocated_before, peaks.allocated_after),
+        ("Reserved memory", peaks.reserved_before, peaks.reserved_after),
+    ):
+        if a is not None and b is not None:
+            relative = f", {_percent(b - a, a)}" if a and a != b else ", the same" if a == b else ""
+            good = None if not a or abs(b - a) / a <= 0.02 else b < a
+            tiles.append(_tile(name, size(b), f"before {size(a)}{relative}", good=good))
+    return tiles or [_tile("Peak memory", "–", "no memory on both sides")]
+
+
+def _counts(made: Difference) -> Html:
+    said = [f"{n} {word}" for fate, (_, word, _) in FATES.items() if (n := made.count(fate))]
+    said += [f"{len(made.new)} new"] * bool(made.new)
+    return _tile("Findings", f"{made.before.findings} → {made.after.findings}", ", ".join(said) or "none")
+
+
+def _block(block: Block) -> Html:
+    if not block.changes:
+        return section(block.key, block.title, el("p", f"Not captured: {block.missing}.", class_="empty"))
+    noisy = [c for c in block.changes if c.verdict == "within_noise"]
+    clear = [c for c in block.changes if c.verdict != "within_noise"]
+    whole = block.key in ("time", "peak")
+    shown = block.changes if whole else clear
+    quiet = el("p", "No change beyond the noise.", class_="empty") if not clear and not whole else None
+    return section(
+        block.key,
+        block.title,
+        _bars(block) if whole else None,
+        _table(block, shown) if shown else quiet,
+        el(
+            "details",
+            el("summary", f"{plural(len(noisy), 'other')} within noise"),
+            _table(block, noisy),
+            class_="more",
+        )
+        if noisy and not whole
+        else None,
+    )
+
+
+def _bars(block: Block) -> Html | None:
+    """Both sides on one scale, so that the shorter bar is the smaller whole."""
+    prefix = "mem-" if block.key == "peak" else ""
+    sides = [
+        (
+            "Before",
+            [(f"{prefix}{c.name}", block.label(c.name), c.before or 0.0) for c in block.changes],
+        ),
+        ("After", [(f"{prefix}{c.name}", block.label(c.name), c.after or 0.0) for c in block.changes]),
+    ]
+    wholes = [sum(v for _, _, v in parts) for _, parts in sides]
+    if not max(wholes):
+        return None
+    words = size if block.key == "peak" else duration
+    bars = [
+        Bar(name, parts, words(whole), whole / max(wholes))
+        for (name, parts), whole in zip(sides, wholes, strict=True)
+    ]
+    return stacked(f"{block.key}-chart", block.title, bars)
+
+
+def _table(block: Block, changes: list[Change]) -> Html:
+    rows: list[Row] = [
+        [
+            _name(block, change),
+            _figure(value(change, change.before, change.after), change.before, change),
+            _figure(value(change, change.after, change.before), change.after, change),
+            _figure(moved(change).replace("-", "−"), change.change, change),
+            _said(change),
+        ]
+        for change in changes
+    ]
+    columns = [Column(t) for t in ("Part", "Before", "After", "Change", "Beyond noise?")]
+    return data_table(block.title, columns, rows, hide_caption=True, class_="changes")
+
+
+def _name(block: Block, change: Change) -> Html:
+    label = block.label(change.name)
+    if block.key == "time":
+        return el("span", swatch(change.name), label, class_="key")
+    if block.key == "peak":
+        return el("span", swatch(f"mem-{change.name}"), label, class_="key")
+    whole = el("span", el("bdi", change.name), class_="signature") if label != change.name else None
+    return el("span", el("bdi", label), whole, class_="kernel")
+
+
+def _figure(shown: str, value: float | None, change: Change) -> Html:
+    return el("span", shown, title=exact(value, change.unit) or None, class_="figures")
+
+
+def _said(change: Change) -> Html:
+    kind = {"less": "gate-passed", "more": "gate-failed"}.get(change.verdict, "muted")
+    noise = change.noise or 0.0
+    limit = f"noise ±{duration(noise) if change.unit == 'us' else size(noise)}"
+    word = {"less": "✔ less", "more": "▲ more"}.get(change.verdict)
+    return el("span", el("span", f"{word}, " if word else "", verdict(change), class_=kind), f" · {limit}")
+
+
+def _findings(made: Difference) -> Html:
+    if not made.findings and not made.new:
+        return section("findings", "Findings", el("p", "None before, none after.", class_="empty"))
+    rows = [_followed(f) for f in made.findings] + [_appeared(f) for f in made.new]
+    columns = [
+        Column(t) for t in ("What became of it", "Finding", "Severity", "Place", "Cost", "Confidence", "Why")
+    ]
+    return section(
+        "findings",
+        "Findings",
+        data_table("Findings before and after", columns, rows, hide_caption=True),
+        count=len(rows),
+    )
+
+
+def _followed(f: Followed) -> Row:
+    symbol, word, style = FATES[f.fate]
+    kind = {"good": "gate-passed", "critical": "gate-failed", "warning": "gate-undecided"}.get(style, "muted")
+    cost = saving_words(f.promised).removeprefix("up to ").replace("-", "−")
+    if f.after_saving is not None:
+        cost += f" → {saving_words(f.after_saving).removeprefix('up to ').replace('-', '−')}"
+    return [
+        el("span", f"{symbol} {word}", class_=kind),
+        el("span", el("span", f.id, class_="code-id"), " ", f.title or f.name),
+        badge(f.severity),
+        el("code", where_briefly(f.location)),
+        cost,
+        f.confidence,
+        "; ".join(p for p in (f.reason, f"record: {f.capture}" if f.capture else None) if p),
+    ]
+
+
+def _appeared(f: Appeared) -> Row:
+    return [
+        el("span", "▲ new" if f.checked_before else "? unseen before", class_="gate-failed"),
+        el("span", el("span", f.id, class_="code-id"), " ", f.title or f.name),
+        badge(f.severity),
+        el("code", where_briefly(f.location)),
+        saving_words(f.saving).removeprefix("up to ").replace("-", "−"),
+        f.confidence,
+        f.message if f.checked_before else f"{f.message} BEFORE could not have shown it: it may be old.",
+    ]
+
+
+def _rules(made: Difference) -> Html | None:
+    if not made.rules:
+        return None
+    rows: list[Row] = [
+        [
+            el("span", el("span", r.code, class_="code-id"), " ", r.title or r.name),
+            outcome(r, False),
+            outcome(r, True),
+            r.confidence or "",
+            r.reason or "",
+        ]
+        for r in made.rules
+    ]
+    columns = [Column(t) for t in ("Rule", "Before", "After", "Confidence", "Why")]
+    return section(
+        "rules",
+        "Rules that say something else",
+        data_table("Rules", columns, rows, hide_caption=True),
+        lead="The largest cost that a finding of the rule claims, of the step or of the peak.",
+        count=len(rows),
+    )
+
+
+def _how(made: Difference) -> Html:
+    said = [
+        "Times are means over the steady steps; of several recordings the median, over ranks and devices the mean.",
+        "A change is beyond the noise when it is more than three standard errors of the difference, 2% of the figure, and half a percent of the step.",
+        "Confidence is high when several recordings on both sides show it, medium when one side has a single recording (which does not show how much runs differ), low when the change is less than twice the noise or the sides may not be of one job.",
+        "“≤” is of a list that was cut: what is not on it may be as long as its last entry.",
+        *made.limits,
+    ]
+    return section(
+        "help",
+        "How to read this page",
+        el("p", made.step_time.how, class_="limit") if made.step_time.how else None,
+        el("ul", [el("li", s) for s in said]),
+    )

@@ -1,0 +1,193 @@
+"""What changed, what is noise, and what nobody can know: `diff` on results made by hand and on captures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trace_doctor
+from trace_doctor import model as m
+from trace_doctor.difference import Change, Difference, json_schema
+from trace_doctor.gate import difference
+from trace_doctor.reporters.difference import FORMATS, render
+from trace_doctor.reporters.units import columns
+
+REPORTERS = Path(__file__).parents[2] / "analyzer" / "trace_doctor" / "reporters"
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+
+
+def capture(
+    number: int = 0,
+    *,
+    compute: float = 60.0,
+    idle: float = 40.0,
+    deviation: float = 0.5,
+    kernels: dict[str, float] | None = None,
+    names: int | None = None,
+    steps: int = 8,
+) -> m.Result:
+    """One recording of one rank: ms a step of compute and of loading."""
+    listed = {"gemm": compute} if kernels is None else kernels
+    total = compute + idle
+    pace = m.Pace(steps=steps, median_us=total * 1e3, mad_us=deviation * 1e3)
+    row = m.TimeLedgerRow(
+        input=number, rank=0, device=0, phase="steady", steps=steps, window_ns=int(total * 1e6 * steps),
+        compute_ns=int(compute * 1e6 * steps), exposed_comm_ns=0, exposed_copy_ns=0,
+        idle_ns=m.IdleNs(data_loading=int(idle * 1e6 * steps)), step_us=total * 1e3,
+        step_sd_us={"compute": deviation * 1e3, "data_loading": deviation * 1e3},
+    )  # fmt: skip
+    rows = [
+        m.KernelRow(
+            input=number, rank=0, device=0, name=name, kind="compute", count=steps, total_us=ms * 1e3 * steps,
+            mean_us=ms * 1e3, share=0.1, step_us=ms * 1e3, step_sd_us=deviation * 1e3,
+        )
+        for name, ms in sorted(listed.items(), key=lambda kv: -kv[1])
+    ]  # fmt: skip
+    known = len(rows) if names is None else names
+    return m.Result(
+        inputs=[m.Input(path=f"run{number}/a.json", kind="trace", steps=steps, pace=pace, work=m.Work(kernel_names=known))],
+        time_ledger=[row],
+        kernels=rows,
+        steps=[
+            m.StepRow(input=number, rank=0, index=i, start_us=0.0, dur_us=1.0, pace_us=total * 1e3 + deviation * (-1) ** i)
+            for i in range(steps)
+        ],
+    )  # fmt: skip
+
+
+def several(*results: m.Result) -> m.Result:
+    """Recordings of one job as one side."""
+    joined: dict[str, Any] = {}
+    for field in ("inputs", "time_ledger", "kernels", "steps"):
+        joined[field] = [row for r in results for row in getattr(r, field)]
+    return m.Result(**joined)
+
+
+def change(made: list[Change], name: str) -> Change:
+    return next(c for c in made if c.name == name)
+
+
+def test_the_part_that_changed_is_told_and_the_others_are_noise() -> None:
+    made = difference(capture(), capture(idle=10.0, compute=60.3))
+    loading, compute = change(made.time, "data_loading"), change(made.time, "compute")
+    assert (loading.verdict, loading.confidence, loading.change) == ("less", "medium", pytest.approx(-30_000))
+    assert (compute.verdict, compute.confidence) == ("within_noise", None)
+    assert made.step_time.verdict == "faster"
+    assert made.verdict.startswith("29.7% faster")
+
+
+def test_steps_that_vary_hide_a_change() -> None:
+    made = difference(capture(deviation=15.0), capture(idle=30.0, deviation=15.0))
+    assert change(made.time, "data_loading").verdict == "within_noise"
+
+
+def test_several_recordings_decide_by_their_median_and_are_surer() -> None:
+    before = several(*(capture(n, idle=i) for n, i in enumerate((40.0, 40.4, 90.0))))
+    after = several(*(capture(n, idle=i) for n, i in enumerate((10.0, 10.2, 10.1))))
+    loading = change(difference(before, after).time, "data_loading")
+    assert loading.before == pytest.approx(40_400)
+    assert (
+        loading.verdict == "within_noise"
+    )  # one run of three took 90 ms: runs differ by more than what changed
+    calm = several(*(capture(n, idle=i) for n, i in enumerate((40.0, 40.4, 40.2))))
+    assert change(difference(calm, after).time, "data_loading").confidence == "high"
+
+
+def test_few_steps_do_not_tell() -> None:
+    made = difference(capture(steps=2), capture(steps=2, idle=1.0))
+    assert {c.verdict for c in made.time} == {"too_few_steps"}
+    assert made.step_time.verdict == "too_few_steps"
+
+
+def test_another_device_lowers_the_confidence() -> None:
+    after = capture(idle=10.0)
+    inputs = [
+        msgspec.structs.replace(i, device_name=name)
+        for i, name in zip((*capture().inputs, *after.inputs), ("A100", "H100"), strict=True)
+    ]
+    before = msgspec.structs.replace(capture(), inputs=inputs[:1])
+    made = difference(before, msgspec.structs.replace(after, inputs=inputs[1:]))
+    assert made.warnings
+    assert change(made.time, "data_loading").confidence == "low"
+
+
+def test_a_kernel_that_a_cut_list_leaves_out_is_never_said_to_be_gone() -> None:
+    before = capture(kernels={"gemm": 50.0, "softmax": 9.0})
+    whole = difference(before, capture(kernels={"gemm": 50.0})).kernels
+    cut = difference(before, capture(kernels={"gemm": 50.0, "copy": 4.0}, names=90)).kernels
+    gone, hidden = change(whole, "softmax"), change(cut, "softmax")
+    assert (gone.after, gone.at_most, gone.change) == (0.0, False, pytest.approx(-9_000))
+    assert (hidden.after, hidden.at_most, hidden.change) == (4_000.0, True, pytest.approx(-5_000))
+    assert change(cut, "copy").change == pytest.approx(4_000)  # BEFORE lists all: it was not there
+
+
+@given(st.floats(1, 100), st.floats(0, 100), st.floats(0, 5))
+@settings(max_examples=40, deadline=None)
+def test_nothing_changed_between_a_result_and_itself(compute: float, idle: float, deviation: float) -> None:
+    one = capture(compute=compute, idle=idle, deviation=deviation)
+    made = difference(one, one)
+    assert {c.verdict for c in (*made.time, *made.kernels)} == {"within_noise"}
+    assert made.rules == made.new == []
+
+
+def test_what_is_not_captured_is_said(tmp_path: Path) -> None:
+    made = difference(m.Result(), capture())
+    assert made.time == made.kernels == made.peak == []
+    text = render(made, "text")
+    assert text.count("not captured") >= 4
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_formats_are_the_same_each_time_and_hold_hostile_names(fmt: str) -> None:
+    hostile = "</script><img src=x onerror=alert(1)>\x1b[31m|`\u202e"
+    made = difference(capture(kernels={hostile: 9.0}), capture(kernels={hostile: 1.0}))
+    page = render(made, fmt)
+    assert page == render(Difference.from_json(made.to_json()), fmt)
+    assert "\x1b" not in page
+    if fmt == "html":
+        assert "<img" not in page
+        assert page.count("<h1") == 1
+    if fmt == "text":
+        assert all(columns(line) <= 80 for line in page.splitlines())
+    if fmt == "json":
+        jsonschema.validate(json.loads(page), json_schema())
+
+
+def test_the_shipped_schema_is_current() -> None:
+    assert json.loads((REPORTERS / "difference.schema.json").read_text()) == json_schema()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "block", "name"),
+    [("host_sync", "operators", "cudaMemcpyAsync"), ("memory_spike", "peak", "temporaries")],
+)
+def test_the_repaired_twin_of_a_sample(scenario: str, block: str, name: str) -> None:
+    twins = [SAMPLES / scenario / "simulated" / twin for twin in ("fault", "healthy")]
+    made = trace_doctor.diff(*twins)
+    assert [f.fate for f in made.findings] == ["gone"]
+    assert change(getattr(made, block), name).verdict == "less"
+    back = trace_doctor.diff(*twins[::-1])
+    assert change(getattr(back, block), name).verdict == "more"
+    assert [f.code for f in back.new] == [f.code for f in made.findings]
+
+
+def test_the_command(run: Callable[..., Any], repository: Path) -> None:
+    twins = [SAMPLES / "host_sync" / "simulated" / twin for twin in ("fault", "healthy")]
+    done = run("diff", *twins, "-o", "text", "-o", "html=d.html", "-o", "markdown=d.md", "-o", "json=d.json")
+    assert done.code == 0
+    assert "within noise" in done.out
+    assert "1 finding gone" in done.out
+    assert (
+        Difference.from_json((repository / "d.json").read_bytes()).verdict
+        in (repository / "d.md").read_text()
+    )
+    assert run("diff", twins[0], "absent").code == 2
+    assert run("diff", *twins, "-o", "sarif").code == 2
