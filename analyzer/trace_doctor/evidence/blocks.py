@@ -1,0 +1,47 @@
+"""Module classes of which a model has several instances: its repeated blocks."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Self
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.run import Cat
+
+_MODULE = re.compile(r"nn\.Module: (\w+)_(\d+)")
+_BUILDING = re.compile(
+    r"(?:Linear|Conv\w*|\w*Norm\w*|Dropout\w*|Embedding|ReLU\w*|GELU|SiLU|Tanh|Sigmoid|Identity|Softmax|\w*Activation"
+    r"|Sequential|ModuleList|ModuleDict|\w*Pool\w*|\w*Pool|Flatten|Upsample|MultiheadAttention)"
+)
+_WHOLE = re.compile(r"Layer|Block")
+"""what the classes of whole blocks are called, beside the attention and the MLP inside them"""
+FEWEST = 4
+"""instances that make a block repeated"""
+
+
+@dataclass(frozen=True)
+class RepeatedBlocks(Evidence):
+    """Raises NotCaptured without modules in the stacks."""
+
+    classes: tuple[tuple[str, int], ...]
+    """(class, instances) without the layers of torch.nn; whole blocks first, then by number"""
+
+    @property
+    def largest(self) -> tuple[str, int] | None:
+        """The class to compile, checkpoint or shard by; None where nothing repeats."""
+        return self.classes[0] if self.classes else None
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        seen: dict[str, set[str]] = defaultdict(set)
+        for name in run.names:
+            if found := _MODULE.fullmatch(name):
+                seen[found.group(1)].add(found.group(2))
+        if not seen or not run.is_cat(Cat.PYTHON).any():
+            raise NotCaptured("no modules in the stacks", "profile(with_stack=True)")
+        blocks = [(k, len(v)) for k, v in seen.items() if len(v) >= FEWEST and not _BUILDING.fullmatch(k)]
+        return cls(tuple(sorted(blocks, key=lambda b: (_WHOLE.search(b[0]) is None, -b[1], b[0]))))

@@ -1,0 +1,120 @@
+"""TD605 one-fsdp-unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
+from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.gathers import Gathers
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+
+_ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
+
+
+def _training(units: int, *, fsdp: bool = True) -> RunBuilder:
+    """Each unit gathers its parameters for forward and again for backward."""
+    b = RunBuilder(rank=0, world_size=8)
+    for _ in range(4):
+        with b.step():
+            b.loader(5)
+            for _ in range(2 * units):
+                with b.annotation("FSDP::pre_forward" if fsdp else "gather"), b.op("record_param_comms"):
+                    sizes: dict[str, Any] = {"Out msg nelems": 800_000_000 // units, "dtype": "BFloat16"}
+                    b.launch(2000 / units, _ALL_GATHER, stream=20, **sizes)
+                with b.op("aten::mm"):
+                    b.launch(1000 / units)
+            b.sync("cudaDeviceSynchronize")
+    return b
+
+
+@dataclass(frozen=True)
+class OneFsdpUnit(Rule):
+    """FSDP gathers the whole model at once.
+
+    What it does
+    Counts the all-gathers of a step in a run with FullyShardedDataParallel or `fully_shard`.
+
+    Why is this bad
+    FSDP frees what it has gathered unit by unit, and gathers the next unit while one computes. With the whole model as
+    one unit every rank holds all parameters in forward and in backward, and all computing waits for one long gather.
+
+    Evidence
+    FSDP's own marks, and one or two all-gathers in every steady step: one for forward, one for backward. A model that is
+    wrapped block by block has two for each block.
+
+    How the saving is estimated
+    A model: of the gathered bytes (element count and type, where the file holds them) all but the largest block's need not
+    be there at once. What the largest block is, the capture does not show: the whole gather is claimed, as a bound.
+
+    Fix
+    Call `fully_shard` on each block before the model; FSDP1: an auto-wrap policy.
+
+    Fix safety
+    Unsafe: the last bits differ, and checkpoints of the wrapped model have other names.
+
+    When to ignore
+    When the model is so small that one gather is short.
+
+    References
+    https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html
+    """
+
+    code = "TD605"
+    name = "one-fsdp-unit"
+    title = "The whole model is one FSDP unit"
+    needs = (Gathers,)
+
+    most_per_step: int = threshold(
+        2, "all-gathers of a step that mean one unit", source="one for forward, one for backward"
+    )
+    min_steps: int = threshold(2, "steady steps that show it", source="one step may be cut off")
+
+    VALID = [
+        Valid("wrapped block by block", lambda: _training(12)),
+        Valid("no FSDP", lambda: _training(1, fsdp=False), skipped="FSDP"),
+    ]
+    INVALID = [Invalid("one unit", lambda: _training(1), message="1.6 GB", saving_bytes=1_600_000_000)]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        seen = ctx[Gathers]
+        if seen.steps < self.min_steps or not 1 <= seen.per_step <= self.most_per_step:
+            return
+        what = f" of {seen.bytes / 1e9:.1f} GB" if seen.bytes else ""
+        yield Claim(
+            message=(
+                f"FSDP gathers the whole model at once: {seen.per_step:g} all-gather{'s' if seen.per_step > 1 else ''}"
+                f"{what} in each step, {milliseconds(seen.ns / seen.steps / 1e3)} together."
+            ),
+            confidence="medium",
+            saving=Saving(
+                bytes=seen.bytes,
+                basis="model",
+                how="the gathered parameters: with units only those of one are there",
+            )
+            if seen.bytes
+            else None,
+            severity="info",
+            evidence=[
+                Table(
+                    title="All-gathers of the steady steps",
+                    columns=[
+                        Column("steps", "count"),
+                        Column("a step", "count"),
+                        Column("largest", "bytes"),
+                        Column("together", "us"),
+                    ],
+                    rows=[[seen.steps, seen.per_step, seen.bytes, seen.ns / 1e3]],
+                )
+            ],
+            fixes=[
+                techniques.fully_shard(
+                    "record again: a step has two all-gathers for each block, and the peak is lower"
+                )
+            ],
+            key="one-unit",
+        )

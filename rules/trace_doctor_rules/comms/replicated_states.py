@@ -1,0 +1,135 @@
+"""TD604 replicated-states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Context, Location, Rule, Saving, Table, threshold
+from trace_doctor.evidence.memory_blocks import MemoryBlocks
+from trace_doctor.evidence.parallelism import Parallelism
+from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
+from trace_doctor_rules import techniques
+from trace_doctor_rules.memory._shared import size
+
+
+def _trained(
+    *, ddp: bool = True, world: int = 8, activations: int = 50
+) -> tuple[RunBuilder, SnapshotBuilder]:
+    """One rank: its trace and its snapshot."""
+    trace = RunBuilder(rank=0, world_size=world)
+    for _ in range(3):
+        with trace.step(), trace.annotation("DistributedDataParallel.forward" if ddp else "forward"):
+            with trace.op("aten::mm"):
+                trace.launch(100)
+            trace.sync()
+    memory = SnapshotBuilder()
+    memory.train(3, parameters=[100 * MIB] * 4, activations=[activations * MIB] * 2, state_copies=2)
+    return trace, memory
+
+
+@dataclass(frozen=True)
+class ReplicatedStates(Rule):
+    """Every rank keeps the same parameters, gradients and optimizer state.
+
+    What it does
+    Looks at the peak of a rank that trains with DistributedDataParallel, and says what ZeRO or FSDP would leave of it.
+
+    Why is this bad
+    Data parallel ranks hold equal copies. Shared among the ranks they take a fraction, and what is freed allows a larger
+    batch, or the model on smaller GPUs.
+
+    Evidence
+    A snapshot of the rank, with the memory ledger at its peak, and a trace of it that shows DistributedDataParallel and
+    the number of ranks.
+
+    How the saving is estimated
+    A model: each stage leaves one part in as many as there are ranks. ZeRO-1 shares the optimizer state, ZeRO-2 the
+    gradients as well, ZeRO-3 (FSDP) the parameters too. Buffers for gathering are not counted.
+
+    Fix
+    `fully_shard` for each block (FSDP2), or DeepSpeed ZeRO.
+
+    Fix safety
+    Unsafe: the last bits differ, and checkpoints hold shards.
+
+    When to ignore
+    When the job fits and is not to grow: sharding costs communication.
+
+    References
+    https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    https://arxiv.org/abs/1910.02054
+    """
+
+    code = "TD604"
+    name = "replicated-states"
+    title = "Every rank keeps a copy of all states"
+    needs = (MemoryBlocks, Parallelism)
+
+    min_share: float = threshold(
+        0.5,
+        "parameters, gradients and optimizer state, as a share of the peak",
+        unit="share",
+        source="below, activations are what fills the memory",
+    )
+
+    VALID = [
+        Valid("activations are far larger", lambda: _trained(activations=4000)),
+        Valid("no data parallelism", lambda: _trained(ddp=False)),
+        Valid("one rank", lambda: _trained(world=1)),
+        Valid("no trace", SnapshotBuilder, skipped="no allocation history"),
+    ]
+    INVALID = [
+        Invalid(
+            "AdamW on eight ranks",
+            _trained,
+            message="8 ranks",
+            codemod="fully-shard",
+            saving_bytes=1400 * MIB,
+        )
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        wrappers = ctx[Parallelism]
+        world = wrappers.world_size or 1
+        if not wrappers.ddp or wrappers.fsdp or world < 2:
+            return
+        for device in ctx[MemoryBlocks].devices:
+            peak, held = device.history.peak_bytes, device.at_peak
+            parts = [held[kind] for kind in ("optimizer_state", "gradients", "parameters")]
+            if not peak or sum(parts) < self.min_share * peak:
+                continue
+            gone = [int(sum(parts[:stage]) * (1 - 1 / world)) for stage in (1, 2, 3)]
+            yield Claim(
+                message=(
+                    f"Each of {world} ranks keeps {size(sum(parts))} of parameters, gradients and optimizer state "
+                    f"({sum(parts) / peak:.0%} of its peak); shared among them the peak falls by up to {size(gone[2])}."
+                ),
+                confidence="medium",
+                saving=Saving(
+                    bytes=gone[2],
+                    share_of_peak=gone[2] / peak,
+                    basis="model",
+                    how=f"ZeRO-3 leaves 1/{world} of parameters, gradients and optimizer state on each rank",
+                ),
+                location=Location(device=device.device),
+                evidence=[
+                    Table(
+                        title="What sharing frees on each rank",
+                        columns=[Column("shared"), Column("frees", "bytes"), Column("of the peak", "share")],
+                        rows=[
+                            ["optimizer state (ZeRO-1)", gone[0], gone[0] / peak],
+                            ["and gradients (ZeRO-2)", gone[1], gone[1] / peak],
+                            ["and parameters (ZeRO-3, FSDP)", gone[2], gone[2] / peak],
+                        ],
+                    )
+                ],
+                fixes=[
+                    techniques.fully_shard("a new snapshot of a rank has a lower peak"),
+                    techniques.offload(_VERIFY),
+                ],
+                key="replicated",
+            )
+
+
+_VERIFY = "optimizer state in a new snapshot is smaller"

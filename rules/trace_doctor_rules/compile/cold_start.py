@@ -1,0 +1,137 @@
+"""TD505 cold-start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
+from trace_doctor.evidence.blocks import RepeatedBlocks
+from trace_doctor.evidence.compile_events import CompileEvents
+from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.intervals import clip, intervals, total
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+
+
+def _first_steps(compile_s: float, *, steps: int = 3, step_s: float = 0.5, blocks: int = 12) -> RunBuilder:
+    b = RunBuilder(stacks=True)
+    for n in range(steps):
+        with b.step():
+            b.loader(5)
+            if n == 0:
+                with b.event("_compile.compile_inner (dynamo_timed)", "cpu_op"):
+                    b.wait(compile_s * 1e6)
+            for i in range(blocks):
+                with b.event(f"nn.Module: DecoderLayer_{i}", "python_function"), b.op("aten::mm"):
+                    b.launch(step_s * 1e6 / blocks)
+            b.sync()
+    return b
+
+
+@dataclass(frozen=True)
+class ColdStart(Rule):
+    """Compiling takes most of what was captured.
+
+    What it does
+    Reports captures in which torch.compile worked longer than everything else, for ten seconds or more.
+
+    Why is this bad
+    Every start of the job waits for it, each restart after a failure too, and on many ranks all wait for the slowest.
+    A model of equal blocks is compiled block by block in a fraction of that time.
+
+    Evidence
+    The outermost stretches of Dynamo, Inductor and Triton at work in the whole window, warm-up included. Whether the
+    model repeats a block is read from the modules in the stacks.
+
+    How the saving is estimated
+    None is claimed: it is time at the start, not of a step.
+
+    Fix
+    Compile the repeated block once (regional compilation), and keep the compiler's caches between starts.
+
+    Fix safety
+    Unsafe: nothing is fused across blocks any more, and the last bits differ.
+
+    When to ignore
+    When the capture was made to look at compilation.
+
+    References
+    https://docs.pytorch.org/tutorials/recipes/regional_compilation.html
+    https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_tutorial.html
+    """
+
+    code = "TD505"
+    name = "cold-start"
+    title = "Compiling takes most of the start"
+    needs = (CompileEvents, Steps)
+    wants = (RepeatedBlocks,)
+
+    min_share: float = threshold(
+        0.5,
+        "compiling, as a share of the captured window",
+        unit="share",
+        source="more than all else together",
+    )
+    min_seconds: float = threshold(
+        10.0, "compiling below which nobody waits", unit="s", source="as long as starting the process takes"
+    )
+
+    VALID = [
+        Valid("long, but not most", lambda: _first_steps(12, steps=30, step_s=1)),
+        Valid("short", lambda: _first_steps(5)),
+    ]
+    INVALID = [
+        Invalid(
+            "twenty seconds",
+            lambda: _first_steps(20),
+            message="DecoderLayer",
+            severity="info",
+            codemod="compile-blocks",
+        ),
+        Invalid("no repeated block", lambda: _first_steps(20, blocks=1), severity="info", message="20 s"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        compilations, window = ctx[CompileEvents].compilations, ctx[Steps].window
+        spans = clip(intervals((c.start, c.end) for c in compilations), *window)
+        took, length = total(spans), window[1] - window[0]
+        if took < self.min_seconds * 1e9 or took < self.min_share * length:
+            return
+        blocks = ctx.get(RepeatedBlocks)
+        repeated = blocks.largest if blocks is not None else None
+        said = f"; the model repeats {repeated[0]} {repeated[1]} times" if repeated else ""
+        longest = sorted(compilations, key=lambda c: c.start - c.end)[:10]
+        verify = "start again: the first steps take less time"
+        yield Claim(
+            message=f"torch.compile worked {two_figures(took / 1e3)} of the {two_figures(length / 1e3)} captured{said}.",
+            confidence="high",
+            severity="info",
+            evidence=[
+                Table(
+                    title="The longest compilations",
+                    columns=[Column("function"), Column("event", "code"), Column("took", "us")],
+                    rows=[
+                        [c.frame.function if c.frame else "not captured", c.what, c.ns / 1e3] for c in longest
+                    ],
+                )
+            ],
+            fixes=[*([techniques.compile_blocks(verify)] if repeated else []), _keep_caches(verify)],
+            key="compile",
+        )
+
+
+def _keep_caches(verify: str) -> Fix:
+    return Fix(
+        title="Keep the compiler's caches between starts",
+        kind="env",
+        safety="display",
+        text=(
+            "TORCHINDUCTOR_CACHE_DIR=/a/folder/that/stays TRITON_CACHE_DIR=/a/folder/that/stays/triton\n"
+            "# or ship them: torch.compiler.save_cache_artifacts() at the end, "
+            "torch.compiler.load_cache_artifacts(data) at the start"
+        ),
+        verify=verify,
+        risk="caches fit one version of PyTorch, Triton and GPU",
+    )

@@ -1,0 +1,107 @@
+"""The collectives of several ranks, matched and accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trace_doctor
+from trace_doctor.api import read_captures
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Facts, join_jobs
+from trace_doctor.evidence.collectives import Collectives, RankedCollectives
+from trace_doctor.evidence.intervals import intersect, intervals, total
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.run import Capture
+from trace_doctor.testing import RunBuilder
+
+MEGATRON = "astra-sim_astra-sim/*megatron_kineto_*.json"
+DLRM = "facebookresearch_param/dlrm_kineto_worker*"
+
+
+def _joined(folder: Path, pattern: str) -> list[Facts]:
+    captures, _ = read_captures(sorted((folder / "traces").glob(pattern)))
+    everything = [Facts(capture) for capture in captures]
+    join_jobs(everything)
+    return everything
+
+
+@pytest.mark.parametrize("pattern", [MEGATRON, DLRM])
+def test_waiting_and_transfer_are_the_exposed_communication(captures_dir: Path, pattern: str) -> None:
+    everything = _joined(captures_dir, pattern)
+    ranked = everything[0][RankedCollectives]
+    assert ranked.ranks == tuple(range(8))
+    assert ranked is everything[7][RankedCollectives], "made once for all ranks"
+    for facts, wait, transfer in zip(everything, ranked.wait_ns, ranked.transfer_ns, strict=True):
+        alone = intersect(facts[Collectives].alone, intervals(facts[Steps].spans("steady")))
+        assert wait + transfer == pytest.approx(total(alone), rel=1e-6)
+
+
+def test_every_collective_of_a_job_is_matched(captures_dir: Path) -> None:
+    ranked = _joined(captures_dir, MEGATRON)[0][RankedCollectives]
+    assert sum(m.start.shape[1] for m in ranked.matches) == 84
+    for match in ranked.matches:
+        assert (match.start.max(axis=0) < match.end.min(axis=0)).all()
+        assert (match.wait.min(axis=0) == 0).all(), "the last rank waits for nobody"
+
+
+def test_two_slow_ranks_of_eight_are_named(captures_dir: Path) -> None:
+    files = sorted((captures_dir / "traces").glob(MEGATRON))
+    found = [f for f in trace_doctor.analyze(*files).findings if f.code in ("TD601", "TD602", "TD606")]
+    assert [f.code for f in found if f.severity != "info"] == ["TD602"]
+    assert "Ranks 0 and 6" in found[0].message
+    assert "operator dispatch" in found[0].message
+
+
+def test_ranks_recorded_at_other_times_are_no_job(captures_dir: Path) -> None:
+    everything = _joined(captures_dir, "*/trace_filter_sampled_rank-*")
+    with pytest.raises(NotCaptured, match=r"overlap|one rank"):
+        everything[0][RankedCollectives]
+
+
+def _rank(rank: int, names: str, *, sequence: bool = False) -> RunBuilder:
+    """All-reduces of 100 us, one a step; `names` are their numbers in the job."""
+    b = RunBuilder(rank=rank, world_size=2)
+    for number in names:
+        b.now = 1000.0 + int(number) * 1000
+        with b.step():
+            more = {"Seq": int(number)} if sequence else {}
+            b.launch(100, "ncclDevKernel_AllReduce", **more)  # type: ignore[arg-type]
+            b.sync()
+    return b
+
+
+@pytest.mark.parametrize(
+    ("names", "sequence", "matched"),
+    [
+        (("12345", "12345"), False, 5),
+        (("12345", "345"), False, 3),  # one rank began to record later: counted from the end
+        (("12345", "1234"), True, 4),  # one ended earlier: only their numbers tell
+    ],
+)
+def test_collectives_are_matched_over_ranks(
+    names: tuple[str, str], sequence: bool, matched: int, make_job: Callable[..., list[Facts]]
+) -> None:
+    everything = make_job(*(_rank(r, n, sequence=sequence) for r, n in enumerate(names)))
+    [match] = everything[0][RankedCollectives].matches
+    assert match.start.shape == (2, matched)
+    assert (np.ptp(match.start, axis=0) == 0).all()
+
+
+def test_without_numbers_what_does_not_overlap_is_not_believed(make_job: Callable[..., list[Facts]]) -> None:
+    everything = make_job(_rank(0, "12345"), _rank(1, "1234"))
+    with pytest.raises(NotCaptured, match="do not overlap"):
+        everything[0][RankedCollectives]
+
+
+@pytest.fixture
+def make_job() -> Callable[..., list[Facts]]:
+    def made(*ranks: RunBuilder) -> list[Facts]:
+        everything = [Facts(Capture(n, b.run())) for n, b in enumerate(ranks)]
+        join_jobs(everything)
+        return everything
+
+    return made
