@@ -227,7 +227,7 @@ def _run(
     """
     own = _named(finding, fix, tree) or named
     names = tree.imports.program(own) if own else tree.files
-    anywhere = Place((), torch=torch, project=Project((), tree, names), packages=_packages(tree, names))
+    anywhere = Place((), torch=torch, project=Project.of_tree(tree, names), packages=_packages(tree, names))
     place = _place(_target(mod, finding, fix), tree, anywhere)
     if settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, fix.params)):
         return change

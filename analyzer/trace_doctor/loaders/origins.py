@@ -87,6 +87,30 @@ class Binding:
     """bound by iterating over `value`"""
 
 
+Trail = tuple[Script, cst.BaseExpression, int | None]
+"""an expression, the script it stands in, and which item of it is meant"""
+
+
+def walk(
+    start: Trail, step: Callable[[Trail], list[Trail]], depth: int
+) -> list[tuple[Script, cst.BaseExpression]]:
+    """Where the trails end that lead back from a value, at most `depth` steps away; each place once."""
+    found: dict[int, tuple[Script, cst.BaseExpression]] = {}
+    seen: set[tuple[int, int | None]] = set()
+    open_ = [(start, 0)]
+    while open_:
+        trail, steps = open_.pop()
+        script, node, item = trail
+        if (id(node), item) in seen:
+            continue
+        seen.add((id(node), item))
+        nexts = step(trail) if steps < depth else []
+        if not nexts:
+            found.setdefault(id(node), (script, node))
+        open_ += [(further, steps + 1) for further in reversed(nexts)]
+    return list(found.values())
+
+
 class Origins:
     """Assignment tracking for one script. Build once per script and ask `of`, `kind`, `is_a`."""
 
@@ -243,28 +267,11 @@ class Origins:
         Follows names, `self` attributes, parameters to their callers, functions to what they return, and wrappers
         (`enumerate`, `tqdm`, `torch.compile`, `.to(device)`, `accelerator.prepare`) to what they wrap.
         """
-        found: list[cst.BaseExpression] = []
-        self._follow(node, None, found, set(), 0)
-        return found
+        found = walk((self.script, node, None), self._step, _MAX_DEPTH)
+        return [value for _, value in found]
 
-    def _follow(
-        self,
-        node: cst.BaseExpression,
-        item: int | None,
-        found: list[cst.BaseExpression],
-        seen: set[tuple[int, int | None]],
-        depth: int,
-    ) -> None:
-        if (id(node), item) in seen:
-            return
-        seen.add((id(node), item))
-        nexts = self.step(node, item) if depth < _MAX_DEPTH else None
-        if not nexts:
-            if nexts is None and not any(f is node for f in found):
-                found.append(node)
-            return
-        for value, position in nexts:
-            self._follow(value, position, found, seen, depth + 1)
+    def _step(self, trail: Trail) -> list[Trail]:
+        return [(self.script, value, item) for value, item in self.step(*trail[1:]) or ()]
 
     def step(
         self, node: cst.BaseExpression, item: int | None

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from trace_doctor.loaders.origins import DATALOADERS, Origins, default_of, method_of, tracked
+from trace_doctor.loaders.origins import (
+    DATALOADERS,
+    Origins,
+    Trail,
+    default_of,
+    method_of,
+    tracked,
+    walk,
+)
 from trace_doctor.loaders.script import Script, TextFile, dotted, imported_modules
 
 if TYPE_CHECKING:
@@ -35,8 +43,18 @@ class Project:
         self._scripts = list(scripts)
         self._tree = tree
         self._names = sorted(names)
+        self._made: dict[int, list[Place]] = {}
+        self._calls: dict[int, list[tuple[Script, cst.Call]]] = {}
         self._asked: set[int] = set()
         """receivers whose class is being looked for: `x = x.step()` asks for its own"""
+
+    @classmethod
+    def of_tree(cls, tree: SourceTree, names: Iterable[str]) -> Project:
+        """The program of these files of a source, made once: every fix of a result asks for it."""
+        key = tuple(sorted(names))
+        if key not in tree.programs:
+            tree.programs[key] = cls((), tree, key)
+        return tree.programs[key]
 
     def mentioning(self, *words: str) -> list[Script]:
         """Scripts of the program that hold one of these words."""
@@ -150,34 +168,21 @@ class Project:
 
     def of(self, script: Script, node: cst.BaseExpression) -> list[Place]:
         """The expressions that a value can come from, as `Origins.of`, across the files of the program."""
-        found: list[Place] = []
-        self._follow(script, node, None, found, set(), 0)
-        return found
+        if (known := self._made.get(id(node))) is not None:
+            return list(known)
+        found = walk((script, node, None), self._step, _MAX_DEPTH)
+        if not self._asked:  # what is being asked for inside another question may be cut short
+            self._made[id(node)] = found
+        return list(found)
 
-    def _follow(
-        self,
-        script: Script,
-        node: cst.BaseExpression,
-        item: int | None,
-        found: list[Place],
-        seen: set[tuple[int, int | None]],
-        depth: int,
-    ) -> None:
-        if (id(node), item) in seen:
-            return
-        seen.add((id(node), item))
-        nexts: list[tuple[Script, cst.BaseExpression, int | None]] = []
-        if depth < _MAX_DEPTH:
-            nexts = [(script, value, position) for value, position in tracked(script).step(node, item) or ()]
-            nexts += self._cross(script, node, item, bool(nexts))
-        if not nexts and not any(n is node for _, n in found):
-            found.append((script, node))
-        for where, value, position in nexts:
-            self._follow(where, value, position, found, seen, depth + 1)
+    def _step(self, trail: Trail) -> list[Trail]:
+        script, node, item = trail
+        found = [(script, value, position) for value, position in tracked(script).step(node, item) or ()]
+        return found + self._cross(script, node, item, bool(found))
 
     def _cross(
         self, script: Script, node: cst.BaseExpression, item: int | None, local: bool
-    ) -> list[tuple[Script, cst.BaseExpression, int | None]]:
+    ) -> list[Trail]:
         """One step back that leaves the script, or reads a default that no caller overrides."""
         if isinstance(node, cst.Call) and not local:
             found = self.definition(script, node.func)
@@ -203,9 +208,11 @@ class Project:
 
     def _callers(self, script: Script, function: cst.FunctionDef) -> list[tuple[Script, cst.Call]]:
         """Calls of a function (or of its class) in the other files of the program."""
+        if (known := self._calls.get(id(function))) is not None:
+            return known
         owner = tracked(script).owner(function)
         wanted: Definition = owner if owner is not None and function.name.value == "__init__" else function
-        return [
+        calls = [
             (other, call)
             for other in self.mentioning(wanted.name.value)
             if other is not script
@@ -213,6 +220,9 @@ class Project:
             if _last_name(call.func) == wanted.name.value or isinstance(call.func, cst.Name)
             if (found := self.definition(other, call.func)) is not None and found[1] is wanted
         ]
+        if not self._asked:
+            self._calls[id(function)] = calls
+        return calls
 
     # ------------------------------------------------------------------ kinds
 

@@ -15,6 +15,7 @@ from trace_doctor.errors import UnreadableScript, UsageError
 from trace_doctor.loaders.modules import ImportGraph
 
 if TYPE_CHECKING:
+    from trace_doctor.loaders.project import Project
     from trace_doctor.loaders.script import Script, TextFile
 
 MAX_FILES = 5_000
@@ -34,6 +35,8 @@ class SourceTree:
         self.single = None if source.is_dir() else source
         self.root = source if source.is_dir() else source.parent
         self.unreadable: dict[str, str] = {}
+        self.programs: dict[tuple[str, ...], Project] = {}
+        """by the names of their files; filled by Project.of_tree"""
         self._scripts: dict[str, Script | None] = {}
         self._bytes: dict[str, bytes] = {}
 
