@@ -101,17 +101,47 @@ def make_once(verify: str, target: Target | None = None) -> Fix:
     )
 
 
-def off_the_step(verify: str, target: Target | None = None) -> Fix:
-    return _advice(
+def off_the_step(verify: str, what: str = "other", target: Target | None = None) -> Fix:
+    """`what`: checkpoint, evaluation, log, data, garbage or other."""
+    title, text, risk = _OFF_THE_STEP[what]
+    return _advice(title, text, risk, verify, target=target)
+
+
+_OFF_THE_STEP = {
+    "checkpoint": (
+        "Write checkpoints beside the training",
+        "future = torch.distributed.checkpoint.async_save(state, checkpoint_id=path)   # 2.4 and later\n"
+        "# or copy to pinned memory and let a thread write; or write less often",
+        "the state must be copied before the next optimizer step changes it; what is not written yet is lost on a crash",
+    ),
+    "evaluation": (
+        "Evaluate less often",
+        "if step % 500 == 0:\n    evaluate(model)   # HF: eval_steps=500; Lightning: val_check_interval=500",
+        "the best step is seen later",
+    ),
+    "log": (
+        "Log every N steps, from a thread",
+        "if step % 50 == 0:\n    writer.add_scalar(...)   # HF: logging_steps=50; Lightning: log_every_n_steps=50\n"
+        "# logging.handlers.QueueHandler writes files from another thread",
+        "curves have fewer points",
+    ),
+    "data": (
+        "Prepare data in the loader's workers",
+        "DataLoader(dataset, collate_fn=prepare, num_workers=4)   # tokenize, decode and augment there\n"
+        "# or once, before the training: datasets.Dataset.map(tokenize, batched=True)",
+        "workers have random states of their own",
+    ),
+    "garbage": (
+        "Collect garbage when it suits",
+        "gc.disable()                # before the loop\nif step % 500 == 0:\n    gc.collect()\n# or gc.freeze() after the first step",
+        "reference cycles hold memory until then",
+    ),
+    "other": (
         "Do it less often, or beside the step",
-        "if step % 100 == 0:\n    evaluate(model)                       # every N steps\n"
-        "thread.submit(write, {k: v.cpu() for k, v in state.items()})  # checkpoints: torch.distributed.checkpoint.async_save\n"
-        "loader = DataLoader(..., collate_fn=tokenize, num_workers=4)    # preprocessing: in the workers\n"
-        "gc.disable(); ...; gc.collect()                             # collect garbage every N steps, by hand",
-        "what is written later is lost when the job dies before; without collections cycles of tensors hold memory longer",
-        verify,
-        target=target,
-    )
+        "if step % 100 == 0:\n    ...\n# or: executor = ThreadPoolExecutor(1); executor.submit(work, copies)",
+        "a thread shares Python's lock: only work that releases it (files, NumPy, sockets) runs beside the loop",
+    ),
+}  # fmt: skip
 
 
 def vectorise(verify: str, target: Target | None = None) -> Fix:
@@ -308,6 +338,18 @@ def steady_shapes(verify: str) -> Fix:
 # ---------------------------------------------------------------------- memory
 
 
+def keep_the_cache(verify: str, target: Target | None) -> Fix:
+    return _patch(
+        "Drop empty_cache() from the loop",
+        "remove-call",
+        "# delete torch.cuda.empty_cache(); HF Trainer: torch_empty_cache_steps=None",
+        "the process keeps the memory, so that another process on this device sees less",
+        verify,
+        params={"call": "torch.cuda.empty_cache"},
+        target=target,
+    )
+
+
 def max_split_size(verify: str) -> Fix:
     return Fix(
         title="Where segments cannot grow: leave large blocks whole",
@@ -388,6 +430,16 @@ def larger_batch(verify: str, size: int) -> Fix:
         "fewer and larger steps: the learning rate and its schedule have to follow",
         verify,
         params={"size": size},
+    )
+
+
+def raise_batch(verify: str, factor: int) -> Fix:
+    return _advice(
+        f"Take larger batches: up to {factor} times as large",
+        f"DataLoader(..., batch_size={factor} * batch_size)   # HF: per_device_train_batch_size, and accumulate less\n"
+        "# double it first, and compare samples per second",
+        "fewer and larger steps: the learning rate and its schedule have to follow",
+        verify,
     )
 
 

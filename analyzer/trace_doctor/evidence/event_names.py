@@ -12,7 +12,7 @@ _LOADER = re.compile(r"enumerate\((?:DataLoader|DataPipe)\)#.*|.*DataLoader\w*\b
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#.*")
 _OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#.*")
 _COMPILE = re.compile(
-    r".*\(dynamo_timed\)"
+    r"(?!gc \().*\(dynamo_timed\)"  # Dynamo also times Python's garbage collector
     r"|.*torch/_dynamo/convert_frame\.py\(\d+\): .*"
     r"|.*torch/_inductor/(?:compile_fx|async_compile|codecache)\.py\(\d+\): .*compile.*"
     r"|.*torch/_inductor/runtime/triton_heuristics\.py\(\d+\): (?:precompile|benchmark_all_configs|autotune_to_one_config)"
@@ -35,6 +35,7 @@ _DEVICE_SYNC = re.compile(
     r"(?:cuda|hip|musa)DeviceSynchronize|cuCtxSynchronize|(?:cuda|hip)ThreadSynchronize"
 )
 _COPY_CALL = re.compile(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
+_LAUNCH = re.compile(r"(?:cuda|cu|hip|musa|mu|mtia|xpu)\w*Launch\w*|urEnqueueKernelLaunch\w*")
 _COLLECTIVE_KERNEL = re.compile(r"(?:n|r|h|one|ms)ccl|gloo", re.IGNORECASE)
 _COLLECTIVE = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):.*|c10d::.*|record_param_comms")
 _HOST_COLLECTIVE = re.compile(r"(?:gloo|mpi|ucc):.*")
@@ -101,6 +102,11 @@ def is_synchronize(name: str) -> bool:
 
 def is_device_synchronize(name: str) -> bool:
     return _DEVICE_SYNC.fullmatch(name) is not None
+
+
+def is_launch(name: str) -> bool:
+    """A call that launches a kernel or a graph, or records a launch where a graph is being captured."""
+    return _LAUNCH.fullmatch(name) is not None
 
 
 def is_copy_call(name: str) -> bool:

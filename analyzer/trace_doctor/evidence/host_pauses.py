@@ -1,0 +1,169 @@
+"""Where the main thread stays away from launching for long: named frames and annotations in which no kernel is launched."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.call_sites import CallSites, Site
+from trace_doctor.evidence.data_loading import loader_mask
+from trace_doctor.evidence.event_names import (
+    is_compile,
+    is_launch,
+    is_optimizer,
+    is_step,
+    is_torch_mark,
+)
+from trace_doctor.evidence.frames import python_frame
+from trace_doctor.evidence.idle import IdleLedger
+from trace_doctor.evidence.intervals import (
+    NOTHING,
+    clip,
+    covered,
+    intersect,
+    intervals,
+    pairs,
+    subtract,
+    total,
+    union,
+)
+from trace_doctor.evidence.launches import Launches
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.retime import PAUSE_NS
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.threads import Threads
+from trace_doctor.run import I64, Bool, Cat, Run
+
+CAUSES = ("python", "annotation", "dispatch")
+OPERATORS = 0.1
+"""In a capture of the CPU alone: share of a stretch that operators may take, without being its purpose"""
+_PHASE = re.compile(
+    r"\W*(?:forward|backward|loss|optimi[sz]er|train\w*|step|iteration|batch)\b.*", re.IGNORECASE
+)
+"""annotations of what a step is made of"""
+_OWN = re.compile(r"torch/profiler/.*|.*\bprofiler\.py\(\d+\): .*|<built-in .*(?:synchronize|acquire).*")
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Stretches of one name."""
+
+    name: str
+    """the frame or annotation, numbers in annotations left out"""
+    site: Site | None
+    """the user's function around it, or itself"""
+    spans: tuple[tuple[int, int], ...]
+    """[start, end) ns of each, in steady steps"""
+    idle: I64 = field(repr=False)
+    """the idle of the device meanwhile (CPU alone: of the main thread): a set of intervals"""
+    steps: int
+    """number of steady steps that have one"""
+
+    @property
+    def idle_ns(self) -> int:
+        return total(self.idle)
+
+
+@dataclass(frozen=True)
+class HostPauses(Evidence):
+    """Stretches of 1 ms and more on the main thread in steady steps, by name, most idle first."""
+
+    pauses: tuple[Pause, ...]
+    thread: int
+    device: int
+    """-1 in a capture without GPU work"""
+    length: int
+    """of the steady steps together, ns"""
+    unnamed: int
+    """idle ns in gaps of 1 ms and more for which Python was to blame and no name was recorded"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        if not len(facts.run.gpu) and (facts.run.device_names or facts.run.is_cat(Cat.RUNTIME).any()):
+            raise NotCaptured(
+                "the GPU was not recorded", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+            )
+        run, nesting, main, ledger = facts.run, facts[Nesting], facts[Threads].main, facts[IdleLedger]
+        spans = facts[Steps].spans("steady")
+        steady = intervals(spans)
+        device = max(ledger.devices, key=lambda d: sum(ledger.owned(c, spans, d) for c in CAUSES), default=-1)
+        idle = intersect(union(np.concatenate([ledger.pieces(c, device) for c in CAUSES])), steady)
+        rows = _stretches(facts, run, nesting, main)
+        rows = rows[covered(pairs(run.ts[rows], run.ts[rows] + 1), steady) > 0]
+        sites = facts.get(CallSites)
+        groups: dict[tuple[str, Site | None], list[int]] = {}
+        for row in rows.tolist():
+            site = sites.site(row) if sites is not None else None
+            groups.setdefault((_name(run.text(row)), site), []).append(row)
+        found = []
+        for (name, site), members in groups.items():
+            mine = pairs(run.ts[members], run.end[members])
+            cover = intersect(union(mine), steady)
+            found.append(
+                Pause(
+                    name=name,
+                    site=site,
+                    spans=tuple((int(s), int(e)) for s, e in mine),
+                    idle=intersect(idle, cover),
+                    steps=int((covered(np.array(spans, dtype=np.int64), cover) > 0).sum()),
+                )
+            )
+        found.sort(key=lambda p: (-p.idle_ns, p.name))
+        named = union(pairs(run.ts[rows], run.end[rows])) if len(rows) else NOTHING
+        blame = union(np.concatenate([ledger.pieces(c, device) for c in ("python", "annotation")]))
+        blank = subtract(intersect(blame, steady), named)
+        return cls(
+            pauses=tuple(found),
+            thread=main,
+            device=device,
+            length=total(steady),
+            unnamed=total(blank[blank[:, 1] - blank[:, 0] >= PAUSE_NS]),
+        )
+
+
+def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
+    """Outermost frames and annotations of the main thread that last long and launch no kernel."""
+    named = run.is_cat(Cat.PYTHON, Cat.USER_ANNOTATION) & (run.thread == main) & (run.dur >= PAUSE_NS)
+    skip = run.is_named(
+        lambda n: (
+            is_step(n)
+            or is_optimizer(n)
+            or is_torch_mark(n)
+            or _OWN.fullmatch(n) is not None
+            or (_PHASE.fullmatch(n) is not None and python_frame(n) is None)
+        )
+    )
+    rows = np.flatnonzero(named & ~skip)
+    rows = rows[_quiet(facts, run, rows)]
+    away = loader_mask(run, facts.options) | run.is_named(is_compile)
+    rows = rows[~away[rows] & ~nesting.inside(rows, away)]
+    return nesting.outermost(rows)
+
+
+def _quiet(facts: Facts, run: Run, rows: I64) -> Bool:
+    """Which of the rows hold no launch of a kernel; without GPU work, next to no operators."""
+    launch = facts[Launches].launch
+    if len(run.gpu):
+        kernels = launch[(run.cat[run.gpu] == Cat.KERNEL) & (launch >= 0)]
+        calls = np.union1d(kernels, run.named(is_launch, Cat.RUNTIME, Cat.DRIVER))
+        starts = np.sort(run.ts[calls])
+        return np.asarray(np.searchsorted(starts, run.end[rows]) == np.searchsorted(starts, run.ts[rows]))
+    ops = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~run.is_named(is_torch_mark))
+    cover = union(clip(pairs(run.ts[ops], run.end[ops]), *facts[Steps].window))
+    return np.asarray(covered(pairs(run.ts[rows], run.end[rows]), cover) <= OPERATORS * run.dur[rows])
+
+
+def _name(text: str) -> str:
+    """A frame as `function of file`, an annotation without its numbers."""
+    frame = python_frame(text)
+    if frame is not None:
+        return f"{frame.function} of {frame.file}"
+    if text.startswith("<built-in"):
+        found = re.match(r"<built-in (?:method|function) (\w+)", text)
+        return found.group(1) if found else text
+    return re.sub(r"\d+", "#", text)

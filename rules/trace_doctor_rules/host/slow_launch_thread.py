@@ -1,0 +1,234 @@
+"""TD203 slow-launch-thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Table, threshold
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.call_sites import location
+from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.host_bound import HostBound
+from trace_doctor.evidence.host_pauses import HostPauses, Pause
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.replay import Replay, ReplayOutcome
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+
+
+def _training(
+    us: float = 5000,
+    *,
+    name: str = "log_metrics",
+    stacks: bool = False,
+    every: int = 1,
+    gpu_us: float = 1000,
+    gpu: bool = True,
+    inside: str = "",
+) -> RunBuilder:
+    """Steps of 1 ms on the GPU, and something that keeps the host busy behind them."""
+    b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None)
+    for n in range(6):
+        with b.step(), b.python("train.py", 10, "train"):
+            for _ in range(20):
+                with b.op("aten::mm", us=10):
+                    if gpu:
+                        b.launch(gpu_us / 20)
+                    else:
+                        b.wait(gpu_us / 20)
+            b.wait(100)
+            if n % every == every - 1:
+                if stacks:
+                    with b.python("train.py", 30, name):
+                        b.wait(us)
+                elif not name:
+                    b.wait(us)
+                else:
+                    with b.annotation(name):
+                        b.wait(us / 2)
+                        if inside == "launch":
+                            b.launch(5)
+                        b.wait(us / 2)
+    return b
+
+
+@dataclass(frozen=True)
+class SlowLaunchThread(Rule):
+    """Something in the loop keeps the host away from launching.
+
+    What it does
+    Finds stretches of 1 ms and more on the main thread in which no kernel is launched (checkpoints, evaluation, logging,
+    tokenisation, garbage collection), names the function or annotation, and re-times the steps without it.
+
+    Why is this bad
+    The GPU works through what is queued and then waits until the host comes back. Most of such work need not be done in
+    every step, or not by the thread that launches.
+
+    Evidence
+    The outermost Python frame (with `with_stack=True`) or `record_function` annotation on the main thread that lasts 1 ms
+    or more and in which no kernel is launched, and the GPU's idle time in it that belongs to Python code, operators or the
+    annotation; waits for the device are TD201's, data loaders TD101's. In a capture of the CPU alone: its own time.
+
+    How the saving is estimated
+    The captured steps are re-timed without these stretches: an upper bound, for what moves elsewhere still takes time.
+
+    Fix
+    Do it every N steps, in a worker process, or in a thread that copies first and writes later.
+
+    Fix safety
+    Not edited: what may wait is for people to say.
+
+    When to ignore
+    When it happens once in a while and the profile only happened to hold it. With stacks recorded, Python code takes two to
+    three times as long as without.
+
+    References
+    https://docs.pytorch.org/docs/stable/distributed.checkpoint.html#torch.distributed.checkpoint.state_dict_saver.async_save
+    https://docs.python.org/3/library/gc.html#gc.freeze
+    """
+
+    code = "TD203"
+    name = "slow-launch-thread"
+    title = "The host is busy with something else"
+    needs = (Steps, HostPauses, Replay, Moments)
+    wants = (TimeLedger, HostBound)
+    yields_to = ("TD201",)
+
+    min_share: float = threshold(
+        0.03,
+        "idle during stretches of one name, and saving without them, as a share of the step",
+        unit="share",
+        source="the severity `warning` begins there",
+    )
+    max_unattributed: float = threshold(
+        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
+    )
+
+    VALID = [
+        Valid("behind a full queue", lambda: _training(2000, gpu_us=8000)),
+        Valid("kernels are launched meanwhile", lambda: _training(inside="launch"), skipped="not recorded"),
+        Valid("a phase of the step", lambda: _training(name="## forward ##"), skipped="not recorded"),
+        Valid("nobody named it", lambda: _training(name=""), skipped="not recorded"),
+        Valid("short", lambda: _training(200)),
+    ]
+    INVALID = [
+        Invalid(
+            "an annotation",
+            _training,
+            message="log_metrics",
+            confidence="high",
+            saving_us=4300,
+            tolerance=0.1,
+        ),
+        Invalid(
+            "a function",
+            lambda: _training(name="save_checkpoint", stacks=True),
+            message="save_checkpoint of train.py",
+            confidence="medium",
+            file="train.py",
+        ),
+        Invalid("once in six steps", lambda: _training(9000, every=6), severity="info"),
+        Invalid("garbage collection", lambda: _training(name="gc (dynamo_timed)"), message="gc"),
+        Invalid("on the CPU", lambda: _training(gpu=False), confidence="medium", saving_us=5000),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        seen, replay = ctx[HostPauses], ctx[Replay]
+        least = self.min_share * seen.length
+        found = False
+        for pause in seen.pauses:
+            if pause.idle_ns < least or not seen.length:
+                continue
+            removal = Removal(host_spans=tuple((seen.thread, start, end) for start, end in pause.spans))
+            outcome = replay.without(removal)
+            if outcome.share_of_step >= self.min_share:
+                found = True
+                yield self._claim(ctx, pause, removal, outcome)
+        if not found and seen.unnamed >= max(least, 1):
+            raise NotCaptured(
+                f"Python code that was not recorded keeps the host busy for {seen.unnamed / seen.length:.0%} of the step",
+                'profile(..., with_stack=True), or torch.profiler.record_function("name") around parts of the loop',
+            )
+
+    def _claim(self, ctx: Context, pause: Pause, removal: Removal, outcome: ReplayOutcome) -> Claim:
+        seen, moments, count = ctx[HostPauses], ctx[Moments], ctx[Steps].count
+        idle = [(int(s), int(e)) for s, e in pause.idle]
+        confidence = self._confidence(ctx, outcome)
+        device = seen.device if seen.device >= 0 else None
+        target = pause.site.target if pause.site else None
+        return Claim(
+            message=_message(pause, seen, count, outcome),
+            confidence=confidence,
+            severity="info" if confidence == "low" or pause.steps < 2 else None,
+            saving=outcome.saving(),
+            location=location(pause.site, device=device, ts_us=moments.ts_us(pause.spans[0][0])),
+            evidence=[_table(seen, count), outcome.table("What if it were not in the step", "without it")],
+            spans=moments.longest(idle, pause.name, device=device),
+            fixes=[techniques.off_the_step(_VERIFY, _kind(pause.name), target)],
+            removal=removal,
+            owned=idle,
+            key=pause.name,
+        )
+
+    def _confidence(self, ctx: Context, outcome: ReplayOutcome) -> Confidence:
+        bound, ledger = ctx.get(HostBound), ctx.get(TimeLedger)
+        if ctx[Steps].source == "none" or (bound is not None and outcome.basis != "replay"):
+            return "low"
+        doubts = bound is None or bound.stacks
+        doubts |= ledger is not None and ledger.unattributed_share > self.max_unattributed
+        return "medium" if doubts else "high"
+
+
+_VERIFY = "record the same steps again: TD203 should no longer name it, and the step should be shorter"
+_KINDS = (
+    ("checkpoint", r"save|checkpoint|state_dict|serializ"),
+    ("evaluation", r"eval|valid|test"),
+    ("garbage", r"\bgc\b|collect\b"),
+    ("log", r"log|wandb|tensorboard|write|print|metric|report|plot"),
+    ("data", r"token|preprocess|process|collat|augment|decode|transform|load|batch|sample"),
+)
+
+
+def _kind(name: str) -> str:
+    return next((kind for kind, words in _KINDS if re.search(words, name, re.IGNORECASE)), "other")
+
+
+def _message(pause: Pause, seen: HostPauses, count: int, outcome: ReplayOutcome) -> str:
+    own = pause.site is not None and pause.name.startswith(f"{pause.site.function} of ")
+    where = f" (in {pause.site})" if pause.site is not None and not own else ""
+    who = "the GPU waits" if seen.device >= 0 else "nothing else runs"
+    once = "; it was seen in one step only" if pause.steps < 2 else ""
+    return (
+        f"{pause.name}{where} keeps the host from launching while {who} for {two_figures(pause.idle_ns / count / 1e3)} "
+        f"of a step: {outcome.promise}{once}."
+    )
+
+
+def _table(seen: HostPauses, count: int) -> Table:
+    return Table(
+        title="What the host does without launching (per steady step)",
+        columns=[
+            Column("function or annotation", "code"),
+            Column("in", "location"),
+            Column("stretches", "count"),
+            Column("in steps", "count"),
+            Column("host", "us"),
+            Column("device idle", "us"),
+        ],
+        rows=[
+            [
+                p.name,
+                str(p.site) if p.site else None,
+                len(p.spans),
+                p.steps,
+                sum(e - s for s, e in p.spans) / count / 1e3,
+                p.idle_ns / count / 1e3,
+            ]
+            for p in seen.pauses
+            if p.idle_ns
+        ],
+    )
