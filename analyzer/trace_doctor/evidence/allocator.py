@@ -194,20 +194,23 @@ def episodes_of(at: I64, before: I64, after: I64, failed: Bool) -> list[Episode]
 
 
 def _explained(episode: Episode, history: DeviceHistory, snapshot: Snapshot) -> Episode:
-    """With who gave the segments back: a call of empty_cache, or malloc itself when the driver had nothing left.
-    Files of torch 2.1 and before have no frames there."""
     stack = int(history.entry_stack[episode.given])
+    return replace(episode, cause=caused_by(stack, snapshot), stack=stack)
+
+
+def caused_by(stack: int, snapshot: Snapshot) -> Cause:
+    """Who gave a segment back: a call of empty_cache, or malloc itself when the driver had nothing left. Files of torch
+    2.1 and before have no frames there."""
     names = [f.name for f in snapshot.frames_of(stack)]
-    cause: Cause = "unknown"
     if any("emptyCache" in n or n == "empty_cache" for n in names):
-        cause = "empty_cache"
-    elif any("garbage_collect_cached_blocks" in n for n in names):
-        cause = "gc_threshold"
-    elif any("::malloc(" in n or "cached_blocks" in n for n in names) or (
+        return "empty_cache"
+    if any("garbage_collect_cached_blocks" in n for n in names):
+        return "gc_threshold"
+    if any("::malloc(" in n or "cached_blocks" in n for n in names) or (
         names and snapshot.frames_kind == "python"
     ):
-        cause = "pressure"
-    return replace(episode, cause=cause, stack=stack)
+        return "pressure"
+    return "unknown"
 
 
 def _of_trace(run: Run) -> list[DeviceActivity]:

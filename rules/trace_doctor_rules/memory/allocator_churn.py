@@ -14,12 +14,9 @@ from trace_doctor import (
     Fix,
     NotCaptured,
     Rule,
-    Saving,
-    Span,
     Table,
     threshold,
 )
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.allocator import (
     AllocatorActivity,
     DeviceActivity,
@@ -35,6 +32,7 @@ from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules.memory._driver_time import cost_of
 from trace_doctor_rules.memory._shared import expandable_segments, location, size, target, times
 
 WHY = {
@@ -43,6 +41,7 @@ WHY = {
     "gc_threshold": "garbage_collection_threshold is set",
     "unknown": "the file does not say who gave it back",
 }
+_VERIFY = "no segment_free with emptyCache frames between steps"
 
 
 def _pressure(rounds: int, *, grow: bool = False, annotate: bool = True) -> SnapshotBuilder:
@@ -246,7 +245,7 @@ class AllocatorChurn(Rule):
         causes = [e.cause for e in episodes]
         cause = max(sorted(set(causes)), key=causes.count)
         site = _site(blocks, episodes, cause)
-        cost = _cost(ctx, activity.calls)
+        cost = cost_of(ctx, activity.calls)
         why = f": {WHY[cause]}" if device.source == "snapshot" else ""
         settings = blocks.history.settings if blocks is not None else {}
         evidence = [_summary(device, episodes, again)]
@@ -263,7 +262,7 @@ class AllocatorChurn(Rule):
             spans=cost.spans,
             fixes=_fixes(cause, site, settings),
             removal=cost.removal,
-            owned=cost.owned,
+            owned=cost.owned if blocks is None else [(e.given, e.taken + 1) for e in episodes],
             key=cause,
         )
 
@@ -281,7 +280,7 @@ class AllocatorChurn(Rule):
         both = [c for c in within if c.takes.any() and not c.takes.all()]
         if len(both) < self.min_steps:
             return
-        cost = _cost(ctx, calls)
+        cost = cost_of(ctx, calls)
         sites = ctx.get(CallSites)
         site = sites.site(int(both[0].row[both[0].takes][0])) if sites is not None else None
         yield Claim(
@@ -302,44 +301,6 @@ class AllocatorChurn(Rule):
 def _blocks(ctx: Context, device: int) -> DeviceBlocks | None:
     found = ctx.get(MemoryBlocks)
     return next((d for d in found.devices if d.device == device), None) if found is not None else None
-
-
-@dataclass(frozen=True)
-class _Cost:
-    """What the driver calls cost in the steady steps of a trace; nothing without one."""
-
-    saving: Saving | None = None
-    removal: Removal | None = None
-    spans: Sequence[Span] = ()
-    owned: Sequence[tuple[int, int]] = ()
-
-
-def _cost(ctx: Context, calls: DriverCalls | None) -> _Cost:
-    replay, moments, idle = ctx.get(Replay), ctx.get(Moments), ctx.get(IdleLedger)
-    if calls is None or replay is None:
-        return _Cost()
-    steady = calls.within(*replay.window)
-    if not len(steady):
-        return _Cost()
-    removal = steady.removal()
-    outcome = replay.without(removal)
-    took = steady.end - steady.start
-    per_step = float(took.sum()) / 1e3 / replay.count
-    saving = Saving(
-        time_us_per_step=outcome.saved_us_per_step,
-        share_of_step=outcome.share_of_step,
-        basis=outcome.basis,
-        how=f"{len(steady)} driver calls, {per_step:,.0f} us a step, left out; {outcome.how}",
-    )
-    longest = np.argsort(-took, kind="stable")[:20]
-    return _Cost(
-        saving=saving,
-        removal=removal,
-        spans=[moments.span(int(steady.start[i]), int(steady.end[i]), steady.name[i]) for i in longest]
-        if moments
-        else [],
-        owned=[(int(a), int(b)) for a, b in idle.pieces("allocator")] if idle is not None else [],
-    )
 
 
 def _site(blocks: DeviceBlocks | None, episodes: Sequence[Episode], cause: str) -> Site | None:
@@ -405,19 +366,7 @@ def _already(settings: Mapping[str, object]) -> str:
 def _fixes(cause: str, site: Site | None, settings: Mapping[str, object]) -> list[Fix]:
     fixes: list[Fix] = []
     if cause == "empty_cache":
-        fixes.append(
-            Fix(
-                title="Drop empty_cache() from the loop",
-                kind="patch",
-                safety="unsafe",
-                codemod="remove-call",
-                params={"call": "torch.cuda.empty_cache"},
-                target=target(site),
-                text="# delete torch.cuda.empty_cache(); HF Trainer: torch_empty_cache_steps=None",
-                verify="no segment_free with emptyCache frames between steps",
-                risk="the process keeps the memory, so that another process on this device sees less",
-            )
-        )
+        fixes.append(techniques.keep_the_cache(_VERIFY, target(site)))
     fixes += expandable_segments(settings)
     return [
         *fixes,

@@ -1,0 +1,278 @@
+"""TD409 empty-cache-in-loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Context, Rule, Table, threshold
+from trace_doctor.evidence.allocator import AllocatorActivity
+from trace_doctor.evidence.cache_emptying import Burst, CacheEmptying
+from trace_doctor.evidence.call_sites import CallSites, Site
+from trace_doctor.evidence.idle import IdleLedger
+from trace_doctor.evidence.memory_stages import MemoryStacks
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.replay import Replay
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
+from trace_doctor_rules import techniques
+from trace_doctor_rules.memory._driver_time import cost_of
+from trace_doctor_rules.memory._shared import location, size, target, times
+
+_VERIFY = "no segment is given back between steps"
+
+
+def _loop(rounds: int, *, lines: Sequence[int] = (21,), cached: int = 500) -> SnapshotBuilder:
+    """A step, then empty_cache() on one of the lines of the script."""
+    b = SnapshotBuilder()
+    b.held(1000 * MIB)
+    for i in range(rounds):
+        with b.forward():
+            b.temporary(cached * MIB)
+        b.empty_cache(line=lines[i % len(lines)])
+    return b
+
+
+def _pressure() -> SnapshotBuilder:
+    b = SnapshotBuilder()
+    for i in range(8):
+        with b.forward(line=40):
+            b.temporary((300 + 40 * (i % 2)) * MIB)
+            b.release_cached()
+    return b
+
+
+def _nothing_between() -> SnapshotBuilder:
+    """Called three times in a row, of which only the first finds anything."""
+    b = SnapshotBuilder()
+    with b.forward():
+        b.temporary(500 * MIB)
+    for _ in range(3):
+        b.empty_cache(line=21)
+    return b
+
+
+def _steps(*, stacks: bool, inside: bool = False, steps: int = 6) -> RunBuilder:
+    """A trace whose steps take a segment inside an operator and free it outside of all, or inside of one."""
+    b = RunBuilder(stacks=stacks)
+    with b.python("train.py", 12, "train"):
+        for _ in range(steps):
+            with b.step():
+                with b.op("aten::empty"):
+                    b.runtime("cudaMalloc", 150)
+                for _ in range(5):
+                    with b.op("aten::mm"):
+                        b.launch(60)
+                if inside:
+                    with b.op("aten::empty"):
+                        b.runtime("cudaFree", 200)
+                        b.runtime("cudaMalloc", 150)
+                    continue
+                with b.python("torch/cuda/memory.py", 212, "empty_cache"):
+                    b.runtime("cudaFree", 200)
+                    b.runtime("cudaFree", 200)
+    return b
+
+
+_BEFORE = """import torch
+
+for batch in loader:
+    loss = model(batch).mean()
+    loss.backward()
+    optimizer.step()
+    torch.cuda.empty_cache()
+"""
+_AFTER = _BEFORE.replace("    torch.cuda.empty_cache()\n", "")
+
+
+@dataclass(frozen=True)
+class EmptyCacheInLoop(Rule):
+    """torch.cuda.empty_cache() runs again and again.
+
+    What it does
+    Counts how often empty_cache() really gives segments back to the driver, with allocations in between, from one line of
+    the script.
+
+    Why is this bad
+    The allocator keeps freed memory because asking the driver is slow: `cudaFree` waits until the device is idle, and
+    `cudaMalloc` takes hundreds of microseconds. Emptied in a loop, the cache is built up anew every time. It frees no memory
+    that the job itself could not have used: a request that finds no room empties the cache by itself.
+
+    Evidence
+    A snapshot's freed segments with frames of empty_cache(). In a trace: calls of `cudaFree` (`cuMemUnmap`, hip twins) inside a
+    Python frame of empty_cache(); without Python frames, calls outside of every operator, for under memory pressure malloc
+    makes them inside the operator that asks. One call before the loop is no fault, neither is one that finds nothing to give
+    back.
+
+    How the saving is estimated
+    With a trace: the steady steps re-timed without the driver's calls, those that take the memory again included. A snapshot
+    has no durations: the bytes given back are named, and no time is claimed.
+
+    Fix
+    Remove the call. HF Trainer: leave `torch_empty_cache_steps` unset.
+
+    Fix safety
+    Unsafe: the process keeps the memory, so that another process on the device sees less of it.
+
+    When to ignore
+    When another process needs the memory in between.
+
+    References
+    https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-memory-management
+    """
+
+    code = "TD409"
+    name = "empty-cache-in-loop"
+    title = "The allocator's cache is emptied again and again"
+    needs = (CacheEmptying, AllocatorActivity)
+    wants = (MemoryStacks, Steps, Replay, IdleLedger, Moments, CallSites)
+
+    min_bursts: int = threshold(
+        3,
+        "times that one line gives segments back, with allocations in between",
+        source="one before the loop and one behind it are none; 13 real records with a call have one",
+    )
+    min_share: float = threshold(
+        0.10,
+        "bytes given back, as a share of the largest reserved (snapshot)",
+        unit="share",
+        source="as TD401's",
+    )
+
+    VALID = [
+        Valid("once before the loop", lambda: _loop(1)),
+        Valid("twice", lambda: _loop(2)),
+        Valid("three calls on three lines", lambda: _loop(3, lines=(21, 35, 50))),
+        Valid("called again without anything in between", _nothing_between),
+        Valid("a few MiB", lambda: _loop(6, cached=12)),
+        Valid("malloc under memory pressure", _pressure),
+        Valid("cudaFree inside an operator", lambda: _steps(stacks=False, inside=True)),
+        Valid("cudaFree, but no frame of empty_cache()", lambda: _steps(stacks=True, inside=True)),
+        Valid("two steps", lambda: _steps(stacks=True, steps=2)),
+        Valid("no history", SnapshotBuilder, skipped="no allocation history"),
+    ]
+    INVALID = [
+        Invalid(
+            "a snapshot",
+            lambda: _loop(6),
+            message="6 times",
+            severity="warning",
+            confidence="high",
+            codemod="remove-call",
+            file="/home/me/train.py",
+            line=21,
+            before=_BEFORE.replace("import torch\n\n", "import torch\n" + "\n" * 14),
+            after=_AFTER.replace("import torch\n\n", "import torch\n" + "\n" * 14),
+        ),
+        Invalid(
+            "a trace with stacks",
+            lambda: _steps(stacks=True),
+            message="6 times",
+            confidence="high",
+            file="train.py",
+            saving_us=274.5,
+        ),
+        Invalid(
+            "a trace without stacks", lambda: _steps(stacks=False), confidence="medium", message="6 times"
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        emptying = ctx[CacheEmptying]
+        for device, bursts in emptying.by_device.items():
+            if emptying.source == "trace":
+                mine = self._steady(ctx, bursts, named=emptying.named)
+                if len(mine) >= self.min_bursts:
+                    yield self._of_trace(ctx, mine, named=emptying.named)
+            elif mine := self._one_line(ctx, device, bursts):
+                yield self._of_snapshot(ctx, device, mine)
+
+    def _one_line(self, ctx: Context, device: int, bursts: Sequence[Burst]) -> list[Burst]:
+        """Those of the line that makes most of them, where they are enough."""
+        stacks = ctx[MemoryStacks]
+        lines = [stacks.user_site(b.stack) for b in bursts]
+        site, count = Counter(lines).most_common(1)[0] if lines else (None, 0)
+        mine = [b for b, line in zip(bursts, lines, strict=True) if line == site]
+        given = sum(b.bytes or 0 for b in mine)
+        most = next((d.max_reserved for d in ctx[AllocatorActivity].devices if d.device == device), None)
+        return mine if count >= self.min_bursts and given >= self.min_share * (most or 0) else []
+
+    def _steady(self, ctx: Context, bursts: Sequence[Burst], *, named: bool) -> list[Burst]:
+        """Those of steady steps. Where only the absence of an operator tells, there have to be steps, and the burst in
+        each of them counts once."""
+        steps = ctx.get(Steps)
+        if steps is None or not steps.steps:
+            return list(bursts) if named else []
+        within = [[b for b in bursts if start <= b.start < end] for start, end in steps.spans("steady")]
+        return [b for inside in within for b in (inside if named else inside[:1])]
+
+    def _of_snapshot(self, ctx: Context, device: int, bursts: Sequence[Burst]) -> Claim:
+        site = ctx[MemoryStacks].user_site(bursts[0].stack)
+        given = sum(b.bytes or 0 for b in bursts)
+        activity = ctx[AllocatorActivity]
+        taken = [
+            (e.given, e.taken + 1)
+            for d in activity.devices
+            if d.device == device
+            for e in d.episodes
+            if e.cause == "empty_cache"
+        ]
+        cost = cost_of(ctx, activity.calls)
+        return Claim(
+            message=f"torch.cuda.empty_cache() gives memory back {times(len(bursts))} in the record, {size(given)} in all"
+            + (f", which is taken again {times(len(taken))}." if taken else "."),
+            confidence="high",
+            severity=None if cost.saving else "warning",
+            saving=cost.saving,
+            location=location(site, device),
+            evidence=[_table(bursts)],
+            spans=cost.spans,
+            fixes=[techniques.keep_the_cache(_VERIFY, target(site))],
+            removal=cost.removal,
+            owned=taken or [(b.start, b.end) for b in bursts],
+            key="snapshot",
+        )
+
+    def _of_trace(self, ctx: Context, bursts: Sequence[Burst], *, named: bool) -> Claim:
+        steps, sites = ctx.get(Steps), ctx.get(CallSites)
+        site: Site | None = None
+        if sites is not None:
+            found = [s for b in bursts if (s := sites.site(b.row)) is not None]
+            site = Counter(found).most_common(1)[0][0] if found else None
+        cost = cost_of(ctx, ctx[AllocatorActivity].calls)
+        of = f" in {steps.count} steps" if steps is not None and steps.steps else ""
+        who = (
+            "torch.cuda.empty_cache() gives"
+            if named
+            else "Outside of every operator, as empty_cache() does it, the script gives"
+        )
+        segments = sum(b.segments for b in bursts)
+        return Claim(
+            message=f"{who} {segments} segments back to the driver, {times(len(bursts))}{of}; the next operators take them again.",
+            confidence="high" if named else "medium",
+            severity=None if cost.saving else "warning",
+            saving=cost.saving,
+            location=location(site, None),
+            evidence=[_table(bursts)],
+            spans=cost.spans,
+            fixes=[techniques.keep_the_cache(_VERIFY, site.target if site is not None else None)],
+            removal=cost.removal,
+            owned=cost.owned,
+            key="trace",
+        )
+
+
+def _table(bursts: Sequence[Burst]) -> Table:
+    of_trace = all(b.bytes is None for b in bursts)
+    rows: list[list[str | int | float | None]] = [
+        [i, b.segments, (b.end - b.start) / 1e3 if of_trace else b.bytes] for i, b in enumerate(bursts, 1)
+    ]
+    last = Column("took", "us") if of_trace else Column("bytes", "bytes")
+    return Table(
+        title="Memory given back by empty_cache()",
+        columns=[Column("call", "count"), Column("segments", "count"), last],
+        rows=rows[:20],
+        of=len(rows) if len(rows) > 20 else None,
+    )
