@@ -4,20 +4,22 @@ line that starts it, or nothing at all, because it does so by itself."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.arguments import Arguments, set_value
-from trace_doctor.fixes.codemods import Place, candidate, only
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, remove_argument
+from trace_doctor.fixes.accelerator import in_accelerator
+from trace_doctor.fixes.arguments import Arguments
+from trace_doctor.fixes.codemods import Place, candidate, codemods, only
+from trace_doctor.fixes.deepspeed_config import agreeing, find_config, in_config
+from trace_doctor.fixes.edits import Change, NoEdit, remove_argument
 from trace_doctor.fixes.feeding import training_loops
-from trace_doctor.fixes.frameworks import ACCELERATE, LIGHTNING, MANAGED, TRAINING_ARGUMENTS, Setting, wishes
+from trace_doctor.fixes.frameworks import FABRIC, LIGHTNING, MANAGED, TRAINING_ARGUMENTS, wishes
 from trace_doctor.fixes.launchers import pass_options
-from trace_doctor.fixes.values import where_set
-from trace_doctor.loaders.script import Script, TextFile, literal
+from trace_doctor.fixes.settings import Call, known, needs, set_arguments, together
+from trace_doctor.loaders.script import Script, literal
 
-Call = tuple[Script, cst.Call]
 _LIGHTNING = frozenset(
     f"{root}.{part}"
     for root in ("lightning", "lightning.pytorch", "pytorch_lightning")
@@ -55,14 +57,43 @@ def in_framework(place: Place, codemod: str, params: Mapping[str, Any]) -> Chang
     wanted = wishes(codemod, params)
     if not wanted:
         return None
+    if codemod == "pinned-copies":
+        return _pinned(place, name, calls, wanted)
     if name == "transformers":
-        return _training_arguments(place, calls, wanted)
-    table = ACCELERATE if name == "accelerate" else LIGHTNING
+        return _training_arguments(place, calls, wanted) if set(wanted) <= set(TRAINING_ARGUMENTS) else None
+    if name == "accelerate":
+        return in_accelerator(place, calls, wanted)
+    if name == "deepspeed":
+        return in_config(place, wanted)
+    table = LIGHTNING if name == "lightning" else FABRIC
     if not set(wanted) <= set(table):
         return None
-    what = "Accelerator" if name == "accelerate" else "Trainer"
-    script, call = only(calls, f"construct the {what}", "")
-    return _set(place, script, call, name, table, wanted)
+    call = only(calls, f"construct the {'Trainer' if name == 'lightning' else 'Fabric'}", "")
+    return set_arguments(place, call, "lightning", table, wanted)
+
+
+def _pinned(place: Place, framework: str, calls: list[Call], wanted: Mapping[str, str]) -> Change | None:
+    """Pinned memory is the loader's affair, copies that do not wait are the framework's."""
+    if framework == "transformers":
+        return _training_arguments(place, calls, {"pin_memory": "True", **wanted})
+    if framework == "deepspeed":
+        return None
+    loaders = replace(place, scripts=place.program.mentioning("DataLoader"), line=None, function=None)
+    loader: Change | NoEdit
+    try:
+        loader = codemods()["dataloader-args"].run(loaders, {"pin_memory": True})
+    except NoEdit as refused:
+        loader = refused
+    if framework == "accelerate":
+        if isinstance(loader, NoEdit):
+            if loader.kind != "already":
+                raise loader
+            return in_accelerator(place, calls, wanted)
+        copies = in_accelerator(place, calls, wanted)
+        return together(copies, loader) if copies is not None else None
+    if isinstance(loader, NoEdit):
+        raise loader
+    return replace(loader, framework="lightning")  # copies do not wait where the loader pins
 
 
 # ---------------------------------------------------------------------- which framework
@@ -133,117 +164,6 @@ def _by_hand(place: Place) -> bool:
     return bool(place.program.mentioning("automatic_optimization", "zero_grad("))
 
 
-# ---------------------------------------------------------------------- arguments of a class
-
-
-def _set(
-    place: Place,
-    script: Script,
-    call: cst.Call,
-    framework: str,
-    table: Mapping[str, Setting],
-    wanted: Mapping[str, str],
-) -> Change:
-    """Sets what is wanted as arguments of a construction. Raises NoEdit where they are there, or cannot be seen."""
-    arguments = Arguments(place.program, script, call, {})
-    here = [candidate(script, call)]
-    if arguments.hidden:
-        raise NoEdit(
-            "display",
-            f"the arguments come from {arguments.hidden}: set them there",
-            here,
-            framework=framework,
-        )
-    edits: dict[str, tuple[TextFile, list[Edit]]] = {}
-    added: dict[str, str] = {}
-    notes: list[str] = []
-    for wish, value in wanted.items():
-        setting = table[wish]
-        if not _known(place, framework, setting):
-            notes.append(_needs(framework, setting, value))
-            continue
-        for other in setting.excludes:
-            there = arguments.find(other)
-            if there is not None and literal(there.value) not in (None, False):
-                raise NoEdit(
-                    "display", f"{other} is set, which excludes {setting.name}", here, framework=framework
-                )
-        text = setting.value.format(value)
-        given = arguments.find(setting.name)
-        if given is None:
-            added[setting.name] = text
-            continue
-        new = _changed(place, given.script, given.value, wish, text)
-        if new is None:
-            continue
-        target, edit = new
-        edits.setdefault(target.name, (target, []))[1].append(edit or set_value(given, text))
-    _consistent(arguments, added, wanted)
-    if added:
-        where, more = arguments.add(None, added)
-        edits.setdefault(where.name, (where, []))[1].extend(more)
-    if not edits:
-        raise NoEdit("already", f"{script.name}:{script.line(call)} sets this already", framework=framework)
-    files = sorted(((f, tuple(e)) for f, e in edits.values()), key=lambda f: f[0].name != script.name)
-    main = files[0]
-    line = script.line(call) if main[0].name == script.name else main[0].line_of(main[1][0].start)
-    return Change(main[0], main[1], line, "unsafe", tuple(notes), framework, more=tuple(files[1:]))
-
-
-def _changed(
-    place: Place, script: Script, value: cst.BaseExpression, wish: str, text: str
-) -> tuple[TextFile, Edit | None] | None:
-    """Where an argument that is there has to change; None where it is as wished, or better. The edit is None for the
-    value in the call itself."""
-    now, wished = literal(value), _literal(text)
-    if now is ...:
-        origin = where_set(script, value, place.program)
-        if origin is None:
-            raise NoEdit("display", f"{script.code(value)} is set somewhere else", [candidate(script, value)])
-        now = literal(origin.value)
-        if _as_wished(wish, now, wished):
-            return None
-        start, end = origin.script.outer_span(origin.value)
-        return origin.script, Edit(start, end, text, f"default:{start}", text)
-    return None if _as_wished(wish, now, wished) else (script, None)
-
-
-def _literal(text: str) -> object:
-    return literal(cst.parse_expression(text))
-
-
-def _as_wished(wish: str, now: object, wished: object) -> bool:
-    if (
-        wish in ("num_workers", "prefetch_factor", "log_every")
-        and isinstance(now, int)
-        and isinstance(wished, int)
-    ):
-        return now >= wished
-    if wish in ("compile_mode", "compile_backend"):
-        return now is not None
-    return now == wished
-
-
-def _consistent(arguments: Arguments, added: dict[str, str], wanted: Mapping[str, str]) -> None:
-    """What is the default already, or raises without workers, is left out."""
-    if wanted.get("pin_memory") == "True":
-        added.pop("dataloader_pin_memory", None)
-    workers = arguments.find("dataloader_num_workers")
-    if workers is None and "dataloader_num_workers" not in added:
-        added.pop("dataloader_prefetch_factor", None)
-        added.pop("dataloader_persistent_workers", None)
-
-
-def _known(place: Place, framework: str, setting: Setting) -> bool:
-    version = place.packages.get(framework)
-    return setting.since is None or (version is not None and version >= setting.since)
-
-
-def _needs(framework: str, setting: Setting, value: str) -> str:
-    since = ".".join(map(str, setting.since or ()))
-    return f"with {framework} {since} or newer also {setting.name}={setting.value.format(value)}"
-
-
 # ---------------------------------------------------------------------- Hugging Face Trainer
 
 
@@ -265,10 +185,19 @@ def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, st
             return None  # every 500 steps by default
         if "accumulate" in wanted:
             wanted = _accumulated(place, script, call, int(wanted["accumulate"]))
-        return _set(place, script, call, "transformers", TRAINING_ARGUMENTS, wanted)
+        return _together(
+            place, set_arguments(place, (script, call), "transformers", TRAINING_ARGUMENTS, wanted), wanted
+        )
     if parsed and "log_every" not in wanted:
-        return _on_command_line(place, parsed[0], wanted)
+        return _together(place, _on_command_line(place, parsed[0], wanted), wanted)
     return None
+
+
+def _together(place: Place, made: Change, wanted: Mapping[str, str]) -> Change:
+    """With what DeepSpeed's configuration says of the same: the Trainer raises where the two differ."""
+    config = find_config(place)
+    also = agreeing(config, wanted) if config is not None else None
+    return together(made, also) if also is not None else made
 
 
 def _is_parser(call: cst.Call) -> bool:
@@ -316,8 +245,8 @@ def _on_command_line(place: Place, parsed: Call, wanted: Mapping[str, str]) -> C
         setting = TRAINING_ARGUMENTS[wish]
         if wish == "pin_memory":
             continue  # pinned by default
-        if not _known(place, "transformers", setting):
-            late.append(_needs("transformers", setting, value))
+        if not known(place, "transformers", setting):
+            late.append(needs("transformers", setting, value))
             continue
         options[setting.name] = setting.value.format(value).strip('"')
     if not options:

@@ -2,8 +2,9 @@
 
 A setting is written only in a form that the framework is known to accept: `since` is the first release whose source has
 it, and without a pinned version only settings that every release of the torch 2 era has are used. Read from the sources
-of transformers 4.30.2, 4.36.2, 4.38.2, 4.45.2, 4.57.1 and 5.23.0 (training_args.py), accelerate 0.26.1, 0.34.2, 1.0.1,
-1.7.0 and 1.15.0 (accelerator.py, utils/dataclasses.py) and Lightning 2.6.6 (trainer.py, connector.py).
+of transformers 4.30.2, 4.36.2, 4.38.2, 4.40.2, 4.41.2, 4.45.2, 4.57.1 and 5.23.0 (training_args.py, trainer_pt_utils.py),
+accelerate 0.26.1, 0.28.0 to 0.31.0, 0.34.2, 1.0.1 to 1.7.0 and 1.15.0 (accelerator.py, utils/dataclasses.py) and Lightning
+1.9.5, 2.0.0 and 2.6.6 (trainer.py, fabric.py, connector.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,20 @@ Version = tuple[int, int]
 
 
 @dataclass(frozen=True)
+class Plugin:
+    """An object that a framework's class is passed, which has the arguments instead of the class."""
+
+    name: str
+    """the argument that takes it"""
+    made: str
+    """qualified name of its class"""
+    since: Version | None = None
+    excludes: tuple[str, ...] = ()
+    replaces: str = ""
+    """a simpler argument that says less, and that the two exclude each other"""
+
+
+@dataclass(frozen=True)
 class Setting:
     """One argument of a framework's class. `value` is its text for a wish; `{}` stands for the wished value."""
 
@@ -26,8 +41,17 @@ class Setting:
     """None: in every release since torch 2.0"""
     excludes: tuple[str, ...] = ()
     """arguments that contradict it"""
+    plugin: Plugin | None = None
+    """where it is no argument of the class itself"""
 
 
+_DYNAMO = Plugin("dynamo_plugin", "accelerate.utils.TorchDynamoPlugin", (1, 2), replaces="dynamo_backend")
+_LOADING = Plugin(
+    "dataloader_config",
+    "accelerate.utils.DataLoaderConfiguration",
+    (0, 30),
+    ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler"),
+)
 TRAINING_ARGUMENTS: Mapping[str, Setting] = {
     "num_workers": Setting("dataloader_num_workers"),
     "pin_memory": Setting("dataloader_pin_memory"),
@@ -47,19 +71,33 @@ TRAINING_ARGUMENTS: Mapping[str, Setting] = {
     "batch_size": Setting("per_device_train_batch_size"),
     "log_every": Setting("logging_steps"),
     "empty_cache": Setting("torch_empty_cache_steps", "None", since=(4, 45)),
+    "non_blocking": Setting("accelerator_config", '{{"non_blocking": True}}', since=(4, 41)),
 }
 LIGHTNING: Mapping[str, Setting] = {
     "bf16": Setting("precision", '"bf16-mixed"', since=(2, 0)),
     "fp16": Setting("precision", '"16-mixed"', since=(2, 0)),
     "accumulate": Setting("accumulate_grad_batches"),
     "log_every": Setting("log_every_n_steps"),
+    "benchmark": Setting("benchmark", excludes=("deterministic",)),
 }
+FABRIC: Mapping[str, Setting] = {name: LIGHTNING[name] for name in ("bf16", "fp16")}
 ACCELERATE: Mapping[str, Setting] = {
     "bf16": Setting("mixed_precision", '"bf16"'),
     "fp16": Setting("mixed_precision", '"fp16"'),
+    "accumulate": Setting("gradient_accumulation_steps", excludes=("gradient_accumulation_plugin",)),
     "compile": Setting("dynamo_backend", '"inductor"', excludes=("dynamo_plugin",)),
+    "non_blocking": Setting("non_blocking", plugin=_LOADING),
 }
-_COMPILE = {"mode": "compile_mode", "backend": "compile_backend"}
+DYNAMO: Mapping[str, Setting] = {
+    "compile": Setting("backend", '"inductor"', plugin=_DYNAMO),
+    "compile_mode": Setting("mode", plugin=_DYNAMO),
+    "compile_backend": Setting("backend", plugin=_DYNAMO),
+    "compile_dynamic": Setting("dynamic", plugin=_DYNAMO),
+    "compile_fullgraph": Setting("fullgraph", plugin=_DYNAMO),
+    "compile_regions": Setting("use_regional_compilation", "True", since=(1, 7), plugin=_DYNAMO),
+}
+"""Accelerate's, where more is to be said of the compiler than that it is used"""
+_COMPILE = {name: f"compile_{name}" for name in ("mode", "backend", "dynamic", "fullgraph")}
 
 
 def wishes(codemod: str, params: Mapping[str, Any]) -> dict[str, str]:
@@ -76,10 +114,17 @@ def wishes(codemod: str, params: Mapping[str, Any]) -> dict[str, str]:
             if str(params.get("callee")).startswith("torch.optim.") and "fused" in args
             else {}
         )
-    if codemod == "compile-model":
-        if set(params) - set(_COMPILE):
-            return {}
-        return {"compile": "True", **{_COMPILE[k]: f'"{v}"' for k, v in params.items()}}
+    if codemod in ("compile-model", "compile-blocks"):
+        regions = {"compile_regions": "True"} if codemod == "compile-blocks" else {}
+        said = {
+            _COMPILE[k]: f'"{v}"' if isinstance(v, str) else repr(v)
+            for k, v in params.items()
+            if k in _COMPILE
+        }
+        return {"compile": "True", **regions, **said}
+    if codemod == "set-config":
+        is_it = params.get("name") == "torch.backends.cudnn.benchmark"
+        return {"benchmark": str(params.get("value"))} if is_it else {}
     if codemod == "remove-call":
         return {"empty_cache": "None"} if params.get("call") == "torch.cuda.empty_cache" else {}
     simple = {
@@ -90,6 +135,7 @@ def wishes(codemod: str, params: Mapping[str, Any]) -> dict[str, str]:
         "every-n-guard": ("log_every", str(params.get("every") or 50)),
         "gradient-accumulation": ("accumulate", str(params.get("steps") or "")),
         "batch-size": ("batch_size", str(params.get("size") or "")),
+        "pinned-copies": ("non_blocking", "True"),
     }
     name, value = simple.get(codemod, ("", ""))
     return {name: value} if value else {}

@@ -34,7 +34,7 @@ def name_for(script: Script, qualified: str, at: cst.CSTNode) -> tuple[str, tupl
         full, name = max(bound, key=lambda b: len(b[0]))
         return name + qualified[len(full) :], ()
     module, _, leaf = qualified.rpartition(".")
-    anchor = last_import(script, at)
+    anchor = last_import(script, at, qualified.split(".")[0])
     if anchor is None:
         raise NoEdit("unresolved", f"{script.name} has no imports at its top to put `import {module}` beside")
     if qualified.startswith("torch._"):
@@ -50,13 +50,17 @@ def name_for(script: Script, qualified: str, at: cst.CSTNode) -> tuple[str, tupl
     return name, (insert_after(script, anchor.body[-1], text, f"import {name}"),)
 
 
-def last_import(script: Script, before: cst.CSTNode | None = None) -> cst.SimpleStatementLine | None:
-    """The last line above the script's definitions that imports from torch; where none does, the last import.
+def last_import(
+    script: Script, before: cst.CSTNode | None = None, package: str = "torch"
+) -> cst.SimpleStatementLine | None:
+    """The last line above the script's definitions that imports from a package, or else from torch; where none does, the
+    last import.
 
     With `before`, only lines above the top-level statement that holds this node count.
     """
     last: cst.SimpleStatementLine | None = None
     torch: cst.SimpleStatementLine | None = None
+    own: cst.SimpleStatementLine | None = None
     end = len(script.text) if before is None else script.span(before)[0]
     for statement in script.module.body:
         if before is not script.module and script.span(statement)[1] > end:
@@ -71,9 +75,10 @@ def last_import(script: Script, before: cst.CSTNode | None = None) -> cst.Simple
         if isinstance(node, cst.ImportFrom) and dotted(node.module or cst.Name("x")) == "__future__":
             continue
         last = statement
-        if any(m.split(".")[0] == "torch" for m in imported_modules(node)):
-            torch = statement
-    return torch or last
+        roots = {m.split(".")[0] for m in imported_modules(node)}
+        torch = statement if "torch" in roots else torch
+        own = statement if package in roots else own
+    return own or torch or last
 
 
 def below_imports(script: Script, anchor: cst.SimpleStatementLine, code: str, key: str) -> Edit:

@@ -146,7 +146,7 @@ def _value(text: str) -> Any:
 
 
 def _option(name: str) -> str:
-    return rf"(?<!\S)--{name}(?:[ =]+|\s*\\\r?\n\s*)(?P<value>[^\s\\]+)"
+    return rf"(?<!\S)--{name}(?:[ =]+|\s*\\\r?\n\s*)(?P<value>(?!--)[^\s\\]+)"
 
 
 def _shell_edits(command: Command, options: Mapping[str, str]) -> list[Edit]:

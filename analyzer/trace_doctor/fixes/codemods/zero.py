@@ -1,0 +1,94 @@
+"""`deepspeed-zero`: how far DeepSpeed shares the model's state among the ranks, and what of it stays on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trace_doctor.fixes.accelerator import launch_config
+from trace_doctor.fixes.codemods import Place, codemod
+from trace_doctor.fixes.deepspeed_config import Config, change, find_config, shown_in
+from trace_doctor.fixes.documents import Document
+from trace_doctor.fixes.edits import Change, NoEdit
+
+_HOST = {"device": "cpu", "pin_memory": True}
+_OFFLOADED = ("cpu", "nvme")
+
+
+@codemod(
+    "deepspeed-zero", scope="call", words=("deepspeed", "DeepSpeed", "Trainer", "Accelerator"), elsewhere=True
+)
+def deepspeed_zero(place: Place, params: Mapping[str, Any]) -> Change:
+    """Raises the ZeRO stage of DeepSpeed's configuration, and keeps optimizer state or parameters on the host.
+
+    params: `stage` (1: optimizer state, 2: gradients too, 3: parameters too), `offload_optimizer`, `offload_param`.
+    """
+    stage = int(params.get("stage") or 0)
+    if stage not in (0, 1, 2, 3):
+        raise NoEdit("unresolved", f"ZeRO has no stage {stage}")
+    config = find_config(place)
+    if config is None:
+        settings = launch_config(place)
+        if settings is not None and settings.find("deepspeed_config", "zero_stage") is not None:
+            return _in_settings(settings, stage, params)
+        raise NoEdit("unresolved", "the program has no configuration of DeepSpeed")
+    now = config.value("zero_optimization", "stage")
+    if now is not None and not isinstance(now, int):
+        here = [shown_in(config, "zero_optimization", "stage")]
+        raise NoEdit("display", "the stage of ZeRO is not set to a number", here, framework="deepspeed")
+    last = max(int(now or 0), stage)
+    if last > 1 and place.program.mentioning("PipelineModule"):
+        raise NoEdit("display", "pipeline parallelism takes ZeRO up to stage 1", framework="deepspeed")
+    wanted: dict[str, Any] = {"stage": last} if last != (now or 0) else {}
+    for name in ("offload_optimizer", "offload_param"):
+        if params.get(name) and config.value("zero_optimization", name, "device") not in _OFFLOADED:
+            wanted[name] = dict(_HOST)
+    _refuse(place, config, last, int(now or 0), wanted)
+    return change(config, {"zero_optimization": wanted} if wanted else {}, *_notes(last, wanted))
+
+
+def _refuse(place: Place, config: Config, stage: int, now: int, wanted: Mapping[str, Any]) -> None:
+    """What raises when DeepSpeed starts."""
+    here = [shown_in(config, "zero_optimization")]
+    if "offload_optimizer" in wanted and not stage:
+        raise NoEdit("display", "offloading needs ZeRO stage 1 or higher", here, framework="deepspeed")
+    if "offload_param" in wanted and stage < 3:
+        raise NoEdit("display", "only ZeRO stage 3 offloads parameters", here, framework="deepspeed")
+    by_hand = any("deepspeed.initialize" in s.text for s in place.program.mentioning("deepspeed.initialize"))
+    made = config.value("optimizer", "type")
+    if not by_hand or not wanted or isinstance(made, str):
+        return
+    if "offload_optimizer" in wanted:
+        why = (
+            "the script makes the optimizer: with offloading it is deepspeed.ops.adam.DeepSpeedCPUAdam, or "
+            '"optimizer" of the configuration'
+        )
+        raise NoEdit("display", why, here, framework="deepspeed")
+    if not now:
+        why = (
+            "the script makes the optimizer: ZeRO takes Adam, AdamW and Adagrad, others with "
+            '"zero_allow_untested_optimizer": true'
+        )
+        raise NoEdit("display", why, here, framework="deepspeed")
+
+
+def _notes(stage: int, wanted: Mapping[str, Any]) -> tuple[str, ...]:
+    if wanted.get("stage") == 3:
+        return (
+            "with stage 3 checkpoints hold shards: stage3_gather_16bit_weights_on_model_save gathers them",
+        )
+    return ()
+
+
+def _in_settings(settings: Document, stage: int, params: Mapping[str, Any]) -> Change:
+    """The few of DeepSpeed's settings that Accelerate's own configuration has."""
+    now = settings.value("deepspeed_config", "zero_stage")
+    last = max(now, stage) if isinstance(now, int) else stage
+    wanted: dict[str, Any] = {"zero_stage": last} if last else {}
+    for name in ("offload_optimizer", "offload_param"):
+        key = f"{name}_device"
+        if params.get(name) and settings.value("deepspeed_config", key) not in _OFFLOADED:
+            wanted[key] = "cpu"
+    if "offload_param_device" in wanted and last < 3:
+        raise NoEdit("display", "only ZeRO stage 3 offloads parameters", framework="accelerate")
+    return change(settings, {"deepspeed_config": wanted}, *_notes(last, wanted if last != now else {}))
