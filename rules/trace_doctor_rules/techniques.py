@@ -350,6 +350,26 @@ def keep_the_cache(verify: str, target: Target | None) -> Fix:
     )
 
 
+def release_output(verify: str, target: Target | None, *, inference: bool) -> Fix:
+    if inference:
+        return _advice(
+            "Run inference without gradients",
+            "with torch.inference_mode():\n    output = model(x)   # or torch.no_grad(); nothing is kept for a backward\n"
+            "del output           # what the next call does not need, at the end of each round",
+            "backward() through these outputs raises then",
+            verify,
+            target=target,
+        )
+    return _advice(
+        "Let the step's outputs go before the next forward",
+        "del output, loss     # at the end of the step; or put the step into a function, whose variables end with it\n"
+        "losses.append(loss.detach())",
+        "code behind the loop that reads the last output needs a copy of it",
+        verify,
+        target=target,
+    )
+
+
 def max_split_size(verify: str) -> Fix:
     return Fix(
         title="Where segments cannot grow: leave large blocks whole",

@@ -151,9 +151,16 @@ class MemoryStacks(Evidence):
     def caller(self, stack: int) -> Site | None:
         """The user's frame that called into torch: the innermost one outside of what torch itself called. For
         optimizers of the user's own that is the line of `step()`, not a line inside the optimizer."""
+        return self._outside(stack, _OPTIM)
+
+    def module_caller(self, stack: int) -> Site | None:
+        """The user's frame that called the model: the innermost one outside of all modules."""
+        return self._outside(stack, _MODULE)
+
+    def _outside(self, stack: int, torch: re.Pattern[str]) -> Site | None:
         python = self._python(stack)
         inner = max(
-            (i for i, f in enumerate(python) if _OPTIM.search(f.filename.replace("\\", "/"))), default=-1
+            (i for i, f in enumerate(python) if torch.search(f.filename.replace("\\", "/"))), default=-1
         )
         return next((self.site_of(f) for f in python[inner + 1 :] if is_user_frame(f.filename)), None)
 

@@ -1,0 +1,241 @@
+"""TD411 stale-graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trace_doctor import Claim, Context, NotCaptured, Rule, Saving, threshold
+from trace_doctor.evidence.call_sites import Site
+from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
+from trace_doctor.evidence.stale_graphs import StaleGraphs, stale_graphs
+from trace_doctor.run import I64
+from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules import techniques
+from trace_doctor_rules.memory._shared import MiB, holders, location, make_up, size, target
+
+_VERIFY = "in a new snapshot each forward begins with the live bytes of the one before"
+
+
+def _inference(*, keeps_graph: bool, rounds: int = 6, output: int = 1, grows: int = 0) -> SnapshotBuilder:
+    """`output = model(x)` in a loop: the old value goes when the new one is there."""
+    b = SnapshotBuilder(annotate=False)
+    b.held(200 * MIB)
+    old: list[Any] = []
+    for i in range(rounds):
+        with b.script_line(11):
+            x = b.alloc(MIB)
+        new = []
+        for line in range(4):
+            with b.forward("/home/me/model.py", 30 + line):
+                block = b.alloc((60 + grows * i) * MIB)
+                if keeps_graph:
+                    new.append(block)
+                else:
+                    b.free(block)
+        with b.forward("/home/me/model.py", 40):
+            new.append(b.alloc(output * MIB))
+        b.free(*old, x)
+        old = new
+    return b
+
+
+def _training(*, logits: int, kept: bool) -> SnapshotBuilder:
+    """Training whose logits stay until the next ones are there, or go with the backward."""
+    b = SnapshotBuilder()
+    b.held(200 * MIB)
+    old: list[Any] = []
+    for _ in range(5):
+        graph = _layers(b)
+        with b.forward("/home/me/model.py", 40):
+            output = b.alloc(logits * MIB)
+        b.free(*old)
+        with b.backward():
+            gradient = b.alloc(10 * MIB)
+            b.free(*reversed(graph))
+        with b.optimizer_step():
+            b.temporary(MIB)
+        with b.zero_grad():
+            b.free(gradient, *([] if kept else [output]))
+        old = [output] if kept else []
+    return b
+
+
+def _one_ahead() -> SnapshotBuilder:
+    """A pipeline: each forward runs before the backward of the one before."""
+    b = SnapshotBuilder()
+    b.held(200 * MIB)
+    graph = _layers(b)
+    for _ in range(5):
+        ahead = _layers(b)
+        with b.backward():
+            gradient = b.alloc(10 * MIB)
+            b.free(*reversed(graph))
+        with b.optimizer_step():
+            b.temporary(MIB)
+        with b.zero_grad():
+            b.free(gradient)
+        graph = ahead
+    return b
+
+
+def _layers(b: SnapshotBuilder) -> list[Any]:
+    made = []
+    for line in range(4):
+        with b.forward("/home/me/model.py", 30 + line):
+            made.append(b.alloc(60 * MIB))
+    return made
+
+
+def _no_frames() -> SnapshotBuilder:
+    b = SnapshotBuilder(stacks=None)
+    b.temporary(MIB, MIB)
+    return b
+
+
+@dataclass(frozen=True)
+class StaleGraph(Rule):
+    """What the last forward left behind stays until the next one has ended.
+
+    In preview: that a block is not needed follows from when it dies, and a loop that feeds its last output into the next
+    forward looks the same. No real capture with the fault was at hand.
+
+    What it does
+    Looks for blocks of a forward that are alive when the next forward of the same code makes its last allocation, and that
+    die before the one after that has ended.
+
+    Why is this bad
+    `output = model(x)` in a loop holds the old output until the new one is assigned. Without `torch.no_grad()` the output
+    holds its whole graph: two forwards' activations lie side by side, and the batch could be twice as large. In training the
+    backward frees the graph; the logits stay.
+
+    Evidence
+    A snapshot's history with at least three forwards of the same code, told apart by the allocations between them. In a
+    record with backwards one lies between the two forwards, and the block is not freed by one. Parameters, gradients and
+    optimizer state are none; neither is a cache that grows with each call.
+
+    How the saving is estimated
+    The fall of the highest live bytes when these blocks are freed before the next forward begins.
+
+    Fix
+    `with torch.inference_mode():` around inference; in training `del output, loss` at the end of the step, or a function around
+    the step, whose variables go when it returns.
+
+    Fix safety
+    Shown only: code behind the loop may read the last value.
+
+    When to ignore
+    When the next forward reads what the last one made, as a recurrent state.
+
+    References
+    https://docs.pytorch.org/docs/stable/notes/faq.html#my-model-reports-cuda-runtime-error-2-out-of-memory
+    https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad_mode.inference_mode.html
+    """
+
+    code = "TD411"
+    name = "stale-graph"
+    title = "The last forward's memory stays through the next"
+    needs = (MemoryBlocks,)
+    preview = True
+
+    min_share: float = threshold(
+        0.10,
+        "blocks of one forward that stay, as a share of the peak",
+        unit="share",
+        source="the rule's list",
+    )
+    min_bytes: int = threshold(
+        16 * MiB, "blocks of one forward that stay", unit="bytes", source="as TD404's and TD405's"
+    )
+    min_forwards: int = threshold(
+        2, "forwards that leave something behind", source="one may be an evaluation"
+    )
+
+    VALID = [
+        Valid("inference without gradients", lambda: _inference(keeps_graph=False)),
+        Valid("two forwards", lambda: _inference(keeps_graph=True, rounds=2)),
+        Valid("a cache that grows with each call", lambda: _inference(keeps_graph=True, grows=2)),
+        Valid("the backward frees everything", lambda: _training(logits=200, kept=False)),
+        Valid("small logits", lambda: _training(logits=8, kept=True)),
+        Valid("the next forward runs before the last backward", _one_ahead),
+        Valid("no frames", _no_frames, skipped="frames"),
+    ]
+    INVALID = [
+        Invalid(
+            "inference with gradients",
+            lambda: _inference(keeps_graph=True),
+            message="gradients are recorded",
+            confidence="medium",
+            saving_bytes=241 * MIB,
+            file="/home/me/train.py",
+            line=10,
+        ),
+        Invalid(
+            "logits of training",
+            lambda: _training(logits=200, kept=True),
+            message="200 MiB",
+            saving_bytes=200 * MIB,
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        evidence = ctx[MemoryBlocks]
+        if evidence.frames_kind in ("none", "cpp"):
+            raise NotCaptured(
+                "no Python frames were recorded, so forwards cannot be told apart", CAPTURE_ADVICE
+            )
+        for device in evidence.devices:
+            found = stale_graphs(device)
+            least = max(self.min_bytes, self.min_share * device.history.peak_bytes)
+            if found.most(device) >= least and len(found.forwards) >= self.min_forwards:
+                yield _claim(device, found)
+
+
+def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
+    history = device.history
+    without = min(history.peak_without(found.blocks, freed=found.until), history.peak_bytes)
+    fall = history.peak_bytes - without
+    site = _caller(device, found.blocks)
+    mask = np.zeros(len(history.size), dtype=np.bool_)
+    mask[found.blocks] = True
+    how = (
+        "no backward runs, and gradients are recorded or the output is kept"
+        if found.inference
+        else "backward does not need them any more"
+    )
+    at = f" by a variable of {site}" if site is not None else ""
+    return Claim(
+        message=f"Up to {size(found.most(device))} of a forward stay until the next one has ended, held{at}: {how}.",
+        confidence="medium",
+        severity=None if fall else "info",
+        saving=Saving(
+            bytes=fall,
+            share_of_peak=fall / history.peak_bytes,
+            basis="bound",
+            how=f"highest live bytes {size(history.peak_bytes)}, {size(without)} when these blocks are freed before the next forward",
+        )
+        if fall
+        else None,
+        location=location(site, device.device),
+        evidence=[
+            holders(device.holders(mask), f"Left behind by {len(found.forwards)} forwards"),
+            make_up(device, history.peak, "Live at the peak"),
+        ],
+        fixes=[techniques.release_output(_VERIFY, target(site), inference=found.inference)],
+        key="inference" if found.inference else "training",
+    )
+
+
+def _caller(device: DeviceBlocks, blocks: I64) -> Site | None:
+    """The line of the script that called the model, that of most bytes."""
+    held = Counter[Site]()
+    for block in blocks.tolist():
+        site = device.stacks.module_caller(int(device.history.stack[block]))
+        if site is not None:
+            held[site] += int(device.history.size[block])
+    return max(held, key=lambda site: (held[site], str(site)), default=None)
