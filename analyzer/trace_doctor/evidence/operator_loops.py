@@ -1,0 +1,149 @@
+"""Python loops over the elements of tensors: the same few operators, again and again under one frame."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.call_sites import CallSites, Site
+from trace_doctor.evidence.event_names import is_backward, is_loader, is_optimizer, is_step, is_torch_mark
+from trace_doctor.evidence.frames import is_user_frame, python_frame
+from trace_doctor.evidence.intervals import covered, intervals, pairs
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.threads import Threads
+from trace_doctor.run import I64, Bool, Cat, Run
+
+LONGEST = 8
+"""operators of a small group"""
+LEAST = 10
+"""repetitions of a loop (torch.profiler's own pattern matcher counts as many)"""
+_INDEXING = re.compile(
+    r"aten::(?:select|slice|narrow|index|index_select|index_put_|take|gather|select_scatter)"
+)
+
+
+@dataclass(frozen=True)
+class OperatorLoop:
+    """One loop of the source: all its executions in the steady steps."""
+
+    site: Site
+    group: tuple[str, ...]
+    """the operators of one repetition"""
+    repeats: tuple[int, ...]
+    """of each execution"""
+    spans: tuple[tuple[int, int], ...]
+    """[start, end) ns of each execution"""
+    first: tuple[int, ...]
+    """ns until the second repetition began, of each execution"""
+    steps: int
+    """number of steady steps that hold one"""
+
+    @property
+    def repetition_ns(self) -> int:
+        """Mean length of one repetition."""
+        return sum(end - start for start, end in self.spans) // max(sum(self.repeats), 1)
+
+
+@dataclass(frozen=True)
+class OperatorLoops(Evidence):
+    """Loops of ten and more repetitions on the main thread that index a tensor, longest first.
+
+    Raises NotCaptured without Python stacks.
+    """
+
+    loops: tuple[OperatorLoop, ...]
+    thread: int
+    run: Run = field(repr=False)
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, sites, main = facts.run, facts[CallSites], facts[Threads].main
+        spans = facts[Steps].spans("steady")
+        ops = _operators(facts, run, main)
+        ops = ops[covered(pairs(run.ts[ops], run.ts[ops] + 1), intervals(spans)) > 0]
+        frame = _frames(run, facts[Nesting], ops)
+        ops, frame = ops[frame >= 0], frame[frame >= 0]
+        order = np.lexsort((run.ts[ops], frame))
+        ops, frame = ops[order], frame[order]
+        groups: dict[tuple[Site, tuple[str, ...]], list[tuple[int, int, int]]] = {}
+        for first, period, repeats in _repetitions(run.name[ops].astype(np.int64), frame):
+            names = tuple(run.text(int(r)) for r in ops[first : first + period])
+            site = sites.site(int(ops[first]))
+            if site is not None and any(_INDEXING.fullmatch(n) for n in names):
+                groups.setdefault((site, _rotated(names)), []).append((first, period, repeats))
+        found = []
+        for (site, names), executions in groups.items():
+            begin = [int(run.ts[ops[first]]) for first, _, _ in executions]
+            end = [int(run.end[ops[first + period * repeats - 1]]) for first, period, repeats in executions]
+            starts = np.sort(np.array(begin))
+            held = np.diff(np.searchsorted(starts, np.array(spans, dtype=np.int64))) > 0
+            found.append(
+                OperatorLoop(
+                    site=site,
+                    group=names,
+                    repeats=tuple(repeats for _, _, repeats in executions),
+                    spans=tuple(zip(begin, end, strict=True)),
+                    first=tuple(
+                        int(run.ts[ops[first + period]]) - start
+                        for (first, period, _), start in zip(executions, begin, strict=True)
+                    ),
+                    steps=int(held.sum()),
+                )
+            )
+        found.sort(key=lambda loop: (-sum(e - s for s, e in loop.spans), str(loop.site), loop.group))
+        return cls(tuple(found), main, run)
+
+
+def _operators(facts: Facts, run: Run, main: int) -> I64:
+    """Outermost operators of the main thread, outside backward, optimizer and loader."""
+    marks = run.is_named(lambda n: is_step(n) or is_torch_mark(n))
+    away = run.is_named(lambda n: is_backward(n) or is_optimizer(n) or is_loader(n))
+    rows = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks & ~away & (run.thread == main))
+    rows = facts[Nesting].outermost(rows)
+    return rows[~facts[Nesting].inside(rows, away)]
+
+
+def _frames(run: Run, nesting: Nesting, ops: I64) -> I64:
+    """The innermost frame of the user's around each operator, -1 without one."""
+    user: Bool = np.zeros(len(run), dtype=bool)
+    named = run.is_named(lambda n: (f := python_frame(n)) is not None and is_user_frame(f.file))
+    user[named & run.is_cat(Cat.PYTHON)] = True
+    at = nesting.parent[ops].astype(np.int64)
+    climbing = np.flatnonzero((at >= 0) & ~user[np.maximum(at, 0)])
+    while len(climbing):
+        at[climbing] = nesting.parent[at[climbing]]
+        above = at[climbing]
+        climbing = climbing[(above >= 0) & ~user[np.maximum(above, 0)]]
+    return at
+
+
+def _repetitions(names: I64, frame: I64) -> list[tuple[int, int, int]]:
+    """(first, period, repeats) of the stretches in which a group of names repeats under one frame; the shortest
+    period wins."""
+    taken = np.zeros(len(names), dtype=bool)
+    found = []
+    for period in range(1, LONGEST + 1):
+        if len(names) < period * LEAST:
+            break
+        same = (names[period:] == names[:-period]) & (frame[period:] == frame[:-period])
+        edges = np.diff(np.concatenate([[0], same.astype(np.int8), [0]]))
+        begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        long = ends - begins >= period * (LEAST - 1)
+        for begin, end in zip(begins[long].tolist(), ends[long].tolist(), strict=True):
+            repeats = (end - begin) // period + 1
+            stretch = slice(begin, begin + period * repeats)
+            if not taken[stretch].any():
+                taken[stretch] = True
+                found.append((begin, period, repeats))
+    return sorted(found)
+
+
+def _rotated(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The same group whatever operator a stretch begins with: from its first indexing one."""
+    at = next(i for i, n in enumerate(names) if _INDEXING.fullmatch(n))
+    return (*names[at:], *names[:at])

@@ -1,0 +1,206 @@
+"""TD503 compile-not-used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from trace_doctor import Claim, Column, Context, Location, Rule, Saving, Table, threshold
+from trace_doctor.evidence.compile_events import CompileEvents
+from trace_doctor.evidence.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.host_bound import HostBound
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.pointwise_runs import PointwiseRuns
+from trace_doctor.evidence.replay import Replay
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+
+_ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+
+
+def _training(
+    *, chain: int = 6, host_us: float = 2, compiled: str = "", count: int = 20, kernel_us: float = 60
+) -> RunBuilder:
+    """Layers of one product and a chain of elementwise kernels behind it."""
+    b = RunBuilder()
+    for _ in range(5):
+        with b.step():
+            for _ in range(count):
+                if compiled:
+                    with b.event(compiled):
+                        b.launch(50, "triton_poi_fused_add_0", call="cuLaunchKernel")
+                with b.op("aten::mm", us=host_us):
+                    b.launch(kernel_us * 2, "sgemm")
+                for _ in range(chain):
+                    with b.op("aten::add", us=host_us):
+                        b.launch(kernel_us, _ADD)
+    return b
+
+
+_SCRIPT = """import torch
+model = torch.nn.Linear(8, 8).cuda()
+for x, y in batches:
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    loss.backward()
+"""
+_PATCHED = _SCRIPT.replace("for x, y", "model = torch.compile(model)\nfor x, y")
+
+
+@dataclass(frozen=True)
+class CompileNotUsed(Rule):
+    """Nothing is compiled, though much of the time would go.
+
+    What it does
+    Finds steps without any compiled code in which chains of elementwise kernels take a good part of the time, or in
+    which the GPU waits for the launches of few small kernels (many are TD202's).
+
+    Why is this bad
+    Each elementwise kernel reads its input from memory and writes its output back. A chain of them moves the same data
+    several times; the compiler makes one kernel of it, and launches fewer.
+
+    Evidence
+    No compiled region, compiled graph, fused Triton kernel, CUDA graph or compilation anywhere in the capture. Elementwise
+    kernels that follow each other on one stream, outside the optimizer. Or, as for TD202: small kernels, and a GPU that
+    waits for the host's own work.
+
+    How the saving is estimated
+    A model: the steps re-timed as if each chain took as long as its longest kernel, or with half of the host's own work.
+    What the compiler really makes of the model is not in the capture: confidence is low, and it stays a hint.
+
+    Fix
+    model = torch.compile(model).
+
+    Fix safety
+    Unsafe: results may differ in the last bits; the first steps compile; changing shapes compile again.
+
+    When to ignore
+    When the model does not compile, or its shapes change all the time.
+
+    References
+    https://docs.pytorch.org/tutorials/intermediate/torch_compile_tutorial.html
+    """
+
+    code = "TD503"
+    name = "compile-not-used"
+    title = "Nothing is compiled"
+    needs = (Steps, GpuTimeline, CompileEvents, PointwiseRuns, HostBound, Replay, Moments)
+    yields_to = ("TD501", "TD202")
+
+    min_saving: float = threshold(
+        0.03,
+        "what fusing the chains must save by the model, as a share of the step",
+        unit="share",
+        source="the severity `warning` would begin there; real training runs of matrix products stay below 1 %",
+    )
+    min_chains: int = threshold(
+        10, "chains of two elementwise kernels and more", unit="count", source="fewer are a loss function"
+    )
+    min_share: float = threshold(
+        0.30,
+        "idle in which the GPU waits for the host's own work, where kernels are few",
+        unit="share",
+        source="inference of small models in real captures: 40 to 83 %",
+    )
+    min_kernels: int = threshold(20, "kernels for that", unit="count", source="fewer are a probe")
+    max_kernel_us: float = threshold(20.0, "median kernel for that", unit="us", source="as TD202")
+
+    VALID = [
+        Valid("products, nothing to fuse", lambda: _training(chain=1)),
+        Valid("compiled regions", lambda: _training(compiled="Torch-Compiled Region: 0/0")),
+        Valid(
+            "fused kernels of a compiled graph", lambda: _training(compiled="## Call CompiledFxGraph x ##")
+        ),
+        Valid("few chains", lambda: _training(count=1)),
+    ]
+    INVALID = [
+        Invalid(
+            "chains of six",
+            _training,
+            message="elementwise",
+            confidence="low",
+            severity="info",
+            codemod="compile-model",
+            before=_SCRIPT,
+            after=_PATCHED,
+        ),
+        Invalid(
+            "small kernels that wait for launches",
+            lambda: _training(chain=1, host_us=40, count=10, kernel_us=3),
+            message="waits for the host",
+            confidence="low",
+        ),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        if _compiles(ctx):
+            return
+        chains, bound = ctx[PointwiseRuns], ctx[HostBound]
+        outcome = ctx[Replay].without(chains.removal)
+        if chains.runs >= self.min_chains and outcome.share_of_step >= self.min_saving:
+            message = (
+                f"Nothing is compiled: {chains.kernels:,} elementwise kernels take "
+                f"{chains.ns / max(chains.compute, 1):.0%} of the compute time, {len(chains.spare):,} of them right behind "
+                f"another: fused, {outcome.promise}."
+            )
+            times = [(int(chains.run.ts[r]), int(chains.run.end[r])) for r in chains.spare.tolist()]
+            yield self._claim(ctx, message, outcome.saving(), times)
+            return
+        small = bound.kernels >= self.min_kernels and bound.median_kernel_us < self.max_kernel_us
+        waits = bound.own_share >= self.min_share and bound.own > bound.other
+        if small and waits and bound.lasting >= self.min_saving:
+            message = (
+                f"Nothing is compiled, and the GPU waits for the host to launch {bound.kernels} kernels for "
+                f"{bound.own_share:.0%} of the step: with half the host work, {bound.halved.promise}."
+            )
+            owned = [(int(s), int(e)) for s, e in bound.owned]
+            yield self._claim(ctx, message, bound.halved.saving(), owned)
+
+    def _claim(self, ctx: Context, message: str, saving: Saving, owned: list[tuple[int, int]]) -> Claim:
+        """A hint without a removal: what is only modelled is no part of the combined replay."""
+        chains, moments = ctx[PointwiseRuns], ctx[Moments]
+        count = ctx[Steps].count
+        table = Table(
+            title="Elementwise kernels (per steady step)",
+            columns=[
+                Column("kernels", "count"),
+                Column("they take", "us"),
+                Column("of all kernels", "share"),
+                Column("behind another", "count"),
+            ],
+            rows=[
+                [
+                    round(chains.kernels / count, 1),
+                    chains.ns / count / 1e3,
+                    chains.ns / max(chains.compute, 1),
+                    round(len(chains.spare) / count, 1),
+                ]
+            ],
+        )
+        return Claim(
+            message=message,
+            confidence="low",
+            severity="info",
+            saving=replace(saving, basis="model", how=f"a model of what a compiler fuses: {saving.how}"),
+            location=Location(ts_us=moments.ts_us(owned[0][0])),
+            evidence=[table],
+            fixes=[techniques.compile_model(_VERIFY)],
+            owned=owned,
+            key="compile",
+        )
+
+
+_VERIFY = "record the same steps again: `Torch-Compiled Region` appears, and the step should be shorter"
+
+
+def _compiles(ctx: Context) -> bool:
+    events = ctx[CompileEvents]
+    return bool(
+        events.regions.all
+        or events.graphs_run
+        or events.wrappers_run
+        or events.compilations
+        or ctx[PointwiseRuns].fused
+    )

@@ -1,0 +1,182 @@
+"""TD204 tensor-indexing-loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from trace_doctor import Claim, Column, Context, Rule, Table, threshold
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.call_sites import location
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.operator_loops import OperatorLoop, OperatorLoops
+from trace_doctor.evidence.replay import Replay, ReplayOutcome
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+
+
+def _training(
+    repeats: int = 32,
+    *,
+    indexing: bool = True,
+    stacks: bool = True,
+    gpu: bool = True,
+    body_us: float = 10,
+    calls: str = "",
+) -> RunBuilder:
+    """Steps with a loop over the rows of a tensor."""
+    b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None, stacks=stacks)
+    for _ in range(5):
+        with b.step(), b.python("train.py", 8, "train"):
+            for _ in range(4):
+                with b.op("aten::mm", us=10):
+                    b.launch(30) if gpu else b.wait(30)
+            with b.python("train.py", 3, "pairwise"):
+                for i in range(repeats):
+                    if indexing:
+                        with b.op("aten::select", us=3):
+                            pass
+                    with b.python("nn.py", 5 + i, calls) if calls else b.op("aten::mul", us=body_us):
+                        b.launch(2) if gpu else b.wait(2)
+                    b.wait(2)
+    return b
+
+
+@dataclass(frozen=True)
+class TensorIndexingLoop(Rule):
+    """A Python loop handles a tensor element by element.
+
+    What it does
+    Finds functions in which the same few operators, an indexing one among them, repeat ten times and more in a step.
+
+    Why is this bad
+    Each repetition costs the interpreter and the dispatcher some 10 to 50 us whatever its size, and on a GPU a launch for
+    each operator. One operator over the whole tensor does the same in one go.
+
+    Evidence
+    Operators on the main thread directly below one frame of the user's (with `with_stack=True`): a group of up to eight
+    that begins with `select`, `slice`, `index` or a relative, repeated ten times and more, in every step, each repetition
+    short. Backward, optimizer and loader are left out; loops over layers index nothing.
+
+    How the saving is estimated
+    A model: the steps re-timed with one repetition instead of all. What the vectorised form takes is not known, so that
+    it stays a hint.
+
+    Fix
+    Vectorise: broadcasting, reductions over a dimension, gather / scatter / index_add, torch.vmap.
+
+    Fix safety
+    Not edited.
+
+    When to ignore
+    When one repetition needs the result of the one before (a recurrence), and then consider torch.compile.
+
+    References
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+    https://docs.pytorch.org/docs/stable/generated/torch.vmap.html
+    """
+
+    code = "TD204"
+    name = "tensor-indexing-loop"
+    title = "A Python loop over the elements of a tensor"
+    needs = (Steps, OperatorLoops, Replay, Moments)
+    yields_to = ("TD201",)
+
+    min_share: float = threshold(
+        0.01, "saving by the model, as a share of the step", unit="share", source="less is lost in noise"
+    )
+    max_repetition_us: float = threshold(
+        500.0,
+        "one repetition: in a longer one the overhead is small",
+        unit="us",
+        source="an operator costs the host 5 to 50 us, with stacks two to three times that; a group has up to eight",
+    )
+
+    VALID = [
+        Valid("few repetitions", lambda: _training(8)),
+        Valid("a loop over layers", lambda: _training(indexing=False)),
+        Valid("long repetitions", lambda: _training(body_us=900)),
+        Valid("no stacks", lambda: _training(stacks=False), skipped="stacks"),
+    ]
+    INVALID = [
+        Invalid(
+            "32 rows",
+            _training,
+            message="Function pairwise of train.py",
+            confidence="medium",
+            severity="info",
+            file="train.py",
+        ),
+        Invalid("on the CPU", lambda: _training(gpu=False), message="32 times", saving_us=532, tolerance=0.1),
+        Invalid("the body is a function", lambda: _training(calls="body"), message="aten::select"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        seen, replay, count = ctx[OperatorLoops], ctx[Replay], ctx[Steps].count
+        for loop in seen.loops:
+            if loop.steps < max(1, count - 1) or loop.repetition_ns > self.max_repetition_us * 1e3:
+                continue
+            removal = Removal(
+                host_spans=tuple(
+                    (seen.thread, start + first, end)
+                    for (start, end), first in zip(loop.spans, loop.first, strict=True)
+                )
+            )
+            outcome = replay.without(removal)
+            if outcome.share_of_step >= self.min_share:
+                yield self._claim(ctx, loop, outcome)
+
+    def _claim(self, ctx: Context, loop: OperatorLoop, outcome: ReplayOutcome) -> Claim:
+        moments, count = ctx[Moments], ctx[Steps].count
+        saving = outcome.saving()
+        return Claim(
+            message=_message(loop, count, outcome),
+            confidence="medium",
+            severity="info",
+            saving=replace(
+                saving, basis="model", how=f"a model: one repetition instead of all; {saving.how}"
+            ),
+            location=location(loop.site, ts_us=moments.ts_us(loop.spans[0][0])),
+            evidence=[_table(loop, count)],
+            spans=moments.longest(loop.spans, "loop over a tensor"),
+            fixes=[techniques.vectorise(_VERIFY, loop.site.target)],
+            owned=loop.spans,
+            key="/".join(loop.group),
+        )
+
+
+_VERIFY = "record the same steps again: the operators of the loop are gone, and the step should be shorter"
+
+
+def _message(loop: OperatorLoop, count: int, outcome: ReplayOutcome) -> str:
+    often = sum(loop.repeats) / count
+    group = ", ".join(loop.group[:4]) + (" …" if len(loop.group) > 4 else "")
+    return (
+        f"{str(loop.site)[0].upper()}{str(loop.site)[1:]} repeats {group} {often:,.0f} times a step: done at once, "
+        f"{outcome.promise}."
+    )
+
+
+def _table(loop: OperatorLoop, count: int) -> Table:
+    return Table(
+        title="The loop (per steady step)",
+        columns=[
+            Column("operators", "code"),
+            Column("executions", "count"),
+            Column("repetitions", "count"),
+            Column("one takes", "us"),
+            Column("all take", "us"),
+        ],
+        rows=[
+            [
+                ", ".join(loop.group),
+                round(len(loop.spans) / count, 1),
+                round(sum(loop.repeats) / count, 1),
+                loop.repetition_ns / 1e3,
+                sum(end - start for start, end in loop.spans) / count / 1e3,
+            ]
+        ],
+    )
