@@ -12,7 +12,7 @@ import msgspec
 from trace_doctor.config import Config, defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UsageError
-from trace_doctor.evidence.base import Options
+from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
 from trace_doctor.loaders.progress import Progress
@@ -75,12 +75,14 @@ def analyze(
     device: int | None = None,
     max_memory: str = "",
     with_source_lines: bool = True,
+    perfetto: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """The diagnosis of all traces and snapshots below the paths; the library's twin of `trace-doctor analyze`.
 
     `source` is the folder or file of the training script: findings then name its lines and fixes carry their diff.
-    `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. Without `config` only defaults apply: no file and no environment is read.
+    `perfetto` names a file for the trace again with causes and findings as tracks (gzip where it ends in .gz; of several
+    traces a file each). `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. Without `config` only defaults apply: no file and no environment is read.
     Raises NoCaptures where nothing readable is found.
     """
     if config is None:
@@ -107,9 +109,11 @@ def analyze(
         return with_diffs(Result(findings=list(findings)), script, excerpts=False).findings
 
     suppressions = Suppressions.of(settings.suppress, script)
+    everything: list[tuple[int, Facts]] = []
     result = diagnose(
         captures, rules, config, options, ignored=ignored, progress=progress,
         silence=lambda findings: suppressions.silence(findings, located),
+        seen=lambda number, facts: everything.append((number, facts)),
     )  # fmt: skip
     if script is not None:
         from trace_doctor.fixes import with_diffs
@@ -117,7 +121,22 @@ def analyze(
         result = with_diffs(
             result, script, torch_version=settings.torch_version or None, excerpts=with_source_lines
         )
+    if perfetto is not None:
+        _write_tracks(Path(perfetto), everything, result)
     return msgspec.structs.replace(result, limits=[*result.limits, *suppressions.said(result)])
+
+
+def _write_tracks(path: Path, everything: Sequence[tuple[int, Facts]], result: Result) -> None:
+    """The traces again with their tracks, each written whole or not at all."""
+    from trace_doctor.files import replacing
+    from trace_doctor.reporters.perfetto import targets, write
+
+    traces = [(number, facts) for number, facts in everything if facts.capture.run is not None]
+    if not traces:
+        raise UsageError("perfetto: a trace is needed, snapshots alone have no clock of a profiler")
+    for target, number, facts in targets(path, traces):
+        with replacing(target) as file:
+            write(file, facts, number, result, packed=target.name.endswith(".gz"))
 
 
 def verify(

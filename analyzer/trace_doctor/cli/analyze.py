@@ -57,7 +57,7 @@ def analyze(
     )  # fmt: skip
     sinks = c.sinks_for(settings.settings.output, force=force, quiet=quiet, default_report=True)
     with c.progress(quiet, not no_progress) as progress:
-        result = run(paths, settings, source, rank, steps, device, no_source, progress)
+        result = run(paths, settings, source, rank, steps, device, no_source, progress, c.tracks_of(sinks))
     c.emit(result, sinks, color=color, quiet=quiet, show_skipped=show_skipped, zoom=not no_zoom)
 
 
@@ -70,6 +70,7 @@ def run(
     device: int | None,
     no_source: bool,
     progress: Progress,
+    perfetto: Path | None = None,
 ) -> Result:
     """What `analyze` and `check` do alike."""
     from trace_doctor.api import analyze as api_analyze
@@ -85,5 +86,6 @@ def run(
             steps=c.parse_steps(steps),
             device=device,
             with_source_lines=not no_source,
+            perfetto=perfetto,
             progress=progress,
         )

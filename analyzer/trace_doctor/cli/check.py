@@ -73,7 +73,7 @@ def check(
     terms = terms_of(settings.settings, update=update_baseline)
     sinks = c.sinks_for(settings.settings.output, force=False, quiet=quiet, default_report=False)
     with c.progress(quiet, not no_progress) as progress:
-        result = run(paths, settings, source, rank, steps, device, no_source, progress)
+        result = run(paths, settings, source, rank, steps, device, no_source, progress, c.tracks_of(sinks))
     if update_baseline:
         accepted = Baseline.of(result)
         c.write(Path(settings.settings.baseline), accepted.to_json())

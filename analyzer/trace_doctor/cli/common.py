@@ -17,6 +17,7 @@ import typer
 
 from trace_doctor.cli.progress import progress as progress
 from trace_doctor.errors import UsageError, printable
+from trace_doctor.files import replacing
 from trace_doctor.model import Result
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ Output = Annotated[
     list[str] | None,
     typer.Option(
         "--output", "--format", "-o", metavar="FORMAT[=PATH]",
-        help="text, html, json, sarif, junit, github or markdown; repeatable; at most one without PATH goes to stdout.",
+        help="text, html, json, sarif, junit, github, markdown, or perfetto (needs a PATH); repeatable; at most one "
+        "without PATH goes to stdout.",
     ),
 ]  # fmt: skip
 Select = Annotated[list[str] | None, typer.Option(help="Run only these rules: codes, prefixes (TD1), names.")]
@@ -141,13 +143,16 @@ class Sink:
 
 def parse_outputs(given: Sequence[str]) -> list[Sink]:
     """`FORMAT`, `FORMAT=PATH` or `FORMAT=-`. Raises UsageError for an unknown format or two on stdout."""
-    from trace_doctor.reporters import FORMATS
+    from trace_doctor.reporters import FORMATS, OF_CAPTURES
 
     sinks = []
     for item in given:
         fmt, equals, path = item.partition("=")
-        if fmt not in FORMATS:
-            raise UsageError(f"--output: unknown format {fmt!r}; one of {', '.join(sorted(FORMATS))}")
+        if fmt not in FORMATS and fmt not in OF_CAPTURES:
+            known = ", ".join(sorted([*FORMATS, *OF_CAPTURES]))
+            raise UsageError(f"--output: unknown format {fmt!r}; one of {known}")
+        if fmt in OF_CAPTURES and path in ("", "-"):
+            raise UsageError(f"--output: {fmt} needs a path: {fmt}=FILE.json.gz")
         if equals and not path:
             raise UsageError(f"--output: {item!r} names no path")
         sinks.append(Sink(fmt, Path(path) if path and path != "-" else None))
@@ -173,6 +178,14 @@ def sinks_for(given: Sequence[str], *, force: bool, quiet: int, default_report: 
     return sinks
 
 
+def tracks_of(sinks: Sequence[Sink]) -> Path | None:
+    """Where the capture is to be written again with its tracks."""
+    wanted = [s.path for s in sinks if s.format == "perfetto"]
+    if len(wanted) > 1:
+        raise UsageError("--output: perfetto once is enough")
+    return wanted[0] if wanted else None
+
+
 def _is_ours(path: Path) -> bool:
     with path.open("rb") as file:
         return MARKER in file.read(4096)
@@ -188,10 +201,14 @@ def emit(
     zoom: bool = True,
 ) -> None:
     """Renders the result once per sink; files are written whole or not at all."""
-    from trace_doctor.reporters import render
+    from trace_doctor.reporters import OF_CAPTURES, render
 
     report: Path | None = None
     for sink in sorted(sinks, key=lambda s: s.path is None):  # files first: the text says what they add
+        if sink.format in OF_CAPTURES:
+            if not quiet:
+                note(f"{sink.format}: {sink.path}")
+            continue
         if sink.path is None:
             if quiet < 2:
                 _print(result, sink.format, color, show_skipped, zoom, report)
@@ -267,21 +284,9 @@ def captures(paths: Sequence[str]) -> Iterator[list[str]]:
 
 
 def write(path: Path, data: str | bytes) -> None:
-    """Writes a file through a temporary one beside it, so that it is there whole or not at all; behind a link, the
-    file that it leads to. Raises UsageError when the place cannot be written."""
-    content = data if isinstance(data, bytes) else data.encode("utf-8", "surrogateescape")
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        if path.exists() and (path.parts[:2] == ("/", "dev") or not path.is_file()):
-            path.write_bytes(content)  # a device or a pipe: nothing is put in its place
-            return
-        temporary.write_bytes(content)
-        temporary.replace(target)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Writes a file whole or not at all. Raises UsageError when the place cannot be written."""
+    with replacing(path) as file:
+        file.write(data if isinstance(data, bytes) else data.encode("utf-8", "surrogateescape"))
 
 
 def wants_color(choice: str) -> bool:

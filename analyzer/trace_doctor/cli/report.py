@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trace_doctor.cli import common as c
+from trace_doctor.errors import UsageError
 
 
 def report(
@@ -28,4 +29,8 @@ def report(
     sinks = c.sinks_for(
         c.overrides(output=output or [])["output"], force=False, quiet=quiet, default_report=False
     )
+    if c.tracks_of(sinks) is not None:
+        raise UsageError(
+            "--output: perfetto is made from the capture: trace-doctor analyze CAPTURE -o perfetto=FILE"
+        )
     c.emit(read_saved(saved), sinks, color=color, quiet=quiet, show_skipped=show_skipped, zoom=not no_zoom)

@@ -83,6 +83,7 @@ def diagnose(
     ignored: Sequence[Ignored] = (),
     progress: Progress = lambda phase, what: None,
     silence: Silence = lambda findings: (),
+    seen: Callable[[int, Facts], None] = lambda number, facts: None,
 ) -> Result:
     """Examines every capture with every rule. Pure: no file is written and nothing of the inputs is executed."""
     made = [config.rule(r) for r in rules]
@@ -95,6 +96,7 @@ def diagnose(
         path = facts.capture.path
         verdicts = run_rules(facts, made, lambda code, path=path: progress(code, path))  # type: ignore[misc]
         examined.append(Examined(number, facts, verdicts))
+        seen(number, facts)
         inputs += _inputs(facts)
     _must_select(examined, options or Options())
     filed = [

@@ -55,6 +55,10 @@ class ArgsReader:
             self._known.update(fresh)
         return found
 
+    def stream(self) -> ByteStream:
+        """The whole file again, decompressed. Raises OSError where it is gone."""
+        return ByteStream(self._path)
+
     def _read(self, offsets: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             window = self._window()

@@ -18,6 +18,8 @@ FORMATS: dict[str, str] = {
     "markdown": "trace_doctor.reporters.markdown",
 }
 """format name -> module with `render(result, options) -> str`; imported on first use."""
+OF_CAPTURES = ("perfetto",)
+"""formats that are made from the capture itself, while it is analysed"""
 
 
 @dataclass(frozen=True)
