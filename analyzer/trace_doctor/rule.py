@@ -105,6 +105,8 @@ class Rule:
     needs: ClassVar[tuple[type[Evidence], ...]] = ()
     wants: ClassVar[tuple[type[Evidence], ...]] = ()
     yields_to: ClassVar[tuple[str, ...]] = ()
+    explained_by: ClassVar[tuple[str, ...]] = ()
+    """rules whose findings on the same capture and device say why: a finding refers to them and takes their fixes"""
     preview: ClassVar[bool] = False
     VALID: ClassVar[list[Any]] = []
     INVALID: ClassVar[list[Any]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -163,7 +163,30 @@ def merged(filed: Sequence[Filed], settings: Settings) -> tuple[list[tuple[Findi
     for finding, f in kept:
         counted[finding.code] += 1
         numbered.append((replace(finding, id=f"{finding.code}-{counted[finding.code]}"), f))
-    return numbered, len(found) - len(kept)
+    inputs = {key: {f.input for f in group} for key, group in groups.items()}
+    return [(_explained(finding, f, numbered, inputs), f) for finding, f in numbered], len(found) - len(kept)
+
+
+def _explained(
+    finding: Finding,
+    filed: Filed,
+    numbered: Sequence[tuple[Finding, Filed]],
+    inputs: Mapping[tuple[str, str], set[int]],
+) -> Finding:
+    """With the findings that explain it, on its capture and device, and their fixes behind its own."""
+    causes = [
+        other
+        for other, f in numbered
+        if other.code in filed.rule.explained_by
+        and filed.input in inputs[f.finding.fingerprint, str(PurePosixPath(f.path).parent)]
+        and (f.input != filed.input or other.location.device in (None, finding.location.device))
+    ]
+    if not causes:
+        return finding
+    fixes = {(x.title, x.codemod): x for x in finding.fixes}
+    for fix in (x for cause in causes for x in cause.fixes):
+        fixes.setdefault((fix.title, fix.codemod), fix)
+    return replace(finding, refers_to=[cause.id for cause in causes], fixes=list(fixes.values()))
 
 
 def _confidence(text: str) -> Confidence:

@@ -89,6 +89,7 @@ class OutOfMemoryRule(Rule):
     name = "out-of-memory"
     title = "The device ran out of memory"
     needs = (OutOfMemory, MemoryBlocks)
+    explained_by = ("TD402", "TD403", "TD404", "TD405", "TD406", "TD407", "TD411")
 
     main_holder: float = threshold(
         0.30,
