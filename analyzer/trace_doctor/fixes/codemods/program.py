@@ -9,7 +9,8 @@ from typing import Any
 import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.fixes.environment import assigned
 from trace_doctor.fixes.imports import below_imports, last_import
 from trace_doctor.fixes.versions import allocator_variable
 from trace_doctor.loaders.script import Script, dotted, imported_modules, literal
@@ -33,6 +34,8 @@ def allocator_setting(place: Place, params: Mapping[str, Any]) -> Change:
         [(s, s.module) for s in place.scripts], "can be the script that is started", "no script found"
     )
     if (done := _extend(script, str(params["key"]), setting)) is not None:
+        return done
+    if (done := _extend_outside(place, str(params["key"]), setting)) is not None:
         return done
     first = _first_foreign_import(script)
     if first is None:
@@ -71,19 +74,41 @@ def _extend(script: Script, key: str, setting: str) -> Change | None:
         text = literal(value)
         if not isinstance(text, str):
             raise NoEdit("display", f"add {setting} to what this line sets", [candidate(script, node)])
-        options = [option.strip() for option in text.split(",") if option.strip()]
-        if setting in (o.replace(" ", "") for o in options):
-            raise NoEdit("already", f"{script.name}:{script.line(node)} sets {setting} already")
-        if any(o.split(":")[0].strip() == key for o in options):
-            raise NoEdit("display", f"{key} is set to another value on purpose", [candidate(script, node)])
+        options = _with(text, key, setting, candidate(script, node))
         if not isinstance(value, cst.SimpleString):
             raise NoEdit("display", f"add {setting} to what this line sets", [candidate(script, node)])
-        new = value.prefix + value.quote + ",".join([*options, setting]) + value.quote
+        new = value.prefix + value.quote + options + value.quote
         start, end = script.span(value)
         return Change(
             script, (Edit(start, end, new, "allocator-setting", setting),), script.line(node), "safe"
         )
     return None
+
+
+def _with(text: str, key: str, setting: str, where: Candidate) -> str:
+    """The options with one more. Raises NoEdit where it is among them, or has another value."""
+    options = [option.strip() for option in text.split(",") if option.strip()]
+    if setting in (o.replace(" ", "") for o in options):
+        raise NoEdit("already", f"{where.file}:{where.line} sets {setting} already")
+    if any(o.split(":")[0].strip() == key for o in options):
+        raise NoEdit("display", f"{key} is set to another value on purpose", [where])
+    return ",".join([*options, setting])
+
+
+def _extend_outside(place: Place, key: str, setting: str) -> Change | None:
+    """What starts the script sets the variable: a default in the script would do nothing."""
+    found = assigned(place, ALLOCATOR_VARIABLES)
+    lacking = [a for a in found if setting not in a.text.replace(" ", "").split(",")]
+    if not found:
+        return None
+    if len(lacking) > 1:
+        raise NoEdit("ambiguous", f"{len(lacking)} places set the allocator", [a.candidate for a in lacking])
+    one = lacking[0] if lacking else found[0]
+    if one.dynamic:
+        raise NoEdit("display", f"add {setting} to what this line sets", [one.candidate])
+    new = _with(one.text, key, setting, one.candidate)
+    edit = Edit(one.start, one.end, new, "allocator-setting", setting)
+    return Change(one.file, (edit,), one.file.line_of(one.start), "safe")
 
 
 def _settings(script: Script) -> list[tuple[cst.BaseExpression, cst.CSTNode]]:
