@@ -16,7 +16,7 @@ from trace_doctor.evidence.kernel_names import KernelClass, architecture, kernel
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.run import I32, I64, Bool, Cat, Run
+from trace_doctor.run import I64, Bool, Cat, Run
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Kernels(Evidence):
     """rows of the run"""
     ns: I64
     """duration within the steady steps"""
-    operator: I32
+    operator: I64
     """row of the innermost operator around the launch, -1 where none was captured"""
     steps: int
     """number of steady steps"""
@@ -93,9 +93,7 @@ class Kernels(Evidence):
         """The operators that launched these kernels and the GPU time of each, ns, by start; orphans are left out."""
         mask = mask & (self.operator >= 0)
         operators, at = np.unique(self.operator[mask], return_inverse=True)
-        return operators.astype(np.int64), np.bincount(
-            at, weights=self.ns[mask], minlength=len(operators)
-        ).astype(np.int64)
+        return operators, np.bincount(at, weights=self.ns[mask], minlength=len(operators)).astype(np.int64)
 
     def by_name(self, mask: Bool) -> list[tuple[str, int, int]]:
         """(name, number, ns) of these kernels, longest first."""
@@ -149,10 +147,10 @@ class Kernels(Evidence):
         return next((p for i, p in enumerate(known) if p.get("id", i) == self.device), None)
 
 
-def _operators(run: Run, nesting: Nesting, launches: Launches, rows: I64) -> I32:
+def _operators(run: Run, nesting: Nesting, launches: Launches, rows: I64) -> I64:
     """The innermost operator around the launch of each GPU row."""
     at = np.searchsorted(run.gpu, rows)
-    found = launches.launch[at].copy()
+    found = launches.launch[at].astype(np.int64)
     while True:
         rising = np.flatnonzero((found >= 0) & (run.cat[np.maximum(found, 0)] != Cat.CPU_OP))
         if not len(rising):

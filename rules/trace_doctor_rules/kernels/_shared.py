@@ -19,13 +19,18 @@ ROWS = 8
 """Kernels of one table: the rest is summed up."""
 
 
-def by_model(kernels: Kernels, replay: Replay, mask: Bool, part: float, assumed: str) -> Saving:
+def by_model(
+    kernels: Kernels, replay: Replay, mask: Bool, part: float, assumed: str, *, one_step: bool = False
+) -> Saving:
     """A saving by a model: so much of these kernels' time, but never more than leaving all of them out would give.
 
-    `part` is the share of their time that the model takes away, `assumed` the sentence that says why.
+    `part` is the share of their time that the model takes away, `assumed` the sentence that says why; `one_step`: the
+    mask holds the kernels of one typical step.
     """
-    us = kernels.us_per_step(mask)
-    most = replay.without(Removal(gpu_rows=tuple(kernels.rows[mask].tolist()))).saved_us_per_step
+    count = kernels.steps if one_step else 1
+    us = kernels.us_per_step(mask) * count
+    rows = tuple(kernels.rows[mask].tolist())
+    most = replay.without(Removal(gpu_rows=rows)).saved_us_per_step * count
     saved = min(us * part, most)
     how = f"{two_figures(us)} of kernels a step, of which {part:.0%} may go: {assumed}"
     if saved < us * part:

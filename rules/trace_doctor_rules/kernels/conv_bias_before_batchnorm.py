@@ -210,7 +210,7 @@ def _saving(ctx: Context, part: float) -> Saving | None:
     inside = np.zeros(len(kernels.run), dtype=bool)
     inside[kernels.run.named(_CONVOLUTIONS.__contains__)] = True
     adding = kernels.launched_by("aten::add_".__eq__)
-    adding[adding] = ctx[Nesting].inside(kernels.operator[adding].astype(np.int64), inside)
+    adding[adding] = ctx[Nesting].inside(kernels.operator[adding], inside)
     if not adding.any():
         return None
     return by_model(

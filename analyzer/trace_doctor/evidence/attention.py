@@ -1,0 +1,186 @@
+"""Attention that is computed in pieces: batched product, softmax, batched product, each in kernels of its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from math import prod
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.kernel_names import is_log_softmax
+from trace_doctor.evidence.kernels import Kernels
+from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs, tensor_bytes
+from trace_doctor.run import I64, Bool
+
+MOST_BETWEEN = 12
+"""Kernels at most between a product and the softmax: scale, mask, cast, dropout and the copies around them."""
+_BATCHED = re.compile(r"aten::(?:bmm|baddbmm_?)")
+_SOFTMAX = re.compile(r"aten::_?(?:safe_|masked_)?softmax(?:_backward_data|_backward)?")
+
+
+@dataclass(frozen=True)
+class AttentionChains(Evidence):
+    """Each softmax between two batched products of its stream. Raises NotCaptured without kernels, or where no kernel's
+    operator is known: then products of batches cannot be told from others.
+    """
+
+    softmax: I64
+    """places in `kernels.rows` of the softmax kernels, one for each chain"""
+    backward: Bool
+    """aligned with `softmax`"""
+    products: Bool
+    """mask over `kernels.rows`: the batched products of the chains"""
+    between: Bool
+    """mask over `kernels.rows`: what ran between them, the softmax included: all that a fused kernel keeps on the chip"""
+    score_bytes: int | None
+    """of all score matrices in the forward of a typical step; None where shapes were not recorded"""
+    kernels: Kernels = field(repr=False)
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        kernels = facts[Kernels]
+        if not (kernels.operator >= 0).any():
+            raise NotCaptured(
+                "no kernel's operator is known", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+            )
+        run = kernels.run
+        order = np.lexsort((np.arange(len(kernels.rows)), run.stream[kernels.rows]))
+        softmax = np.flatnonzero(_is_softmax(kernels)[order])
+        first, last, batched = _products(kernels, order)
+        behind = np.searchsorted(first, softmax)
+        stream = run.stream[kernels.rows[order]].astype(np.int64)
+        apart = _Gaps(first, last, batched, stream)
+        close = apart.linked(softmax, softmax, behind - 1, behind)
+        # of several softmax kernels between the same products one stands for the chain
+        one = np.zeros(len(softmax), dtype=bool)
+        one[np.unique(behind, return_index=True)[1]] = True
+        softmax, behind = softmax[close & one], behind[close & one]
+        keep = _fitting(facts, kernels, order, softmax, first, behind)
+        softmax, behind = softmax[keep], behind[keep]
+        names = [run.names[i] for i in run.name[kernels.rows[order[softmax]]].tolist()]
+        operators = kernels.operator[order[softmax]].tolist()
+        said = [f"{n} {run.text(o) if o >= 0 else ''}".lower() for n, o in zip(names, operators, strict=True)]
+        backward = np.array(["backward" in text for text in said], dtype=bool)
+        products = np.zeros(len(order), dtype=bool)
+        between = np.zeros(len(order), dtype=bool)
+        for place, back in zip(behind.tolist(), backward.tolist(), strict=True):
+            low, high = place - 1, place
+            if back:  # each product's gradient is two products
+                low -= apart.adjacent(low - 1)
+                high += apart.adjacent(high)
+            for event in range(low, high + 1):
+                products[order[first[event] : last[event] + 1]] = True
+            inside = order[last[low] + 1 : first[high]]
+            between[inside] = True
+        between &= ~products
+        return cls(
+            order[softmax],
+            backward,
+            products,
+            between,
+            _score_bytes(facts, kernels, order[softmax[~backward]]),
+            kernels,
+        )
+
+
+def _is_softmax(kernels: Kernels) -> Bool:
+    """Softmax kernels but those of a log-softmax, which belong to a loss."""
+    named = kernels.named(
+        lambda n: "softmax" in n.lower() and "log_softmax" not in n and not is_log_softmax(n)
+    )
+    asked = kernels.launched_by(lambda n: _SOFTMAX.fullmatch(n) is not None)
+    return (named | asked) & ~kernels.launched_by(lambda n: "log_softmax" in n or "cross_entropy" in n)
+
+
+def _products(kernels: Kernels, order: I64) -> tuple[I64, I64, Bool]:
+    """The products in order of their streams: places of the first and last kernel of each, and whether it is batched.
+
+    Kernels of one operator in a row (a product that is split and summed up) are one product.
+    """
+    batched = kernels.launched_by(lambda n: _BATCHED.fullmatch(n) is not None)[order]
+    other = kernels.where(lambda c: c.kind in ("gemm", "gemv", "conv", "attention"))[order]
+    places = np.flatnonzero(batched | other)
+    operators = kernels.operator[order[places]]
+    new = np.ones(len(places), dtype=bool)
+    new[1:] = (operators[1:] != operators[:-1]) | (operators[1:] < 0)
+    starts = np.flatnonzero(new)
+    ends = np.append(starts[1:], len(places))[: len(starts)] - 1
+    return places[starts], places[ends], batched[places[starts]]
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """How far products lie apart."""
+
+    first: I64
+    last: I64
+    batched: Bool
+    stream: I64
+
+    def linked(self, begin: I64, end: I64, before: I64, behind: I64) -> Bool:
+        """Whether the stretches [begin, end] have a batched product of their stream close on both sides."""
+        if not len(self.first):
+            return np.zeros(len(begin), dtype=bool)
+        inside = (before >= 0) & (behind < len(self.first))
+        before, behind = np.maximum(before, 0), np.minimum(behind, len(self.first) - 1)
+        near = (begin - self.last[before] <= MOST_BETWEEN + 1) & (
+            self.first[behind] - end <= MOST_BETWEEN + 1
+        )
+        here = self.stream[begin]
+        same = (self.stream[self.last[before]] == here) & (self.stream[self.first[behind]] == here)
+        return np.asarray(inside & near & same & self.batched[before] & self.batched[behind])
+
+    def adjacent(self, place: int) -> bool:
+        """Whether a product and the one behind it are both batched and close together."""
+        return bool(
+            0 <= place < len(self.first) - 1
+            and self.batched[place]
+            and self.batched[place + 1]
+            and self.first[place + 1] - self.last[place] <= MOST_BETWEEN + 1
+            and self.stream[self.first[place + 1]] == self.stream[self.last[place]]
+        )
+
+
+def _fitting(facts: Facts, kernels: Kernels, order: I64, softmax: I64, first: I64, behind: I64) -> Bool:
+    """Whether the softmax is over what the product behind it multiplies: by the number of elements, where shapes of the
+    same softmax in the typical step tell; else it counts as fitting."""
+    inputs = facts.get(OperatorInputs)
+    keep = np.ones(len(softmax), dtype=bool)
+    if inputs is None or not len(softmax):
+        return keep
+    over, into = (
+        kernels.operator[order[softmax]].astype(np.int64),
+        kernels.operator[order[first[behind]]].astype(np.int64),
+    )
+    known = np.isin(over, inputs.typical(over[over >= 0])) & (into >= 0)
+    pairs = np.stack([over[known], into[known]], axis=1)
+    given = inputs.of(pairs.ravel().tolist())
+    fits = [
+        _elements(a) in {prod(s) for s, _ in b.tensors()}
+        for a, b in zip(given[::2], given[1::2], strict=True)
+    ]
+    keep[known] = fits
+    if len(fits) and not any(fits):  # what does not fit in one step does not in the others
+        keep[:] = False
+    return keep
+
+
+def _elements(inputs: Inputs) -> int:
+    return max((prod(shape) for shape, _ in inputs.tensors()), default=0)
+
+
+def _score_bytes(facts: Facts, kernels: Kernels, softmax: I64) -> int | None:
+    """What the softmax of each forward chain of a typical step gives: as large as what it is given."""
+    inputs = facts.get(OperatorInputs)
+    if inputs is None:
+        return None
+    operators = np.unique(kernels.operator[softmax])
+    rows = inputs.typical(operators[operators >= 0])
+    sizes = [
+        max((tensor_bytes(*t) for t in given.tensors()), default=0) for given in inputs.of(rows.tolist())
+    ]
+    return sum(sizes) or None

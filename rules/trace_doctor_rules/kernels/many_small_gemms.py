@@ -1,0 +1,352 @@
+"""TD309 many-small-gemms."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from trace_doctor import Claim, Column, Context, Rule, Table, threshold
+from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.event_names import is_backward
+from trace_doctor.evidence.kernels import Kernels
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.operator_inputs import OperatorInputs
+from trace_doctor.evidence.replay import Replay
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+from trace_doctor_rules.kernels._shared import by_model, promise
+
+Rows = npt.NDArray[np.int64]
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+_ROUTING = frozenset(
+    f"aten::{name}"
+    for name in (
+        "index", "index_select", "index_put_", "_index_put_impl_", "index_add", "index_add_", "gather", "scatter_",
+        "scatter_add_", "masked_select", "nonzero",
+    )
+)  # fmt: skip
+"""how rows are given to an expert, and its results back"""
+_JOINS = ("aten::stack", "aten::cat")
+_ATTENTION = ("aten::_softmax", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention")
+_GEMM = "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x6_tn"
+
+
+def _training(
+    kind: str = "experts",
+    *,
+    experts: int = 8,
+    us: float = 12.0,
+    other: float = 400.0,
+    shapes: bool = True,
+    stacks: bool = False,
+    tokens: int = 64,
+) -> RunBuilder:
+    b = RunBuilder(shapes=shapes, stacks=stacks)
+    for _ in range(4):
+        with b.step(), b.python("moe.py", 30, "forward"):
+            for expert in range(experts):
+                with b.python("moe.py", 12, "expert"):
+                    _iteration(b, kind, tokens + expert, us)
+            if kind == "stacked":
+                with b.op(
+                    "aten::stack", us=2, dims=[[[tokens, 512]] * experts, []], types=["TensorList", "Scalar"]
+                ):
+                    b.launch(5)
+            _product(b, 4096, 512, 512, other)
+    return b
+
+
+def _iteration(b: RunBuilder, kind: str, tokens: int, us: float) -> None:
+    if kind == "experts":
+        _small(b, "aten::index")
+    if kind == "attention":
+        _small(b, "aten::index")
+        for _ in range(2):
+            _product(b, tokens, 512, 512, us)
+        _small(b, "aten::_softmax")
+    _product(b, tokens, 512, 2048, us)
+    _small(b, "aten::gelu")
+    _product(b, tokens, 2048, 512, us)
+    if kind == "experts":
+        _small(b, "aten::index_add_")
+
+
+def _product(b: RunBuilder, rows: int, inner: int, columns: int, us: float) -> None:
+    dims = [[rows, inner], [inner, columns]]
+    with b.op("aten::linear"), b.op("aten::mm", us=2, dims=dims, types=["c10::BFloat16"] * 2):
+        b.launch(us, _GEMM)
+
+
+def _small(b: RunBuilder, name: str) -> None:
+    with b.op(name, us=2, dims=[[64, 512]], types=["c10::BFloat16"]):
+        b.launch(3)
+
+
+def _without_gpu() -> RunBuilder:
+    b = RunBuilder(gpu=None, shapes=True)
+    for _ in range(3):
+        with b.step(), b.op("aten::mm", us=100):
+            pass
+    return b
+
+
+@dataclass(frozen=True)
+class _Product:
+    operator: int
+    name: str
+    rows: int
+    inner: int
+    columns: int
+    backward: bool
+    ns: int
+    thread: int
+
+    @property
+    def weight(self) -> tuple[str, int, int]:
+        """What the products of a loop have in common."""
+        return self.name, self.inner, self.columns
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(sorted((self.rows, self.inner, self.columns)))
+
+
+@dataclass(frozen=True)
+class ManySmallGemms(Rule):
+    """A loop multiplies with one weight after the other, each product too small to fill the GPU.
+
+    What it does
+    Finds loops of equal small products that do not build on each other: the experts of a mixture-of-experts layer, or
+    heads and branches whose results are joined.
+
+    Why is this bad
+    Each product is a launch of its own on a part of the GPU, and what lies between two experts (choosing rows, adding
+    results) are launches again. One grouped product does the same work at once.
+
+    Evidence
+    Shapes of `aten::mm` and `aten::addmm` in the forward of a typical step: at least four products with weights of one
+    size, at most three others and no attention between two of them; and either rows are chosen or scattered between them
+    (`index`, `index_add_`, `gather` ...), or a `stack` or `cat` of as many tensors follows. Layers that build on each
+    other show neither. Mean kernel time up to 100 us.
+
+    How the saving is estimated
+    A model: half of these products' time, forward and backward; what lies between them comes on top. Never more than the
+    captured steps would gain without them (replay).
+
+    Fix
+    One grouped or batched product for all experts.
+
+    Fix safety
+    Only shown: the weights are stacked, which changes checkpoints, and the tokens must be sorted by expert.
+
+    When to ignore
+    When there are few experts with many tokens each.
+
+    References
+    https://arxiv.org/abs/2211.15841
+    https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html
+    """
+
+    code = "TD309"
+    name = "many-small-gemms"
+    title = "Equal small products run one after the other"
+    needs = (Steps, Kernels, OperatorInputs, Nesting, Replay, Moments)
+    wants = (CallSites,)
+
+    min_share: float = threshold(
+        0.05,
+        "products of such loops, as a share of all kernels",
+        unit="share",
+        source="half of it may go: below, less than the 3 % of a warning",
+    )
+    min_times: int = threshold(4, "products of one loop", source="the smallest mixtures of experts have four")
+    max_us: float = threshold(
+        100.0,
+        "mean kernel time up to which a product is small",
+        unit="us",
+        source="experts of 8 to 573 us in captures: those above 100 us fill the GPU by themselves",
+    )
+    part: float = threshold(
+        0.5,
+        "share of the products' time that a grouped one saves",
+        unit="share",
+        source="MegaBlocks reports up to 1.4 times the speed of whole training steps (arXiv 2211.15841)",
+    )
+
+    VALID = [
+        Valid("layers that build on each other", lambda: _training("layers")),
+        Valid("layers with attention between", lambda: _training("attention")),
+        Valid("two experts", lambda: _training(experts=2)),
+        Valid("products that fill the GPU", lambda: _training(us=400)),
+        Valid("little time", lambda: _training(us=2, other=4000)),
+        Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
+        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+    ]
+    INVALID = [
+        Invalid("experts", _training, message="16 products", saving_us=96, tolerance=0.1, confidence="low"),
+        Invalid("results that are stacked", lambda: _training("stacked"), message="16 products"),
+        Invalid("with stacks", lambda: _training(stacks=True), file="moe.py", message="function forward"),
+    ]  # fmt: skip
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        kernels = ctx[Kernels]
+        products = _products(ctx)
+        loops = list(_loops(ctx, products, self.min_times))
+        forward = [p for loop in loops for p in loop]
+        if not forward:
+            return
+        shapes = {p.sizes for p in forward}
+        found = forward + [p for p in products if p.backward and p.sizes in shapes]
+        mask = np.isin(kernels.operator, np.array([p.operator for p in found], dtype=np.int64))
+        ns = sum(p.ns for p in found)
+        per_step = kernels.total / kernels.steps
+        if ns < self.min_share * per_step or ns > self.max_us * 1e3 * mask.sum():
+            return
+        assumed = "one grouped product fills the GPU where each of these fills a part of it"
+        saving = by_model(kernels, ctx[Replay], mask, self.part, assumed, one_step=True)
+        site = _site(ctx, loops)
+        mean = two_figures(ns / mask.sum() / 1e3)
+        yield Claim(
+            message=(
+                f"{len(forward)} products of a step{f' in {site}' if site else ''} run one after the other in "
+                f"{len(loops)} loop{'s' if len(loops) > 1 else ''} over weights of one size, {mean} each: "
+                f"{two_figures(ns / 1e3)}, {ns / per_step:.0%} of the kernels' time; grouped, {promise(saving)}."
+            ),
+            confidence="low",
+            saving=saving,
+            location=location(
+                site,
+                device=kernels.device,
+                ts_us=ctx[Moments].ts_us(int(kernels.run.ts[forward[0].operator])),
+            ),
+            evidence=[_table(loops, per_step)],
+            spans=ctx[Moments].longest(
+                (
+                    (int(kernels.run.ts[loop[0].operator]), int(kernels.run.end[loop[-1].operator]))
+                    for loop in loops
+                ),
+                "loop over small products",
+            ),
+            fixes=[techniques.grouped_gemm(_VERIFY, site.target if site else None)],
+            key="loop",
+        )
+
+
+_VERIFY = "record the same steps again: one product stands for each loop, and the step is shorter"
+
+
+def _products(ctx: Context) -> list[_Product]:
+    """The products of the typical step by start, with the GPU time of each."""
+    kernels, inputs, nesting = ctx[Kernels], ctx[OperatorInputs], ctx[Nesting]
+    run = kernels.run
+    operators, ns = kernels.by_operator(kernels.launched_by(("aten::mm", "aten::addmm").__contains__))
+    spent = dict(zip(operators.tolist(), ns.tolist(), strict=True))
+    rows = inputs.typical(operators)
+    backward = nesting.inside(
+        rows, run.is_named(lambda n: is_backward(n) or n.startswith("CompiledFunctionBackward"))
+    )
+    found = []
+    for row, given, back in zip(rows.tolist(), inputs.of(rows.tolist()), backward.tolist(), strict=True):
+        name = run.text(row)
+        first = 1 if name == "aten::addmm" else 0
+        a, b = given.shape(first), given.shape(first + 1)
+        if len(a) == 2 and len(b) == 2:
+            found.append(_Product(row, name, a[0], b[0], b[1], back, spent[row], int(run.thread[row])))
+    return found
+
+
+def _loops(ctx: Context, products: Sequence[_Product], least: int) -> Iterator[list[_Product]]:
+    """Runs of forward products with one weight size that do not build on each other."""
+    run, inputs = ctx[Nesting].run, ctx[OperatorInputs]
+    marks = {
+        names: inputs.typical(run.named(names.__contains__))
+        for names in (_PRODUCTS, _ATTENTION, tuple(sorted(_ROUTING)), _JOINS)
+    }
+    everything, attention, routing, joins = marks.values()
+    groups: dict[tuple[tuple[str, int, int], int], list[_Product]] = defaultdict(list)
+    for p in products:
+        if not p.backward:
+            groups[p.weight, p.thread].append(p)
+    for group in groups.values():
+        if len(group) < least:
+            continue
+        rows = np.array([p.operator for p in group], dtype=np.int64)
+        far = (_between(everything, rows) > 3) | (_between(attention, rows) > 0)
+        routed = _between(routing, rows) > 0
+        edges = [0, *(np.flatnonzero(far) + 1).tolist(), len(group)]
+        for begin, end in pairwise(edges):
+            loop = group[begin:end]
+            if len(loop) < least:
+                continue
+            by_rows = routed[begin : end - 1].mean() >= 0.8
+            if by_rows or _joined(ctx, loop, everything, joins):
+                yield loop
+
+
+def _between(marks: Rows, rows: Rows) -> Rows:
+    """How many of the marks begin between each row and the next (rows are in order of their start)."""
+    return np.asarray(
+        np.searchsorted(marks, rows[1:], side="left") - np.searchsorted(marks, rows[:-1], side="right")
+    )
+
+
+def _joined(ctx: Context, loop: Sequence[_Product], everything: Rows, joins: Rows) -> bool:
+    """Whether a stack or cat of as many tensors follows, with no more than two products between."""
+    inputs = ctx[OperatorInputs]
+    after = joins[joins > loop[-1].operator][:2]
+    for join, given in zip(after.tolist(), inputs.of(after.tolist()), strict=True):
+        passed = np.searchsorted(everything, join) - np.searchsorted(
+            everything, loop[-1].operator, side="right"
+        )
+        if passed <= 2 and len(given.tensors()) == len(loop):
+            return True
+    return False
+
+
+def _site(ctx: Context, loops: Sequence[Sequence[_Product]]) -> Site | None:
+    """The innermost function that all products of the longest loop have in common."""
+    sites = ctx.get(CallSites)
+    if sites is None:
+        return None
+    loop = max(loops, key=len)
+    nesting = ctx[Nesting]
+    last = set(nesting.ancestors(loop[-1].operator))
+    shared = (row for row in nesting.ancestors(loop[0].operator) if row in last)
+    return next((site for row in shared if (site := sites.site(row)) is not None), None)
+
+
+def _table(loops: Sequence[Sequence[_Product]], per_step: float) -> Table:
+    grouped: dict[tuple[str, int, int], list[_Product]] = defaultdict(list)
+    for loop in loops:
+        grouped[loop[0].weight] += loop
+    ranked = sorted(grouped.items(), key=lambda item: (-sum(p.ns for p in item[1]), item[0]))
+    return Table(
+        title="Loops over equal products (forward of a typical step)",
+        columns=[
+            Column("operator"),
+            Column("weight", "code"),
+            Column("rows", "text"),
+            Column("products", "count"),
+            Column("time", "us"),
+            Column("of all kernels", "share"),
+        ],
+        rows=[
+            [
+                name,
+                f"{inner} x {columns}",
+                f"{min(p.rows for p in mine)} to {max(p.rows for p in mine)}",
+                len(mine),
+                sum(p.ns for p in mine) / 1e3,
+                sum(p.ns for p in mine) / max(per_step, 1),
+            ]
+            for (name, inner, columns), mine in ranked
+        ],
+    )

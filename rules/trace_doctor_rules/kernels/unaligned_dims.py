@@ -1,0 +1,329 @@
+"""TD302 unaligned-dims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
+from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.event_names import is_backward
+from trace_doctor.evidence.kernels import Kernels
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs
+from trace_doctor.evidence.replay import Replay
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules.kernels._shared import by_model, promise
+
+_HALF = ("c10::Half", "c10::BFloat16")
+_PRODUCTS = ("aten::mm", "aten::addmm")
+_GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x3_tn_align8>"
+
+
+def _training(
+    vocabulary: int = 50257,
+    *,
+    tokens: int = 8192,
+    dtype: str = "c10::BFloat16",
+    shapes: bool = True,
+    us: float = 400.0,
+    bias: bool = False,
+    stacks: bool = False,
+    hidden: int = 768,
+    width: int = 3072,
+) -> RunBuilder:
+    """A block with aligned products, and the projection to a vocabulary: forward and backward."""
+    b = RunBuilder(shapes=shapes, stacks=stacks)
+    for _ in range(4):
+        with b.step(), b.python("model.py", 70, "forward"):
+            for _ in range(4):
+                with b.op("aten::linear"):
+                    _mm(b, (tokens, hidden), (hidden, width), dtype, 100 * width / 3072)
+            with b.op("aten::linear"):
+                if bias:
+                    with b.op(
+                        "aten::addmm",
+                        us=2,
+                        dims=[[vocabulary], [tokens, hidden], [hidden, vocabulary]],
+                        types=[dtype] * 3,
+                    ):
+                        b.launch(us, _GEMM)
+                else:
+                    _mm(b, (tokens, hidden), (hidden, vocabulary), dtype, us)
+            with b.thread(200), b.op("autograd::engine::evaluate_function: MmBackward0"):
+                _mm(b, (tokens, vocabulary), (vocabulary, hidden), dtype, us)
+                _mm(b, (vocabulary, tokens), (tokens, hidden), dtype, us)
+            b.wait(20)
+    return b
+
+
+def _mm(b: RunBuilder, a: Sequence[int], w: Sequence[int], dtype: str, us: float) -> None:
+    with b.op("aten::mm", us=2, dims=[list(a), list(w)], types=[dtype] * 2):
+        b.launch(us, _GEMM)
+
+
+def _without_gpu() -> RunBuilder:
+    b = RunBuilder(gpu=None, shapes=True)
+    for _ in range(3):
+        with b.step(), b.op("aten::mm", us=100):
+            pass
+    return b
+
+
+@dataclass(frozen=True)
+class _Product:
+    """(rows x inner) times (inner x columns)"""
+
+    operator: int
+    rows: int
+    inner: int
+    columns: int
+    half: bool
+    backward: bool
+    ns: int
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.rows * self.inner * self.columns
+
+
+@dataclass(frozen=True)
+class UnalignedDims(Rule):
+    """Half-precision products have sizes that do not fit the tensor cores.
+
+    What it does
+    Finds fp16 and bf16 products with a weight whose height or width is no multiple of 8.
+
+    Why is this bad
+    Tensor cores load 16 bytes at a time, which are 8 half-precision numbers. Where a row does not start at such a border,
+    slower kernels with narrower loads run, forward and backward. A vocabulary of 50257 is the classic case.
+
+    Evidence
+    Shapes and types of `aten::mm` and `aten::addmm` in a typical step. The sizes of weights are taken from the forward
+    (inner and last size of a product); a backward product counts where one of its three sizes is such a size. Sizes of
+    batches and tokens, biases and batched products do not count.
+
+    How the saving is estimated
+    A model: these products as fast, per floating-point operation, as the aligned half-precision products of the same step
+    that are half as large or more, at most half of their time gone; where there are none to compare with, a quarter. Never more than the captured steps
+    would gain without these products (replay).
+
+    Fix
+    Pad the vocabulary, the hidden size or the number of classes to a multiple of 8, better of 64.
+
+    Fix safety
+    Only shown: checkpoints get other shapes, and padded logits must be masked or cut off.
+
+    When to ignore
+    When the shape is given by a published checkpoint.
+
+    References
+    https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html#requirements-tc
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+    """
+
+    code = "TD302"
+    name = "unaligned-dims"
+    title = "Products have sizes that do not fit the tensor cores"
+    needs = (Steps, Kernels, OperatorInputs, Nesting, Replay, Moments)
+    wants = (CallSites,)
+
+    min_share: float = threshold(
+        0.03,
+        "products with unaligned weights, as a share of all kernels",
+        unit="share",
+        source="the severity `warning` begins there",
+    )
+    multiple: int = threshold(
+        8,
+        "elements that a size should be a multiple of",
+        source="16 bytes: NVIDIA's requirements for tensor cores",
+    )
+    min_part: float = threshold(
+        0.05,
+        "share of the time that goes, below which the sizes do no harm",
+        unit="share",
+        source="products of one size vary by a few per cent",
+    )
+    unknown_part: float = threshold(
+        0.25,
+        "share of the time that goes where no aligned product is there to compare with",
+        unit="share",
+        source="a guess on the safe side: NVIDIA's guide shows up to twice the speed",
+    )
+
+    VALID = [
+        Valid("a padded vocabulary", lambda: _training(50304)),
+        Valid("an odd number of tokens", lambda: _training(50304, tokens=8191)),
+        Valid("fp32", lambda: _training(dtype="float")),
+        Valid("little time", lambda: _training(us=3)),
+        Valid("as fast as aligned ones", lambda: _training(us=1636, width=49152)),
+        Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
+        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+    ]
+    INVALID = [
+        Invalid("a vocabulary of 50257", _training, message="50257", confidence="low"),
+        Invalid(
+            "as large as an aligned one, and slower", lambda: _training(us=2400, width=49152), saving_us=3 * (2400 - 1636),
+            message="up to 2.3 ms",
+        ),
+        Invalid("nothing to compare with", lambda: _training(us=2400), saving_us=3 * 600),
+        Invalid("with a bias", lambda: _training(bias=True), message="50257"),
+        Invalid("a hidden size of 770", lambda: _training(50304, hidden=770), message="770"),
+        Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
+    ]  # fmt: skip
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        kernels, replay = ctx[Kernels], ctx[Replay]
+        products = _products(ctx)
+        sizes = {
+            n
+            for p in products
+            if not p.backward and p.half
+            for n in (p.inner, p.columns)
+            if n % self.multiple
+        }
+        bad = [p for p in products if p.half and self._unaligned(p, sizes)]
+        per_step = kernels.total / kernels.steps
+        ns = sum(p.ns for p in bad)
+        if not bad or ns < self.min_share * per_step:
+            return
+        operators = np.array([p.operator for p in bad], dtype=np.int64)
+        mask = np.isin(kernels.operator, operators)
+        part, assumed = self._part(bad, [p for p in products if p.half and p not in bad])
+        if part < self.min_part:
+            return
+        saving = by_model(kernels, replay, mask, part, assumed, one_step=True)
+        longest = max(bad, key=lambda p: p.ns)
+        site = _site(ctx, bad)
+        shown = ", ".join(str(n) for n in sorted(_used(bad, sizes), reverse=True)[:4])
+        yield Claim(
+            message=(
+                f"Half-precision products with sizes that are no multiple of {self.multiple} ({shown})"
+                f"{f' in {site}' if site else ''} take {two_figures(ns / 1e3)} of a step, {ns / per_step:.0%} of the kernels' "
+                f"time; padded, {promise(saving)}."
+            ),
+            confidence="low",
+            saving=saving,
+            location=location(
+                site, device=kernels.device, ts_us=ctx[Moments].ts_us(int(kernels.run.ts[longest.operator]))
+            ),
+            evidence=[_table(bad, per_step)],
+            spans=ctx[Moments].longest(
+                zip(
+                    kernels.run.ts[kernels.rows[mask]].tolist(),
+                    kernels.run.end[kernels.rows[mask]].tolist(),
+                    strict=True,
+                ),
+                "unaligned product",
+                device=kernels.device,
+            ),
+            fixes=[_fix(sorted(_used(bad, sizes), reverse=True)[0], self.multiple, site)],
+            key="unaligned",
+        )
+
+    def _unaligned(self, p: _Product, sizes: set[int]) -> bool:
+        """In forward the rows are batch and tokens; in backward any of the three may be a weight's size."""
+        mine = (p.inner, p.columns) if not p.backward else (p.rows, p.inner, p.columns)
+        return any(n in sizes for n in mine)
+
+    def _part(self, bad: Sequence[_Product], good: Sequence[_Product]) -> tuple[float, str]:
+        """How much of their time goes, and why."""
+        least = min(p.flop for p in bad) / 2
+        good = [p for p in good if p.flop >= least]
+        time = sum(p.ns for p in good)
+        if not time:
+            return self.unknown_part, "no aligned half-precision product as large is there to compare with"
+        aligned = sum(p.flop for p in good) / time
+        slow = sum(p.flop for p in bad) / sum(p.ns for p in bad)
+        part = min(max(1 - slow / aligned, 0.0), 0.5)
+        return (
+            part,
+            f"aligned products of the step run at {aligned / 1e3:,.1f} TFLOP/s, these at {slow / 1e3:,.1f}",
+        )
+
+
+def _products(ctx: Context) -> list[_Product]:
+    """The two-dimensional products of the typical step, with the GPU time of each."""
+    kernels, inputs, nesting = ctx[Kernels], ctx[OperatorInputs], ctx[Nesting]
+    run = kernels.run
+    operators, ns = kernels.by_operator(kernels.launched_by(_PRODUCTS.__contains__))
+    spent = dict(zip(operators.tolist(), ns.tolist(), strict=True))
+    rows = inputs.typical(operators)
+    backward = nesting.inside(
+        rows, run.is_named(lambda n: is_backward(n) or n.startswith("CompiledFunctionBackward"))
+    )
+    found = []
+    for row, given, back in zip(rows.tolist(), inputs.of(rows.tolist()), backward.tolist(), strict=True):
+        sizes = _sizes(run.text(row), given)
+        if sizes is not None:
+            half = all(given.type(i) in _HALF for i in ((1, 2) if run.text(row) == "aten::addmm" else (0, 1)))
+            found.append(_Product(row, *sizes, half, back, spent[row]))
+    return found
+
+
+def _sizes(name: str, given: Inputs) -> tuple[int, int, int] | None:
+    """(rows, inner, columns); None for what is no plain product, as the Gram matrix of tokens."""
+    first = 1 if name == "aten::addmm" else 0
+    a, b = given.shape(first), given.shape(first + 1)
+    if len(a) != 2 or len(b) != 2 or a[1] != b[0] or not prod(a) * prod(b) or (first == 0 and a[0] == b[1]):
+        return None
+    return a[0], a[1], b[1]
+
+
+def _used(bad: Sequence[_Product], sizes: set[int]) -> set[int]:
+    return {n for p in bad for n in (p.rows, p.inner, p.columns) if n in sizes}
+
+
+def _site(ctx: Context, bad: Sequence[_Product]) -> Site | None:
+    sites = ctx.get(CallSites)
+    forward = [p for p in bad if not p.backward]
+    if sites is None or not forward:
+        return None
+    return sites.site(max(forward, key=lambda p: p.ns).operator)
+
+
+def _table(bad: Sequence[_Product], per_step: float) -> Table:
+    grouped: dict[tuple[int, int, int, bool], tuple[int, int]] = {}
+    for p in bad:
+        key = (p.rows, p.inner, p.columns, p.backward)
+        count, ns = grouped.get(key, (0, 0))
+        grouped[key] = (count + 1, ns + p.ns)
+    ranked = sorted(grouped.items(), key=lambda item: (-item[1][1], item[0]))
+    return Table(
+        title="Unaligned products of a typical step",
+        columns=[
+            Column("rows x inner x columns", "code"),
+            Column("in"),
+            Column("times", "count"),
+            Column("time", "us"),
+            Column("of all kernels", "share"),
+        ],
+        rows=[
+            [f"{m} x {k} x {n}", "backward" if back else "forward", count, ns / 1e3, ns / max(per_step, 1)]
+            for (m, k, n, back), (count, ns) in ranked
+        ],
+    )
+
+
+def _fix(size: int, multiple: int, site: Site | None) -> Fix:
+    padded = -(-size // 64) * 64
+    return Fix(
+        title=f"Pad the size {size} to {padded}",
+        kind="advice",
+        safety="display",
+        target=site.target if site else None,
+        text=(
+            f"a layer with {size} inputs or outputs: use {padded} (a multiple of {multiple}, better of 64)\n"
+            f"# vocabulary: nn.Embedding({padded}, ...), nn.Linear(..., {padded}); ignore the logits from {size} on\n"
+            "# HF: model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)"
+        ),
+        verify="record the same steps again: the products have padded sizes and take less time",
+        risk="checkpoints have other shapes; padded logits must be masked or cut off",
+    )

@@ -1,0 +1,404 @@
+"""TD303 unfused-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trace_doctor import Claim, Column, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor.evidence.attention import AttentionChains
+from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.kernels import Kernels
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs
+from trace_doctor.evidence.replay import Replay
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+from trace_doctor_rules.kernels._shared import by_model, kernel_table, promise, spans
+
+_MATH = "aten::_scaled_dot_product_attention_math"
+_MODULE = "aten::_native_multi_head_attention"
+_SDPA = "aten::scaled_dot_product_attention"
+_SOFTMAX = (
+    "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, false, false>"
+)
+_SOFTMAX_BACKWARD = (
+    "void (anonymous namespace)::softmax_warp_backward<c10::BFloat16, c10::BFloat16, float, 10, false>"
+)
+_GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn"
+_FLASH = (
+    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, false>>"
+)
+_SHAPE = (64, 512, 64)
+_SCORES = (64, 512, 512)
+
+
+def _attention(
+    b: RunBuilder, us: float, training: bool, mask: bool, scores: tuple[int, ...] = _SCORES
+) -> None:
+    keys = [64, 64, 512]
+    with b.op("aten::bmm", us=2, dims=[list(_SHAPE), keys], types=["c10::BFloat16"] * 2):
+        b.launch(us, _GEMM)
+    for name in ("aten::mul", "aten::masked_fill") if mask else ("aten::mul",):
+        with b.op(name, us=2, dims=[list(_SCORES)], types=["c10::BFloat16"]):
+            b.launch(us)
+    with b.op("aten::softmax"), b.op("aten::_softmax", us=2, dims=[list(scores)], types=["c10::BFloat16"]):
+        b.launch(us, _SOFTMAX)
+    with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["c10::BFloat16"] * 2):
+        b.launch(us, _GEMM)
+    if not training:
+        return
+    for _ in range(2):
+        with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["c10::BFloat16"] * 2):
+            b.launch(us, _GEMM)
+    with b.op(
+        "aten::_softmax_backward_data", us=2, dims=[list(scores), list(scores)], types=["c10::BFloat16"] * 2
+    ):
+        b.launch(us, _SOFTMAX_BACKWARD)
+    for _ in range(2):
+        with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["c10::BFloat16"] * 2):
+            b.launch(us, _GEMM)
+
+
+def _training(
+    kind: str = "written out",
+    *,
+    us: float = 50.0,
+    other: float = 400.0,
+    training: bool = False,
+    mask: bool = True,
+    shapes: bool = True,
+    stacks: bool = False,
+    dtype: str = "c10::BFloat16",
+) -> RunBuilder:
+    """Four layers a step: attention, and a linear layer of `other` us."""
+    b = RunBuilder(shapes=shapes, stacks=stacks)
+    for _ in range(5):
+        with b.step(), b.python("model.py", 40, "forward"):
+            for _ in range(4):
+                if kind == "written out":
+                    _attention(b, us, training, mask)
+                elif kind == "another softmax":
+                    _attention(b, us, training, mask, scores=(64, 512))
+                elif kind == "math":
+                    query = [4, 16, 512, 64]
+                    with b.op(_SDPA, dims=[query, query, query, [512, 512]], types=[dtype] * 4), b.op(_MATH):
+                        _attention(b, us, training, mask)
+                elif kind == "flash":
+                    with b.op(_SDPA), b.op("aten::_flash_attention_forward", us=2):
+                        b.launch(4 * us, _FLASH)
+                elif kind == "classifier":
+                    _linear(b, us)
+                    with b.op("aten::_log_softmax", us=2):
+                        b.launch(us, "softmax_warp_forward<float, float, float, 10, true, false>")
+                    _linear(b, us)
+                _linear(b, other)
+    return b
+
+
+def _linear(b: RunBuilder, us: float) -> None:
+    with b.op("aten::addmm", us=2):
+        b.launch(us, _GEMM)
+
+
+def _without_operators() -> RunBuilder:
+    b = _training()
+    b.events = [e for e in b.events if e["cat"] not in ("cpu_op", "cuda_runtime")]
+    return b
+
+
+def _without_gpu() -> RunBuilder:
+    b = RunBuilder(gpu=None)
+    for _ in range(3):
+        with b.step(), b.op("aten::bmm", us=100):
+            pass
+    return b
+
+
+_SCRIPT = """import math
+
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def forward(self, q, k, v):
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+        weights = scores.softmax(dim=-1)
+        return weights @ v
+"""
+_PATCHED = """import math
+
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def forward(self, q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+"""
+
+
+@dataclass(frozen=True)
+class UnfusedAttention(Rule):
+    """Attention writes its score matrix to memory and reads it again for every step of the formula.
+
+    What it does
+    Finds batched product, softmax, batched product in kernels of their own: attention that is written out, or
+    scaled_dot_product_attention that fell back to its math form.
+
+    Why is this bad
+    The score matrix has tokens x tokens numbers for every head. Scale, mask, softmax and dropout each read and write all of
+    it, and training keeps it for the backward. Fused kernels compute it tile by tile and never store it.
+
+    Evidence
+    Kernels of each stream in order: a softmax (no log-softmax) with a product of `aten::bmm` or `baddbmm` on both sides, at
+    most twelve kernels away and no other product between. Where shapes were recorded the product behind must multiply what
+    the softmax is over. Backward chains, with two products on each side, count as well.
+
+    How the saving is estimated
+    A model: what runs between the products goes, the products stay; at most half of the whole chain, and never more than
+    the captured steps would gain without it (replay). The bytes are those of the score matrices that one forward keeps
+    for its backward.
+
+    Fix
+    torch.nn.functional.scaled_dot_product_attention; in Hugging Face models attn_implementation="sdpa". Where it is called
+    already: what keeps it from a fused kernel, as far as types and shapes tell, and sdpa_kernel, which says the rest.
+
+    Fix safety
+    Unsafe: the last bits differ, and dropout draws other numbers.
+
+    When to ignore
+    When the attention weights themselves are needed, or sequences are so short that launches dominate.
+
+    References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+    https://arxiv.org/abs/2205.14135
+    """
+
+    code = "TD303"
+    name = "unfused-attention"
+    title = "Attention is computed in pieces"
+    needs = (Steps, Kernels, AttentionChains, Replay, Moments)
+    wants = (Nesting, OperatorInputs, CallSites)
+
+    min_share: float = threshold(
+        0.05,
+        "attention in pieces, products included, as a share of all kernels",
+        unit="share",
+        source="a fused kernel saves about half of it: below, less than the 3 % of a warning",
+    )
+    most_of_chain: float = threshold(
+        0.5,
+        "share of a chain that the model takes away at most",
+        unit="share",
+        source="FlashAttention measured 2 to 4 times the speed of PyTorch's attention (arXiv 2205.14135)",
+    )
+
+    VALID = [
+        Valid("a fused kernel", lambda: _training("flash")),
+        Valid("the softmax of a classifier", lambda: _training("classifier")),
+        Valid("a softmax over something else", lambda: _training("another softmax")),
+        Valid("little time", lambda: _training(us=2, other=2000)),
+        Valid("GPU rows only", _without_operators, skipped="operator"),
+        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+    ]
+    INVALID = [
+        Invalid(
+            "written out", _training, message="38%", saving_us=500, tolerance=0.1, confidence="low",
+            codemod="use-sdpa", before=_SCRIPT, after=_PATCHED,
+        ),
+        Invalid("with its backward", lambda: _training(training=True), saving_bytes=4 * 64 * 512 * 512 * 2, message="forward and backward"),
+        Invalid("SDPA in its math form", lambda: _training("math"), message="math form", codemod="sdpa-backend"),
+        Invalid("SDPA of doubles", lambda: _training("math", dtype="double"), message="double"),
+        Invalid("without shapes", lambda: _training(shapes=False), codemod="use-sdpa"),
+        Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
+    ]  # fmt: skip
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        chains, kernels = ctx[AttentionChains], ctx[Kernels]
+        whole = chains.products | chains.between
+        share = kernels.share(whole)
+        if not len(chains.softmax) or share < self.min_share:
+            return
+        inside = kernels.us_per_step(chains.between)
+        part = min(1.0, self.most_of_chain * kernels.us_per_step(whole) / max(inside, 1e-9))
+        saving = _with_bytes(
+            by_model(
+                kernels, ctx[Replay], chains.between, part,
+                f"a fused kernel keeps scale, mask, softmax and dropout on the chip; at most {self.most_of_chain:.0%} of the chain",
+            ),
+            chains,
+        )  # fmt: skip
+        math = _sdpa_calls(ctx, chains)
+        site = _site(ctx, chains)
+        when = spans(kernels, whole)
+        yield Claim(
+            message=_message(ctx, chains, share, saving, site, math),
+            confidence="low",
+            saving=saving,
+            location=location(site, device=kernels.device, ts_us=ctx[Moments].ts_us(when[0][0])),
+            evidence=[
+                _table(chains),
+                kernel_table("What runs between the products", kernels, chains.between),
+            ],
+            spans=ctx[Moments].longest(when, "attention in pieces", device=kernels.device),
+            fixes=_fixes(site, math is not None, _in_module(ctx, chains)),
+            key="math" if math is not None else "written out",
+        )
+
+
+def _with_bytes(saving: Saving, chains: AttentionChains) -> Saving:
+    """The score matrices of a forward stay for its backward: there where there is one."""
+    if not chains.backward.any() or not chains.score_bytes:
+        return saving
+    return Saving(
+        time_us_per_step=saving.time_us_per_step,
+        share_of_step=saving.share_of_step,
+        bytes=chains.score_bytes,
+        basis=saving.basis,
+        how=saving.how + "; the bytes are those of the score matrices that one forward keeps",
+    )
+
+
+def _sdpa_calls(ctx: Context, chains: AttentionChains) -> npt.NDArray[np.int64] | None:
+    """The calls of scaled_dot_product_attention around the chains; None where most are written out."""
+    nesting = ctx.get(Nesting)
+    operators = chains.kernels.operator[chains.softmax[~chains.backward]]
+    operators = np.unique(operators[operators >= 0])
+    if nesting is None or not len(operators):
+        return None
+    run = nesting.run
+    inside = nesting.inside(operators, run.is_named(lambda n: n == _MATH))
+    if inside.sum() * 2 <= len(operators):
+        return None
+    calls = set()
+    for row in operators[inside].tolist()[:64]:
+        calls |= {above for above in nesting.ancestors(row) if run.text(above) == _SDPA}
+    return np.array(sorted(calls), dtype=np.int64)
+
+
+def _site(ctx: Context, chains: AttentionChains) -> Site | None:
+    """The function that most time of the forward is spent in."""
+    sites = ctx.get(CallSites)
+    forward = chains.softmax[~chains.backward]
+    operators = chains.kernels.operator[forward]
+    if sites is None or not (operators >= 0).any():
+        return None
+    return sites.site(int(operators[operators >= 0][0]))
+
+
+def _message(
+    ctx: Context,
+    chains: AttentionChains,
+    share: float,
+    saving: Saving,
+    site: Site | None,
+    math: npt.NDArray[np.int64] | None,
+) -> str:
+    kernels = ctx[Kernels]
+    where = f" in {site}" if site else ""
+    us = two_figures(kernels.us_per_step(chains.products | chains.between))
+    if math is not None:
+        what = f"scaled_dot_product_attention{where} falls back to its math form{_why(ctx, math)}"
+    else:
+        what = f"Attention{where} runs as product, softmax, product"
+    if chains.backward.any():
+        what += ", forward and backward"
+    often = _often(int((~chains.backward).sum()) / kernels.steps)
+    return f"{what}, {often}: {us}, {share:.0%} of the kernels' time; fused, {promise(saving)}."
+
+
+def _often(per_step: float) -> str:
+    return (
+        "now and then"
+        if per_step < 0.5
+        else "once a step"
+        if per_step < 1.5
+        else f"{per_step:,.0f} times a step"
+    )
+
+
+def _why(ctx: Context, calls: npt.NDArray[np.int64]) -> str:
+    """What of types and shapes keeps fused kernels away; empty where nothing does."""
+    inputs = ctx.get(OperatorInputs)
+    if inputs is None or not len(calls):
+        return ""
+    reasons = {_reason(given) for given in inputs.of(calls.tolist())}
+    reasons.discard("")
+    return f" ({', '.join(sorted(reasons))})" if reasons else ""
+
+
+def _reason(given: Inputs) -> str:
+    kind, query = given.type(0), given.shape(0)
+    if kind in ("double", "c10::complex<float>"):
+        return f"no fused kernel takes {kind}"
+    if query and query[-1] > 256:
+        return f"heads of {query[-1]} numbers are too large"
+    if len(query) not in (0, 4):
+        return f"fused kernels want four dimensions, not {len(query)}"
+    return "with a mask, which the flash kernel does not take" if given.shape(3) else ""
+
+
+def _table(chains: AttentionChains) -> Table:
+    kernels = chains.kernels
+    steps = kernels.steps
+    forward = int((~chains.backward).sum())
+    return Table(
+        title="Attention in pieces (per steady step)",
+        columns=[
+            Column("forward chains", "count"),
+            Column("backward chains", "count"),
+            Column("products", "us"),
+            Column("between them", "us"),
+            Column("score matrices", "bytes"),
+        ],
+        rows=[
+            [
+                round(forward / steps, 1),
+                round((len(chains.softmax) - forward) / steps, 1),
+                kernels.us_per_step(chains.products),
+                kernels.us_per_step(chains.between),
+                chains.score_bytes,
+            ]
+        ],
+    )
+
+
+_VERIFY = (
+    "record the same steps again: flash, fmha or sdpa kernels stand where the softmax was, and TD303 is gone"
+)
+
+
+def _in_module(ctx: Context, chains: AttentionChains) -> bool:
+    """Whether nn.MultiheadAttention computes it, in its fast path that returns the weights as well."""
+    nesting = ctx.get(Nesting)
+    operators = chains.kernels.operator[chains.softmax]
+    operators = operators[operators >= 0][:1]
+    if nesting is None or not len(operators):
+        return False
+    return bool(nesting.inside(operators, nesting.run.is_named(_MODULE.__eq__)).any())
+
+
+def _fixes(site: Site | None, math: bool, module: bool) -> list[Fix]:
+    target = site.target if site else None
+    if module:
+        return [
+            Fix(
+                title="Do not ask nn.MultiheadAttention for the weights",
+                kind="advice",
+                text="out, _ = self.attention(x, x, x, need_weights=False)   # then it uses scaled_dot_product_attention",
+                verify=_VERIFY,
+                risk="the second result is None then",
+                target=target,
+            )
+        ]
+    if math:
+        return [techniques.sdpa_backend(_VERIFY, target), techniques.attention_libraries(_VERIFY)]
+    return [techniques.use_sdpa(_VERIFY, target)]
