@@ -350,10 +350,15 @@ def test_what_is_unusual_is_left_to_python(text: bytes) -> None:
 def test_both_nest_alike(spans: list[tuple[int, int]]) -> None:
     spans.sort(key=lambda s: (s[0], -s[1]))
     ts = np.array([start for start, _ in spans], dtype=np.int64)
-    end = ts + np.array([dur for _, dur in spans], dtype=np.int64)
-    found = _accelerator.nest(ts, end)
-    assert found is not None
-    assert [a.tolist() for a in found] == [a.tolist() for a in nest(ts, end)]
+    dur = np.array([dur for _, dur in spans], dtype=np.int64)
+    both = np.repeat(ts, 2), np.repeat(dur, 2)  # those of another thread between them
+    rows = np.arange(len(ts), dtype=np.int64) * 2
+    parent, depth = np.full(2 * len(ts), -7, np.int32), np.full(2 * len(ts), -7, np.int32)
+    assert _accelerator.nest(*both, rows, parent, depth)
+    above, level = nest(ts, ts + dur)
+    assert parent[rows].tolist() == np.where(above >= 0, 2 * above, -1).tolist()
+    assert depth[rows].tolist() == level.tolist()
+    assert (parent[rows + 1] == -7).all() and (depth[rows + 1] == -7).all()
 
 
 # -- which of the two ------------------------------------------------------------------------------------------------
@@ -368,7 +373,8 @@ def test_it_is_there_where_a_compiler_is() -> None:
 def test_python_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_accelerator.VARIABLE, "python")
     assert Columns().scanner() is None
-    assert _accelerator.nest(np.zeros(1, np.int64), np.ones(1, np.int64)) is None
+    one, place = np.zeros(1, np.int64), np.zeros(1, np.int32)
+    assert not _accelerator.nest(one, one, one, place, place)
     assert _accelerator.description() == "Python (the one in C: TRACE_DOCTOR_DECODER=python)"
 
 

@@ -38,9 +38,9 @@ class Nesting(Evidence):
         by_thread = host[order_of(run.thread[host], len(run.threads))]
         borders = np.flatnonzero(np.diff(run.thread[by_thread])) + 1
         for rows in np.split(by_thread, borders):
-            spans = run.ts[rows], run.end[rows]
-            above, depth[rows] = _accelerator.nest(*spans) or nest(*spans)
-            parent[rows] = np.where(above >= 0, rows[above], -1)
+            if not _accelerator.nest(run.ts, run.dur, rows, parent, depth):
+                above, depth[rows] = nest(run.ts[rows], run.end[rows])
+                parent[rows] = np.where(above >= 0, rows[above], -1)
         return cls(parent, depth, run)
 
     def ancestors(self, row: int) -> list[int]:

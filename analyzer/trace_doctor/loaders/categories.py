@@ -61,12 +61,18 @@ ANNOTATIONS = (
 _MTIA = {"dma_request": Cat.MEMCPY, "event_wait": Cat.SYNC, "event_record": Cat.SYNC}
 
 
+LEGACY = LEGACY_CPU, LEGACY_GPU = "CPU functions", "CUDA functions"
+"""Processes of traces that autograd itself exported, whose events have no category."""
+BY_NAME = frozenset({"", "mtia_ccp_events", *(text for text, cat in CATEGORIES.items() if cat is Cat.CPU_OP)})
+"""Categories whose events are not all of one kind: the name tells, and the process where there is no category."""
+
+
 def category(cat: str, name: str, pid: str) -> Cat:
     """The kind of one event. Legacy autograd traces have no `cat`: there the process name tells."""
     if not cat:
-        if pid == "CUDA functions":
+        if pid == LEGACY_GPU:
             return _copy_or_kernel(name)
-        found = Cat.CPU_OP if pid == "CPU functions" else Cat.OTHER
+        found = Cat.CPU_OP if pid == LEGACY_CPU else Cat.OTHER
     else:
         found = CATEGORIES.get(cat, Cat.OTHER)
     if found is Cat.CPU_OP and name.startswith(ANNOTATIONS):

@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
 from trace_doctor.loaders import identify, kineto_args, limits, meta
-from trace_doctor.loaders.categories import CATEGORIES, category
+from trace_doctor.loaders.categories import BY_NAME, CATEGORIES, LEGACY, LEGACY_GPU, category
 from trace_doctor.loaders.kineto_decode import LONGEST_US, Columns, nanoseconds
 from trace_doctor.loaders.kineto_document import Document
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.run import GPU_CATS, I32, I64, Bool, Cat, Damage, Run, Thread
 
-_BLOCK = 1 << 18
 _DEVICE_CATS = (*GPU_CATS, Cat.GPU_ANNOTATION, Cat.SYNC)
 
 
@@ -90,9 +89,7 @@ class _Keep:
 def _refuse_others(display: str, document: Document, columns: Columns, head: bytes) -> None:
     if not head.strip(b"\0 \t\r\n"):
         raise DamagedCapture(f"{display}: the file is empty")
-    ours = bool(columns.cats.keys() & CATEGORIES.keys()) or any(
-        pid in ("CPU functions", "CUDA functions") for pid, _ in columns.tracks
-    )
+    ours = bool(columns.cats.keys() & CATEGORIES.keys()) or any(pid in LEGACY for pid, _ in columns.tracks)
     described = document.arrays > 0 and any(k in document.meta for k in ("schemaVersion", "deviceProperties"))
     if ours or described:
         return
@@ -121,35 +118,29 @@ def _assemble(
     threads, thread = _threads(columns, rows.pop("track"))
     damage.lost += columns.timeless
     _warn(warnings, damage, document, columns, cats, rows)
-    ts = nanoseconds(rows.pop("ts")) + base_ns
-    dur = _durations(rows.pop("dur"), damage, warnings)
-    cat = _categories(rows, names, cats, threads, thread)
-    device, stream = _places(rows, cat, threads, thread)
-    order = _order(ts, dur, rows["offset"])
+    rows["cat"] = _categories(rows, names, cats, threads, thread)
+    rows["thread"] = thread
+    rows["device"], rows["stream"] = _places(rows, threads)
+    rows["ts"] = nanoseconds(rows["ts"])
+    rows["ts"] += base_ns
+    rows["dur"] = _durations(rows["dur"], damage, warnings)
+    _into_order(rows)
     memory = columns.memory(base_ns)
     number, how = meta.rank(info, display, rank, rank_how)
     return Run(
         path=display,
-        ts=ts[order],
-        dur=dur[order],
-        name=rows.pop("name")[order],
-        cat=cat[order],
-        thread=thread[order],
-        device=device[order],
-        stream=stream[order],
-        correlation=rows.pop("correlation")[order],
-        external_id=rows.pop("external")[order],
-        offset=rows.pop("offset")[order],
+        external_id=rows.pop("external"),
+        **rows,
         names=names,
         threads=threads,
         memory=memory,
         meta=info,
         recorded=meta.recorded(
             info,
-            stacks=bool((cat == Cat.PYTHON).any()),
+            stacks=bool((rows["cat"] == Cat.PYTHON).any()),
             memory=len(memory) > 0,
             features=document.features,
-            operators=bool((cat == Cat.CPU_OP).any()),
+            operators=bool((rows["cat"] == Cat.CPU_OP).any()),
         ),
         torch_version=meta.torch_version(
             info, names, set(cats), integer_ts=columns.integer_ts, legacy_list=document.legacy_list
@@ -162,11 +153,23 @@ def _assemble(
     )
 
 
+def _into_order(rows: dict[str, npt.NDArray[Any]]) -> None:
+    """Sorts the columns by (start, longer first, place in the file). The memory that one leaves takes the next."""
+    order = _order(rows["ts"], rows["dur"], rows["offset"])
+    left: dict[int, npt.NDArray[Any]] = {}
+    for key, column in rows.items():
+        room = left.get(column.itemsize)
+        target = np.empty_like(column) if room is None else room.view(column.dtype)
+        rows[key] = np.take(column, order, out=target, mode="clip")  # "raise" would make a copy first
+        left[column.itemsize] = column
+
+
 def _order(ts: I64, dur: I64, offset: I64) -> I64:
-    """Rows by (start, longer first, place in the file). Files are nearly in order of start, which a stable sort uses;
-    only the few events that start together are sorted by the rest."""
+    """Files are nearly in order of start, which a stable sort uses; only the few events that start together are sorted
+    by the rest."""
     order = np.argsort(ts, kind="stable")
-    same = np.diff(ts[order]) == 0
+    placed = ts[order]
+    same = placed[1:] == placed[:-1]
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
     among = order[tied]
     order[tied] = among[np.lexsort((offset[among], -dur[among], ts[among]))]
@@ -178,7 +181,8 @@ def _durations(us: npt.NDArray[Any], damage: Damage, warnings: list[str]) -> I64
     if bad.any():
         damage.clamped += int(bad.sum())
         warnings.append(f"{_events(int(bad.sum()), 'has', 'have')} no possible duration; it counts as 0")
-    return nanoseconds(np.where(bad, 0.0, us))
+        us[bad] = 0.0
+    return nanoseconds(us)
 
 
 def _without_lost_times(
@@ -212,22 +216,23 @@ def _threads(columns: Columns, track: npt.NDArray[Any]) -> tuple[list[Thread], I
 def _categories(
     rows: dict[str, npt.NDArray[Any]], names: list[str], cats: list[str], threads: list[Thread], thread: I32
 ) -> npt.NDArray[np.uint8]:
-    """One look-up for each distinct (category, name, process) of a block of rows."""
-    pids = {pid: i for i, pid in enumerate(dict.fromkeys(t.pid for t in threads))}
-    known = list(pids)
-    pid_of = np.array([pids[t.pid] for t in threads] or [0], dtype=np.int64)
-    found = np.empty(len(thread), dtype=np.uint8)
-    for start in range(0, len(thread), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        key = rows["cat"][block].astype(np.int64) * len(names) + rows["name"][block]
-        distinct, which = np.unique(key * len(known) + pid_of[thread[block]], return_inverse=True)
-        kinds = []
-        for rest in distinct.tolist():
-            rest, p = divmod(rest, len(known))
-            c, n = divmod(rest, len(names))
-            kinds.append(int(category(cats[c], names[n], known[p])))
-        found[block] = np.array(kinds, dtype=np.uint8)[which.reshape(-1)]
+    """By the text of the category; of the few that are not of one kind, by each distinct name and process."""
+    found: npt.NDArray[np.uint8] = _kinds(category(cat, "", "") for cat in cats)[rows["cat"]]
+    processes = np.array([LEGACY.index(t.pid) if t.pid in LEGACY else len(LEGACY) for t in threads])
+    for number, cat in enumerate(cats):
+        if cat not in BY_NAME:
+            continue
+        mine = np.flatnonzero(rows["cat"] == number)
+        kind = processes[thread[mine]]
+        for at, pid in enumerate((*LEGACY, "")):
+            here = mine[kind == at]
+            if len(here):
+                found[here] = _kinds(category(cat, name, pid) for name in names)[rows["name"][here]]
     return found
+
+
+def _kinds(found: Iterable[Cat]) -> npt.NDArray[np.uint8]:
+    return np.array([*map(int, found), 0], dtype=np.uint8)
 
 
 _NUMBER = re.compile(r"-?\d+")
@@ -240,31 +245,33 @@ def _trailing_number(text: str) -> int:
     return value if -1 <= value <= np.iinfo(np.int32).max else -1
 
 
-def _places(
-    rows: dict[str, npt.NDArray[Any]], cat: npt.NDArray[np.uint8], threads: list[Thread], thread: I32
-) -> tuple[npt.NDArray[np.int16], I32]:
+def _places(rows: dict[str, npt.NDArray[Any]], threads: list[Thread]) -> tuple[npt.NDArray[np.int16], I32]:
     """Device and stream of each row: the arguments where given, else the track's ids. Host rows have none."""
-    on_device: Bool = np.isin(cat, np.array([int(c) for c in _DEVICE_CATS], dtype=np.uint8))
     by_pid, by_tid = [], []
     for t in threads:
-        if t.pid == "CUDA functions":  # legacy autograd: the track's tid is the device
+        if t.pid == LEGACY_GPU:  # the track's tid is the device
             by_pid.append(max(_trailing_number(t.tid), 0))
             by_tid.append(-1)
         else:
             pid = _trailing_number(t.pid)
             by_pid.append(pid if 0 <= pid <= np.iinfo(np.int16).max else 0)
             by_tid.append(_trailing_number(t.tid))
-    pid_device = np.array(by_pid or [0], dtype=np.int16)[thread]
-    tid_stream = np.array(by_tid or [0], dtype=np.int32)[thread]
-    device = np.where(rows["device"] >= 0, rows["device"], pid_device)
-    stream = np.where(rows["stream"] >= 0, rows["stream"], tid_stream)
+    device = np.full(len(rows["cat"]), -1, dtype=np.int16)
+    stream = np.full(len(rows["cat"]), -1, dtype=np.int32)
+    there = np.flatnonzero(_of(rows["cat"], _DEVICE_CATS))
+    track, named, numbered = rows["thread"][there], rows["device"][there], rows["stream"][there]
+    device[there] = np.where(named >= 0, named, np.array(by_pid or [0], dtype=np.int16)[track])
+    stream[there] = np.where(numbered >= 0, numbered, np.array(by_tid or [0], dtype=np.int32)[track])
     # A wait may name its stream on the host side, too; other host rows (Triton's `stream` is a pointer) have none.
-    calls = (cat == Cat.RUNTIME) | (cat == Cat.DRIVER)
-    host_stream = np.where(calls, rows["stream"], -1)
-    return (
-        np.where(on_device, device, -1).astype(np.int16),
-        np.where(on_device, stream, host_stream).astype(np.int32),
-    )
+    calls = np.flatnonzero(_of(rows["cat"], (Cat.RUNTIME, Cat.DRIVER)))
+    stream[calls] = rows["stream"][calls]
+    return device, stream
+
+
+def _of(cat: npt.NDArray[np.uint8], cats: Iterable[Cat]) -> Bool:
+    return np.asarray(
+        np.logical_or.reduce([cat == c for c in cats])
+    )  # compared, not looked up: thirty times as fast
 
 
 def _warn(

@@ -143,13 +143,20 @@ class _Ids(dict[Any, int]):
 
 
 def nanoseconds(us: npt.NDArray[np.float64]) -> I64:
-    """Float microseconds to int64 nanoseconds by parts: one product would be off by up to 74 ns at 1.7e15."""
-    part = np.floor(us)
-    ns = part.astype(np.int64)
-    ns *= 1000
-    np.subtract(us, part, out=part)
-    part *= 1000.0
-    ns += np.rint(part, out=part).astype(np.int64)
+    """Float microseconds to int64 nanoseconds by parts: one product would be off by up to 74 ns at 1.7e15.
+
+    They take the memory of `us`, a block after the other: fresh memory costs more than the arithmetic.
+    """
+    ns = us.view(np.int64)
+    for start in range(0, len(us), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        whole = np.floor(us[block])
+        part = us[block] - whole
+        part *= 1000.0
+        np.rint(part, out=part)
+        ns[block] = whole
+        ns[block] *= 1000
+        ns[block] += part.astype(np.int64)
     return ns
 
 
@@ -175,6 +182,7 @@ _MEMORY_ROW: dict[str, type[np.generic]] = {
     "device_id": np.int64,
 }
 _RESERVED, _GROWTH = 1 << 16, 4
+_BLOCK = 1 << 14
 _BASE, _PER_EVENT, _PER_ID = 128 << 20, 160, 300
 """Bytes that an analysis takes at its peak, measured on traces of a million events: in all, and for each event and
 each name or track."""
@@ -297,7 +305,8 @@ class Columns:
     def memory(self, base_ns: int) -> MemoryEvents:
         """The `[memory]` instants by time."""
         part = self._memory.take()
-        ts = nanoseconds(part["ts"]) + base_ns
+        ts = nanoseconds(part["ts"])
+        ts += base_ns
         order = np.argsort(ts, kind="stable")
         device = np.where(part["device_type"] == 0, -1, np.maximum(part["device_id"], 0)).astype(np.int16)
         return MemoryEvents(

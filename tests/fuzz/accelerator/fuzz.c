@@ -74,18 +74,21 @@ static void check_found(const Scanner *s, Place text, int64_t length, int64_t en
 static void try_nest(const uint8_t *data, size_t size) {
   int64_t count = (int64_t)(size / 3);
   int64_t *ts = malloc((size_t)count * 8), *stop = malloc((size_t)count * 8), now = 0;
+  int64_t *dur = malloc((size_t)count * 8), *rows = malloc((size_t)count * 8);
   int32_t *parent = malloc((size_t)count * 4), *depth = malloc((size_t)count * 4);
   for (int64_t i = 0; i < count; i++) {
     ts[i] = now += data[3 * i] & 7;
     stop[i] = data[3 * i + 1] == 255 ? INT64_MAX : now + data[3 * i + 1] % 32 + 256 * (data[3 * i + 2] & 1);
+    dur[i] = stop[i] - ts[i];
+    rows[i] = i;
   }
-  CHECK(trace_doctor_nest(ts, stop, count, parent, depth));
+  CHECK(trace_doctor_nest(ts, dur, rows, count, parent, depth));
   for (int64_t i = 0; i < count; i++) {
     CHECK(parent[i] >= -1 && parent[i] < i);
     CHECK(depth[i] == (parent[i] < 0 ? 0 : depth[parent[i]] + 1));
     CHECK(parent[i] < 0 || stop[parent[i]] > ts[i]);
   }
-  free(ts), free(stop), free(parent), free(depth);
+  free(ts), free(stop), free(dur), free(rows), free(parent), free(depth);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

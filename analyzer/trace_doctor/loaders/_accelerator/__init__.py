@@ -87,13 +87,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         ctypes.POINTER(ctypes.c_int64),
     ]
     library.trace_doctor_token.restype = ctypes.c_void_p
-    library.trace_doctor_nest.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-    ]
+    library.trace_doctor_nest.argtypes = [*(3 * [ctypes.c_void_p]), ctypes.c_int64, *(2 * [ctypes.c_void_p])]
     library.trace_doctor_nest.restype = ctypes.c_int
     return library, ""
 
@@ -253,14 +247,11 @@ def scanner(rows: Rows, ids: tuple[Ids, Ids, Ids]) -> Scanner | None:
     return Scanner(library, rows, ids) if library is not None else None
 
 
-def nest(ts: I64, end: I64) -> tuple[I32, I32] | None:
-    """`evidence.nesting.nest`, where the C decoder is in use."""
+def nest(ts: I64, dur: I64, rows: I64, parent: I32, depth: I32) -> bool:
+    """`evidence.nesting.nest` of these rows of a run, into its columns. False where the C decoder is not in use."""
     library, _ = _chosen()
     if library is None:
-        return None
-    ts, end = np.ascontiguousarray(ts, np.int64), np.ascontiguousarray(end, np.int64)
-    parent, depth = np.empty(len(ts), np.int32), np.empty(len(ts), np.int32)
-    done = library.trace_doctor_nest(
-        ts.ctypes.data, end.ctypes.data, len(ts), parent.ctypes.data, depth.ctypes.data
-    )
-    return (parent, depth) if done else None
+        return False
+    ts, dur, rows = (np.ascontiguousarray(column, np.int64) for column in (ts, dur, rows))
+    arrays = (a.ctypes.data for a in (ts, dur, rows))
+    return bool(library.trace_doctor_nest(*arrays, len(rows), parent.ctypes.data, depth.ctypes.data))
