@@ -15,8 +15,9 @@ from trace_doctor.fixes.codemods import Place, candidate, codemods, only
 from trace_doctor.fixes.deepspeed_config import agreeing, find_config, in_config
 from trace_doctor.fixes.edits import Change, NoEdit, remove_argument
 from trace_doctor.fixes.feeding import training_loops
-from trace_doctor.fixes.frameworks import FABRIC, LIGHTNING, MANAGED, TRAINING_ARGUMENTS, wishes
+from trace_doctor.fixes.frameworks import MANAGED, TRAINING_ARGUMENTS, wishes
 from trace_doctor.fixes.launchers import pass_options
+from trace_doctor.fixes.lightning import in_lightning
 from trace_doctor.fixes.settings import Call, known, needs, set_arguments, together
 from trace_doctor.loaders.script import Script, literal
 
@@ -65,11 +66,7 @@ def in_framework(place: Place, codemod: str, params: Mapping[str, Any]) -> Chang
         return in_accelerator(place, calls, wanted)
     if name == "deepspeed":
         return in_config(place, wanted)
-    table = LIGHTNING if name == "lightning" else FABRIC
-    if not set(wanted) <= set(table):
-        return None
-    call = only(calls, f"construct the {'Trainer' if name == 'lightning' else 'Fabric'}", "")
-    return set_arguments(place, call, "lightning", table, wanted)
+    return in_lightning(place, name, calls, params, wanted)
 
 
 def _pinned(place: Place, framework: str, calls: list[Call], wanted: Mapping[str, str]) -> Change | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import libcst as cst
@@ -37,6 +38,21 @@ def batch_size(place: Place, params: Mapping[str, Any]) -> Change:
     if size >= wanted:
         raise NoEdit("already", f"{script.name}:{script.line(value)} sets a batch of {size} already")
     return Change(script, (_set_size(script, value, wanted),), script.line(value))
+
+
+def smaller(place: Place, count: int) -> Change:
+    """Divides the batch size of the training loader, for gradients that are accumulated over `count` batches."""
+    scripts = place.program.mentioning("DataLoader")
+    found = training_loaders(replace(place, scripts=scripts, line=None, function=None))
+    script, call = only(
+        found,
+        "construct a DataLoader that feeds training",
+        "the loader whose batches get smaller was not found",
+    )
+    value, size = _batch_size(script, call)
+    if size % count:
+        raise NoEdit("display", f"a batch of {size} cannot be divided by {count}", [candidate(script, value)])
+    return Change(script, (_set_size(script, value, size // count),), script.line(value))
 
 
 def _batch_size(script: Script, call: cst.Call) -> tuple[cst.BaseExpression, int]:
