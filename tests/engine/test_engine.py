@@ -137,6 +137,21 @@ def test_one_fault_has_one_owner() -> None:
     assert result.outcomes[1].refers_to == ["TD901-1"]
 
 
+def test_time_that_the_owner_has_not_claimed_goes_with_a_claim_that_is_given_up() -> None:
+    """Gradients filled with zeros: one rule knows the memory, the other the time; the finding has both."""
+    owner = rule(
+        "TD901", claim(None, saving=Saving(bytes=100, share_of_peak=0.05, basis="bound", how="a peak"))
+    )
+    other = rule("TD902", claim(0.2), yields_to=("TD901",))
+    result = diagnose([capture()], [owner, other], defaults())
+    (found,) = result.findings
+    assert found.code == "TD901"
+    assert found.saving is not None
+    assert (found.saving.bytes, found.saving.share_of_step) == (100, 0.2)
+    assert "a peak" in found.saving.how
+    assert result.outcomes[1].outcome == "passed"
+
+
 def test_the_same_fault_on_several_ranks_is_one_finding() -> None:
     made = rule("TD901", claim(message="The GPU waits."))
     result = diagnosed(made, captures=[capture(r, f"logs/rank{r}.json") for r in (0, 1, 2, 5)])

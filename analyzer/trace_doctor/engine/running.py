@@ -8,9 +8,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
-from trace_doctor.model import OutcomeKind
+from trace_doctor.model import OutcomeKind, Saving
 from trace_doctor.rule import Claim, Context, Rule
 
 log = logging.getLogger("trace_doctor")
@@ -58,20 +60,39 @@ def _run(facts: Facts, rule: Rule) -> Verdict:
 
 
 def _one_owner(verdicts: list[Verdict]) -> list[Verdict]:
-    """A rule gives up the claims that a rule it yields to also makes: same moments, or same call site."""
+    """A rule gives up the claims that a rule it yields to also makes: same moments, or same call site. Time that the
+    owner has not claimed goes with them."""
     fired = {v.rule.code: v for v in verdicts if v.claims}
     settled = []
+    handed: dict[int, Claim] = {}
     for verdict in verdicts:
         owners = [fired[c] for c in verdict.rule.yields_to if c in fired]
-        kept = tuple(c for c in verdict.claims if not any(_same(c, o) for w in owners for o in w.claims))
-        if len(kept) == len(verdict.claims):
+        theirs = [(w, c, o) for c in verdict.claims for w in owners for o in w.claims if _same(c, o)]
+        if not theirs:
             settled.append(verdict)
             continue
-        codes = tuple(
-            w.rule.code for w in owners if any(_same(c, o) for c in verdict.claims for o in w.claims)
-        )
+        given_up = {id(c) for _, c, _ in theirs}
+        kept = tuple(c for c in verdict.claims if id(c) not in given_up)
+        codes = tuple(dict.fromkeys(w.rule.code for w, _, _ in theirs))
+        for _, claim, owner in theirs:
+            handed.setdefault(id(owner), claim)
         settled.append(replace(verdict, outcome="fired" if kept else "passed", claims=kept, refers_to=codes))
-    return settled
+    return [replace(v, claims=tuple(_with_time_of(c, handed.get(id(c))) for c in v.claims)) for v in settled]
+
+
+def _with_time_of(owner: Claim, claim: Claim | None) -> Claim:
+    """The owner's claim with the time of one that it takes over, where it has none itself."""
+    gain = claim.saving if claim is not None else None
+    own = owner.saving or Saving(basis=gain.basis if gain is not None else "bound")
+    if claim is None or gain is None or gain.time_us_per_step is None or own.time_us_per_step is not None:
+        return owner
+    saving = msgspec.structs.replace(
+        own,
+        time_us_per_step=gain.time_us_per_step,
+        share_of_step=gain.share_of_step,
+        how="; ".join(filter(None, [own.how, gain.how])),
+    )
+    return replace(owner, saving=saving, removal=owner.removal or claim.removal)
 
 
 def _same(claim: Claim, owner: Claim) -> bool:

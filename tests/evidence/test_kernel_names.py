@@ -1,0 +1,87 @@
+"""What the names of kernels say: names of real captures, one of each family and library."""
+
+from __future__ import annotations
+
+import pytest
+
+from trace_doctor.evidence.kernel_names import architecture, is_log_softmax, kernel_class
+
+_CUBLAS = "cublasGemvTensorStridedBatched"
+NAMES = {
+    "ampere_sgemm_128x64_tn": ("gemm", "fp32", False),
+    "void cutlass::Kernel2<cutlass_80_simt_sgemm_64x64_8x5_nt_align1>(…)": ("gemm", "fp32", False),
+    "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x128x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4": (
+        "gemm",
+        "fp32",
+        False,
+    ),
+    "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1_cublas": ("gemm", "tf32", True),
+    "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x64_16x6_tn_align4>(…)": ("gemm", "tf32", True),
+    "ampere_fp16_s1688gemm_fp16_256x64_ldg8_f2f_tn": ("gemm", "fp16", True),
+    "sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize192x128x32_tensor16x8x16_kernel": ("gemm", "fp16", True),
+    "volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn": ("gemm", "fp16", True),
+    "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1>(…)": ("gemm", "bf16", True),
+    "void cutlass::Kernel<cutlass_80_tensorop_d884gemm_32x32_16x5_tn_align1>(…)": ("gemm", "fp64", True),
+    "nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT": ("gemm", "", True),
+    "Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN": ("gemm", "fp32", True),
+    "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN": ("gemm", "bf16", True),
+    f"void gemv2T_kernel_val<int, int, float, float, float, float, 128, {_CUBLAS}<float const>>": (
+        "gemv",
+        "fp32",
+        False,
+    ),
+    f"void dot_kernel<float, 128, 0, cublasDotParams<{_CUBLAS}<__nv_bfloat16 const>>>": ("gemv", "bf16", None),
+    "volta_scudnn_128x64_relu_medium_nn_v1": ("conv", "fp32", False),
+    "volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1": ("conv", "fp32", False),
+    "void implicit_convolve_sgemm<float, float, 1024, 6, 7, 3, 3, 5, 1, false, true, true>(…)": (
+        "conv",
+        "fp32",
+        False,
+    ),
+    "void cudnn::cnn::wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false, 512>(…)": ("conv", "fp32", False),
+    "void precomputed_convolve_sgemm<__nv_bfloat16, 1024, 5, 5, 4, 3, 3, 1, false>(…)": ("conv", "bf16", None),
+    "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16": (
+        "conv",
+        "tf32",
+        True,
+    ),
+    "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt64x128x32_wt32x32x8": ("conv", "bf16", None),
+    "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>)": (
+        "attention",
+        "fp32",
+        True,
+    ),
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, cutlass::bfloat16_t>>": (
+        "attention",
+        "bf16",
+        None,
+    ),
+    "aiter::fmha_fwd_hd128_bf16_rtz": ("attention", "bf16", True),
+    "void vllm::reshape_and_cache_flash_kernel<__hip_bfloat16, __hip_bfloat16>(…)": ("other", "", None),
+    "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>": ("layout", "", None),
+    "batched_transpose_16x64_pack_1x4_ediv_1x2_half": ("layout", "", None),
+    "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true, 1>(…)": ("other", "", None),
+    "void at::native::(anonymous namespace)::max_pool_forward_nchw<float, float>(…)": ("other", "", None),
+    "void splitKreduce_kernel<32, 16, int, float, float, float, float, true, false, false>(…)": ("other", "", None),
+    "triton_red_fused_add_addmm_clone_native_dropout_native_layer_norm_backward_13": ("other", "", None),
+    "void fbgemm_gpu::permute_2D_data_kernel<false, int, int>(…)": ("other", "", None),
+    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>(…)": ("softmax", "", None),
+    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>": ("other", "", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:60])
+def test_a_name_says_what_a_kernel_does(name: str) -> None:
+    found = kernel_class(name)
+    assert (found.kind, found.precision, found.tensor_cores) == NAMES[name]
+
+
+def test_the_softmax_of_a_loss_is_another_one() -> None:
+    assert is_log_softmax("void softmax_warp_forward<float, float, float, 10, true, false>(…)")
+    assert not is_log_softmax("void softmax_warp_forward<float, float, float, 10, false, false>(…)")
+    assert is_log_softmax("void cunn_SoftMaxForward<4, float, float, float, LogSoftMaxForwardEpilogue>(…)")
+
+
+def test_kernels_tell_the_least_architecture_that_they_run_on() -> None:
+    assert architecture(["volta_sgemm_64x64_tn", "ampere_sgemm_128x64_tn"]) == (8, 0)
+    assert architecture(["void gemv2T_kernel_val<int, int, float>"]) is None
