@@ -21,14 +21,15 @@ from typing import TypeVar
 import libcst as cst
 from libcst.metadata import (
     MetadataWrapper,
-    ParentNodeProvider,
     PositionProvider,
-    QualifiedNameProvider,
+    QualifiedName,
     QualifiedNameSource,
+    ScopeProvider,
     WhitespaceInclusivePositionProvider,
 )
 
 from trace_doctor.errors import UnreadableScript
+from trace_doctor.loaders.nested import PLAIN, nesting, try_to_parse
 
 N = TypeVar("N", bound=cst.CSTNode)
 Block = cst.Module | cst.IndentedBlock | cst.SimpleStatementSuite
@@ -110,6 +111,8 @@ class Script(TextFile):
 
     def __init__(self, data: bytes, name: str, path: Path | None = None) -> None:
         super().__init__(data, name, path)
+        if nesting(self.text) > PLAIN:
+            try_to_parse(self.text, name)
         try:
             self.module = cst.parse_module(self.text)
         except cst.ParserSyntaxError as error:
@@ -165,8 +168,7 @@ class Script(TextFile):
     # ------------------------------------------------------------------ tree
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        up: cst.CSTNode | None = self._parents.get(node)
-        return up
+        return self._parents.get(node)
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """From the parent outwards."""
@@ -302,26 +304,41 @@ class Script(TextFile):
         return self._wrapper.resolve(WhitespaceInclusivePositionProvider)
 
     @cached_property
-    def _parents(self):  # type: ignore[no-untyped-def]
-        return self._wrapper.resolve(ParentNodeProvider)
+    def _names(self) -> dict[cst.CSTNode, set[QualifiedName]]:
+        return {}
 
     @cached_property
-    def _names(self):  # type: ignore[no-untyped-def]
-        return self._wrapper.resolve(QualifiedNameProvider)
+    def _scopes(self):  # type: ignore[no-untyped-def]
+        return self._wrapper.resolve(ScopeProvider)
 
-    def _qualified(self, node: cst.CSTNode):  # type: ignore[no-untyped-def]
-        found = self._names.get(node, frozenset())
-        return found() if callable(found) else found
+    def _qualified(self, node: cst.CSTNode) -> set[QualifiedName]:
+        """Asked for node by node: LibCST's own provider names every node of the file."""
+        if node not in self._names:
+            scope = self._scopes.get(node)
+            self._names[node] = set(scope.get_qualified_names_for(node)) if scope is not None else set()
+        return self._names[node]
 
     @cached_property
-    def _by_type(self) -> dict[type[cst.CSTNode], list[cst.CSTNode]]:
+    def _tree(self) -> tuple[dict[type[cst.CSTNode], list[cst.CSTNode]], dict[cst.CSTNode, cst.CSTNode]]:
+        """(nodes by their type, in source order; node -> its parent)"""
         found: dict[type[cst.CSTNode], list[cst.CSTNode]] = {}
+        parents: dict[cst.CSTNode, cst.CSTNode] = {}
         stack: list[cst.CSTNode] = [self.module]
         while stack:
             node = stack.pop()
             found.setdefault(type(node), []).append(node)
-            stack.extend(reversed(node.children))
-        return found
+            children = node.children
+            parents.update((child, node) for child in children)
+            stack.extend(reversed(children))
+        return found, parents
+
+    @property
+    def _by_type(self) -> dict[type[cst.CSTNode], list[cst.CSTNode]]:
+        return self._tree[0]
+
+    @property
+    def _parents(self) -> dict[cst.CSTNode, cst.CSTNode]:
+        return self._tree[1]
 
 
 def imported_modules(node: cst.Import | cst.ImportFrom) -> list[str]:
