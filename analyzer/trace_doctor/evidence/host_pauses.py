@@ -46,7 +46,10 @@ _PHASE = re.compile(
     r"\W*(?:forward|backward|loss|optimi[sz]er|train\w*|step|iteration|batch)\b.*", re.IGNORECASE
 )
 """annotations of what a step is made of"""
-_OWN = re.compile(r"torch/profiler/.*|.*\bprofiler\.py\(\d+\): .*|<built-in .*(?:synchronize|acquire).*")
+_OWN = re.compile(
+    r"torch/profiler/.*|torch/utils/data/.*|.*\bprofiler\.py\(\d+\): .*|<built-in .*(?:synchronize|acquire).*"
+)
+"""frames of the profiler, of data loading (its own rules), and waits"""
 
 
 @dataclass(frozen=True)
@@ -134,13 +137,13 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
             is_step(n)
             or is_optimizer(n)
             or is_torch_mark(n)
-            or _OWN.fullmatch(n) is not None
             or (_PHASE.fullmatch(n) is not None and python_frame(n) is None)
         )
     )
     rows = np.flatnonzero(named & ~skip)
     rows = rows[_quiet(facts, run, rows)]
-    away = loader_mask(run, facts.options) | run.is_named(is_compile)
+    away = loader_mask(run, facts.options)
+    away |= run.is_named(lambda n: is_compile(n) or _OWN.fullmatch(n) is not None)
     rows = rows[~away[rows] & ~nesting.inside(rows, away)]
     return nesting.outermost(rows)
 

@@ -133,6 +133,7 @@ class DataLoaderStarvation(Rule):
     title = "Training waits for data"
     needs = (Steps, DataLoading, DataWaits, Replay, Moments)
     wants = (CallSites, TimeLedger)
+    yields_to = ("TD103",)
 
     min_share: float = threshold(
         0.05,

@@ -1,0 +1,225 @@
+"""TD103 worker-restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trace_doctor import Claim, Column, Confidence, Context, Rule, Table, threshold
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.call_sites import location
+from trace_doctor.evidence.data_loading import DataLoading
+from trace_doctor.evidence.data_waits import DataWaits
+from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.replay import Replay, ReplayOutcome
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.evidence.worker_restarts import Restart, WorkerRestarts
+from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
+
+
+def _training(
+    *,
+    starting_us: float = 30_000,
+    first_us: float = 20_000,
+    epochs: int = 4,
+    stacks: bool = False,
+    frame: str = "__init__",
+    gpu: bool = True,
+    workers: int = 2,
+) -> RunBuilder:
+    """Epochs of four steps of 4 ms; an epoch ends inside the step that begins the next."""
+    b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None, stacks=stacks)
+    for epoch in range(epochs):
+        for step in range(4):
+            with b.step():
+                if step == 0 and epoch:
+                    b.loader(2000 if starting_us > 9000 else 50, workers=workers)
+                    with b.python("torch/utils/data/dataloader.py", 1101, frame):
+                        with b.op("aten::random_", us=5):
+                            pass
+                        b.wait(starting_us)
+                b.loader(first_us if step == 0 and epoch else 100, workers=workers)
+                for _ in range(10):
+                    with b.op("aten::mm", us=20):
+                        b.launch(400) if gpu else b.wait(400)
+                with b.op("autograd::engine::evaluate_function: AddBackward0", us=20):
+                    b.launch(40) if gpu else b.wait(40)
+                with b.optimizer_step():
+                    b.wait(20)
+    return b
+
+
+_SCRIPT = """from torch.utils.data import DataLoader
+loader = DataLoader(list(range(100)), batch_size=4, num_workers=4)
+for epoch in range(10):
+    for batch in loader:
+        loss = train(batch)
+        loss.backward()
+"""
+_PATCHED = _SCRIPT.replace("num_workers=4", "num_workers=4, persistent_workers=True")
+
+
+@dataclass(frozen=True)
+class WorkerRestart(Rule):
+    """The loader's worker processes are started again for every epoch.
+
+    What it does
+    Finds the border between two epochs where worker processes end and new ones are started, and re-times the captured
+    steps as if the next batch had been waited for as long as any other.
+
+    Why is this bad
+    A DataLoader ends its workers with each epoch. The next epoch starts processes, copies the dataset object into them,
+    and each opens files and fills its caches again before the first batch arrives; meanwhile nothing trains. With short
+    epochs (fine-tuning, evaluation every few steps) this is a large part of the time.
+
+    Evidence
+    Two waits for a loader with workers that follow each other without any training between: the first ended the epoch
+    (and its processes), the second waits for the first batch of the next. Together they take ten times the median wait
+    and more. With `with_stack=True` the new iterator's `__init__` is seen; without stacks, stopping and starting must take
+    20 ms, which resuming workers does not. One border alone does not tell how often it comes back: then it is a hint.
+
+    How the saving is estimated
+    The captured steps are re-timed without the time from the end of the epoch to the first batch, but for one median
+    wait. An upper bound: workers that persist fill their queue again, too.
+
+    Fix
+    persistent_workers=True.
+
+    Fix safety
+    Unsafe: what the dataset changes in itself lasts from epoch to epoch, and random states go on.
+
+    When to ignore
+    When epochs are so long that their borders do not matter.
+
+    References
+    https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
+    """
+
+    code = "TD103"
+    name = "worker-restart"
+    title = "Worker processes are started for every epoch"
+    needs = (Steps, DataLoading, WorkerRestarts, Replay, Moments)
+    wants = (DataWaits, TimeLedger)
+
+    min_times: float = threshold(
+        10.0,
+        "a border between epochs, in median waits",
+        source="the first wait of a profile is up to 4 medians longer",
+    )
+    min_starting_us: float = threshold(
+        20_000.0,
+        "stopping and starting, where no stacks show the new iterator",
+        unit="us",
+        source="starting two processes took 97 to 108 ms on a CPU, resuming two 1 to 5 ms",
+    )
+    min_share: float = threshold(
+        0.01, "saving, as a share of the step", unit="share", source="less is lost in the noise of epochs"
+    )
+
+    VALID = [
+        Valid("workers persist", lambda: _training(starting_us=2000, first_us=1500)),
+        Valid(
+            "workers persist, and the first batch takes long",
+            lambda: _training(starting_us=2000, stacks=True, frame="_reset"),
+        ),
+        Valid("one epoch", lambda: _training(epochs=1)),
+        Valid("no workers", lambda: _training(workers=0), skipped="worker processes"),
+    ]
+    INVALID = [
+        Invalid(
+            "new workers for each epoch of four steps",
+            _training,
+            message="started again",
+            confidence="medium",
+            codemod="dataloader-args",
+            before=_SCRIPT,
+            after=_PATCHED,
+        ),
+        Invalid("with stacks", lambda: _training(stacks=True, starting_us=12_000), confidence="high"),
+        Invalid("one border", lambda: _training(epochs=2), severity="info"),
+        Invalid("on the CPU", lambda: _training(gpu=False), confidence="medium"),
+    ]
+
+    def check(self, ctx: Context) -> Iterator[Claim]:
+        seen, count = ctx[WorkerRestarts], ctx[Steps].count
+        found = [r for r in seen.epochs if self._restarts(seen, r)]
+        if not found:
+            return
+        removal = Removal(
+            host_spans=tuple((seen.thread, r.start, max(r.end - seen.median_wait, r.start)) for r in found)
+        )
+        outcome = ctx[Replay].without(removal)
+        if outcome.share_of_step < self.min_share:
+            return
+        moments = ctx[Moments]
+        spans = [(r.start, r.end) for r in found]
+        confidence = self._confidence(ctx, found, outcome)
+        yield Claim(
+            message=_message(found, seen, count, outcome),
+            confidence=confidence,
+            severity="info" if confidence == "low" or len(found) < 2 else None,
+            saving=outcome.saving(),
+            location=location(None, ts_us=moments.ts_us(spans[0][0])),
+            evidence=[_table(ctx, found, seen), outcome.table(_WHAT_IF, "workers that persist")],
+            spans=moments.longest(spans, "workers end and start"),
+            fixes=[techniques.persistent_workers(_VERIFY)],
+            removal=removal,
+            owned=spans,
+            key="workers",
+        )
+
+    def _restarts(self, seen: WorkerRestarts, border: Restart) -> bool:
+        if border.length < self.min_times * max(seen.median_wait, 1):
+            return False
+        return border.seen or (
+            not seen.stacks and border.stopping + border.starting >= self.min_starting_us * 1e3
+        )
+
+    def _confidence(self, ctx: Context, found: Sequence[Restart], outcome: ReplayOutcome) -> Confidence:
+        waits = ctx.get(DataWaits)
+        on_gpu = waits is not None and waits.device is not None
+        if ctx[Steps].source == "none" or (on_gpu and outcome.basis != "replay"):
+            return "low"
+        return "high" if on_gpu and all(r.seen for r in found) else "medium"
+
+
+_VERIFY = (
+    "record the same steps again: TD103 should be gone, and the first step of an epoch as long as the others"
+)
+_WHAT_IF = "What if workers lived on from epoch to epoch"
+
+
+def _message(found: Sequence[Restart], seen: WorkerRestarts, count: int, outcome: ReplayOutcome) -> str:
+    each = two_figures(sum(r.length for r in found) / len(found) / 1e3)
+    often = f"{len(found)} times in {count} steps" if len(found) > 1 else "once in the capture"
+    return (
+        f"The loader's worker processes are started again for every epoch, {often}: {each} pass until the next batch, "
+        f"instead of {two_figures(seen.median_wait / 1e3)}; {outcome.promise}, at this length of an epoch."
+    )
+
+
+def _table(ctx: Context, found: Sequence[Restart], seen: WorkerRestarts) -> Table:
+    spans = [(s.index, s.start, s.end) for s in ctx[Steps].steady]
+    return Table(
+        title="Borders between epochs",
+        columns=[
+            Column("step", "count"),
+            Column("ending", "us"),
+            Column("starting", "us"),
+            Column("first batch", "us"),
+            Column("median wait", "us"),
+        ],
+        rows=[
+            [
+                next((i for i, start, end in spans if start <= r.start < end), None),
+                r.stopping / 1e3,
+                r.starting / 1e3,
+                r.waiting / 1e3,
+                seen.median_wait / 1e3,
+            ]
+            for r in found
+        ],
+    )
