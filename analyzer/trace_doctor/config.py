@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 import tomllib
@@ -14,6 +15,7 @@ from typing import Any
 
 from trace_doctor.errors import UsageError
 from trace_doctor.loaders.limits import memory_limit
+from trace_doctor.loaders.stream import open_regular
 from trace_doctor.registry import resolve
 from trace_doctor.rule import Rule
 
@@ -21,6 +23,9 @@ SEVERITIES = ("critical", "warning", "info")
 CONFIDENCES = ("high", "medium", "low")
 CACHE = ("read", "write", "off")
 FILES = ("trace-doctor.toml", "pyproject.toml")
+_HUGE = 1 << 62
+MAX_BYTES, MAX_LINE = 256 << 10, 10_000
+"""Of a configuration file. Python's reader takes minutes over a key of a hundred thousand parts."""
 
 
 def _setting(default: Any, doc: str) -> Any:
@@ -133,19 +138,38 @@ def _from_file(start: Path, file: Path | None) -> tuple[str, dict[str, Any]]:
 
 def _speaks_of_us(path: Path) -> bool:
     return path.is_file() and (
-        path.name != "pyproject.toml" or re.search(rb"tool\.trace[-_]doctor", path.read_bytes()) is not None
+        path.name != "pyproject.toml" or re.search(rb"tool\.trace[-_]doctor", _bytes(path)) is not None
     )
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path.name}: cannot be read ({error.strerror or error})") from None
+    if len(data) > MAX_BYTES or max(map(len, data.split(b"\n"))) > MAX_LINE:
+        raise UsageError(
+            f"{path.name}: no configuration file is larger than {MAX_BYTES >> 10} KB or has lines of more than "
+            f"{MAX_LINE} characters"
+        )
+    return data
 
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        data = tomllib.loads(_bytes(path).decode())
+    except RecursionError:
+        raise UsageError(f"{path.name}: nested too deeply") from None
+    except ValueError as error:  # of TOML, of UTF-8, of numbers with thousands of digits
         raise UsageError(f"{path.name}: {error}") from None
     if path.name == "pyproject.toml" or "tool" in data:
-        if "trace_doctor" in data.get("tool", {}):
+        tool = data.get("tool", {})
+        if not isinstance(tool, dict) or not isinstance(tool.get("trace-doctor", {}), dict):
+            raise UsageError(f"{path.name}: [tool.trace-doctor] must be a table")
+        if "trace_doctor" in tool:
             raise UsageError(f"{path.name}: [tool.trace_doctor] is written [tool.trace-doctor]")
-        return dict(data.get("tool", {}).get("trace-doctor", {}))
+        return dict(tool.get("trace-doctor", {}))
     return data
 
 
@@ -169,9 +193,12 @@ def _from_environment() -> dict[str, Any]:
 
 def _number(key: str, text: str) -> float:
     try:
-        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        number = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        raise UsageError(f"{key}: {text!r} is no number") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"{key}: {text!r} is no number")
+    return number
 
 
 def _checked(key: str, value: Any, origin: str) -> Any:
@@ -183,12 +210,17 @@ def _checked(key: str, value: Any, origin: str) -> Any:
     default = fields[key]
     if isinstance(default, float) and isinstance(value, str):
         return _number(key, value)
-    if isinstance(default, int) and not isinstance(default, bool) and isinstance(value, float):
-        value = int(value)
-    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not type(default):
+    value = _as_number(value, default)
+    if type(value) is not type(default) or (
+        isinstance(value, list) and not all(isinstance(item, str) for item in value)
+    ):
         raise UsageError(f"{origin}: {_dashed(key)} must be a {_plain(default)}")
+    if isinstance(value, int | float) and value < 0:
+        raise UsageError(f"{origin}: {_dashed(key)} must not be negative")
+    if any(
+        "\0" in text for text in ([value] if isinstance(value, str) else value if type(value) is list else [])
+    ):
+        raise UsageError(f"{origin}: {_dashed(key)} holds a NUL character")
     allowed = {"fail_on": (*SEVERITIES, "never"), "min_confidence": CONFIDENCES, "cache": CACHE}.get(key)
     if allowed and value not in allowed:
         raise UsageError(f"{origin}: {_dashed(key)} must be one of {', '.join(allowed)}, not {value!r}")
@@ -197,6 +229,15 @@ def _checked(key: str, value: Any, origin: str) -> Any:
     if key == "max_memory":
         memory_limit(value)
     return value
+
+
+def _as_number(value: Any, default: Any) -> Any:
+    """A finite number as the kind that is wanted; anything else as it is. TOML has infinities and huge integers."""
+    if isinstance(value, bool) or isinstance(default, bool) or not isinstance(value, int | float):
+        return value
+    if not isinstance(default, int | float) or not abs(value) < _HUGE:
+        return None if isinstance(default, int | float) else value
+    return type(default)(value)
 
 
 def _plain(default: Any) -> str:
@@ -232,6 +273,7 @@ def _check_rules(settings: Settings) -> None:
                 raise UsageError(f"rules.{key}: unknown threshold {name!r}" + _nearest(name, known))
             default = known[name].default
             if isinstance(value, bool) != isinstance(default, bool) or (
-                isinstance(default, int | float) and not isinstance(value, int | float)
+                isinstance(default, int | float)
+                and (not isinstance(value, int | float) or not abs(value) < _HUGE)
             ):
                 raise UsageError(f"rules.{key}.{name} must be a {_plain(default)}")

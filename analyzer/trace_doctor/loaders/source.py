@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 
 from trace_doctor.errors import UnreadableScript, UsageError
 from trace_doctor.loaders.modules import ImportGraph
+from trace_doctor.loaders.stream import open_regular
 
 if TYPE_CHECKING:
     from trace_doctor.loaders.project import Project
     from trace_doctor.loaders.script import Script, TextFile
 
 MAX_FILES = 5_000
-MAX_BYTES = 2_000_000
+MAX_BYTES = 1_000_000
+MAX_PARSED = 10_000_000
+"""Bytes of all scripts that are parsed: some minutes. Programs have less; a folder of more holds other things."""
 CONFIG_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".json", ".yaml", ".yml", "Dockerfile", "Makefile")
 SKIPPED = frozenset(
     ["__pycache__", "site-packages", "dist-packages", "node_modules", "build", "dist", "venv", "env"]
@@ -32,6 +35,8 @@ class SourceTree:
     def __init__(self, source: Path) -> None:
         if not source.exists():
             raise UsageError(f"--source {source}: no such folder or file")
+        if not source.is_dir() and not source.is_file():
+            raise UsageError(f"--source {source}: neither a folder nor a file")
         self.single = None if source.is_dir() else source
         self.root = source if source.is_dir() else source.parent
         self.unreadable: dict[str, str] = {}
@@ -39,6 +44,7 @@ class SourceTree:
         """by the names of their files; filled by Project.of_tree"""
         self._scripts: dict[str, Script | None] = {}
         self._bytes: dict[str, bytes] = {}
+        self._parsed = 0
 
     @cached_property
     def files(self) -> list[str]:
@@ -98,8 +104,10 @@ class SourceTree:
         if name not in self._bytes:
             path = self.path(name)
             try:
-                too_large = path.stat().st_size > MAX_BYTES
-                self._bytes[name] = b"" if too_large else path.read_bytes()
+                with open_regular(path) as file:
+                    found = file.read(MAX_BYTES + 1)
+                too_large = len(found) > MAX_BYTES
+                self._bytes[name] = b"" if too_large else found
             except OSError as error:
                 too_large = False
                 self._bytes[name] = b""
@@ -115,6 +123,11 @@ class SourceTree:
 
             data = self.data(name)
             try:
+                self._parsed += len(data)
+                if self._parsed > MAX_PARSED:
+                    raise UnreadableScript(
+                        f"{name}: more than {MAX_PARSED // 1_000_000} MB of scripts; it is left alone"
+                    )
                 self._scripts[name] = None if name in self.unreadable else Script(data, name, self.path(name))
             except UnreadableScript as error:
                 self.unreadable[name] = str(error)
