@@ -22,6 +22,22 @@ def _advice(title: str, text: str, risk: str, verify: str, **more: Any) -> Fix:
     return Fix(title=title, kind="advice", safety="display", text=text, risk=risk, verify=verify, **more)
 
 
+# ---------------------------------------------------------------------- where it runs
+
+
+def one_image(dockerfile: str, verify: str, *, torch: str, cuda: str) -> Fix:
+    """`dockerfile`: one with the captured versions, for people who have none."""
+    return _patch(
+        "Run all ranks from one image",
+        "pin-container",
+        dockerfile,
+        "the driver is the host's: it has to be new enough for the image's CUDA",
+        verify,
+        safety="display",
+        params={"torch": torch, "cuda": cuda},
+    )
+
+
 # ---------------------------------------------------------------------- data
 
 
@@ -477,12 +493,15 @@ def less_optimizer_state(verify: str) -> Fix:
 
 
 def offload(verify: str) -> Fix:
-    return _advice(
+    return _patch(
         "Keep optimizer state on the host",
+        "deepspeed-zero",
         'DeepSpeed: "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}\n'
-        "FSDP2: fully_shard(model, offload_policy=CPUOffloadPolicy())",
+        "FSDP2: fully_shard(model, offload_policy=CPUOffloadPolicy())   # torch.distributed.fsdp, torch 2.6",
         "every step copies gradients and parameters over PCIe; the update runs on the CPU",
         verify,
+        params={"offload_optimizer": True, "stage": 2},
+        safety="display",
     )
 
 
@@ -549,6 +568,21 @@ def fully_shard(verify: str) -> Fix:
         'DeepSpeed: "zero_optimization": {"stage": 3}',
         f"{_LAST_BITS}; checkpoints hold shards; each block's parameters are gathered in every pass",
         verify,
+    )
+
+
+def zero(verify: str, stage: int = 2) -> Fix:
+    """`stage`: 1 shares optimizer state among the ranks, 2 gradients too, 3 parameters too."""
+    return _patch(
+        f"Share state among the ranks with DeepSpeed (ZeRO stage {stage})",
+        "deepspeed-zero",
+        f'"zero_optimization": {{"stage": {stage}}}   # in the configuration of DeepSpeed\n'
+        f"# Accelerate: deepspeed_config: zero_stage: {stage}; "
+        "plain PyTorch, stage 1: torch.distributed.optim.ZeroRedundancyOptimizer(params, torch.optim.AdamW, lr=...)",
+        f"{_LAST_BITS}; checkpoints of stage 3 hold shards",
+        verify,
+        params={"stage": stage},
+        framework="deepspeed",
     )
 
 

@@ -145,7 +145,9 @@ def test_bytes_of_the_file_survive(case: Case, style: str) -> None:
 
 
 def test_every_codemod_has_cases() -> None:
-    assert {case.codemod for case in EDITS} == set(codemods())
+    programs = (p.read_text(encoding="utf-8") for p in (Path(__file__).parent / "programs").glob("*.md"))
+    in_programs = {name for text in programs for name in re.findall(r"(?m)^fix: (\S+)", text)}
+    assert {case.codemod for case in EDITS} | in_programs == set(codemods())
 
 
 @pytest.mark.torch

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.images import dockerfile
 from trace_doctor.run import Run
 
 
@@ -33,9 +34,7 @@ class Environments(Evidence):
 
     def dockerfile(self) -> str:
         """An image with the versions that most ranks have."""
-        torch, cuda = self.usual("PyTorch"), self.usual("CUDA runtime")
-        tag = f"{torch or '<version of PyTorch>'}-cuda{cuda or '<version of CUDA>'}-cudnn9-runtime"
-        return f"FROM pytorch/pytorch:{tag}\nCOPY requirements.txt .\nRUN pip install --no-cache-dir -r requirements.txt\n"
+        return dockerfile(self.usual("PyTorch"), self.usual("CUDA runtime"))
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -36,8 +36,9 @@ def with_diffs(
             shown.setdefault(location.file, set()).update(_around(location.line))
         fixes = []
         for item in planned:
-            if item.status == "advice" and item.fix.framework not in ("torch", "", *made.frameworks):
-                continue  # advice for a framework that the scripts do not use
+            no_edit = item.status in ("advice", "unresolved")
+            if no_edit and item.fix.framework not in ("torch", "", *made.frameworks):
+                continue  # for a framework that the scripts do not use
             fixes.append(_told(item))
             if item.change is not None:
                 shown.setdefault(item.change.script.name, set()).update(_edited_lines(item.change))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trace_doctor import Claim, Column, Context, Fix, Rule, Table
+from trace_doctor import Claim, Column, Context, Rule, Table
 from trace_doctor.evidence.environments import Environments
 from trace_doctor.evidence.ranks import listed
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
 
 
 def _job(**differs: str) -> tuple[RunBuilder, ...]:
@@ -100,13 +101,11 @@ class EnvironmentDrift(Rule):
                 )
             ],
             fixes=[
-                Fix(
-                    title="Run all ranks from one image",
-                    kind="config",
-                    safety="display",
-                    text=seen.dockerfile(),
-                    verify="record all ranks again: TD005 is gone",
-                    risk="the driver is the host's: it has to be new enough for the image's CUDA",
+                techniques.one_image(
+                    seen.dockerfile(),
+                    "record all ranks again: TD005 is gone",
+                    torch=seen.usual("PyTorch"),
+                    cuda=seen.usual("CUDA runtime"),
                 )
             ],
             key=",".join(seen.differing),

@@ -126,6 +126,7 @@ class ReplicatedStates(Rule):
                 ],
                 fixes=[
                     techniques.fully_shard("a new snapshot of a rank has a lower peak"),
+                    techniques.zero(_VERIFY, stage=3),
                     techniques.offload(_VERIFY),
                 ],
                 key="replicated",
