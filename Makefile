@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH ?=
 BIN = $(VENV)/bin
 
-.PHONY: try install check lint types contracts test docs generate picture screenshots clean
+.PHONY: try install check lint types contracts test docs generate accuracy picture screenshots clean
 
 try:
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +54,10 @@ fuzz-c:
 	clang -g -O1 -std=c11 -fwrapv -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all '-DTRACE_DOCTOR_SOURCES=""' \
 	  -Ianalyzer/trace_doctor/loaders/_accelerator $(FUZZ)/fuzz.c -o build/fuzz
 	build/fuzz -max_len=4096 -timeout=10 -dict=$(FUZZ)/trace.dict -max_total_time=$(FUZZ_SECONDS) build/corpus build/seeds $(FUZZ)/cases
+
+# How often the diagnosis is right, over the sample captures and (where they are there) labelled captures of others.
+accuracy: install
+	$(BIN)/python bench/accuracy --output bench/accuracy/RESULT.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

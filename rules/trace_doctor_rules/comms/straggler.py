@@ -54,7 +54,7 @@ class Straggler(Rule):
     Traces of two or more ranks of one job, recorded at the same time. The k-th collective of a kind and process group
     counted from the end of the capture (or by its recorded sequence number) is the same on every rank if 95 % of them
     overlap in time. On each rank its time beyond the shortest over all ranks is waiting; what runs beside compute does
-    not count. The late ranks wait least, are at most half of all, and come last to at least half of the collectives.
+    not count. The late ranks wait least, are at most half of all, and together come last to at least half of the collectives.
     What they do longer than the others names the cause where it covers 80 % of the lateness.
 
     How the saving is estimated
@@ -124,14 +124,14 @@ class Straggler(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen, steps = ctx[RankedCollectives], ctx[Steps]
-        late = _late(seen)
+        late = _late(seen, self.min_last)
         if not late or ctx.rank != seen.ranks[late[0]]:
             return
         others = [i for i in range(len(seen.ranks)) if i not in late]
         waited = median(seen.wait_ns[i] for i in others) - median(seen.wait_ns[i] for i in late)
         share = waited / steps.step_ns if steps.step_ns else 0.0
         last = float(seen.last[:, late].any(axis=1).mean())
-        if share < self.min_share or last < self.min_last:
+        if share < self.min_share:
             return
         if _standard_errors(seen, late, others) < self.min_errors:
             return
@@ -160,12 +160,17 @@ class Straggler(Rule):
         )
 
 
-def _late(seen: RankedCollectives) -> list[int]:
-    """Positions of the ranks that wait least: up to half of all, cut where the waits rise most."""
+def _late(seen: RankedCollectives, min_last: float) -> list[int]:
+    """Positions of the ranks that wait least and together come last often enough: up to half of all ranks, cut where
+    the waits rise most. Empty where no such half does."""
     order = np.argsort(seen.wait_ns, kind="stable")
-    waits = np.array(seen.wait_ns)[order]
-    rises = np.diff(waits[: len(waits) // 2 + 1])
-    return sorted(order[: int(rises.argmax()) + 1].tolist()) if len(rises) else []
+    half = len(order) // 2
+    last = np.array([seen.last[:, order[:count]].any(axis=1).mean() for count in range(1, half + 1)])
+    often = last >= min_last
+    if not often.any():
+        return []
+    rises = np.diff(np.array(seen.wait_ns)[order[: half + 1]])
+    return sorted(order[: int(np.where(often, rises, -1).argmax()) + 1].tolist())
 
 
 def _standard_errors(seen: RankedCollectives, late: list[int], others: list[int]) -> float:
