@@ -117,10 +117,22 @@ class Training:
     """A model of linear layers under AdamW, recorded from its first step on."""
 
     def __init__(
-        self, script: Script, *, layers: int, weight: int, activation: int, device_bytes: int = 80 << 30
+        self,
+        script: Script,
+        *,
+        layers: int,
+        weight: int,
+        activation: int,
+        device_bytes: int = 80 << 30,
+        expandable_segments: bool = False,
     ) -> None:
         self.script = script
-        self.b = SnapshotBuilder(script=script.file, function="train", device_bytes=device_bytes)
+        self.b = SnapshotBuilder(
+            script=script.file,
+            function="train",
+            device_bytes=device_bytes,
+            expandable_segments=expandable_segments,
+        )
         self.layers, self.weight, self.activation = layers, weight, activation
         self.gradients: list[Any] = []
         for _ in range(layers):
@@ -177,10 +189,10 @@ def zero_grad_set_to_none_false(script: Script) -> SnapshotBuilder:
     return job.b
 
 
-def allocator_churn(script: Script) -> SnapshotBuilder:
+def empty_cache_in_loop(script: Script) -> SnapshotBuilder:
     """The longest document comes first; each later one is shorter."""
-    job = Training(script, layers=4, weight=24 * MIB, activation=200 * MIB)
-    for step, length in enumerate((200, 120, 90, 160, 60, 140, 110, 180)):
+    job = Training(script, layers=4, weight=24 * MIB, activation=100 * MIB)
+    for step, length in enumerate((100, 60, 45, 80, 30, 70, 55, 90)):
         job.activation = length * MIB
         job.backward(job.forward())
         job.optimizer_step(step == 0)
@@ -191,16 +203,25 @@ def allocator_churn(script: Script) -> SnapshotBuilder:
 
 
 def allocator_churn_shapes(script: Script) -> SnapshotBuilder:
-    """Cached segments that are too small for the next document are given back under pressure; segments that grow
-    (`expandable_segments`) are simulated as ones of the largest size, taken in the first step."""
-    job = Training(script, layers=4, weight=24 * MIB, activation=200 * MIB)
+    """Cached segments that are too small for the next document are given back under pressure; one that grows
+    (`expandable_segments`) fits every document."""
+    job = Training(script, layers=4, weight=24 * MIB, activation=0, expandable_segments=not script.faulty)
     for step, length in enumerate((60, 120, 90, 160, 60, 140, 110, 180)):
         job.activation = length * MIB
         if script.faulty and step:
             with job.b.script_line(script.line("model(x)"), "train"):
                 job.b.release_cached()
-        elif step == 0 and not script.faulty:
-            job.activation = 200 * MIB
+        job.backward(job.forward())
+        job.optimizer_step(step == 0)
+        job.zero_grad()
+    return job.b
+
+
+def fragmentation(script: Script) -> SnapshotBuilder:
+    """Every document is longer than the one before: its activations fit no cached segment, or the one that grows."""
+    job = Training(script, layers=4, weight=24 * MIB, activation=0, expandable_segments=not script.faulty)
+    for step, length in enumerate(range(40, 200, 20)):
+        job.activation = length * MIB
         job.backward(job.forward())
         job.optimizer_step(step == 0)
         job.zero_grad()
@@ -277,17 +298,109 @@ def out_of_memory(script: Script) -> SnapshotBuilder:
     return job.b
 
 
+def activation_bound(script: Script) -> SnapshotBuilder:
+    """Each of twelve blocks keeps 96 MiB for the backward, or 32 MiB where it is run again there; 1 GiB may be used."""
+    limit, size = 1024 * MIB, 32 * MIB
+    b = SnapshotBuilder(script=script.file, function="train", device_bytes=limit)
+    for _ in range(24):
+        b.held(4 * MIB)
+    loop = (script.file, script.line("for block in self.blocks") + 1, "forward")
+    again = [] if script.faulty else [(TORCH + "utils/checkpoint.py", 503, "checkpoint")]
+
+    def block(line: str, native: str = LINEAR) -> Any:
+        inside = [("??", 0, native), (script.file, script.line(line), "forward"), *CALL, *again, loop, *CALL]
+        return [*inside, *script.train("model(x)")]
+
+    def run() -> list[Any]:
+        return [
+            b.alloc(size, frames=block("self.up(x)")),
+            b.alloc(size, frames=block("F.gelu(", "at::_ops::gelu::call(...)")),
+            b.alloc(size, frames=block("self.down(hidden)")),
+        ]
+
+    for _ in range(STEPS):
+        gradients: list[Any] = []
+        kept: list[list[Any]] = []
+        for _ in range(9 if script.faulty else 12):
+            kept.append(run())
+            if not script.faulty:
+                b.free(*kept[-1][:2])
+        if script.faulty:
+            b.alloc(size, frames=block("self.up(x)"))
+            with b.script_line(script.line("model(x)"), "train"):
+                b.oom(size, device_free=limit - 96 * MIB - 28 * size - 8 * MIB)
+            break
+        for blocks in reversed(kept):
+            with b.backward("AddmmBackward0"):
+                repeated = [b.alloc(size), b.alloc(size)]
+                gradients += [b.alloc(4 * MIB), b.alloc(4 * MIB)]
+                b.free(*repeated, blocks[2])
+        with b.optimizer_step(line=script.line("optimizer.step()")):
+            b.temporary(MIB)
+        with b.zero_grad(line=script.line("optimizer.zero_grad(")):
+            b.free(*gradients)
+    return b
+
+
+def optimizer_state_bound(script: Script) -> SnapshotBuilder:
+    """Parameters hold 240 MiB, AdamW's state twice that, the activations of a batch 480: the second one does not fit
+    into 1 GiB."""
+    limit = 1024 * MIB
+    job = Training(script, layers=6, weight=40 * MIB, activation=80 * MIB, device_bytes=limit)
+    for step in range(STEPS):
+        if step and script.faulty:
+            job.b.release_cached()
+            for _ in range(3):
+                job.b.alloc(job.activation, frames=script.module(LINEAR))
+            with job.b.script_line(script.line("model(x)"), "train"):
+                job.b.oom(job.activation, device_free=24 * MIB)
+            break
+        job.backward(job.forward())
+        job.optimizer_step(step == 0 and script.faulty)
+        job.zero_grad()
+    return job.b
+
+
+def stale_graph(script: Script) -> SnapshotBuilder:
+    """Without inference mode the variable `output` holds 260 MiB while the next batch is computed."""
+    b = SnapshotBuilder(script=script.file, function="train", annotate=False)
+    b.held(20 * MIB)
+    old: list[Any] = []
+    for _ in range(STEPS):
+        with b.script_line(script.line("x = torch.randn("), "train"):
+            x = b.alloc(32 * MIB)
+        kept: list[Any] = []
+        for layer in range(8):
+            native = "at::_ops::gelu::call(...)" if layer % 2 else LINEAR
+            made = b.alloc(32 * MIB, frames=script.module(native))
+            if not script.faulty:
+                b.free(*kept)
+                kept.clear()
+            kept.append(made)
+        output = b.alloc(4 * MIB, frames=script.module(LINEAR))
+        if not script.faulty:
+            b.free(*kept)
+            kept.clear()
+        b.free(*old, *([] if script.faulty else [x]))
+        old = [x, *kept, output] if script.faulty else [output]
+    return b
+
+
 SCENARIOS: tuple[Callable[[Script], RunBuilder | SnapshotBuilder], ...] = (
     dataloader_starvation,
     host_sync,
     no_gpu_activity,
     zero_grad_misplaced,
     zero_grad_set_to_none_false,
-    allocator_churn,
     allocator_churn_shapes,
+    fragmentation,
     memory_spike,
     memory_growth,
+    activation_bound,
+    optimizer_state_bound,
+    empty_cache_in_loop,
     out_of_memory,
+    stale_graph,
 )
 
 

@@ -59,3 +59,14 @@ def test_mistakes_of_the_author_are_errors() -> None:
         b.free(block)
     with pytest.raises(MemoryError, match="use oom"):
         b.alloc(2 * GIB)
+
+
+def test_expandable_segments_grow_at_their_end() -> None:
+    b = SnapshotBuilder(expandable_segments=True)
+    blocks = [b.alloc(size * MIB) for size in (30, 50, 70)]
+    b.free(*blocks)
+    whole = b.alloc(200 * MIB)
+    snapshot = b.snapshot()
+    assert actions(snapshot).count("segment_map") == 4
+    assert "segment_alloc" not in actions(snapshot)
+    assert (whole.addr, snapshot.segment_size.tolist()) == (blocks[0].addr, [200 * MIB])

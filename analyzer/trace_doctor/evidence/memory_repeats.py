@@ -47,7 +47,7 @@ def repeats(device: DeviceBlocks, moment: int) -> Repeats | None:
     if count is None:
         return None
     order = np.argsort(-held, kind="stable")
-    order = order[counts[order] % count == 0]
+    order = order[_fits(counts[order], count)]
     if len(order) < MIN_STACKS:
         return None
     return Repeats(count, stacks[order].astype(np.int64), counts[order] // count, int(held[order].sum()))
@@ -90,5 +90,12 @@ def _layers(counts: I64, held: I64) -> int | None:
     numbers = np.unique(counts[counts > 1])
     if not len(numbers):
         return None
-    explained = np.array([int(held[counts % n == 0].sum()) for n in numbers], dtype=np.int64)
+    explained = np.array([int(held[_fits(counts, n)].sum()) for n in numbers], dtype=np.int64)
     return int(numbers[explained >= MOST_OF * explained.max()].max())
+
+
+def _fits(counts: I64, layers: int) -> Bool:
+    """Each layer makes as many blocks there; where memory ran out in the middle of one more, that has made some."""
+    each = counts // layers
+    fits: Bool = (each > 0) & (counts - each * layers <= each)
+    return fits

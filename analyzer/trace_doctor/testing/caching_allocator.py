@@ -1,7 +1,8 @@
 """A small model of PyTorch's caching allocator: segments from the driver, best-fit blocks, splitting and merging.
 
 Sizes as in c10/cuda/CUDACachingAllocator.cpp: requests are rounded up to 512 bytes; up to 1 MiB they come from 2 MiB
-segments, up to 10 MiB from 20 MiB segments, larger ones get a segment of their own, rounded up to 2 MiB.
+segments, up to 10 MiB from 20 MiB segments, larger ones get a segment of their own, rounded up to 2 MiB. With expandable
+segments there is one for small and one for large blocks, which grows at its end by 2 or 20 MiB at a time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 MIB = 1 << 20
 _ROUND, _SMALL, _MEDIUM = 512, MIB, 10 * MIB
+_LARGE_AT = 0x7F80_0000_0000
+"""Where the expandable segment of large blocks begins; that of small blocks lies below."""
 
 
 @dataclass(eq=False)
@@ -37,9 +40,9 @@ class Segment:
 class CachingAllocator:
     """Holds the segments of one device. Raises MemoryError above `limit` bytes."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, expandable: bool = False) -> None:
         self.segments: list[Segment] = []
-        self._limit = limit
+        self._limit, self._expandable = limit, expandable
         self._next_addr = 0x7F00_0000_0000
 
     @property
@@ -47,7 +50,7 @@ class CachingAllocator:
         return sum(s.size for s in self.segments)
 
     def malloc(self, requested: int) -> tuple[Block, Segment | None]:
-        """A block, and the segment that had to be taken for it."""
+        """A block, and the segment (or the piece of one) that had to be taken for it."""
         size = -(-requested // _ROUND) * _ROUND
         kind = "small" if size <= _SMALL else "large"
         fitting = [
@@ -61,8 +64,8 @@ class CachingAllocator:
         if fitting:
             _, _, segment, block = min(fitting, key=lambda f: f[:2])
         else:
-            taken = segment = self._segment(size, kind)
-            block = segment.blocks[0]
+            segment, taken = self._grow(size, kind) if self._expandable else [self._segment(size, kind)] * 2
+            block = segment.blocks[-1]
         if block.size - size >= (_ROUND if kind == "small" else _SMALL):
             rest = Block(block.addr + size, block.size - size)
             segment.blocks.insert(segment.blocks.index(block) + 1, rest)
@@ -79,15 +82,33 @@ class CachingAllocator:
                 segment.blocks = _merged(segment.blocks)
 
     def release_unused(self) -> list[Segment]:
-        """Gives every segment without an active block back to the driver."""
+        """Gives every segment without an active block back to the driver; of expandable ones too."""
         gone = [s for s in self.segments if s.unused]
         self.segments = [s for s in self.segments if not s.unused]
         return gone
 
-    def _segment(self, size: int, kind: str) -> Segment:
-        total = 2 * MIB if size <= _SMALL else 20 * MIB if size < _MEDIUM else -(-size // (2 * MIB)) * 2 * MIB
+    def _grow(self, size: int, kind: str) -> tuple[Segment, Segment]:
+        """The expandable segment with a free block of the size at its end, and the piece it has grown by."""
+        segment = next((s for s in self.segments if s.kind == kind), None)
+        if segment is None:
+            segment = Segment(_LARGE_AT if kind == "large" else self._next_addr, 0, kind)
+            self.segments.append(segment)
+        end = segment.addr + segment.size
+        last = segment.blocks[-1] if segment.blocks and not segment.blocks[-1].active else None
+        step = 2 * MIB if kind == "small" else 20 * MIB
+        piece = -(-(size - (last.size if last else 0)) // step) * step
+        self._check(piece)
+        segment.size += piece
+        segment.blocks = _merged([*segment.blocks, Block(end, piece)])
+        return segment, Segment(end, piece, kind)
+
+    def _check(self, total: int) -> None:
         if self.reserved + total > self._limit:
             raise MemoryError(f"{total} bytes asked, {self.reserved} of {self._limit} taken: use oom()")
+
+    def _segment(self, size: int, kind: str) -> Segment:
+        total = 2 * MIB if size <= _SMALL else 20 * MIB if size < _MEDIUM else -(-size // (2 * MIB)) * 2 * MIB
+        self._check(total)
         made = Segment(self._next_addr, total, kind, [Block(self._next_addr, total)])
         self._next_addr += total
         self.segments.append(made)

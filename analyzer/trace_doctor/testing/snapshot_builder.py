@@ -101,7 +101,10 @@ class SnapshotBuilder:
         }
         self.script, self.function = script, function
         self._kinds, self._clock, self._annotate = stacks, clock, annotate
-        self._allocator = CachingAllocator(limit=device_bytes)
+        self._allocator = CachingAllocator(limit=device_bytes, expandable=expandable_segments)
+        self._took, self._gave = (
+            ("segment_map", "segment_unmap") if expandable_segments else ("segment_alloc", "segment_free")
+        )
         self._recording = False
         self._here: list[Frame] = [(script, 10, function), (script, 99, "<module>")]
         self._frames: dict[Frame, dict[str, Any]] = {}
@@ -121,7 +124,7 @@ class SnapshotBuilder:
         stack = self._stack([*_MALLOC, *(self._here if frames is None else frames)])
         block, segment = self._allocator.malloc(size)
         if segment is not None:
-            self._entry("segment_alloc", segment.addr, segment.size, stack)
+            self._entry(self._took, segment.addr, segment.size, stack)
         block.frames = stack
         self._entry("alloc", block.addr, size, stack)
         return block
@@ -305,7 +308,7 @@ class SnapshotBuilder:
     def _give_back(self, frames: list[Frame]) -> None:
         stack = self._stack(frames)
         for segment in self._allocator.release_unused():
-            self._entry("segment_free", segment.addr, segment.size, stack)
+            self._entry(self._gave, segment.addr, segment.size, stack)
 
     def _entry(self, action: str, addr: int | None, size: int, stack: Any, **more: Any) -> None:
         self._recording = True

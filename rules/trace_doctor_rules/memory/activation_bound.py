@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import NEARLY_FULL, how_full, location, make_up, size, where_tightest
 
+_CHECKPOINT = re.compile(r"(?:^|[\\/])torch[\\/]utils[\\/]checkpoint\.py$")
 LAYERS = 12
 _VERIFY = "activations at the peak of a new snapshot are smaller"
 
@@ -178,7 +180,10 @@ class ActivationBound(Rule):
             saving=saving,
             location=location(site, device.device),
             evidence=evidence,
-            fixes=[techniques.checkpoint_blocks(_VERIFY), techniques.gradient_accumulation(_VERIFY)],
+            fixes=[
+                *([] if _recomputes(device) else [techniques.checkpoint_blocks(_VERIFY)]),
+                techniques.gradient_accumulation(_VERIFY),
+            ],
             key="activations",
         )
 
@@ -186,6 +191,11 @@ class ActivationBound(Rule):
 def _trains(device: DeviceBlocks, found: Repeats | None) -> bool:
     """A backward will come: the record has one, or whole layers have left their activations for it."""
     return device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER, Stage.ZERO_GRAD) or found is not None
+
+
+def _recomputes(device: DeviceBlocks) -> bool:
+    """Checkpointing is on already."""
+    return any(f.is_python and _CHECKPOINT.search(f.filename) for f in device.stacks.snapshot.frames)
 
 
 def _saving(device: DeviceBlocks, found: Repeats, until: int) -> Saving | None:
