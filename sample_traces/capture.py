@@ -25,7 +25,10 @@ def main() -> None:
     wanted = sys.argv[1:] or sorted(p.parent.name for p in HERE.glob("*/expected.toml"))
     busy = os.getloadavg()[0]
     if busy > 1:
-        print(f"warning: the load of this machine is {busy:.1f}; other work distorts what is recorded", file=sys.stderr)
+        print(
+            f"warning: the load of this machine is {busy:.1f}; other work distorts what is recorded",
+            file=sys.stderr,
+        )
     for scenario in wanted:
         expected = tomllib.loads((HERE / scenario / "expected.toml").read_text(encoding="utf-8"))
         if machine in expected["machines"]:
@@ -51,12 +54,24 @@ def capture(folder: Path, twin: str, machine: str, options: dict[str, object]) -
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
         for arguments in (profiled, ["--times", str((out / "steps.csv").relative_to(folder))]):
-            command = [sys.executable, str(HERE / "record.py"), f"{twin}.py", *arguments]
+            command = [
+                *launcher(options.get("processes", 1)),
+                str(HERE / "record.py"),
+                f"{twin}.py",
+                *arguments,
+            ]
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
             if done.returncode:
                 sys.exit(f"{folder.name}/{twin}.py failed:\n{done.stderr}")
     kept = ", ".join(f"{p.name} {p.stat().st_size / 1024:.0f} KiB" for p in sorted(out.iterdir()))
     print(f"{folder.name}/{machine}/{twin}: {kept}", flush=True)
+
+
+def launcher(processes: object) -> list[str]:
+    """What starts a script in so many processes, one for each rank."""
+    if processes == 1:
+        return [sys.executable]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
 
 
 def check_sizes() -> None:

@@ -29,6 +29,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 ON_GPU = torch.cuda.is_available()
 WAIT, WARMUP = 4, 2
+RANK = os.environ.get("RANK")
+"""of several, where a launcher started this process"""
+TRACE = "trace.json" if RANK is None else f"rank{RANK}.json"
+SNAPSHOT = "snapshot.pickle" if RANK is None else f"rank{RANK}.pickle"
 
 
 def load(script: str) -> ModuleType:
@@ -59,6 +63,8 @@ def measure(module: ModuleType, path: Path) -> None:
         losses = module.train(clock)
     except torch.OutOfMemoryError:
         return
+    if RANK not in (None, "0"):
+        return
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["step", "milliseconds", "loss"])
@@ -70,7 +76,7 @@ def record(module: ModuleType, folder: Path, active: int, stacks: bool) -> None:
     """Profiles the script's training loop. A run that ends in an out-of-memory error is kept: it is the capture."""
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(module, "record"):
-        module.record(str(folder / "trace.json"))
+        module.record(str(folder / TRACE))
     else:
         profile_training(module, folder, active, stacks)
     compress(folder)
@@ -88,7 +94,7 @@ def record(module: ModuleType, folder: Path, active: int, stacks: bool) -> None:
 
 def profile_training(module: ModuleType, folder: Path, active: int, stacks: bool) -> None:
     def finish(profiler: profile) -> None:
-        profiler.export_chrome_trace(str(folder / "trace.json"))
+        profiler.export_chrome_trace(str(folder / TRACE))
         dump_snapshot(folder)
 
     if ON_GPU:  # the backward pass has no Python frames, hence the C++ ones
@@ -111,7 +117,7 @@ def profile_training(module: ModuleType, folder: Path, active: int, stacks: bool
 
 def dump_snapshot(folder: Path) -> None:
     if ON_GPU:
-        torch.cuda.memory._dump_snapshot(str(folder / "snapshot.pickle"))
+        torch.cuda.memory._dump_snapshot(str(folder / SNAPSHOT))
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
@@ -132,15 +138,15 @@ def portable(path: str) -> str:
 
 def compress(folder: Path) -> None:
     """Gzips trace and snapshot without the machine's paths and names."""
-    trace = folder / "trace.json"
+    trace = folder / TRACE
     if trace.exists():
         text = trace.read_text(encoding="utf-8", errors="surrogateescape")
         text = re.sub(r'(?<=")(/[^"(]+\.py)(?=[("])', lambda m: portable(m[1]), text)
         text = re.sub(r'"(host_name|username|hostname)": "[^"]*",?\s*', "", text)
         text = re.sub(r'"traceName": "[^"]*"', '"traceName": "trace.json"', text)
         trace.unlink()
-        write_gzip(folder / "trace.json.gz", text.encode("utf-8", errors="surrogateescape"))
-    snapshot = folder / "snapshot.pickle"
+        write_gzip(folder / f"{TRACE}.gz", text.encode("utf-8", errors="surrogateescape"))
+    snapshot = folder / SNAPSHOT
     if snapshot.exists():
         with snapshot.open("rb") as file:
             content = pickle.load(file)
@@ -148,7 +154,7 @@ def compress(folder: Path) -> None:
             for frame in frames:
                 frame["filename"] = portable(frame["filename"])
         snapshot.unlink()
-        write_gzip(folder / "snapshot.pickle.gz", pickle.dumps(content, protocol=4))
+        write_gzip(folder / f"{SNAPSHOT}.gz", pickle.dumps(content, protocol=4))
 
 
 def frame_lists(snapshot: dict[str, Any]) -> list[list[dict[str, Any]]]:
@@ -163,7 +169,9 @@ def write_gzip(path: Path, content: bytes) -> None:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("script")
     arguments.add_argument("--out", type=Path, help="folder for trace, snapshot and environment")
     arguments.add_argument("--times", type=Path, help="CSV file for step times and losses")
