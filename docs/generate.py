@@ -1,7 +1,8 @@
 """Writes the generated pages, or with --check says which are out of date (exit 1).
 
 docs/rules/<CODE>.md and rules/README.md come from the rules' docstrings, docs/cli-reference.md from --help,
-the JSON Schemas from the result types, docs/configuration.md from the settings.
+the JSON Schemas from the result types, docs/configuration.md from the settings, docs/techniques.md from the techniques
+that rules name.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from docs import techniques
 
 ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = {
@@ -37,6 +40,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "rules" / "README.md", _rule_index()
     yield ROOT / "docs" / "cli-reference.md", _cli_reference()
     yield ROOT / "docs" / "configuration.md", _configuration()
+    yield ROOT / "docs" / "techniques.md", techniques.page()
     schemas = {
         "result": json_schema(),
         "verification": verification.json_schema(),

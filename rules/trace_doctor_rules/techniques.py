@@ -278,9 +278,19 @@ def sdpa_backend(verify: str, target: Target | None = None) -> Fix:
 def attention_libraries(verify: str) -> Fix:
     return _advice(
         "Where a mask or a bias keeps SDPA from its fast kernels: another library's",
-        "xFormers: xformers.ops.memory_efficient_attention(q, k, v, attn_bias=...), which takes (batch, tokens, heads, size)\n"
-        "FlexAttention: torch.nn.attention.flex_attention(q, k, v, score_mod=...) under torch.compile (2.5 and later)\n"
-        "TransformerEngine: te.TransformerLayer, with fp8 on compute capability 8.9 and newer",
+        "# FlexAttention (torch 2.5 and later): a mask or a bias as a function, fused by the compiler\n"
+        "from torch.nn.attention.flex_attention import flex_attention\n"
+        "attend = torch.compile(flex_attention)   # once, beside the model\n"
+        "out = attend(q, k, v, score_mod=lambda score, b, h, i, j: score + bias[h, i, j])\n"
+        "# xFormers: (batch, tokens, heads, size), where SDPA takes (batch, heads, tokens, size)\n"
+        "from xformers.ops import LowerTriangularMask, memory_efficient_attention\n"
+        "q, k, v = (t.transpose(1, 2) for t in (q, k, v))\n"
+        "out = memory_efficient_attention(q, k, v, attn_bias=LowerTriangularMask()).transpose(1, 2)\n"
+        "# TransformerEngine: the whole block, in fp8 on compute capability 8.9 and newer\n"
+        "import transformer_engine.pytorch as te\n"
+        "block = te.TransformerLayer(hidden_size, ffn_hidden_size, num_attention_heads)\n"
+        "with te.fp8_autocast(enabled=True):\n"
+        "    x = block(x)   # (tokens, batch, hidden_size)",
         "another dependency, other layouts and other parameter names in checkpoints",
         verify,
     )
@@ -344,8 +354,13 @@ def mark_dynamic(
 def steady_shapes(verify: str) -> Fix:
     return _advice(
         "Keep shapes alike, or run the largest first",
-        "pad or bucket batches to a few shapes; run one step with the largest shape before the loop, so that the "
-        "allocator settles at its maximum at once",
+        "def pad(batch, value, bucket=64):   # (batch, length); labels with -100, masks with 0\n"
+        "    return torch.nn.functional.pad(batch, (0, -batch.shape[1] % bucket), value=value)\n\n"
+        "# before the loop, a step with the largest shape: the allocator settles at its maximum at once\n"
+        "largest = torch.zeros(batch_size, max_length, dtype=torch.long, device=device)\n"
+        "loss_fn(model(largest), largest).backward()\n"
+        "optimizer.zero_grad(set_to_none=True)\n"
+        "# HF: DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64)",
         "padding computes on what is then thrown away",
         verify,
     )
@@ -589,8 +604,9 @@ def zero(verify: str, stage: int = 2) -> Fix:
 def data_parallel(verify: str) -> Fix:
     return _advice(
         "One process a GPU: DistributedDataParallel",
-        "torchrun --nproc-per-node=gpu train.py\n"
-        'torch.distributed.init_process_group("nccl"); torch.cuda.set_device(local_rank)\n'
+        "# started by: torchrun --nproc-per-node=gpu train.py\n"
+        'local_rank = int(os.environ["LOCAL_RANK"])\n'
+        'torch.cuda.set_device(local_rank)\ntorch.distributed.init_process_group("nccl")\n'
         "model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank])\n"
         "loader = DataLoader(..., sampler=DistributedSampler(dataset))   # and sampler.set_epoch(epoch)",
         "the batch size is then the one of each process",
@@ -601,8 +617,14 @@ def data_parallel(verify: str) -> Fix:
 def grouped_gemm(verify: str, target: Target | None = None) -> Fix:
     return _advice(
         "Multiply all experts at once",
-        "sort the tokens by expert and use one grouped product: torch._grouped_mm (2.8 and later, bf16), MegaBlocks or "
-        "TransformerEngine's GroupedLinear; equal sizes: torch.bmm over stacked weights",
+        "order = expert.argsort()   # expert: the number of each token's expert\n"
+        "ends = torch.bincount(expert, minlength=len(experts)).cumsum(0).to(torch.int32)\n"
+        "weights = torch.stack([e.weight.t() for e in experts])   # better one parameter from the start\n"
+        "found = torch._grouped_mm(x[order], weights, offs=ends)   # 2.8 and later, bf16\n"
+        "out = torch.empty_like(found)\n"
+        "out[order] = found\n"
+        "# as many tokens for each expert: torch.bmm over the stacked weights\n"
+        "# or MegaBlocks (dMoE), or TransformerEngine: te.GroupedLinear(len(experts), in_features, out_features)",
         "the stacked weights have other names in checkpoints",
         verify,
         target=target,

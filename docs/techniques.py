@@ -1,0 +1,206 @@
+"""The page of techniques: what is wanted, how it is made, in the words of which framework, and which rules name it.
+
+Read from the source: the functions of `trace_doctor_rules/techniques.py`, and what each rule's file calls of them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+RULES = Path(__file__).resolve().parent.parent / "rules" / "trace_doctor_rules"
+
+TOPICS: Mapping[str, tuple[str, ...]] = {
+    "Workers, pinning, prefetching": ("dataloader-args", "pinned_copies", "persistent_workers"),
+    "Sharding of an IterableDataset": ("shard_iterable",),
+    "Expandable segments and other settings of the allocator": ("allocator-setting", "max_split_size"),
+    "Padding, and warming up with the largest shape": ("steady_shapes", "keep_the_cache", "remove-call"),
+    "Gradients: cleared in time, and to None": ("zero-grad",),
+    "SDPA and FlashAttention": ("use_sdpa", "sdpa_backend"),
+    "xFormers, FlexAttention, TransformerEngine": ("attention_libraries",),
+    "FSDP and ZeRO": ("fully_shard", "zero", "prefetch_shards"),
+    "DistributedDataParallel": ("data_parallel", "ddp_arguments", "no_sync", "overlap_collective"),
+    "torch.compile": ("compile_model", "cuda_graphs", "graph-break-line", "mark_dynamic", "set-call-args"),
+    "The loss in the graph": ("compile_loss", "chunked_loss"),
+    "Regional compilation": ("compile_blocks",),
+    "Batch size": ("larger_batch", "raise_batch", "fill_the_gpu"),
+    "Gradient accumulation": ("gradient_accumulation",),
+    "Gradient checkpointing": ("checkpoint_blocks",),
+    "fp16, bf16, TF32": ("autocast", "tf32"),
+    "Fused and multi-tensor optimizers": ("fused_optimizer", "foreach_optimizer"),
+    "8-bit optimizers and Adafactor": ("less_optimizer_state",),
+    "DeepSpeed offload": ("offload",),
+    "Grouped GEMM for mixtures of experts": ("grouped_gemm",),
+    "Containers": ("one_image",),
+    "Fewer waits of the host": ("sum_on_device", "every-n-guard", "off_the_step", "detach-accumulation"),
+    "Work made where it is used": ("create_on_device", "make_once", "vectorise"),
+    "Layouts and algorithms of convolutions": ("channels_last", "cudnn_benchmark"),
+    "Memory given back": ("release_output",),
+}
+"""topic -> functions of `techniques.py`, and codemods that rules name themselves"""
+_SAMPLES: Mapping[str, Mapping[str, object]] = {
+    "dataloader-args": {
+        "num_workers": 4,
+        "pin_memory": True,
+        "persistent_workers": True,
+        "prefetch_factor": 4,
+    },
+    "optimizer-args": {"fused": True},
+    "replace-optimizer": {"to": "adamw-8bit"},
+    "compile-model": {"mode": "reduce-overhead"},
+    "remove-call": {"call": "torch.cuda.empty_cache"},
+    "gradient-accumulation": {"steps": 4},
+    "batch-size": {"size": 64},
+    "set-config": {"name": "torch.backends.cudnn.benchmark", "value": "True"},
+}
+"""parameters that show what a codemod asks a framework for"""
+
+
+def page() -> str:
+    """The text of docs/techniques.md."""
+    made, named = techniques(), rules()
+    lines = [
+        "# Techniques",
+        "",
+        "What findings recommend, and how it is done: *edit* is a tested codemod that changes the source or a configuration "
+        "file, *shown* one whose edit a person has to judge, *advice* is code to adapt by hand. This page is generated.",
+        "",
+        "| wanted | technique | how | rules |",
+        "| --- | --- | --- | --- |",
+    ]
+    for topic, names in TOPICS.items():
+        for name in names:
+            how, title = made[name] if name in made else (f"edit: `{name}`", _summary(name))
+            codes = " ".join(f"[{c}](rules/{c}.md)" for c in sorted(named.get(name, ())))
+            lines.append(f"| {topic} | {title} | {how} | {codes} |")
+    lines += [
+        "",
+        "## In the words of frameworks",
+        "",
+        "Where a framework runs the loop, the same edit sets its own argument instead: in the script, in the file or the "
+        "command that it is configured by. `since` is the first release that has it; without a pinned release only what "
+        "all have is written.",
+        "",
+        "| edit | Trainer | Accelerate | Lightning | Fabric |",
+        "| --- | --- | --- | --- | --- |",
+        *_framework_rows(),
+        "",
+        "DeepSpeed: `deepspeed-zero` and `autocast` edit its JSON file or dictionary; what a Trainer's arguments repeat of "
+        "it is changed in both. Variables such as `PYTORCH_CUDA_ALLOC_CONF` are extended where a launch script, an image or "
+        "a job description sets them, and set in the script otherwise.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(codemod: str) -> str:
+    from trace_doctor.fixes.codemods import codemods
+
+    return codemods()[codemod].summary.rstrip(".")
+
+
+def _framework_rows() -> Iterator[str]:
+    from trace_doctor.fixes import frameworks as f
+    from trace_doctor.fixes.codemods import codemods
+
+    tables = (f.TRAINING_ARGUMENTS, {**f.ACCELERATE, **f.DYNAMO}, f.LIGHTNING, f.FABRIC)
+    for name in codemods():
+        wanted = f.wishes(name, _SAMPLES.get(name, {}))
+        cells = [
+            ", ".join(_said(t[w], v) for w, v in wanted.items()) if set(wanted) <= set(t) else ""
+            for t in tables
+        ]
+        if any(cells):
+            yield f"| `{name}` | " + " | ".join(cells) + " |"
+
+
+def _said(setting: object, value: str) -> str:
+    from trace_doctor.fixes.frameworks import Setting
+
+    assert isinstance(setting, Setting)
+    text = f"{setting.name}={setting.value.format(value)}"
+    if setting.plugin is not None:
+        text = f"{setting.plugin.name}={setting.plugin.made.split('.')[-1]}({text})"
+    since = max(setting.since or (0, 0), (setting.plugin.since if setting.plugin else None) or (0, 0))
+    return f"`{text}`" + (f" since {since[0]}.{since[1]}" if since > (0, 0) else "")
+
+
+# ---------------------------------------------------------------------- read from the source
+
+
+@cache
+def techniques() -> dict[str, tuple[str, str]]:
+    """Function of `techniques.py` -> (how it is made, its title)."""
+    found = {}
+    for node in ast.parse((RULES / "techniques.py").read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("_patch", "_advice", "Fix"):
+                titles = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "title")]
+                found[node.name] = (_how(call), _title(titles[0]) or node.name.replace("_", " ").capitalize())
+                break
+    return found
+
+
+def _how(call: ast.Call) -> str:
+    if getattr(call.func, "id", "") != "_patch":
+        return "advice"
+    assert isinstance(call.args[1], ast.Constant)
+    display = any(k.arg == "safety" and getattr(k.value, "value", "") == "display" for k in call.keywords)
+    return f"{'shown' if display else 'edit'}: `{call.args[1].value!s}`"
+
+
+def _title(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(v.value) if isinstance(v, ast.Constant) else "…" for v in node.values)
+    return ""
+
+
+@cache
+def rules() -> dict[str, set[str]]:
+    """Technique or codemod -> codes of the rules that name it."""
+    from trace_doctor.registry import all_rules
+
+    found: dict[str, set[str]] = {}
+    for rule in all_rules():
+        path = RULES.parent / (rule.__module__.replace(".", "/") + ".py")
+        for name in _names(path, None):
+            found.setdefault(name, set()).add(rule.code)
+    return found
+
+
+def _names(path: Path, only: str | None) -> set[str]:
+    """What a file, or one function of it, calls of `techniques`, and the codemods that it names for a fix."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    helpers = {
+        alias.asname or alias.name: (RULES.parent / (node.module.replace(".", "/") + ".py"), alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trace_doctor_rules.")
+        for alias in node.names
+        if node.module
+    }
+    own = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+    todo: list[ast.AST] = [own[only]] if only in own else [tree] if only is None else []
+    seen, found = {only}, set()
+    while todo:
+        for node in ast.walk(todo.pop()):
+            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "techniques":
+                found.add(node.attr)
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Fix":
+                found |= {
+                    n.value
+                    for k in node.keywords
+                    if k.arg == "codemod"
+                    for n in ast.walk(k.value)
+                    if isinstance(n, ast.Constant) and isinstance(n.value, str)
+                }
+            elif isinstance(node, ast.Name) and node.id in helpers:
+                found |= _names(*helpers[node.id])
+            elif isinstance(node, ast.Name) and only is not None and node.id in own and node.id not in seen:
+                seen.add(node.id)
+                todo.append(own[node.id])
+    return found
