@@ -8,6 +8,7 @@ of such a run, not what a real GPU records: `capture.py` on a GPU machine does t
 from __future__ import annotations
 
 import gzip
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -401,6 +402,7 @@ SCENARIOS: tuple[Callable[[Script], RunBuilder | SnapshotBuilder], ...] = (
     empty_cache_in_loop,
     out_of_memory,
     stale_graph,
+    *runpy.run_path(str(HERE / "simulate_kernels.py"))["KERNEL_SCENARIOS"],
 )
 
 

@@ -271,6 +271,8 @@ def _loops(ctx: Context, products: Sequence[_Product], least: int) -> Iterator[l
         for names in (_PRODUCTS, _ATTENTION, tuple(sorted(_ROUTING)), _JOINS)
     }
     everything, attention, routing, joins = marks.values()
+    tensors = np.array([len(given.tensors()) for given in inputs.of(joins.tolist())], dtype=np.int64)
+    joins, tensors = joins[tensors >= least], tensors[tensors >= least]
     groups: dict[tuple[tuple[str, int, int], int], list[_Product]] = defaultdict(list)
     for p in products:
         if not p.backward:
@@ -279,7 +281,7 @@ def _loops(ctx: Context, products: Sequence[_Product], least: int) -> Iterator[l
         if len(group) < least:
             continue
         rows = np.array([p.operator for p in group], dtype=np.int64)
-        far = (_between(everything, rows) > 3) | (_between(attention, rows) > 0)
+        far = (_between(everything, rows) > 3) | (_between(attention, rows) > 0) | (_between(joins, rows) > 0)
         routed = _between(routing, rows) > 0
         edges = [0, *(np.flatnonzero(far) + 1).tolist(), len(group)]
         for begin, end in pairwise(edges):
@@ -287,7 +289,7 @@ def _loops(ctx: Context, products: Sequence[_Product], least: int) -> Iterator[l
             if len(loop) < least:
                 continue
             by_rows = routed[begin : end - 1].mean() >= 0.8
-            if by_rows or _joined(ctx, loop, everything, joins):
+            if by_rows or _joined(loop, everything, joins, tensors):
                 yield loop
 
 
@@ -298,17 +300,14 @@ def _between(marks: Rows, rows: Rows) -> Rows:
     )
 
 
-def _joined(ctx: Context, loop: Sequence[_Product], everything: Rows, joins: Rows) -> bool:
-    """Whether a stack or cat of as many tensors follows, with no more than two products between."""
-    inputs = ctx[OperatorInputs]
-    after = joins[joins > loop[-1].operator][:2]
-    for join, given in zip(after.tolist(), inputs.of(after.tolist()), strict=True):
-        passed = np.searchsorted(everything, join) - np.searchsorted(
-            everything, loop[-1].operator, side="right"
-        )
-        if passed <= 2 and len(given.tensors()) == len(loop):
-            return True
-    return False
+def _joined(loop: Sequence[_Product], everything: Rows, joins: Rows, tensors: Rows) -> bool:
+    """Whether the next stack or cat of several is of as many tensors, with no more than two products before it."""
+    last = loop[-1].operator
+    at = int(np.searchsorted(joins, last))
+    if at == len(joins):
+        return False
+    passed = np.searchsorted(everything, joins[at]) - np.searchsorted(everything, last, side="right")
+    return bool(passed <= 2 and tensors[at] == len(loop))
 
 
 def _site(ctx: Context, loops: Sequence[Sequence[_Product]]) -> Site | None:
