@@ -14,11 +14,16 @@ import numpy.typing as npt
 from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
 from trace_doctor.loaders import identify, kineto_args, limits, meta
 from trace_doctor.loaders.categories import BY_NAME, CATEGORIES, LEGACY, LEGACY_GPU, category
-from trace_doctor.loaders.kineto_decode import LONGEST_US, Columns, nanoseconds
+from trace_doctor.loaders.kineto_decode import LONGEST_US, PER_EVENT_TEXT, Columns, nanoseconds
 from trace_doctor.loaders.kineto_document import Document
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.run import GPU_CATS, I32, I64, Bool, Cat, Damage, Run, Thread
 
+MOST_RESERVED = 4 << 30
+"""Bytes of JSON that room is reserved for in advance. It takes no memory before it is used."""
+_FREED = (32 << 20) - (1 << 13)
+"""The C library gives freed memory back after each window, and takes it again for the next (a fifth of all the time),
+until it has seen so large a piece come and go."""
 _DEVICE_CATS = (*GPU_CATS, Cat.GPU_ANNOTATION, Cat.SYNC)
 
 
@@ -32,9 +37,10 @@ def load_trace(
     analysing it would take more than `max_memory` bytes (default: a share of what is available), OSError when it
     cannot be opened.
     """
+    np.empty(_FREED, np.uint8)
     stream = ByteStream(path)
     keep = _Keep(stream.pieces())
-    columns, damage = Columns(), Damage()
+    columns, damage = Columns(min(stream.length, MOST_RESERVED) // PER_EVENT_TEXT), Damage()
     document = Document(_within(max_memory or limits.memory_limit(), keep, columns, display), columns, damage)
     document.watch(meta.MARKERS)
     collecting = gc.isenabled()

@@ -181,7 +181,9 @@ _MEMORY_ROW: dict[str, type[np.generic]] = {
     "device_type": np.int64,
     "device_id": np.int64,
 }
-_RESERVED, _GROWTH = 1 << 16, 4
+_LEAST, _GROWTH = 1 << 10, 4
+PER_EVENT_TEXT = 200
+"""Bytes of JSON that one event takes, at the least: 250 to 500 in real files with stacks."""
 _BLOCK = 1 << 14
 _BASE, _PER_EVENT, _PER_ID = 128 << 20, 160, 300
 """Bytes that an analysis takes at its peak, measured on traces of a million events: in all, and for each event and
@@ -202,7 +204,8 @@ def _column(structs: Sequence[Any], field: str, dtype: Any) -> npt.NDArray[Any]:
 class Columns:
     """Collects events chunk by chunk. Everything but events with a duration and `[memory]` instants is only counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int = 0) -> None:
+        """`expected`: about how many rows there will be. Too few cost copies, too many cost nothing."""
         self.names = _Ids()
         self.cats = _Ids()
         self.tracks = _Ids()
@@ -211,7 +214,7 @@ class Columns:
         self.out_of_memory = 0
         self.timeless = 0
         self._labels_size = 0
-        self._rows = _Table(_ROW)
+        self._rows = _Table(_ROW, expected)
         self._memory = _Table(_MEMORY_ROW)
         self.integer_ts = True
 
@@ -332,8 +335,8 @@ def _narrow(stream: I64) -> npt.NDArray[np.int32]:
 class _Table:
     """Columns that grow at their ends. What is reserved ahead takes no memory before it is written."""
 
-    def __init__(self, kinds: Mapping[str, type[np.generic]]) -> None:
-        self.room = _RESERVED
+    def __init__(self, kinds: Mapping[str, type[np.generic]], room: int = 0) -> None:
+        self.room = max(room, _LEAST)
         self.columns: dict[str, npt.NDArray[Any]] = {
             key: np.empty(self.room, kind) for key, kind in kinds.items()
         }

@@ -14,6 +14,8 @@ from isal.igzip_lib import IsalError
 from trace_doctor.loaders.progress import advanced
 
 GZIP_MAGIC = b"\x1f\x8b"
+GROWS = 12
+"""Traces grow about this much when they are unpacked."""
 READ = 1 << 18
 PIECE = 1 << 20
 BOMB, RATIO = 1 << 28, 200
@@ -44,6 +46,9 @@ class ByteStream:
         self.problem = ""
         with open_regular(path) as file:
             self.gzipped = file.read(2) == GZIP_MAGIC
+            size = os.fstat(file.fileno()).st_size
+        self.length = GROWS * size if self.gzipped else size
+        """of the decompressed bytes, about"""
 
     def pieces(self) -> Iterator[bytes]:
         """Pieces of at most 1 MiB."""

@@ -18,6 +18,7 @@ from trace_doctor.loaders.columns import Content
 from trace_doctor.loaders.discover import Found
 from trace_doctor.loaders.environment import with_environment
 from trace_doctor.loaders.progress import Progress, listening
+from trace_doctor.loaders.stream import GROWS
 from trace_doctor.loading import single
 from trace_doctor.loading.ways import Ways
 from trace_doctor.loading.workers import Broken, Job, Unable, able, run_jobs
@@ -25,8 +26,6 @@ from trace_doctor.run import Run
 
 log = logging.getLogger("trace_doctor")
 
-GUNZIPPED = 12
-"""Traces grow about this much when they are unpacked."""
 PER_WORKER = 128 << 20
 """Bytes of JSON that are worth a process: it takes 0.3 cpu seconds to start, these as much with the decoder in C, and four
 times that without."""
@@ -119,7 +118,7 @@ class _Task:
 
     @property
     def weight(self) -> int:
-        return self.size * (GUNZIPPED if self.found.path.suffix == ".gz" else 1)
+        return self.size * (GROWS if self.found.path.suffix == ".gz" else 1)
 
     def look_up(self) -> None:
         """Takes the columns from the cache where it has them."""
