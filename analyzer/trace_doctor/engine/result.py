@@ -15,6 +15,20 @@ from trace_doctor import __version__
 from trace_doctor.config import Config
 from trace_doctor.engine.findings import Filed, file_claim, merged
 from trace_doctor.engine.running import Verdict, run_rules
+from trace_doctor.engine.sizes import (
+    MAX_FINDINGS,
+    MAX_IGNORED,
+    MAX_KERNELS,
+    MAX_LANES,
+    MAX_OPERATORS,
+    MAX_POINTS,
+    MAX_SEGMENTS,
+    MAX_SHAPES,
+    MAX_STEPS,
+    detailed,
+    limit,
+    share,
+)
 from trace_doctor.errors import NotCaptured, UsageError
 from trace_doctor.evidence.base import Evidence, Facts, Options, join_jobs
 from trace_doctor.evidence.capture_health import CaptureHealth
@@ -48,12 +62,6 @@ from trace_doctor.run import Capture
 
 _WAYS = ("jobs", "cache", "cache_dir")
 """Settings that change how an analysis goes, never what it says."""
-MAX_LANES = 32
-MAX_IGNORED = 200
-MAX_SEGMENTS, MAX_POINTS, MAX_KERNELS = 1600, 800, 40
-"""Over all captures, so that a result of many ranks stays small enough to be sent."""
-MAX_STEPS = 200
-MAX_FINDINGS = 100
 R = TypeVar("R", bound=msgspec.Struct)
 Progress = Callable[[str, str], None]
 Silence = Callable[[Sequence[Finding]], Sequence[Suppressed]]
@@ -97,7 +105,7 @@ def diagnose(
         verdicts = run_rules(facts, made, lambda code, path=path: progress(code, path))  # type: ignore[misc]
         examined.append(Examined(number, facts, verdicts))
         seen(number, facts)
-        inputs += _inputs(facts)
+        inputs += _inputs(facts, share(MAX_SHAPES, len(everything), 4, 24))
     _must_select(examined, options or Options())
     filed = [
         file_claim(v.rule, c, e.number, e.rank, e.facts.capture.path, config.settings)
@@ -115,27 +123,30 @@ def diagnose(
             f"{left_out} finding{'s' if left_out > 1 else ''} below min-confidence or min-saving left out"
         )
     limits += [said for e in examined if (said := _doubt(e))]
-    findings = _limit([f for f, _ in numbered], MAX_FINDINGS, "findings", limits)
+    findings = limit([f for f, _ in numbered], MAX_FINDINGS, "findings", limits)
+    findings = detailed(findings, limits)
     what_if = [w for e in examined for w in _what_if(e, numbered)]
     traces = sum(e.facts.capture.run is not None for e in examined)
-    memory = _limit(_rows(examined, MemoryLedger, lambda m: m.series), MAX_LANES, "memory charts", limits)
+    memory = limit(_rows(examined, MemoryLedger, lambda m: m.series), MAX_LANES, "memory charts", limits)
     result = Result(
         tool=Tool(version=__version__),
         inputs=inputs,
-        ignored=_limit(list(ignored), MAX_IGNORED, "files that were not analysed", limits),
+        ignored=limit(list(ignored), MAX_IGNORED, "files that were not analysed", limits),
         summary=_summary(examined, what_if, findings, left_out),
         time_ledger=_rows(examined, TimeLedger, lambda t: t.rows),
         memory_ledger=_rows(examined, MemoryLedger, lambda m: m.rows),
-        steps=_limit(_steps(examined), MAX_STEPS, "steps", limits),
-        timeline=_limit(
-            _rows(examined, Overview, lambda o: o.lanes(_share(MAX_SEGMENTS, traces, 60, 600))),
+        steps=limit(_steps(examined), MAX_STEPS, "steps", limits),
+        timeline=limit(
+            _rows(
+                examined, Overview, lambda o: o.lanes(share(MAX_SEGMENTS, min(traces, MAX_LANES), 60, 600))
+            ),
             MAX_LANES,
             "device lanes",
             limits,
         ),
-        memory_timeline=[thinned(m, _share(MAX_POINTS, len(memory), 40, 400)) for m in memory],
-        kernels=_rows(examined, Overview, lambda o: o.kernels(_share(MAX_KERNELS, traces, 5, 20))),
-        operators=_rows(examined, Operators, lambda o: o.rows(_share(MAX_KERNELS, traces, 5, 20))),
+        memory_timeline=[thinned(m, share(MAX_POINTS, len(memory), 40, 400)) for m in memory],
+        kernels=_rows(examined, Overview, lambda o: o.kernels(share(MAX_KERNELS, traces, 2, 20))),
+        operators=_rows(examined, Operators, lambda o: o.rows(share(MAX_OPERATORS, traces, 2, 20))),
         collectives=_rows(examined, Overview, lambda o: o.collectives()),
         what_if=what_if,
         findings=findings,
@@ -186,7 +197,7 @@ def _devices(capture: Capture) -> set[int]:
     return found
 
 
-def _inputs(facts: Facts) -> list[Input]:
+def _inputs(facts: Facts, shapes: int) -> list[Input]:
     capture, found = facts.capture, []
     if (run := capture.run) is not None:
         steps = facts.get(Steps)
@@ -203,7 +214,7 @@ def _inputs(facts: Facts) -> list[Input]:
                 recorded=run.recorded,
                 pace=_pace(steps),
                 step_source=steps.source if steps and steps.source != "none" else None,
-                work=_work(facts),
+                work=_work(facts, shapes),
                 warnings=list(run.warnings),
             )
         )
@@ -228,14 +239,14 @@ def _inputs(facts: Facts) -> list[Input]:
     return found
 
 
-def _work(facts: Facts) -> Work:
+def _work(facts: Facts, shapes: int) -> Work:
     work, overview, operators = facts.get(Workload), facts.get(Overview), facts.get(Operators)
     return Work(
         kernels=work.kernels if work else None,
         operators=work.operators if work else None,
         kernel_names=overview.kernel_names if overview else None,
         operator_names=len(operators.names) if operators else None,
-        shapes=list(work.shapes) if work else [],
+        shapes=list(work.shapes[:shapes]) if work else [],
     )
 
 
@@ -255,16 +266,6 @@ def _rows(examined: Sequence[Examined], kind: type[Any], rows: Callable[[Any], S
         if (evidence := e.facts.get(kind)) is not None:
             found += [replace(row, input=e.number, rank=e.rank) for row in rows(evidence)]
     return found
-
-
-def _limit(rows: list[R], most: int, what: str, limits: list[str]) -> list[R]:
-    if len(rows) > most:
-        limits.append(f"showing {most} of {len(rows)} {what}")
-    return rows[:most]
-
-
-def _share(budget: int, among: int, least: int, most: int) -> int:
-    return min(max(budget // max(among, 1), least), most)
 
 
 def _steps(examined: Sequence[Examined]) -> list[StepRow]:

@@ -87,10 +87,10 @@ class Result(Struct, frozen=True, kw_only=True):
     limits: list[str] = field(default_factory=list)
 
     def to_json(self) -> bytes:
-        """The result as UTF-8 JSON: sorted keys, two-space indent, arrays of plain values on one line (series would
-        else be mostly spaces), one final newline. Same result, same bytes."""
+        """The result as UTF-8 JSON: sorted keys, two-space indent, arrays and objects of plain values on one line
+        (series and rows would else be mostly spaces), one final newline. Same result, same bytes."""
         text = msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)
-        return _PLAIN_ARRAY.sub(lambda array: _ARRAY_BREAK.sub(rb"\1", array[0]), text) + b"\n"
+        return _PLAIN.sub(lambda plain: _BREAK.sub(rb"\1", plain[0]), text) + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Result:
@@ -107,8 +107,8 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 _VALUE = rb"\n *[^\s\[\]{}][^\n]*(?<![\[{])"
-_PLAIN_ARRAY = re.compile(rb"\[(?:%s)+\n *\]" % _VALUE)
-_ARRAY_BREAK = re.compile(rb"(?<=\[)\n *|(?<=,)\n( ) *|\n *(?=\])")
+_PLAIN = re.compile(rb"[\[{](?:%s)+\n *[\]}]" % _VALUE)
+_BREAK = re.compile(rb"(?<=[\[{])\n *|(?<=,)\n( ) *|\n *(?=[\]}])")
 
 
 def json_schema() -> dict[str, Any]:

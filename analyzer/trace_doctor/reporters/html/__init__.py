@@ -21,7 +21,7 @@ from trace_doctor.reporters.html import (
 )
 from trace_doctor.reporters.html.charts.svg import patterns
 from trace_doctor.reporters.html.dom import Html, el
-from trace_doctor.reporters.island import embed
+from trace_doctor.reporters.island import island
 from trace_doctor.reporters.words import headline
 
 MARKER = '<meta name="generator" content="trace-doctor">'
@@ -98,7 +98,7 @@ def page(
         ),
         el("main", sections, id="main"),
         el("footer", el("p", f"{tool.name} {tool.version}".strip(), " · nothing left your machine")),
-        Html(f'<script type="application/json" id="result">{embed(data)}</script>'),
+        Html(island(data)),
         Html(f"<script>{_asset('report.js')}</script>"),
         zoomed,
     )

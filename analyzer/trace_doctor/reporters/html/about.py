@@ -10,7 +10,7 @@ from trace_doctor.reporters.html.parts import Row, data_table, section, showing
 from trace_doctor.reporters.units import share
 from trace_doctor.reporters.words import GLOSSARY
 
-_MOST_INPUTS = 32
+_MOST_INPUTS = 24
 
 
 def render(result: Result) -> Html:

@@ -16,6 +16,7 @@ from trace_doctor.reporters.html.parts import (
     links,
     mini_bar,
     section,
+    showing,
     term,
 )
 from trace_doctor.reporters.units import plural
@@ -31,15 +32,21 @@ from trace_doctor.reporters.words import (
 )
 
 _MOST_SPANS = 20
+_MOST_CARDS, _MOST_BYTES = 60, 40_000
+"""Findings on the page, and bytes of those in full: the ones behind are shown briefly"""
 
 
 def render(result: Result) -> Html:
     if not result.findings:
         return section("findings", "Findings", _none(result), count=0)
     seen: set[str] = set()
-    cards = []
-    for n, finding in enumerate(result.findings):
-        cards.append(_card(finding, n, result, first_of_code=finding.code not in seen))
+    cards: list[Html] = []
+    room, whole = _MOST_BYTES, 0
+    for n, finding in enumerate(result.findings[:_MOST_CARDS]):
+        card = _card(finding, n, result, first_of_code=finding.code not in seen, brief=room <= 0)
+        whole += room > 0
+        room -= len(card.encode())
+        cards.append(card)
         seen.add(finding.code)
     lead = [
         "Ranked by what they may save. Every saving is an upper bound, hence ",
@@ -47,7 +54,12 @@ def render(result: Result) -> Html:
         ".",
     ]
     return section(
-        "findings", "Findings", el("div", cards, class_="cards"), lead=lead, count=len(result.findings)
+        "findings",
+        "Findings",
+        el("div", cards, class_="cards"),
+        showing(whole, len(cards), "findings in full; the others are brief") if whole < len(cards) else None,
+        lead=lead,
+        count=len(result.findings),
     )
 
 
@@ -64,7 +76,7 @@ def _none(result: Result) -> Html:
     return el("div", el("p", el("strong", said)), could_not if skipped else None, class_="empty")
 
 
-def _card(finding: Finding, index: int, result: Result, *, first_of_code: bool) -> Html:
+def _card(finding: Finding, index: int, result: Result, *, first_of_code: bool, brief: bool = False) -> Html:
     place = where_briefly(finding.location)
     saving = finding.saving
     share = max(saving.share_of_step or 0.0, saving.share_of_peak or 0.0) if saving else 0.0
@@ -80,18 +92,7 @@ def _card(finding: Finding, index: int, result: Result, *, first_of_code: bool) 
     card = el(
         "details",
         summary,
-        el(
-            "div",
-            el("p", finding.message, class_="message"),
-            _facts(finding, result),
-            _excerpt(finding, result),
-            [data_table(t.title, t.columns, t.rows, of=t.of) for t in finding.evidence],
-            _spans(finding),
-            [el("h4", "Why this matters"), _prose(finding.why)] if finding.why else None,
-            _fixes(finding.fixes, index),
-            _thresholds(finding),
-            class_="body",
-        ),
+        _brief(finding, result) if brief else _body(finding, index, result),
         open=index == 0 and finding.severity != "info",
         id=finding.id,
         class_=f"finding sev-{finding.severity}",
@@ -100,6 +101,32 @@ def _card(finding: Finding, index: int, result: Result, *, first_of_code: bool) 
     )
     return el(
         "div", el("span", id=finding.code, class_="anchor") if first_of_code else None, card, class_="slot"
+    )
+
+
+def _body(finding: Finding, index: int, result: Result) -> Html:
+    return el(
+        "div",
+        el("p", finding.message, class_="message"),
+        _facts(finding, result),
+        _excerpt(finding, result),
+        [data_table(t.title, t.columns, t.rows, of=t.of) for t in finding.evidence],
+        _spans(finding),
+        [el("h4", "Why this matters"), _prose(finding.why)] if finding.why else None,
+        _fixes(finding.fixes, index),
+        _thresholds(finding),
+        class_="body",
+    )
+
+
+def _brief(finding: Finding, result: Result) -> Html:
+    """For the findings far down a long list: what was seen, where, and what to do."""
+    return el(
+        "div",
+        el("p", finding.message, class_="message"),
+        _facts(finding, result),
+        [el("p", el("strong", "Fix: "), f.title) for f in finding.fixes[:3]],
+        class_="body",
     )
 
 

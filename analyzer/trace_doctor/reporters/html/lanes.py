@@ -13,6 +13,8 @@ from trace_doctor.reporters.units import share
 from trace_doctor.reporters.words import KINDS, Names
 
 _MOST_LANES = 16
+_MOST_CHARTS = 6
+"""of captures that share no time axis"""
 _MOST_GAPS = 5
 
 
@@ -22,8 +24,9 @@ def timeline(result: Result) -> Html | None:
     if not lanes:
         return None
     names = Names(result)
-    shown = lanes[:_MOST_LANES]
-    groups = [shown] if names.ranked else [list(g) for _, g in groupby(shown, key=lambda lane: lane.input)]
+    groups = [lanes] if names.ranked else [list(g) for _, g in groupby(lanes, key=lambda lane: lane.input)]
+    groups = [group[:_MOST_LANES] for group in groups[:_MOST_CHARTS]]
+    shown = [lane for group in groups for lane in group][:_MOST_LANES]
     kinds = [k for k in KINDS if any(s.kind == k for lane in shown for s in lane.segments)]
     return section(
         "timeline",

@@ -13,7 +13,7 @@ from trace_doctor.reporters.html.zoom import of_memory
 from trace_doctor.reporters.units import size
 from trace_doctor.reporters.words import MEMORY, Names
 
-_MOST_CHARTS = 8
+_MOST_CHARTS = 6
 """Devices of one page: the one to look at first open, the others folded."""
 
 

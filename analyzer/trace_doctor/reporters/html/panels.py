@@ -10,7 +10,7 @@ from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, m
 from trace_doctor.reporters.units import estimate_share
 from trace_doctor.reporters.words import KINDS, Names, short_kernel
 
-_MOST_KERNELS = 30
+_MOST_KERNELS = 20
 
 
 def what_if(result: Result) -> Html | None:

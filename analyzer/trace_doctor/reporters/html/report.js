@@ -15,17 +15,29 @@
     return node;
   };
 
-  /* the embedded result, byte for byte as --output json writes it */
-  var island = doc.getElementById("result").textContent;
+  /* the embedded result, byte for byte as --output json writes it: a short one as it is, a long one packed */
+  var island = doc.getElementById("result");
   var back = { u003c: "<", u2028: "\u2028", u2029: "\u2029" };
+  var unpack = async function (text) {
+    var binary = atob(text.trim()), bytes = new Uint8Array(binary.length);
+    for (var i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+  var text;
   var json = function () {
-    return island.replace(/\\(u003c|u2028|u2029|[^])/g, function (whole, name) { return back[name] || whole; });
+    text = text || (island.type === "application/gzip" ? unpack(island.textContent) : Promise.resolve(
+      island.textContent.replace(/\\(u003c|u2028|u2029|[^])/g, function (whole, name) { return back[name] || whole; })));
+    return text;
   };
   var parsed;
-  var lookup = function (path) {
-    parsed = parsed || JSON.parse(island);
-    return path.split(".").reduce(function (value, key) { return value[key]; }, parsed);
+  var result = function () {
+    parsed = parsed || json().then(JSON.parse);
+    return parsed;
   };
+  var lookup = function (path) {
+    return result().then(function (found) { return path.split(".").reduce(function (value, key) { return value[key]; }, found); });
+  };
+  window.traceDoctor = { unpack: unpack, result: result };
   var download = function (name, type, text) {
     var url = URL.createObjectURL(new Blob([text], { type: type }));
     var link = make("a", "", { href: url, download: name });
@@ -47,7 +59,9 @@
   });
   var named = function () { theme.textContent = "Theme: " + (root.dataset.theme || "auto"); };
   named();
-  tools.append(theme, button("Save JSON", function () { download("trace-doctor.json", "application/json", json()); }));
+  tools.append(theme, button("Save JSON", function () {
+    json().then(function (data) { download("trace-doctor.json", "application/json", data); });
+  }));
 
   /* copy */
   var status = make("div", "", { role: "status", "class": "hidden" });
@@ -72,7 +86,9 @@
   };
   all("[data-label]").forEach(function (box) {
     box.append(button(box.dataset.label, function (event) {
-      copied(event.currentTarget, box.dataset.copy ? lookup(box.dataset.copy) : box.querySelector("pre").textContent);
+      var node = event.currentTarget, shown = box.querySelector("pre").textContent;
+      if (!box.dataset.copy) return copied(node, shown);
+      lookup(box.dataset.copy).then(function (exact) { copied(node, exact); }, function () { copied(node, shown); });
     }));
   });
 

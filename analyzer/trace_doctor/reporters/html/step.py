@@ -13,7 +13,7 @@ from trace_doctor.reporters.units import duration, plural, share
 from trace_doctor.reporters.words import IDLE, KINDS, Names, main_rows
 
 _MOST_BARS = 16
-_MOST_ROWS = 32
+_MOST_ROWS = 12
 
 
 def parts_of(row: TimeLedgerRow) -> dict[str, int]:

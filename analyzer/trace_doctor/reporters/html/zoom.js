@@ -4,17 +4,15 @@
   var doc = document, root = doc.documentElement;
   var packed = doc.getElementById("plotly");
   if (!packed || typeof DecompressionStream === "undefined") return; /* the pictures remain */
-  var result = JSON.parse(doc.getElementById("result").textContent);
+  var result;
   var words = JSON.parse(doc.getElementById("zoom-words").textContent);
 
   var library;
   var load = function () {
     library = library || (async function () {
-      var binary = atob(packed.textContent.trim()), bytes = new Uint8Array(binary.length);
-      for (var i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
-      var stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
       var script = doc.createElement("script");
-      script.textContent = await new Response(stream).text();
+      script.textContent = await window.traceDoctor.unpack(packed.textContent);
+      result = await window.traceDoctor.result();
       doc.head.append(script);
       return window.Plotly;
     })();

@@ -1,0 +1,54 @@
+"""How much of everything a result holds, so that it stays small enough to be sent. What is left out is said."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from trace_doctor.model import Finding, Table
+
+MAX_LANES = 16
+MAX_IGNORED = 200
+MAX_SEGMENTS, MAX_POINTS, MAX_KERNELS, MAX_OPERATORS, MAX_SHAPES = 1200, 800, 80, 60, 160
+"""Over all captures, so that a result of many ranks stays small enough to be sent."""
+MAX_STEPS = 200
+MAX_FINDINGS = 100
+MAX_DETAIL = 60_000
+"""Bytes of findings with all their evidence; those behind keep a few rows"""
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+def limit(rows: list[R], most: int, what: str, limits: list[str]) -> list[R]:
+    """The first of the rows; `limits` takes what was left out."""
+    if len(rows) > most:
+        limits.append(f"showing {most} of {len(rows)} {what}")
+    return rows[:most]
+
+
+def detailed(findings: list[Finding], limits: list[str]) -> list[Finding]:
+    """The first findings as they are; of the others, which nobody reads before those, a few rows of evidence."""
+    shown: list[Finding] = []
+    room, whole = MAX_DETAIL, 0
+    for finding in findings:
+        if room > 0:
+            room -= len(msgspec.json.encode(finding))
+            whole += 1
+            shown.append(finding)
+        else:
+            shown.append(
+                replace(finding, evidence=[_cut(t) for t in finding.evidence[:2]], spans=finding.spans[:1])
+            )
+    if whole < len(findings):
+        limits.append(f"showing all evidence of {whole} of {len(findings)} findings")
+    return shown
+
+
+def _cut(table: Table) -> Table:
+    return replace(table, rows=table.rows[:3], of=table.of or len(table.rows))
+
+
+def share(budget: int, among: int, least: int, most: int) -> int:
+    """What each gets of a budget."""
+    return min(max(budget // max(among, 1), least), most)
