@@ -15,10 +15,10 @@ from trace_doctor.model import Result
 from trace_doctor.registry import resolve
 from trace_doctor.run import Capture
 
-CODES = ("TD401", "TD403", "TD404", "TD405", "TD410")
+CODES = ("TD401", "TD402", "TD403", "TD404", "TD405", "TD406", "TD407", "TD409", "TD410", "TD411")
 
 DISAGREE: dict[tuple[str, str], str] = {}
-"""(file, code) -> why the label is wrong. Empty: all labels of these five rules hold."""
+"""(file, code) -> why the label is wrong. Empty: all labels of these rules hold."""
 
 
 @cache
@@ -63,6 +63,46 @@ def test_gradients_retained_through_a_forward(captures_dir: Path) -> None:
     assert finding.location.file is not None
     assert finding.location.file.endswith("benchmarking_script.py")
     assert finding.fixes[0].params == {"mode": "move"}
+
+
+@pytest.mark.captures
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("cornell-sysphotonics_ccl-bench/7e29dbee_iteration_0_exit_rank0_memory_snapshot.pickle", 16),
+        ("cranberrii_ftcourse/memory_snapshot.pickle", 22),
+        ("Wedsonlin_assignment2-systems/results_medium_1024_training_memory_snapshot.pickle", 24),
+        (
+            "NiuHuangxiaozi_assignment2-systems/profile_memory_forward_and_backward_memory_snapshot_200.pickle",
+            4,
+        ),
+    ],
+)
+def test_the_layers_of_a_model_are_counted(name: str, layers: int, captures_dir: Path) -> None:
+    """As the models have them: Llama 3 1B, TinyLlama, GPT-2 medium and one of four blocks."""
+    (finding,) = [f for f in result(captures_dir / "snapshots" / name).findings if f.code == "TD406"]
+    assert f"{layers} layers keep" in finding.message
+    assert finding.saving is not None
+    assert finding.saving.share_of_peak is not None
+    assert 0.2 < finding.saving.share_of_peak < 0.9
+
+
+@pytest.mark.captures
+def test_optimizer_state_is_twice_the_parameters_of_adamw(captures_dir: Path) -> None:
+    path = captures_dir / "snapshots/notHanmin_assignment2-systems/33be88e6_memory_snapshot.pickle"
+    (finding,) = [f for f in result(path).findings if f.code == "TD407"]
+    assert "7.22 GiB" in finding.message
+    assert finding.severity == "info"  # nothing says how large the device is
+
+
+@pytest.mark.captures
+def test_an_out_of_memory_finding_refers_to_what_explains_it(captures_dir: Path) -> None:
+    folder = captures_dir / "snapshots/cornell-sysphotonics_ccl-bench"
+    found = {f.code: f for f in result(sorted(folder.glob("*.pickle"))[0]).findings}
+    assert set(found["TD410"].refers_to) == {found["TD402"].id, found["TD406"].id}
+    titles = {x.title for x in found["TD410"].fixes}
+    assert titles >= {x.title for code in ("TD402", "TD406") for x in found[code].fixes}
+    assert len(titles) == len(found["TD410"].fixes)
 
 
 @pytest.mark.captures
