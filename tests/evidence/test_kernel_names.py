@@ -24,6 +24,7 @@ NAMES = {
     "void cutlass::Kernel<cutlass_80_tensorop_d884gemm_32x32_16x5_tn_align1>(…)": ("gemm", "fp64", True),
     "nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT": ("gemm", "", True),
     "Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN": ("gemm", "fp32", True),
+    "Cijk_Alik_Bljk_S_MX_B_Bias_HA_S_SAV_UserArgs_MT128x128x32_MI16x16x1": ("gemm", "tf32", True),
     "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN": ("gemm", "bf16", True),
     f"void gemv2T_kernel_val<int, int, float, float, float, float, 128, {_CUBLAS}<float const>>": (
         "gemv",

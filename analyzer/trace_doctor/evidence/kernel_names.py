@@ -59,7 +59,7 @@ _POINTWISE = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|Ca
 
 _FORMATS: tuple[tuple[Precision, re.Pattern[str]], ...] = (
     ("fp8", re.compile(r"e4m3|e5m2|fp8|_F8|mxfp[48]|MxE\d|E2m1", re.IGNORECASE)),
-    ("tf32", re.compile(r"tf32|_xf32|(?:tensorop|xmma)_s1688(?!\w*(?:f16|bf16))", re.IGNORECASE)),
+    ("tf32", re.compile(r"tf32|_xf32|_S_MX_|(?:tensorop|xmma)_s1688(?!\w*(?:f16|bf16))", re.IGNORECASE)),
     ("fp64", re.compile(r"dgemm|d884|_f64f64|double|_DB_|dgrad\w*<double", re.IGNORECASE)),
     ("bf16", re.compile(r"bf16|bfloat|_BBS?_|_B_?BS_|_BSS_|BF16")),
     (

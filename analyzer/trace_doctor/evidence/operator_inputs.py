@@ -31,8 +31,7 @@ class Inputs:
 
     def shape(self, i: int) -> tuple[int, ...]:
         """Of the i-th argument; () where there is none or it is no single tensor."""
-        shape = self.dims[i] if i < len(self.dims) else ()
-        return shape if all(isinstance(n, int) for n in shape) else ()
+        return _one(self.dims[i]) if i < len(self.dims) else ()
 
     def type(self, i: int) -> str:
         return self.types[i] if i < len(self.types) else ""
@@ -41,9 +40,15 @@ class Inputs:
         """(shape, type) of every tensor, those in lists too."""
         found = []
         for i, dims in enumerate(self.dims):
-            several = dims if dims and not all(isinstance(n, int) for n in dims) else (dims,)
-            found += [(d, self.type(i)) for d in several if d]
+            several = [_one(d) for d in dims] if isinstance(dims, tuple) else []
+            found += [(d, self.type(i)) for d in (_one(dims), *several) if d]
         return found
+
+
+def _one(dims: Any) -> tuple[int, ...]:
+    """The shape of a single tensor; () for anything else that a file may hold."""
+    plain = isinstance(dims, tuple) and all(isinstance(n, int) for n in dims)
+    return dims if plain else ()
 
 
 def tensor_bytes(shape: tuple[int, ...], kind: str) -> int:

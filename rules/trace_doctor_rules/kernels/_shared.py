@@ -71,7 +71,8 @@ def kernel_table(title: str, kernels: Kernels, mask: Bool) -> Table:
     )
 
 
-def spans(kernels: Kernels, mask: Bool) -> list[tuple[int, int]]:
-    """When these kernels ran, (start, end) ns, by start."""
+def longest_of(kernels: Kernels, mask: Bool, most: int = 10) -> list[tuple[int, int]]:
+    """When the longest of these kernels ran, (start, end) ns, by start."""
     rows = kernels.rows[mask]
+    rows = np.sort(rows[np.argsort(-kernels.run.dur[rows], kind="stable")[:most]])
     return list(zip(kernels.run.ts[rows].tolist(), kernels.run.end[rows].tolist(), strict=True))

@@ -13,7 +13,7 @@ from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.kernels._shared import Bool, by_model, kernel_table, promise, spans
+from trace_doctor_rules.kernels._shared import Bool, by_model, kernel_table, longest_of, promise
 
 _MOST_FASTER = 3.0
 _PEAK_RATIO = {
@@ -233,7 +233,7 @@ class Fp32Matmul(Rule):
             saving=saving,
             location=Location(device=kernels.device),
             evidence=[kernel_table("Products in plain fp32", kernels, plain)],
-            spans=ctx[Moments].longest(spans(kernels, plain), "fp32 product", device=kernels.device),
+            spans=ctx[Moments].longest(longest_of(kernels, plain), "fp32 product", device=kernels.device),
             fixes=self._fixes(kernels, plain, narrow),
             key="fp32",
         )

@@ -15,7 +15,7 @@ from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.kernels._shared import HARDLY, kernel_table, spans
+from trace_doctor_rules.kernels._shared import HARDLY, kernel_table, longest_of
 
 _TO_NHWC = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true, (cudnnKernelDataType_t)2>"
 _FROM_NHWC = "void cudnn::ops::nhwcToNchwKernel<__half, __half, float, true, false, (cudnnKernelDataType_t)0>"
@@ -173,7 +173,7 @@ class LayoutConversions(Rule):
             if worth
             else "without them a step would hardly be shorter, for the GPU waits for other things"
         )
-        when = spans(kernels, converting)
+        when = longest_of(kernels, converting)
         yield Claim(
             message=(
                 f"Convolutions turn tensors from one memory layout into another for "
@@ -190,7 +190,6 @@ class LayoutConversions(Rule):
             spans=ctx[Moments].longest(when, "layout conversion", device=kernels.device),
             fixes=[_fix(_images(ctx, kernels))],
             removal=removal,
-            owned=when,
             key="layout",
         )
 

@@ -19,7 +19,7 @@ from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs
 from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules.kernels._shared import by_model, promise
+from trace_doctor_rules.kernels._shared import by_model, longest_of, promise
 
 _HALF = ("c10::Half", "c10::BFloat16")
 _PRODUCTS = ("aten::mm", "aten::addmm")
@@ -216,11 +216,7 @@ class UnalignedDims(Rule):
             ),
             evidence=[_table(bad, per_step)],
             spans=ctx[Moments].longest(
-                zip(
-                    kernels.run.ts[kernels.rows[mask]].tolist(),
-                    kernels.run.end[kernels.rows[mask]].tolist(),
-                    strict=True,
-                ),
+                longest_of(kernels, mask),
                 "unaligned product",
                 device=kernels.device,
             ),

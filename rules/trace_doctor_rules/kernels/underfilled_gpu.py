@@ -15,7 +15,7 @@ from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules.kernels._shared import ROWS, by_model, promise, spans
+from trace_doctor_rules.kernels._shared import ROWS, by_model, longest_of, promise
 
 GIB = 1 << 30
 
@@ -153,7 +153,7 @@ class UnderfilledGpu(Rule):
             saving=saving,
             location=Location(device=kernels.device),
             evidence=[_table(kernels, grids, few)],
-            spans=ctx[Moments].longest(spans(kernels, mask), "too few blocks", device=kernels.device),
+            spans=ctx[Moments].longest(longest_of(kernels, mask), "too few blocks", device=kernels.device),
             fixes=[_fix(1 / max(used, 1e-3), size / max(peak, 1))],
             key="underfilled",
         )

@@ -20,7 +20,7 @@ from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.kernels._shared import by_model, kernel_table, promise, spans
+from trace_doctor_rules.kernels._shared import by_model, kernel_table, longest_of, promise
 
 _MATH = "aten::_scaled_dot_product_attention_math"
 _MODULE = "aten::_native_multi_head_attention"
@@ -238,7 +238,7 @@ class UnfusedAttention(Rule):
         )  # fmt: skip
         math = _sdpa_calls(ctx, chains)
         site = _site(ctx, chains)
-        when = spans(kernels, whole)
+        when = longest_of(kernels, whole)
         yield Claim(
             message=_message(ctx, chains, share, saving, site, math),
             confidence="low",

@@ -152,21 +152,14 @@ class ZeroedGradients(Rule):
         if len(starts) < min(self.min_steps, steps.count):
             return
         run = work.run
+        when = _stretches(work, operators)
         removal = Removal(
-            host_spans=tuple(
-                zip(
-                    run.thread[operators].tolist(),
-                    run.ts[operators].tolist(),
-                    run.end[operators].tolist(),
-                    strict=True,
-                )
-            ),
+            host_spans=tuple((int(run.thread[operators[0]]), s, e) for s, e in when),
             gpu_rows=tuple(work.gpu_rows(operators).tolist()),
         )
         outcome = replay.without(removal)
         size = _gradient_bytes(ctx, work, operators)
         site = _site(ctx, work, operators)
-        when = [(s, e) for _, s, e in removal.host_spans]
         yield Claim(
             message=_message(outcome, len(operators) / steps.count, size, site),
             confidence=_confidence(outcome, replay),
@@ -189,6 +182,15 @@ def _zeroing(work: OptimizerWork) -> Rows:
     """The `zero_` operators in zero_grad(), by start."""
     operators = work.operators(work.zero_grads)
     return operators[work.run.is_named(_ZEROING.__contains__)[operators]]
+
+
+def _stretches(work: OptimizerWork, operators: Rows) -> list[tuple[int, int]]:
+    """From the first to the last of these operators in each zero_grad(), ns."""
+    run = work.run
+    of = np.searchsorted(run.ts[work.zero_grads], run.ts[operators], side="right")
+    first = np.unique(of, return_index=True)[1]
+    last = np.append(first[1:], len(operators)) - 1
+    return list(zip(run.ts[operators[first]].tolist(), run.end[operators[last]].tolist(), strict=True))
 
 
 def _between(work: OptimizerWork, rows: Rows, start: int, end: int) -> bool:
