@@ -18,6 +18,7 @@ _HOMES = {
     "diff": "trace_doctor.api",
     "load": "trace_doctor.api",
     "verify": "trace_doctor.api",
+    "to_hta": "trace_doctor.hta",
     "Result": "trace_doctor.model",
     "Difference": "trace_doctor.difference",
     "Verification": "trace_doctor.verification",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from trace_doctor.api import verify as verify
     from trace_doctor.difference import Difference as Difference
     from trace_doctor.errors import NotCaptured as NotCaptured
+    from trace_doctor.hta import to_hta as to_hta
     from trace_doctor.model import Column as Column
     from trace_doctor.model import Confidence as Confidence
     from trace_doctor.model import Finding as Finding

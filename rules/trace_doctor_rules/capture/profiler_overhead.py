@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.profiler_cost import ProfilerCost
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.model import Cell
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 
 
@@ -138,8 +137,10 @@ class ProfilerOverhead(Rule):
         )
 
 
-def _rows(cost: ProfilerCost) -> list[list[Cell]]:
-    rows: list[list[Cell]] = [[name, number, ns / 1e3] for name, number, ns in cost.marked]
+def _rows(cost: ProfilerCost) -> list[list[str | int | float | None]]:
+    rows: list[list[str | int | float | None]] = [
+        [name, number, ns / 1e3] for name, number, ns in cost.marked
+    ]
     if cost.frames:
         rows.append(["Python calls (estimated)", cost.frames, cost.frames_ns / 1e3])
     return rows

@@ -1,0 +1,187 @@
+"""HolisticTraceAnalysis on our columns: its analyses without its parsing. Needs the extra `hta`.
+
+HTA keeps a trace as a DataFrame with ids of names, indices of linked events and numbers of iterations. All of that is
+filled from the columns of a `Run`; what HTA does afterwards (aligning ranks, leaving out the last step) it does itself.
+Written against HTA 0.5.0.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trace_doctor.errors import TraceDoctorError
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.launches import Launches
+from trace_doctor.run import GPU_CATS, I64, Bool, Capture, Cat, Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from hta.trace_analysis import TraceAnalysis
+
+CATEGORIES: dict[Cat, str] = {
+    Cat.OTHER: "other",
+    Cat.CPU_OP: "cpu_op",
+    Cat.USER_ANNOTATION: "user_annotation",
+    Cat.PYTHON: "python_function",
+    Cat.RUNTIME: "cuda_runtime",
+    Cat.DRIVER: "cuda_driver",
+    Cat.OVERHEAD: "overhead",
+    Cat.KERNEL: "kernel",
+    Cat.MEMCPY: "gpu_memcpy",
+    Cat.MEMSET: "gpu_memset",
+    Cat.GPU_ANNOTATION: "gpu_user_annotation",
+    Cat.SYNC: "cuda_sync",
+}
+"""Categories as Kineto calls those of NVIDIA GPUs, whoever recorded: the names that HTA looks for."""
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+
+
+def to_hta(*runs: Run, include_last_profiler_step: bool = False, args: bool = True) -> TraceAnalysis:
+    """A `TraceAnalysis` over the traces of one or more ranks.
+
+    `args` fills shapes, copied bytes and waits from the events' arguments; without it these columns hold HTA's
+    defaults and loading takes no second look at the files. Raises TraceDoctorError where HTA is not installed, or where
+    two runs have the same rank.
+    """
+    try:
+        from hta.common.trace import Trace
+        from hta.trace_analysis import TraceAnalysis
+    except ImportError as error:
+        raise TraceDoctorError(
+            f"HolisticTraceAnalysis is not installed ({error}): pip install 'trace-doctor[hta]'"
+        ) from error
+    ranks = [run.rank for run in runs]
+    if not runs or len(set(ranks)) < len(ranks):
+        raise TraceDoctorError(f"HTA wants one trace per rank, not ranks {sorted(ranks)}")
+    trace = Trace(trace_files={}, trace_dir=".")
+    trace.symbol_table.add_symbols(CATEGORIES.values())
+    for run in sorted(runs, key=lambda r: r.rank):
+        trace.symbol_table.add_symbols(run.names)
+        trace.trace_files[run.rank] = run.path
+        trace.meta_data[run.rank] = dict(run.meta)
+        trace.traces[run.rank] = frame(run, trace.symbol_table.get_sym_id_map(), args=args)
+    trace.align_and_filter_trace(include_last_profiler_step)
+    for rank, events in trace.traces.items():
+        indexed = events.set_index("index", drop=False)
+        indexed.index.names = [None]
+        trace.traces[rank] = indexed
+    trace.is_parsed = True
+    analysis: TraceAnalysis = object.__new__(TraceAnalysis)
+    analysis.t = trace
+    return analysis
+
+
+def frame(run: Run, symbols: dict[str, int], *, args: bool = True) -> pd.DataFrame:
+    """The events of a run as HTA keeps them, by their place in the file. Times are microseconds of the file's clock;
+    where it has fractions, starts are rounded up and ends down, as HTA does."""
+    import pandas as pd
+
+    shown = np.flatnonzero(run.cat != Cat.SPAN)
+    shown = shown[np.argsort(run.offset[shown], kind="stable")]
+    start, end = _microseconds(run, shown)
+    linked = _linked(run, shown)
+    category = np.array([symbols.get(CATEGORIES.get(Cat(c), "other"), -1) for c in range(int(max(Cat)) + 1)])
+    names = np.array([symbols[name] for name in run.names] or [0], dtype=np.int64)
+    pids = np.array([_number(t.pid) for t in run.threads] or [0], dtype=object)
+    tids = np.array([_number(t.tid) for t in run.threads] or [0], dtype=object)
+    # Annotations of the GPU have no stream in their arguments, which is where HTA looks.
+    streams = np.where(run.cat == Cat.GPU_ANNOTATION, -1, run.stream)
+    index = np.arange(1, len(shown) + 1)  # 0 stands for "no link in the trace"
+    made = pd.DataFrame(
+        {
+            "index": index,
+            "cat": category[run.cat[shown]],
+            "name": names[run.name[shown]],
+            "pid": pids[run.thread[shown]],
+            "tid": tids[run.thread[shown]],
+            "ts": start,
+            "dur": end - start,
+            "stream": streams[shown],
+            "correlation": run.correlation[shown],
+            **_arguments(run, shown, args=args),
+            "external_id": run.external_id[shown],
+            "index_correlation": linked,
+            "iteration": _iterations(run, shown, streams[shown] > 0, start, end, linked),
+            "end": end,
+        }
+    )
+    return made
+
+
+def _microseconds(run: Run, rows: I64) -> tuple[I64, I64]:
+    base = run.meta.get("baseTimeNanoseconds")
+    zero = base if isinstance(base, int) else 0
+    start, end = run.ts[rows] - zero, run.end[rows] - zero
+    return -(-start // 1000), end // 1000
+
+
+def _linked(run: Run, shown: I64) -> I64:
+    """For launching calls the index of their GPU work and the other way round; 0 where the other is not in the trace,
+    -1 for events without correlation. Of the many kernels of one call HTA keeps the last."""
+    place = np.zeros(len(run), dtype=np.int64)
+    place[shown] = np.arange(1, len(shown) + 1)
+    linked = np.minimum(run.correlation, 0)
+    launches = Facts(Capture(rank=run.rank, run=run))[Launches].launch.astype(np.int64)
+    known = launches >= 0
+    work, calls = run.gpu[known], launches[known]
+    linked[work] = place[calls]
+    linked[calls] = place[work]
+    return np.asarray(linked[shown])
+
+
+def _iterations(run: Run, shown: I64, on_gpu: Bool, start: I64, end: I64, linked: I64) -> I64:
+    """The number of the step in which a host event starts; GPU work has that of its launch; -1 outside."""
+    numbers = np.full(len(run.names) or 1, -1, dtype=np.int64)
+    for i, name in enumerate(run.names):
+        if found := _STEP.match(name):
+            numbers[i] = int(found.group(1))
+    found_in = np.full(len(shown), -1, dtype=np.int64)
+    for mark in np.flatnonzero(numbers[run.name[shown]] >= 0).tolist():
+        inside = (start >= start[mark]) & (start < end[mark])
+        found_in[inside] = numbers[run.name[shown[mark]]]
+    above = linked[on_gpu]
+    found_in[on_gpu] = np.where(above > 0, found_in[np.maximum(above - 1, 0)], -1)
+    return found_in
+
+
+def _arguments(run: Run, shown: I64, *, args: bool) -> dict[str, Any]:
+    """Columns that HTA takes from the arguments, with its defaults where there is none."""
+    columns: dict[str, Any] = {
+        "bytes": np.full(len(shown), -1, dtype=np.int64),
+        "memory_bw_gbps": np.zeros(len(shown)),
+        "wait_on_stream": np.full(len(shown), -1, dtype=np.int64),
+        "wait_on_cuda_event_record_corr_id": np.full(len(shown), -1, dtype=np.int64),
+        "input_dims": np.full(len(shown), "-1", dtype=object),
+        "input_type": np.full(len(shown), "-1", dtype=object),
+        "input_strides": np.full(len(shown), "-1", dtype=object),
+    }
+    if not args:
+        return columns
+    cat = run.cat[shown]
+    copies = np.flatnonzero(np.isin(cat, [c for c in GPU_CATS if c != Cat.KERNEL]))
+    for at, said in zip(copies.tolist(), run.args(shown[copies]), strict=True):
+        columns["bytes"][at] = said.get("bytes", -1)
+        columns["memory_bw_gbps"][at] = said.get("memory bandwidth (GB/s)", 0.0)
+    waits = np.flatnonzero(cat == Cat.SYNC)
+    for at, said in zip(waits.tolist(), run.args(shown[waits]), strict=True):
+        for name in ("wait_on_stream", "wait_on_cuda_event_record_corr_id"):
+            columns[name][at] = said.get(name, -1)
+    if run.recorded.shapes is not False:
+        operators = np.flatnonzero(cat == Cat.CPU_OP)
+        keys = (
+            ("input_dims", "Input Dims"),
+            ("input_type", "Input type"),
+            ("input_strides", "Input Strides"),
+        )
+        for at, said in zip(operators.tolist(), run.args(shown[operators]), strict=True):
+            for name, key in keys:
+                if key in said:
+                    columns[name][at] = said[key]
+    return columns
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.lstrip("-").isdigit() else text
