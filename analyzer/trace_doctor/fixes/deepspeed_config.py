@@ -18,8 +18,9 @@ from trace_doctor.fixes.codemods import Place, candidate
 from trace_doctor.fixes.documents import OTHER, Document, Wanted
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
 from trace_doctor.fixes.launchers import documents, named, starts
+from trace_doctor.fixes.loops import method_calls
 from trace_doctor.fixes.values import where_set
-from trace_doctor.loaders.script import Script, literal
+from trace_doctor.loaders.script import Script, dotted, literal
 
 AUTO = "auto"
 """the value that a Trainer or an Accelerator replaces by its own argument"""
@@ -39,6 +40,7 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("train_micro_batch_size_per_gpu",),
 }
 """the Trainer's wishes that the configuration repeats: two that differ raise ValueError"""
+_CHANGES = ("update", "setdefault", "pop", "popitem", "clear")
 _OTHER_TYPE = {"bf16": "fp16", "fp16": "bf16"}
 
 
@@ -48,8 +50,12 @@ class InScript:
 
     file: Script
     node: cst.Dict
+    changed: frozenset[str] = frozenset()
+    """keys that are set or removed elsewhere; with "*" any can be"""
 
     def value(self, *path: str) -> object:
+        if path[0] in self.changed:
+            return OTHER
         node: cst.BaseExpression | None = self.node
         for key in path:
             node = self._entries(node).get(key) if isinstance(node, cst.Dict) else None
@@ -61,6 +67,10 @@ class InScript:
         return self.file.line(self.node)
 
     def merged(self, wanted: Wanted) -> list[Edit]:
+        if self.changed & {*wanted, "*"}:
+            raise NoEdit(
+                "display", "the dictionary is changed in other places", [candidate(self.file, self.node)]
+            )
         return list(self._merged(self.node, wanted))
 
     def _merged(self, node: cst.Dict, wanted: Wanted) -> Iterator[Edit]:
@@ -153,13 +163,36 @@ def _configs(place: Place, script: Script, node: cst.BaseExpression) -> Iterator
     """What an expression stands for: a dictionary, or the file of a path."""
     for where, origin in place.program.of(script, node):
         if isinstance(origin, cst.Dict):
-            yield InScript(where, origin)
+            yield InScript(where, origin, _changed(script, node) | _changed(where, _target(where, origin)))
             continue
         path = literal(origin)
         if path is ... and (default := where_set(where, origin, place.program)) is not None:
             path = literal(default.value)
         if isinstance(path, str):
             yield from (Document(file) for file in named(place, path) if file.name.endswith(".json"))
+
+
+def _target(script: Script, node: cst.Dict) -> cst.BaseExpression | None:
+    """What a dictionary is assigned to."""
+    up = script.parent(node)
+    return up.targets[0].target if isinstance(up, cst.Assign) else None
+
+
+def _changed(script: Script, name: cst.BaseExpression | None) -> frozenset[str]:
+    """Keys of a dictionary that a script sets or removes by its name; "*" where that cannot be seen."""
+    wanted, found = dotted(name) if name is not None else None, set()
+    if wanted is None:
+        return frozenset()
+    for item in script.all(cst.Subscript):
+        if dotted(item.value) == wanted and isinstance(
+            script.parent(item), cst.AssignTarget | cst.Del | cst.AugAssign
+        ):
+            index = item.slice[0].slice
+            key = literal(index.value) if isinstance(index, cst.Index) else ...
+            found.add(key if isinstance(key, str) else "*")
+    for method in _CHANGES:
+        found |= {"*" for _, receiver in method_calls(script, method) if dotted(receiver) == wanted}
+    return frozenset(found)
 
 
 def _in_commands(place: Place) -> Iterator[Document]:
@@ -213,9 +246,12 @@ def agreeing(config: Config, wanted: Mapping[str, str]) -> Change | None:
 
 def _refuse_other_type(config: Config, wish: str) -> None:
     other = _OTHER_TYPE[wish]
-    if config.value(other, "enabled") is True:
+    now = config.value(other, "enabled")
+    if now in (True, OTHER) or now is ... or (now is None and config.value(other) is not None):
         here = [shown_in(config, other, "enabled")]
-        raise NoEdit("display", f"{other} is enabled, which excludes {wish}", here, framework="deepspeed")
+        raise NoEdit(
+            "display", f"{other} is (or may be) enabled, which excludes {wish}", here, framework="deepspeed"
+        )
 
 
 def change(config: Config, wanted: Wanted, *notes: str) -> Change:

@@ -58,6 +58,7 @@ def in_framework(place: Place, codemod: str, params: Mapping[str, Any]) -> Chang
     wanted = wishes(codemod, params)
     if not wanted:
         return None
+    _refuse_by_hand(place, name, wanted)
     if codemod == "pinned-copies":
         return _pinned(place, name, calls, wanted)
     if name == "transformers":
@@ -67,6 +68,23 @@ def in_framework(place: Place, codemod: str, params: Mapping[str, Any]) -> Chang
     if name == "deepspeed":
         return in_config(place, wanted)
     return in_lightning(place, name, calls, params, wanted)
+
+
+def _refuse_by_hand(place: Place, framework: str, wanted: Mapping[str, str]) -> None:
+    """What the script does itself is not asked of its framework as well."""
+    if "compile" in wanted and framework != "lightning":
+        for script in place.program.mentioning("torch.compile"):
+            for call in script.calls("torch.compile"):
+                where = f"{script.name}:{script.line(call)}"
+                raise NoEdit("already", f"{where} compiles already", framework=framework)
+    adapters = "checkpointing" in wanted and place.program.mentioning("get_peft_model", "peft_config")
+    if adapters and not place.program.mentioning(*_INPUTS_WITH_GRADIENTS):
+        why = "the base model is frozen: call model.enable_input_require_grads() first, or no gradient gets through"
+        raise NoEdit("display", why, framework=framework)
+
+
+_INPUTS_WITH_GRADIENTS = ("enable_input_require_grads", "prepare_model_for_", "use_reentrant", "SFTTrainer")
+"""words of scripts, and a Trainer, that see to it"""
 
 
 def _pinned(place: Place, framework: str, calls: list[Call], wanted: Mapping[str, str]) -> Change | None:
@@ -250,4 +268,5 @@ def _on_command_line(place: Place, parsed: Call, wanted: Mapping[str, str]) -> C
         raise NoEdit(
             "display", "; ".join(late) or "the Trainer does this by default", framework="transformers"
         )
-    return pass_options(place, parsed, options, late)
+    settings = [TRAINING_ARGUMENTS[wish] for wish in wanted]
+    return pass_options(place, parsed, options, late, {s.name: s for s in settings})

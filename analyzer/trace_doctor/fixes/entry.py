@@ -17,16 +17,22 @@ def entry_scripts(tree: SourceTree, named: Sequence[str], words: Sequence[str]) 
     """The scripts that can be the one that is started: one where that is clear, else all that are possible.
 
     Of several: those that train, themselves or in what they import; the one that the capture names; the only one with a
-    main guard; without guards the one that no other imports, or that has its training loop at module level.
+    main guard; without guards the one that no other imports, or that has its training loop at module level. A module of
+    another candidate is no script, whatever it does when it is imported.
     """
     graph = tree.imports
-    scripts = [s for s in map(tree.script, graph.started(named)) if s is not None] if named else []
-    if not scripts:
-        scripts = tree.mentioning(*(words or ("torch",)))
+    names = graph.started(named)
+    if not named:
+        wanted = [w.encode() for w in words or ("torch",)]
+        names = [n for n in names if any(w in tree.data(f) for f in graph.reach(n) for w in wanted)]
+        names = names or [s.name for s in tree.mentioning(*(words or ("torch",)))]
+    scripts = [s for s in map(tree.script, names) if s is not None]
     if len(scripts) <= 1:
         return scripts
     scripts = [s for s in scripts if _trains(tree, s.name)] or scripts
+    started = {s.name for s in scripts}
     guarded = [s for s in scripts if "__main__" in s.text]
+    scripts = [s for s in scripts if s in guarded or not graph.importers[s.name] & started] or scripts
     candidates = guarded or [s for s in scripts if not graph.importers[s.name]] or scripts
     for narrowed in (scripts, [s for s in scripts if s.name in named], candidates):
         if len(narrowed) == 1:

@@ -43,6 +43,8 @@ class Setting:
     """arguments that contradict it"""
     plugin: Plugin | None = None
     """where it is no argument of the class itself"""
+    instead_of: tuple[str, ...] = ()
+    """the only values that it takes the place of: any other was chosen; empty where every value may be replaced"""
 
 
 _DYNAMO = Plugin("dynamo_plugin", "accelerate.utils.TorchDynamoPlugin", (1, 2), replaces="dynamo_backend")
@@ -52,14 +54,15 @@ _LOADING = Plugin(
     (0, 30),
     ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler"),
 )
+_ADAMW = ("adamw_hf", "adamw_torch", "adamw_torch_fused")
 TRAINING_ARGUMENTS: Mapping[str, Setting] = {
     "num_workers": Setting("dataloader_num_workers"),
     "pin_memory": Setting("dataloader_pin_memory"),
     "persistent_workers": Setting("dataloader_persistent_workers", since=(4, 36)),
     "prefetch_factor": Setting("dataloader_prefetch_factor", since=(4, 38)),
-    "fused": Setting("optim", '"adamw_torch_fused"'),
-    "adamw-8bit": Setting("optim", '"adamw_bnb_8bit"'),
-    "adafactor": Setting("optim", '"adafactor"'),
+    "fused": Setting("optim", '"adamw_torch_fused"', instead_of=_ADAMW),
+    "adamw-8bit": Setting("optim", '"adamw_bnb_8bit"', instead_of=_ADAMW),
+    "adafactor": Setting("optim", '"adafactor"', instead_of=_ADAMW),
     "bf16": Setting("bf16", "True", excludes=("fp16",)),
     "fp16": Setting("fp16", "True", excludes=("bf16",)),
     "tf32": Setting("tf32", "True"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import libcst as cst
 from trace_doctor.fixes.codemods import Place
 from trace_doctor.fixes.documents import Document
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
+from trace_doctor.fixes.frameworks import Setting
 from trace_doctor.loaders.script import Script, TextFile
 
 SHELL = (".sh", ".bash", ".slurm", ".sbatch", "Makefile", "Dockerfile")
@@ -43,6 +44,11 @@ class Command:
             if found is not None:
                 return found["value"].strip("\"'")
         return None
+
+    def said(self, name: str) -> object:
+        """The value of an option; True for a flag without one, None where it is not passed."""
+        flag = re.search(rf"(?<!\S)--{name}(?![\w-])", self.text) is not None
+        return self.option(name) or (flag or None)
 
     @property
     def candidate(self) -> Candidate:
@@ -92,7 +98,11 @@ def named(place: Place, path: str) -> list[TextFile]:
 
 
 def pass_options(
-    place: Place, parsed: tuple[Script, cst.Call], options: Mapping[str, str], notes: Sequence[str] = ()
+    place: Place,
+    parsed: tuple[Script, cst.Call],
+    options: Mapping[str, str],
+    notes: Sequence[str] = (),
+    settings: Mapping[str, Setting] | None = None,
 ) -> Change:
     """Passes options to a script whose arguments come from a parser.
 
@@ -104,9 +114,11 @@ def pass_options(
     configs = [d for d in documents(place.program.files(*CONFIG)) if d.find(_TRAINER_KEY) is not None]
     if len(started) == 1:
         file = started[0].file
+        _refuse_contradictions(started[0].said, options, settings or {})
         edits = _shell_edits(started[0], options)
     elif len(configs) == 1 and not started:
         file = configs[0].file
+        _refuse_contradictions(configs[0].value, options, settings or {})
         edits = configs[0].merged(_unlike(configs[0], options))
     else:
         text = " ".join(f"--{name} {value}" for name, value in options.items())
@@ -121,6 +133,19 @@ def pass_options(
         raise NoEdit("already", f"{file.name} passes these options already", framework="transformers")
     line = file.line_of(edits[0].start)
     return Change(file, tuple(edits), line, "unsafe", tuple(notes), "transformers")
+
+
+def _refuse_contradictions(
+    said: Callable[[str], object], options: Mapping[str, str], settings: Mapping[str, Setting]
+) -> None:
+    """Raises NoEdit where what is passed already excludes an option, or sets it for another reason."""
+    for name, setting in settings.items():
+        for other in setting.excludes if name in options else ():
+            if str(said(other)).lower() not in ("none", "false", "0"):
+                raise NoEdit("display", f"{other} is set, which excludes {name}", framework="transformers")
+        now = said(name)
+        if setting.instead_of and now is not None and now not in (options.get(name), *setting.instead_of):
+            raise NoEdit("display", f"{name}={now} is set on purpose", framework="transformers")
 
 
 def documents(files: Iterable[TextFile]) -> Iterator[Document]:
@@ -154,6 +179,11 @@ def _shell_edits(command: Command, options: Mapping[str, str]) -> list[Edit]:
     edits, new = [], []
     for name, value in options.items():
         there = re.search(_option(name), text)
+        if there is None and command.said(name) and value == "True":
+            continue
+        if there is not None and "$" in there["value"]:
+            where = [shown(file, start + there.start("value"))]
+            raise NoEdit("display", f"--{name} comes from {there['value']}", where, framework="transformers")
         if there is None:
             new.append(f"--{name} {value}")
         elif there["value"] != value and not _more(there["value"], value):

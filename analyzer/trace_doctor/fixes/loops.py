@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import libcst as cst
 
@@ -11,6 +12,7 @@ from trace_doctor.fixes.codemods import origins
 from trace_doctor.loaders.script import Script, dotted
 
 Loop = cst.For | cst.While
+N = TypeVar("N", bound=cst.CSTNode)
 _OPTIMIZER_NAME = re.compile(r"(?:.*[._])?(?:optimi[sz]er|optim|opt)(?:_\w+)?", re.IGNORECASE)
 _SCHEDULER = re.compile(r"lr_scheduler|LR$|[Ss]chedule[r_]")
 
@@ -94,6 +96,18 @@ def enclosing_loop(script: Script, node: cst.CSTNode) -> Loop | None:
         if isinstance(up, cst.FunctionDef | cst.Lambda | cst.ClassDef):
             return None
     return None
+
+
+def of_steps(found: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
+    """Without what stands in a loop that does not train, in a function that does: validation between the steps."""
+    return [(script, node) for script, node in found if not _between_steps(script, node)]
+
+
+def _between_steps(script: Script, node: cst.CSTNode) -> bool:
+    loop, function = enclosing_loop(script, node), script.function_of(node)
+    if loop is None or trains(script, loop):
+        return False
+    return any(script.function_of(c) is function for c, _ in method_calls(script, "backward", function))
 
 
 def conditional(script: Script, node: cst.CSTNode) -> bool:

@@ -13,7 +13,7 @@ from trace_doctor.fixes.codemods import Place, candidate
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
 from trace_doctor.fixes.frameworks import Plugin, Setting
 from trace_doctor.fixes.imports import name_for
-from trace_doctor.fixes.values import where_set
+from trace_doctor.fixes.values import divided, where_set
 from trace_doctor.loaders.script import Script, TextFile, literal
 
 Call = tuple[Script, cst.Call]
@@ -107,7 +107,7 @@ def _set(
         if given is None:
             added[setting.name] = text
         else:
-            _change(place, given, wish, text, edits)
+            _change(place, given, wish, text, edits, setting.instead_of)
     for plugin, wishes in inside.items():
         _set_inside(place, arguments, framework, plugin, table, wishes, edits, notes, added)
     _consistent(arguments, added, wanted)
@@ -125,7 +125,15 @@ def _refuse_excluded(
             raise NoEdit("display", why, here, framework=framework)
 
 
-def _change(place: Place, given: Given, wish: str, text: str, edits: Edits) -> None:
+def refuse_chosen(name: str, now: object, wished: object, instead_of: tuple[str, ...]) -> None:
+    """Raises NoEdit where a value that is there was chosen for another reason than the one it would give way to."""
+    if instead_of and now is not None and now not in (wished, *instead_of):
+        raise NoEdit("display", f"{name}={now} is set on purpose")
+
+
+def _change(
+    place: Place, given: Given, wish: str, text: str, edits: Edits, instead_of: tuple[str, ...] = ()
+) -> None:
     """Sets an argument that is there to what is wished, where it is not that, or better."""
     now, wished = literal(given.value), _literal(text)
     if isinstance(wished, dict):
@@ -139,6 +147,7 @@ def _change(place: Place, given: Given, wish: str, text: str, edits: Edits) -> N
         if missing:
             keep(edits, given.script, add_entries(given.script, given.value, missing))
     elif now is not ...:
+        refuse_chosen(given.name, now, wished, instead_of)
         if not _as_wished(wish, now, wished):
             keep(edits, given.script, [set_value(given, text)])
     else:
@@ -146,6 +155,10 @@ def _change(place: Place, given: Given, wish: str, text: str, edits: Edits) -> N
         if origin is None:
             where = [candidate(given.script, given.value)]
             raise NoEdit("display", f"{given.script.code(given.value)} is set somewhere else", where)
+        refuse_chosen(given.name, literal(origin.value), wished, instead_of)
+        if wish == "batch_size" and (user := divided(origin)) is not None:
+            where = [candidate(origin.script, user)]
+            raise NoEdit("display", f"other values are computed from {origin.script.code(user)}", where)
         if not _as_wished(wish, literal(origin.value), wished):
             start, end = origin.script.outer_span(origin.value)
             keep(edits, origin.script, [Edit(start, end, text, f"default:{start}", text)])

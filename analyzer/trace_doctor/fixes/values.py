@@ -40,6 +40,25 @@ def where_set(script: Script, node: cst.BaseExpression, project: Project | None 
     return _field_default(project, home, origin) or _option_default(project, name.split(".")[-1])
 
 
+def divided(origin: WhereSet) -> cst.BaseExpression | None:
+    """A division by (or of) the value in the script that sets it: accumulation steps computed from a batch size may
+    become 0 where the size grows."""
+    script = origin.script
+    statement = script.statement_of(origin.value)
+    target = script.parent(origin.value)
+    name = target.name.value if isinstance(target, cst.Param) else None
+    if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
+        name = dotted(statement.targets[0].target)
+    elif isinstance(statement, cst.AnnAssign):
+        name = dotted(statement.target)
+    for operation in script.all(cst.BinaryOperation) if name else ():
+        if isinstance(operation.operator, cst.Divide | cst.FloorDivide | cst.Modulo):
+            for side in (operation.left, operation.right):
+                if (dotted(side) or "").split(".")[-1] == name:
+                    return operation
+    return None
+
+
 def _field_default(project: Project, script: Script, node: cst.Attribute) -> WhereSet | None:
     """The field of a dataclass of this program, or what its one construction passes for it."""
     made = project.of(script, node.value)

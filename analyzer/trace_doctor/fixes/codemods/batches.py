@@ -13,7 +13,7 @@ from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, remove,
 from trace_doctor.fixes.feeding import loaders_on_line, training_loaders
 from trace_doctor.fixes.loops import method_calls, optimizer_steps, zero_grads
 from trace_doctor.fixes.training import Step, find_step, refuse_frameworks, whole_line
-from trace_doctor.fixes.values import where_set
+from trace_doctor.fixes.values import WhereSet, divided, where_set
 from trace_doctor.loaders.script import Script, argument, dotted, literal
 
 _SIZE = {"transformers": "TrainingArguments(per_device_train_batch_size=...)"}
@@ -37,6 +37,9 @@ def batch_size(place: Place, params: Mapping[str, Any]) -> Change:
     wanted = int(params["size"])
     if size >= wanted:
         raise NoEdit("already", f"{script.name}:{script.line(value)} sets a batch of {size} already")
+    if (user := divided(WhereSet(value, "constant", script))) is not None:
+        why = f"other values are computed from {script.code(user)}"
+        raise NoEdit("display", why, [candidate(script, user)])
     return Change(script, (_set_size(script, value, wanted),), script.line(value))
 
 

@@ -17,7 +17,7 @@ from trace_doctor.fixes.edits import (
     remove_argument,
     set_argument,
 )
-from trace_doctor.fixes.loops import enclosing_loop
+from trace_doctor.fixes.loops import enclosing_loop, of_steps
 from trace_doctor.loaders.script import Script, argument
 
 _EXCLUSIVE = {"torch.compile": (("mode", "options"),)}
@@ -38,7 +38,7 @@ def remove_call(place: Place, params: Mapping[str, Any]) -> Change:
     if place.line is not None:
         found = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]]
     else:
-        found = [(s, c) for s, c in in_function(place, found) if _repeats(s, c)]
+        found = of_steps([(s, c) for s, c in in_function(place, found) if _repeats(s, c)])
     script, call = only(found, f"call {name}", f"no call of {name} was found there")
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr) or statement.value is not call:

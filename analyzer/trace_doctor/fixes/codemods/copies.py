@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import libcst as cst
@@ -97,11 +97,21 @@ def _copies(script: Script, loop: cst.For) -> list[cst.Call]:
             continue
         if not names_in(script, func.value) & batch or isinstance(func.value, cst.Call):
             continue
+        if any(_loader(script, f) is not None for f in _loops_between(script, call, loop)):
+            continue  # a loop over another loader: validation between the steps
         device = argument(call, "device", 0)
         if func.attr.value == "to" and (device is None or not _is_device(script, device.value)):
             continue
         found.append(call)
     return found
+
+
+def _loops_between(script: Script, node: cst.CSTNode, outer: cst.For) -> Iterator[cst.For]:
+    for up in script.ancestors(node):
+        if up is outer:
+            return
+        if isinstance(up, cst.For):
+            yield up
 
 
 def _is_device(script: Script, node: cst.BaseExpression) -> bool:

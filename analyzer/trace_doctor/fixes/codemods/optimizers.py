@@ -13,7 +13,7 @@ from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.loops import method_calls
 from trace_doctor.fixes.training import refuse_frameworks
 from trace_doctor.fixes.versions import has_fused
-from trace_doctor.loaders.script import Script, argument, literal
+from trace_doctor.loaders.script import Script, argument, dotted, literal
 
 _INSTEAD = {
     "fused": {"transformers": 'TrainingArguments(optim="adamw_torch_fused")'},
@@ -55,6 +55,9 @@ def optimizer_args(place: Place, params: Mapping[str, Any]) -> Change:
         if now is not None and option == "fused":
             raise NoEdit("display", f"{option} is set on purpose", where)
         edits.append(set_argument(script, call, there, str(value)))
+    if option == "fused" and value and not place.torch.at_least(2, 4) and not _on_device(script, call):
+        why = "its parameters may still be on the CPU there, where only torch 2.4 and newer have a fused form"
+        raise NoEdit("display", f"{why} (say --torch-version)", where)
     other = argument(call, _ALTERNATIVE[option])
     if value and other is not None:
         edits.append(remove_argument(script, call, other))
@@ -63,6 +66,25 @@ def optimizer_args(place: Place, params: Mapping[str, Any]) -> Change:
     elif there is None:
         edits += add_arguments(script, call, {option: str(value)})
     return Change(script, tuple(edits), script.line(call))
+
+
+def _on_device(script: Script, call: cst.Call) -> bool:
+    """Whether the model whose parameters an optimizer takes was moved to a device before."""
+    end = script.span(call)[0]
+    for node, receiver in method_calls(script, "parameters"):
+        if script.span(call)[0] <= script.span(node)[0] < script.span(call)[1]:
+            name = dotted(receiver) or ""
+            moved = [c for m in ("to", "cuda") for c, r in method_calls(script, m) if dotted(r) == name]
+            made = [b.value for b in origins(script).bound(receiver)]
+            moved += [c for m in ("to", "cuda") for v in made for c, _ in method_calls(script, m, v)]
+            made += [o for o in origins(script).of(receiver) if isinstance(o, cst.Call)]
+            wrapped = any(_DDP in script.code(v) for v in made if isinstance(v, cst.Call))
+            return wrapped or any(script.span(c)[0] < end for c in moved)
+    return False
+
+
+_DDP = "DistributedDataParallel"
+"""takes parameters that are on their device"""
 
 
 def _exchange(script: Script, arg: cst.Arg, text: str) -> Edit:

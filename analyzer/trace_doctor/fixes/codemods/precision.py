@@ -30,6 +30,7 @@ _INSTEAD = {
     },
 }
 _CASTS = ("half", "bfloat16")
+_SPARSE = ("torch.spmm", "torch.sparse", "sparse_coo")
 
 
 @codemod("autocast", words=(".backward(",), elsewhere=True)
@@ -43,6 +44,8 @@ def autocast(place: Place, params: Mapping[str, Any]) -> Change:
         refuse_frameworks(script, _INSTEAD[dtype])
         if "autocast(" in script.text:
             raise NoEdit("already", f"{script.name} uses autocast already")
+    for script in place.program.mentioning(*_SPARSE):
+        raise NoEdit("display", f"{script.name} multiplies sparse matrices, which autocast leaves in fp32")
     step = find_step(place)
     script = step.script
     for method in _CASTS:

@@ -183,6 +183,16 @@ def set_config(place: Place, params: Mapping[str, Any]) -> Change:
 
 def configure(script: Script, name: str, value: str) -> Change:
     """Assigns `name = value` at module level, or changes the assignment that is there."""
+    against = _DETERMINISM.get(name, ())
+    set_here = [
+        a
+        for a in script.all(cst.Assign)
+        if any(script.qualified(t.target) in against for t in a.targets) and literal(a.value) is not False
+    ]
+    for node in (*script.calls(*against), *set_here):
+        raise NoEdit(
+            "display", "the script asks for the same results in every run", [candidate(script, node)]
+        )
     for assign in script.all(cst.Assign):
         if any(script.qualified(t.target) == name or dotted(t.target) == name for t in assign.targets):
             where = f"{script.name}:{script.line(assign)}"
@@ -192,12 +202,6 @@ def configure(script: Script, name: str, value: str) -> Change:
                 raise NoEdit("display", f"{name} is set from something else", [candidate(script, assign)])
             start, end = script.span(assign.value)
             return Change(script, (Edit(start, end, value, f"config:{name}", value),), script.line(assign))
-    against = _DETERMINISM.get(name, ())
-    set_here = [a for a in script.all(cst.Assign) if any(dotted(t.target) in against for t in a.targets)]
-    for node in (*script.calls(*against), *set_here):
-        raise NoEdit(
-            "display", "the script asks for the same results in every run", [candidate(script, node)]
-        )
     last = last_import(script)
     if last is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch")

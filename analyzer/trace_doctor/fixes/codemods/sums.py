@@ -7,9 +7,9 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only
+from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit
-from trace_doctor.fixes.loops import conditional, enclosing_loop
+from trace_doctor.fixes.loops import conditional, enclosing_loop, of_steps
 from trace_doctor.loaders.script import Script, dotted, literal
 
 
@@ -17,6 +17,8 @@ from trace_doctor.loaders.script import Script, dotted, literal
 def sum_on_device(place: Place, params: Mapping[str, Any]) -> Change:
     """Adds up losses as tensors (detach() instead of item()), and reads the sum where it is used."""
     found = [(s, a) for s in place.scripts for a in s.all(cst.AugAssign) if _adds_item(s, a)]
+    if place.line is None:
+        found = of_steps(in_function(place, found))
     if place.line is not None:
         found = [(s, a) for s, a in found if s.lines(a)[0] <= place.line <= s.lines(a)[1]]
     script, addition = only(found, "add up a value that is read", "no running sum of .item() was found there")

@@ -10,7 +10,7 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, shares_line, wrap
-from trace_doctor.fixes.loops import backward_values, conditional, enclosing_loop, names_in
+from trace_doctor.fixes.loops import backward_values, conditional, enclosing_loop, names_in, of_steps
 from trace_doctor.loaders.script import Script, argument, dotted
 
 _LOG_CALLS = re.compile(
@@ -141,7 +141,9 @@ def every_n_guard(place: Place, params: Mapping[str, Any]) -> Change:
     every = int(params.get("every") or 50)
     found = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
     found = in_function(place, found)
-    if place.line is not None:
+    if place.line is None:
+        found = of_steps(found)
+    else:
         found = [(s, e) for s, e in found if s.lines(e)[0] <= place.line <= s.lines(e)[1]]
     script, statement = only(found, "log a value in a loop", "no log line with .item() was found there")
     loop = enclosing_loop(script, statement)
