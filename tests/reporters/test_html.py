@@ -303,3 +303,25 @@ def test_what_check_decided_is_on_the_page(rich_result: Result) -> None:
         "TD101-1",
     ):
         assert said in text
+
+
+def test_ranks_have_a_switch_that_needs_no_script_and_a_comparison(rich_result: Result) -> None:
+    memory, ledger = rich_result.memory_timeline[0], rich_result.memory_ledger[0]
+    ranks = range(3)
+    lane, source = rich_result.timeline[0], rich_result.inputs[0]
+    several = msgspec.structs.replace(
+        rich_result,
+        inputs=[msgspec.structs.replace(source, path=f"{n}.json", rank=n) for n in ranks],
+        timeline=[msgspec.structs.replace(lane, input=n, rank=n) for n in ranks],
+        memory_timeline=[msgspec.structs.replace(memory, input=n, rank=n) for n in ranks],
+        memory_ledger=[msgspec.structs.replace(ledger, input=n, rank=n) for n in ranks],
+    )
+    page = Page(render(several, "html", zoom=False))
+    radios = [(a["name"], a["value"]) for _, a, _ in page.all("input")]
+    assert [v for name, v in radios if name == "timeline-views"] == ["all", "0", "1", "2"]
+    assert sorted(v for name, v in radios if name == "memory-views") == ["0", "1", "2"]
+    shown = [a["data-view"] for _, a, _ in page.all("div") if "data-view" in a]
+    assert sorted(shown) == sorted(v for _, v in radios)
+    assert any(a.get("aria-labelledby", "").startswith("peaks-chart") for _, a, _ in page.all("svg"))
+    single = Page(render(rich_result, "html", zoom=False))
+    assert not single.all("input")

@@ -64,7 +64,8 @@ def write(file: IO[bytes], facts: Facts, number: int, result: Result, *, packed:
     with ExitStack() as stack:
         out = file
         if packed:
-            out = cast(IO[bytes], stack.enter_context(igzip.IGzipFile("", "wb", 2, file, mtime=0)))
+            packing = igzip.IGzipFile("", "wb", 2, file, mtime=0)  # type: ignore[no-untyped-call]
+            out = cast(IO[bytes], stack.enter_context(packing))
         at, first, done = 0, int(offsets.min()), False
         for piece in reader.stream().pieces():
             if not done and at + len(piece) > first:

@@ -18,7 +18,7 @@ class Html(str):
 Child = Any
 """Html, text (escaped), a number, None (nothing), or an iterable of these."""
 
-_VOID = frozenset({"meta", "br", "hr", "col", "rect", "path", "line", "circle", "use"})
+_VOID = frozenset({"meta", "br", "hr", "col", "input", "rect", "path", "line", "circle", "use"})
 _SELF_CLOSED = frozenset({"rect", "path", "line", "circle", "use"})
 
 

@@ -8,33 +8,38 @@ from trace_doctor.model import Column, Lane, Result
 from trace_doctor.reporters.html.charts import timeline as chart
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch
+from trace_doctor.reporters.html.views import View, key_of, views
 from trace_doctor.reporters.html.zoom import of_lanes
 from trace_doctor.reporters.units import share
 from trace_doctor.reporters.words import KINDS, Names
 
 _MOST_LANES = 16
-_MOST_CHARTS = 6
-"""of captures that share no time axis"""
+_MOST_CHARTS, _MOST_RANKS = 6, 8
+"""of captures that share no time axis; of ranks on their own, beside all together"""
 _MOST_GAPS = 5
 
 
 def timeline(result: Result) -> Html | None:
-    """Ranks of one job share a time axis; captures that have nothing to do with each other get a chart each."""
+    """Ranks of one job share a time axis, and can be looked at one by one, as captures that have nothing to do with each
+    other must be."""
     lanes = [lane for lane in result.timeline if lane.dur_us > 0 and lane.segments]
     if not lanes:
         return None
     names = Names(result)
-    groups = [lanes] if names.ranked else [list(g) for _, g in groupby(lanes, key=lambda lane: lane.input)]
-    groups = [group[:_MOST_LANES] for group in groups[:_MOST_CHARTS]]
-    shown = [lane for group in groups for lane in group][:_MOST_LANES]
+    captures = [list(g) for _, g in groupby(lanes, key=lambda lane: lane.input)]
+    together = names.ranked and len(captures) > 1
+    shown = lanes[:_MOST_LANES] if together else [x for g in captures[:_MOST_CHARTS] for x in g][:_MOST_LANES]
     kinds = [k for k in KINDS if any(s.kind == k for lane in shown for s in lane.segments)]
     return section(
         "timeline",
         "Timeline of the main thread" if all(lane.device < 0 for lane in lanes) else "GPU timeline",
         el("ul", [el("li", swatch(k), KINDS[k].label) for k in kinds], class_="keys"),
-        [_charted(group, n, len(groups), names, result) for n, group in enumerate(groups)],
+        views("timeline", _views(shown, names, result, together), "Show"),
         of_lanes([(result.timeline.index(lane), names.place(lane)) for lane in shown]),
         showing(len(shown), len(lanes), "devices"),
+        showing(_MOST_RANKS, len(captures), "ranks on their own as well; --rank N looks at any other")
+        if together
+        else None,
         showing(
             sum(x.shown for x in shown), sum(x.of for x in shown), "segments; the short ones are added up"
         ),
@@ -42,13 +47,25 @@ def timeline(result: Result) -> Html | None:
     )
 
 
-def _charted(lanes: list[Lane], n: int, charts: int, names: Names, result: Result) -> list[Child]:
+def _views(shown: list[Lane], names: Names, result: Result, together: bool) -> list[View]:
+    """Ranks of one job on one time axis, then each capture on its own, larger."""
+    captures = [list(g) for _, g in groupby(shown, key=lambda lane: lane.input)]
+    charts = len(captures) + together
+    made: list[View] = []
+    if together:
+        made.append(("all", "all ranks", _charted(shown, "timeline-all", 2, names, result)))
+    for n, group in enumerate(captures[:_MOST_RANKS]):
+        key = key_of(group[0].rank, group[0].input, names.ranked)
+        share_of = 2 * len(captures) if together else charts
+        made.append((key, names.capture(group[0]), _charted(group, f"timeline-{n}", share_of, names, result)))
+    return made
+
+
+def _charted(lanes: list[Lane], anchor: str, charts: int, names: Names, result: Result) -> list[Child]:
     worst = chart.worst(lanes, _MOST_GAPS)
-    heading = el("h3", el("bdi", names.capture(lanes[0]))) if charts > 1 else None
-    drawn = chart.draw(
-        lanes, [names.place(lane) for lane in lanes], result.steps, worst, f"timeline-{n}", charts
-    )
-    return [heading, drawn, _gap_table(lanes, worst, names, result) if worst else None]
+    places = [names.place(lane) for lane in lanes]
+    drawn = chart.draw(lanes, places, result.steps, worst, anchor, charts)
+    return [drawn, _gap_table(lanes, worst, names, result) if worst else None]
 
 
 def _gap_table(lanes: list[Lane], worst: list[chart.Placed], names: Names, result: Result) -> Html:

@@ -9,12 +9,16 @@ from trace_doctor.reporters.html.charts import memory as chart
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch, term
+from trace_doctor.reporters.html.views import View, key_of, views
 from trace_doctor.reporters.html.zoom import of_memory
 from trace_doctor.reporters.units import size
 from trace_doctor.reporters.words import MEMORY, Names
 
 _MOST_CHARTS = 6
-"""Devices of one page: the one to look at first open, the others folded."""
+_MOST_BARS = 16
+"""Devices of one page: charts of those to look at first, bars of more"""
+Place = tuple[int, int]
+"""input and device"""
 
 
 def memory(result: Result) -> Html | None:
@@ -36,12 +40,15 @@ def memory(result: Result) -> Html | None:
     if not devices:
         return None
     names = Names(result) if len(devices) > 1 else None
-    blocks = [_device(drawable.get(d), rows.get(d), n, names) for n, d in enumerate(devices[:_MOST_CHARTS])]
+    shown = devices[:_MOST_CHARTS]
+    made = [_device(drawable.get(d), rows.get(d), n) for n, d in enumerate(shown)]
+    known = [rows[d] for d in devices if d in rows]
     return section(
         "memory",
         "Memory over time",
-        blocks,
-        showing(len(blocks), len(devices), "devices, those with findings and the fullest first"),
+        _compared(known, names) if names and len(known) > 1 else None,
+        views("memory", _views(shown, drawable, rows, made, names), "Show"),
+        showing(len(made), len(devices), "devices, those with findings and the fullest first"),
         lead=[
             "What is ",
             term("allocated", "allocated"),
@@ -56,14 +63,60 @@ def _peak_bytes(series: MemorySeries | None, row: MemoryLedgerRow | None) -> int
     return max(map(sum, zip(*series.live_by_category.values(), strict=True)), default=0) if series else 0
 
 
-def _device(
-    placed: tuple[int, MemorySeries] | None, row: MemoryLedgerRow | None, n: int, names: Names | None
-) -> Html:
+def _views(
+    shown: list[Place],
+    drawable: dict[Place, tuple[int, MemorySeries]],
+    rows: dict[Place, MemoryLedgerRow],
+    made: list[Html],
+    names: Names | None,
+) -> list[View]:
+    found: list[View] = []
+    several = {
+        number for number, device in shown if (number, device + 1) in shown or (number, device - 1) in shown
+    }
+    for (number, device), content in zip(shown, made, strict=True):
+        owner = rows.get((number, device)) or drawable[number, device][1]
+        key = key_of(owner.rank, number, names is not None and names.ranked)
+        found.append(
+            (f"{key}d{device}" if number in several else key, names.place(owner) if names else "", content)
+        )
+    return found
+
+
+def _compared(known: list[MemoryLedgerRow], names: Names) -> Html:
+    """The peaks of all devices on one scale."""
+    shown = known[:_MOST_BARS]
+    highest = max(r.peak_bytes for r in known) or 1
+    bars = [
+        Bar(
+            names.place(r),
+            [(f"mem-{k}", MEMORY[k].label, v) for k, v in msgspec.structs.asdict(r.by_category).items()],
+            size(r.peak_bytes),
+            r.peak_bytes / highest,
+        )
+        for r in shown
+    ]
+    there = [k for k in MEMORY if any(getattr(r.by_category, k) for r in shown)]
+    columns = [Column("Device"), Column("Peak", "bytes"), Column("Reserved at most", "bytes")]
+    columns += [Column(MEMORY[k].label[0].upper() + MEMORY[k].label[1:], "bytes") for k in there]
+    table_rows: list[Row] = [
+        [names.place(r), r.peak_bytes, r.max_reserved_bytes, *(getattr(r.by_category, k) for k in there)]
+        for r in shown
+    ]
+    table = data_table("The peaks, device by device", columns, table_rows, of=len(known))
+    return el(
+        "div",
+        stacked("peaks-chart", "The peaks of all devices", bars),
+        el("ul", [el("li", swatch(f"mem-{k}"), MEMORY[k].label) for k in there], class_="keys"),
+        el("details", el("summary", "Compare as a table"), table, class_="more"),
+        class_="device",
+    )
+
+
+def _device(placed: tuple[int, MemorySeries] | None, row: MemoryLedgerRow | None, n: int) -> Html:
     """`placed`: the series with its position in the result."""
     index, series = placed or (-1, None)
-    owner = series or row
-    assert owner is not None
-    content = [
+    drawn = (
         [
             chart.draw(series, f"memory-chart-{n}"),
             _memory_keys(series),
@@ -71,15 +124,9 @@ def _device(
             of_memory(index),
         ]
         if series
-        else None,
-        _peak(row, n) if row else None,
-    ]
-    if not names:
-        return el("div", content, class_="device")
-    name = el("bdi", names.place(owner))
-    peak = f"peak {size(_peak_bytes(series, row))}"
-    summary = el("summary", name, " ", el("span", peak, class_="unit"))
-    return el("details", summary, content, class_="device", open=n == 0)
+        else None
+    )
+    return el("div", drawn, _peak(row, n) if row else None, class_="device")
 
 
 def _memory_keys(series: MemorySeries) -> Html:

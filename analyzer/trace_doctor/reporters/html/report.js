@@ -131,9 +131,20 @@
     });
   });
 
-  /* filter; its state is in the address: #q=loader&hide=info&fixable=1 */
+  /* one of several views: all switches that have it show the same rank */
+  var radios = all(".switch input");
+  var show = function (key) { radios.forEach(function (radio) { if (radio.value === key) radio.checked = true; }); };
+  radios.forEach(function (radio) {
+    radio.addEventListener("change", function () {
+      state.rank = radio.value === "all" ? "" : radio.value;
+      show(radio.value);
+      apply(true);
+    });
+  });
+
+  /* filter; its state is in the address: #q=loader&hide=info&fixable=1&rank=3 */
   var cards = all(".finding");
-  var state = { q: "", hide: [], fixable: false };
+  var state = { q: "", hide: [], fixable: false, rank: "" };
   var box, toggles = {}, fixable, shown;
   var apply = function (write) {
     var words = state.q.toLowerCase().split(/\s+/).filter(Boolean), count = 0;
@@ -144,17 +155,20 @@
       card.parentNode.hidden = !fits;
       count += fits ? 1 : 0;
     });
-    if (!box) return;
-    if (box.value !== state.q) box.value = state.q;
-    Object.keys(toggles).forEach(function (name) { toggles[name].setAttribute("aria-pressed", String(state.hide.indexOf(name) < 0)); });
-    fixable.setAttribute("aria-pressed", String(state.fixable));
-    shown.textContent = count === cards.length ? "" : "showing " + count + " of " + cards.length;
+    if (box) said(count);
     if (!write) return;
     var parts = [];
     if (state.q) parts.push("q=" + encodeURIComponent(state.q));
     if (state.hide.length) parts.push("hide=" + state.hide.join(","));
     if (state.fixable) parts.push("fixable=1");
+    if (state.rank) parts.push("rank=" + encodeURIComponent(state.rank));
     try { history.replaceState(null, "", parts.length ? "#" + parts.join("&") : location.pathname + location.search); } catch (error) { /* some viewers refuse */ }
+  };
+  var said = function (count) {
+    if (box.value !== state.q) box.value = state.q;
+    Object.keys(toggles).forEach(function (name) { toggles[name].setAttribute("aria-pressed", String(state.hide.indexOf(name) < 0)); });
+    fixable.setAttribute("aria-pressed", String(state.fixable));
+    shown.textContent = count === cards.length ? "" : "showing " + count + " of " + cards.length;
   };
   if (cards.length) {
     box = make("input", "", { type: "search", placeholder: "Filter by code, text, file or kernel", "aria-label": "Filter findings" });
@@ -183,9 +197,9 @@
     apply(false);
   }
   doc.addEventListener("keydown", function (event) {
-    var typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+    var typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) && event.target.type !== "radio";
     if (event.key === "/" && !typing && box && !event.ctrlKey && !event.metaKey) { event.preventDefault(); box.focus(); }
-    if (event.key === "Escape" && typing) { state = { q: "", hide: [], fixable: false }; apply(true); }
+    if (event.key === "Escape" && typing) { state = { q: "", hide: [], fixable: false, rank: state.rank }; apply(true); }
   });
 
   /* deep links: #TD101, #TD101-2, and the filter's own state */
@@ -194,12 +208,15 @@
     if (!hash) return;
     if (hash.indexOf("=") > 0) {
       var found = new URLSearchParams(location.hash.slice(1));
+      if (found.has("rank")) { state.rank = found.get("rank"); show(state.rank); }
       if (found.has("panel")) return; /* the panel's own */
       state.q = found.get("q") || "";
       state.hide = (found.get("hide") || "").split(",").filter(Boolean);
       state.fixable = found.get("fixable") === "1";
       apply(false);
-      doc.getElementById("findings").scrollIntoView();
+      var filtered = state.q || state.hide.length || state.fixable;
+      var there = doc.getElementById(filtered ? "findings" : "timeline") || doc.getElementById("memory");
+      if (there) there.scrollIntoView();
       return;
     }
     var node = doc.getElementById(hash);

@@ -141,7 +141,8 @@
   /* #panel=timeline, #panel=memory opens the first of its kind */
   var follow = function () {
     var wanted = new URLSearchParams(location.hash.slice(1)).get("panel");
-    var box = wanted && doc.querySelector('[data-zoom="' + CSS.escape(wanted) + '"]');
+    var boxes = wanted ? Array.prototype.slice.call(doc.querySelectorAll('[data-zoom="' + CSS.escape(wanted) + '"]')) : [];
+    var box = boxes.filter(function (node) { return node.offsetParent; })[0] || boxes[0]; /* of the view that is shown */
     if (!box) return;
     box.querySelector("details").open = true;
     box.closest("section").scrollIntoView();
