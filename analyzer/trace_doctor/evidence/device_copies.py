@@ -131,9 +131,9 @@ def _makers(run: Run, launches: Launches, tops: I64, op: I64) -> I64:
     launched nothing."""
     found = np.full(len(op), -1, dtype=np.int64)
     makes = np.isin(run.name, run.name_ids(lambda n: _MAKERS.fullmatch(n) is not None))
-    launched = run.ts[launches.calls]
     for thread in np.unique(run.thread[op[op >= 0]]).tolist():
         own = tops[run.thread[tops] == thread]
+        launched = run.ts[launches.calls[run.thread[launches.calls] == thread]]
         mine = np.flatnonzero((op >= 0) & (run.thread[op] == thread))
         at = np.searchsorted(own, op[mine])
         first = (at > 0) & (own[np.minimum(at, len(own) - 1)] == op[mine]) if len(own) else at < 0

@@ -141,11 +141,19 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
         )
     )
     rows = np.flatnonzero(named & ~skip)
+    rows = rows[_usually(run, rows, main)]
     rows = rows[_quiet(facts, run, rows)]
     away = loader_mask(run, facts.options)
     away |= run.is_named(lambda n: is_compile(n) or _OWN.fullmatch(n) is not None)
     rows = rows[~away[rows] & ~nesting.inside(rows, away)]
     return nesting.outermost(rows)
+
+
+def _usually(run: Run, rows: I64, main: int) -> Bool:
+    """Which of the rows bear a name that lasts long in half of the cases: else the machine held them up."""
+    often = np.bincount(run.name[run.thread == main], minlength=len(run.names))
+    long = np.bincount(run.name[rows], minlength=len(run.names))
+    return np.asarray((2 * long >= often)[run.name[rows]])
 
 
 def _quiet(facts: Facts, run: Run, rows: I64) -> Bool:
