@@ -9,6 +9,7 @@ from cases import cases
 from figures import Count, Figures
 
 from trace_doctor import analyze
+from trace_doctor.config import defaults
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
             options.only == "others" and case.kind != "others"
         ):
             continue
-        result = analyze(*case.paths, source=case.script)
+        result = analyze(*case.paths, source=case.script, config=defaults(preview=case.preview))
         for figures in (all_together, by_kind[case.kind]):
             figures.add(case, result)
     text = table(all_together, by_kind)

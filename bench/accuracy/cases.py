@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_traces"
@@ -36,6 +37,8 @@ class Case:
     either: frozenset[str] = frozenset()
     """rules of which nobody can tell: not counted"""
     script: Path | None = None
+    preview: bool = False
+    """the rule is one of those that have to be asked for"""
 
 
 def cases() -> Iterator[Case]:
@@ -55,12 +58,15 @@ def _samples() -> Iterator[Case]:
             paths=(folder,),
             kind="simulated" if machine == "simulated" else "real",
             faults=_planted(script, expected["fault"]) if twin == "fault" else (),
-            either=frozenset(expected.get("either", ())),
+            either=frozenset(
+                [*expected.get("either", ()), *(c for f in expected["fault"] for c in f.get("also", ()))]
+            ),
             script=script,
+            preview=expected.get("preview", False),
         )
 
 
-def _planted(script: Path, faults: list[dict[str, str]]) -> tuple[Planted, ...]:
+def _planted(script: Path, faults: list[dict[str, Any]]) -> tuple[Planted, ...]:
     lines = script.read_text(encoding="utf-8").splitlines()
     marked = [n for n, line in enumerate(lines, 1) if "# FAULT" in line]
     found = []
