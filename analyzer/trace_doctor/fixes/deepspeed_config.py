@@ -247,11 +247,10 @@ def agreeing(config: Config, wanted: Mapping[str, str]) -> Change | None:
 def _refuse_other_type(config: Config, wish: str) -> None:
     other = _OTHER_TYPE[wish]
     now = config.value(other, "enabled")
-    if now in (True, OTHER) or now is ... or (now is None and config.value(other) is not None):
+    if now in (True, OTHER) or (now is None and config.value(other) is not None):
         here = [shown_in(config, other, "enabled")]
-        raise NoEdit(
-            "display", f"{other} is (or may be) enabled, which excludes {wish}", here, framework="deepspeed"
-        )
+        why = f"{other} {'is' if now is True else 'may be'} enabled, which excludes {wish}"
+        raise NoEdit("display", why, here, framework="deepspeed")
 
 
 def change(config: Config, wanted: Wanted, *notes: str) -> Change:

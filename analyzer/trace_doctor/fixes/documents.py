@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 from trace_doctor.fixes.edits import Candidate, Edit, NoEdit
@@ -164,8 +166,9 @@ class Document:
 
     def _unit(self) -> str:
         """One level of indentation."""
-        found = re.search(r"(?m)^([ \t]+)\S", self.file.text)
-        return found[1] if found else "  "
+        depths = [m[1] for m in re.finditer(r"(?m)^([ \t]*)[^\s#]", self.file.text)]
+        deeper = [b[len(a) :] for a, b in pairwise(depths) if b.startswith(a) and len(b) > len(a)]
+        return Counter(deeper).most_common(1)[0][0] if deeper else "  "
 
 
 # ---------------------------------------------------------------------- JSON
@@ -299,7 +302,12 @@ def _entry(file: TextFile, number: int, found: re.Match[str]) -> Node:
     if rest.startswith(_OPAQUE) or value is None:
         return Node(start, start + len(rest))
     text = value["value"]
-    return Node(start, start + len(text), _scalar_of(text))
+    return Node(start, start + len(text), OTHER if _escaped(text) else _scalar_of(text))
+
+
+def _escaped(text: str) -> bool:
+    """Escapes that JSON does not have."""
+    return text[0] == '"' and re.search(r"\\[^\"\\/bfnrtu]", text) is not None
 
 
 def _scalar_of(text: str) -> object:
