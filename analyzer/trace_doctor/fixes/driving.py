@@ -19,7 +19,7 @@ from trace_doctor.fixes.frameworks import MANAGED, TRAINING_ARGUMENTS, wishes
 from trace_doctor.fixes.launchers import pass_options
 from trace_doctor.fixes.lightning import in_lightning
 from trace_doctor.fixes.settings import Call, known, needs, set_arguments, together
-from trace_doctor.loaders.script import Script, literal
+from trace_doctor.loaders.script import Script, argument, dotted, literal
 
 _LIGHTNING = frozenset(
     f"{root}.{part}"
@@ -188,12 +188,20 @@ def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, st
     made: list[Call] = []
     parsed: list[Call] = []
     for script, trainer in trainers:
-        given = Arguments(place.program, script, trainer, {"args": 1}).find("args")
-        for where, origin in place.program.of(given.script, given.value) if given is not None else ():
+        given = Arguments(place.program, script, trainer, {}).find("args")
+        value = given.value if given is not None else None
+        where = given.script if given is not None else script
+        if value is None and (second := argument(trainer, "args", 1)) is not None:
+            value = second.value
+        for home, origin in place.program.of(where, value) if value is not None else ():
             if isinstance(origin, cst.Call) and _is_parser(origin):
-                parsed.append((where, origin))
-            elif isinstance(origin, cst.Call) and all(c is not origin for _, c in made):
-                made.append((where, origin))
+                parsed.append((home, origin))
+            elif (
+                isinstance(origin, cst.Call)
+                and _is_arguments(origin)
+                and all(c is not origin for _, c in made)
+            ):
+                made.append((home, origin))
     if made and not parsed:
         script, call = only(made, "construct the Trainer's arguments", "")
         if "log_every" in wanted and Arguments(place.program, script, call, {}).find("logging_steps") is None:
@@ -213,6 +221,11 @@ def _together(place: Place, made: Change, wanted: Mapping[str, str]) -> Change:
     config = find_config(place)
     also = agreeing(config, wanted) if config is not None else None
     return together(made, also) if also is not None else made
+
+
+def _is_arguments(call: cst.Call) -> bool:
+    """`TrainingArguments(...)`, `SFTConfig(...)`: a Trainer of TRL takes models by position, too."""
+    return (dotted(call.func) or "").split(".")[-1].endswith(("Arguments", "Args", "Config"))
 
 
 def _is_parser(call: cst.Call) -> bool:

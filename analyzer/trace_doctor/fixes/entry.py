@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import libcst as cst
 
@@ -38,6 +39,13 @@ def entry_scripts(tree: SourceTree, named: Sequence[str], words: Sequence[str]) 
         if len(narrowed) == 1:
             return narrowed
     return guarded or [s for s in candidates if _trains_at_top(s)] or candidates
+
+
+@lru_cache(maxsize=4)
+def training_files(tree: SourceTree) -> list[str]:
+    """The files of all programs of a folder that train; all files where none does. For captures that name no script."""
+    started = [n for n in tree.imports.started(()) if _trains(tree, n)]
+    return sorted({f for n in started for f in tree.imports.reach(n)}) or tree.files
 
 
 def _trains(tree: SourceTree, name: str) -> bool:

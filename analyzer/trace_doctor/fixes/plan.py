@@ -19,7 +19,7 @@ from trace_doctor.fixes.codemods import Codemod, Place, codemods
 from trace_doctor.fixes.diffs import unified
 from trace_doctor.fixes.driving import in_framework, settings_first
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
-from trace_doctor.fixes.entry import entry_scripts
+from trace_doctor.fixes.entry import entry_scripts, training_files
 from trace_doctor.fixes.frameworks import minimum_versions
 from trace_doctor.fixes.versions import TorchBounds, bounds
 from trace_doctor.loaders.project import Project
@@ -226,7 +226,7 @@ def _run(
     The widest is the program that the capture ran: other scripts of the folder are not what the finding is about.
     """
     own = _named(finding, fix, tree) or named
-    names = tree.imports.program(own) if own else tree.files
+    names = tree.imports.program(own) if own else training_files(tree)
     anywhere = Place((), torch=torch, project=Project.of_tree(tree, names), packages=_packages(tree, names))
     place = _place(_target(mod, finding, fix), tree, anywhere)
     if settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, fix.params)):

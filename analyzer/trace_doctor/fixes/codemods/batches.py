@@ -215,7 +215,9 @@ def _stepping(
 
 
 def _is_stepping(script: Script, line: cst.SimpleStatementLine) -> bool:
-    return len(line.body) == 1 and _called(script, line) in _AFTER_BACKWARD
+    called = _called(script, line)
+    scaler = called != "update" or "scaler" in script.code(line.body[0]).lower()  # a meter has update(), too
+    return len(line.body) == 1 and called in _AFTER_BACKWARD and scaler
 
 
 def _called(script: Script, line: cst.SimpleStatementLine) -> str:
