@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from trace_doctor.model import Budget, Fix, Location, Result, Saving, Severity, TimeLedgerRow, Unit
+from trace_doctor.model import Budget, Fix, Location, Outcome, Result, Saving, Severity, TimeLedgerRow, Unit
 from trace_doctor.reporters.units import (
     duration,
     estimate_duration,
@@ -56,6 +56,17 @@ MEMORY: dict[str, Kind] = {
     "held_before_recording": Kind("held before recording", "allocated before the record began"),
     "unknown": Kind("unknown", "the record does not say"),
 }
+
+FAMILIES: dict[str, str] = {
+    "0": "the capture itself",
+    "1": "data",
+    "2": "host",
+    "3": "kernels",
+    "4": "memory",
+    "5": "compilation",
+    "6": "communication",
+}
+"""what the first digit of a code stands for"""
 
 SYMBOL: dict[Severity, str] = {"critical": "✖", "warning": "▲", "info": "●"}
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
@@ -113,6 +124,18 @@ GLOSSARY: dict[str, tuple[str, str]] = {
         "The capture does not hold what the rule needs. Skipped is not passed: nothing is known.",
     ),
 }
+
+
+def by_family(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """Rules under the name of their family, both in the order of the codes; rules of others come last."""
+    found: dict[str, list[Outcome]] = {}
+    for outcome in sorted(outcomes, key=lambda o: (not _family(o.code), o.code, o.name, o.reason or "")):
+        found.setdefault(_family(outcome.code) or "other rules", []).append(outcome)
+    return found
+
+
+def _family(code: str) -> str:
+    return FAMILIES.get(code[2:3], "") if code.startswith("TD") else ""
 
 
 def device_name(device: int) -> str:

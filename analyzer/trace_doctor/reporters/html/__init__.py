@@ -58,6 +58,7 @@ def render(result: Result, options: Options) -> str:
         panels.what_if(result),
         findings.render(result),
         panels.kernels(result),
+        panels.operators(result),
         panels.collectives(result),
         rules.passed(result),
         rules.skipped(result),

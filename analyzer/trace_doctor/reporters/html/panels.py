@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from trace_doctor.model import Column, KernelRow, Result, WhatIf
+from trace_doctor.model import Column, KernelRow, OperatorRow, Result, WhatIf
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, mini_bar, section, term
 from trace_doctor.reporters.units import estimate_share
@@ -122,6 +122,44 @@ def _kernel(name: str) -> Html:
     short = short_kernel(name)
     whole = el("span", el("bdi", name), class_="signature") if short != name else None
     return el("span", el("bdi", short), whole, class_="kernel")
+
+
+def operators(result: Result) -> Html | None:
+    """Folded: most readers need it only when the host is the limit."""
+    if not result.operators:
+        return None
+    names: dict[tuple[str, str], list[OperatorRow]] = defaultdict(list)
+    for row in result.operators:
+        names[row.kind, row.name].append(row)
+    order = sorted(names.items(), key=lambda kv: (-sum(r.self_us for r in kv[1]), kv[0]))
+    captures = len({r.input for r in result.operators})
+    columns = [Column("Operation"), Column("Kind"), Column("Calls", "count"), Column("Self time", "us")]
+    columns += [Column("A step", "us"), Column("Of the host's", "share")] if captures == 1 else []
+    rows: list[Row] = [
+        [
+            el("span", el("bdi", name), class_="kernel"),
+            kind,
+            sum(r.count for r in group),
+            sum(r.self_us for r in group),
+            *([group[0].step_us, group[0].share] if captures == 1 else []),
+        ]
+        for (kind, name), group in order[:_MOST_KERNELS]
+    ]
+    table = data_table(
+        "Operators and runtime calls by self time",
+        columns,
+        rows,
+        hide_caption=True,
+        of=len(order),
+        class_="kernels",
+    )
+    over = f", all {captures:,} captures together" if captures > 1 else ""
+    return section(
+        "operators",
+        "Host operators and calls",
+        el("details", el("summary", f"The {len(rows)} with most time of their own"), table, class_="more"),
+        lead=f"Time in the operator itself, without what it calls, on the threads of the loop and of autograd{over}.",
+    )
 
 
 def collectives(result: Result) -> Html | None:

@@ -8,6 +8,7 @@ from trace_doctor.model import Column, Outcome, Result
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import Row, anchors, copyable, data_table, links, section, term
 from trace_doctor.reporters.units import plural
+from trace_doctor.reporters.words import by_family
 
 
 def passed(result: Result) -> Html | None:
@@ -16,18 +17,20 @@ def passed(result: Result) -> Html | None:
         return None
     fired = {f.code for f in result.findings}
     known = anchors(result)
-    rows: list[Row] = [
-        [_code(o, fired), el("code", o.name), o.title or None, _refers(o, known)] for o in rows_sorted(rules)
-    ]
     columns = [Column("Rule"), Column("Name"), Column("What it looks for"), Column("Note")]
-    table = data_table("Rules that looked and found nothing", columns, rows, hide_caption=True)
+    tables = []
+    for family, members in by_family(rules).items():
+        rows: list[Row] = [
+            [_code(o, fired), el("code", o.name), o.title or None, _refers(o, known)] for o in members
+        ]
+        tables.append(data_table(f"{family[0].upper()}{family[1:]}: {len(members)}", columns, rows))
     return section(
         "passed",
         "Passed rules",
         el(
             "details",
             el("summary", f"{plural(len(rules), 'rule')} looked and found nothing"),
-            table,
+            tables,
             class_="more",
         ),
         count=len(rules),
@@ -60,17 +63,24 @@ def rows_sorted(rules: list[Outcome]) -> list[Outcome]:
 
 
 def _group(reason: str, members: list[Outcome], fired: set[str]) -> Html:
-    names = [[", " if n else None, _code(o, fired), " ", o.title or o.name] for n, o in enumerate(members)]
+    """What is missing in one line; opened, the rules by family and the way to capture it."""
     captures = list(dict.fromkeys(o.capture for o in members if o.capture))
     return el(
-        "div",
-        el("h3", reason),
-        el("p", names, class_="rule-list"),
+        "details",
+        el("summary", el("strong", plural(len(members), "rule")), f": {reason}"),
+        [
+            el("p", el("span", f"{family[0].upper()}{family[1:]}: ", class_="muted"), _names(mine, fired), class_="rule-list")
+            for family, mine in by_family(members).items()
+        ],
         [el("p", "To capture it:", class_="limit"), [copyable(c, label="Copy") for c in captures]]
         if captures
         else None,
         class_="skip",
-    )
+    )  # fmt: skip
+
+
+def _names(members: list[Outcome], fired: set[str]) -> list[Child]:
+    return [[", " if n else None, _code(o, fired), " ", o.title or o.name] for n, o in enumerate(members)]
 
 
 def _failed(failed: list[Outcome], fired: set[str]) -> Html:
