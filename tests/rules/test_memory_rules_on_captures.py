@@ -96,6 +96,18 @@ def test_optimizer_state_is_twice_the_parameters_of_adamw(captures_dir: Path) ->
 
 
 @pytest.mark.captures
+@pytest.mark.parametrize(("name", "mib"), [("04d383cd", 2000), ("1f2f5480", 476)])
+def test_logits_that_stay_through_the_next_forward(name: str, mib: int, captures_dir: Path) -> None:
+    """`outputs = model(...)` in an evaluation loop: the block that the next assignment frees."""
+    found = result(captures_dir / "snapshots/Maphsge4_select_n" / f"{name}_snapshot.pickle").findings
+    (finding,) = [f for f in found if f.code == "TD411"]
+    assert finding.saving is not None
+    assert finding.saving.bytes is not None
+    assert finding.saving.bytes >> 20 <= mib
+    assert (finding.location.line, finding.location.function) == (63, "validate")
+
+
+@pytest.mark.captures
 def test_an_out_of_memory_finding_refers_to_what_explains_it(captures_dir: Path) -> None:
     folder = captures_dir / "snapshots/cornell-sysphotonics_ccl-bench"
     found = {f.code: f for f in result(sorted(folder.glob("*.pickle"))[0]).findings}

@@ -20,6 +20,8 @@ from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import MiB, holders, location, make_up, size, target
 
 _VERIFY = "in a new snapshot each forward begins with the live bytes of the one before"
+OF_A_GRAPH = 3
+"""So many blocks that one forward left behind are more than an output."""
 
 
 def _inference(*, keeps_graph: bool, rounds: int = 6, output: int = 1, grows: int = 0) -> SnapshotBuilder:
@@ -103,7 +105,7 @@ class StaleGraph(Rule):
     """What the last forward left behind stays until the next one has ended.
 
     In preview: that a block is not needed follows from when it dies, and a loop that feeds its last output into the next
-    forward looks the same. No real capture with the fault was at hand.
+    forward looks the same. Two real captures have the fault, both of inference; none of training was at hand.
 
     What it does
     Looks for blocks of a forward that are alive when the next forward of the same code makes its last allocation, and that
@@ -115,7 +117,7 @@ class StaleGraph(Rule):
     backward frees the graph; the logits stay.
 
     Evidence
-    A snapshot's history with at least three forwards of the same code, told apart by the allocations between them. In a
+    A snapshot's history with at least two forwards of the same code, told apart by the allocations between them. In a
     record with backwards one lies between the two forwards, and the block is not freed by one. Parameters, gradients and
     optimizer state are none; neither is a cache that grows with each call.
 
@@ -153,12 +155,14 @@ class StaleGraph(Rule):
         16 * MiB, "blocks of one forward that stay", unit="bytes", source="as TD404's and TD405's"
     )
     min_forwards: int = threshold(
-        2, "forwards that leave something behind", source="one may be an evaluation"
+        1,
+        "forwards that leave something behind",
+        source="two real records hold two forwards, one beside the other",
     )
 
     VALID = [
         Valid("inference without gradients", lambda: _inference(keeps_graph=False)),
-        Valid("two forwards", lambda: _inference(keeps_graph=True, rounds=2)),
+        Valid("one forward", lambda: _inference(keeps_graph=True, rounds=1)),
         Valid("a cache that grows with each call", lambda: _inference(keeps_graph=True, grows=2)),
         Valid("the backward frees everything", lambda: _training(logits=200, kept=False)),
         Valid("small logits", lambda: _training(logits=8, kept=True)),
@@ -169,7 +173,7 @@ class StaleGraph(Rule):
         Invalid(
             "inference with gradients",
             lambda: _inference(keeps_graph=True),
-            message="gradients are recorded",
+            message="holds its graph",
             confidence="medium",
             saving_bytes=241 * MIB,
             file="/home/me/train.py",
@@ -203,8 +207,11 @@ def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
     site = _caller(device, found.blocks)
     mask = np.zeros(len(history.size), dtype=np.bool_)
     mask[found.blocks] = True
+    graph = found.inference and int(np.bincount(found.forward).max()) >= OF_A_GRAPH
     how = (
-        "no backward runs, and gradients are recorded or the output is kept"
+        "the output holds its graph, though no backward runs"
+        if graph
+        else "no backward needs them"
         if found.inference
         else "backward does not need them any more"
     )
@@ -226,8 +233,8 @@ def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
             holders(device.holders(mask), f"Left behind by {len(found.forwards)} forwards"),
             make_up(device, history.peak, "Live at the peak"),
         ],
-        fixes=[techniques.release_output(_VERIFY, target(site), inference=found.inference)],
-        key="inference" if found.inference else "training",
+        fixes=[techniques.release_output(_VERIFY, target(site), inference=graph)],
+        key="graph" if graph else "output",
     )
 
 
