@@ -11,6 +11,7 @@ import sys
 def main() -> None:
     """Entry point of `trace-doctor`. Deliberate errors are one line on stderr and exit code 2."""
     _unwind_when_ended()
+    _open_what_is_closed()
     from trace_doctor.cli.app import app
     from trace_doctor.cli.common import verbosity
     from trace_doctor.errors import TraceDoctorError, one_line
@@ -29,9 +30,15 @@ def main() -> None:
     except KeyboardInterrupt:
         print("trace-doctor: interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    except (
+        OSError
+    ) as error:  # each place that reads or writes a file says so; what is left is the output, mostly
+        if verbosity() >= 2:
+            raise
+        leave_stdout()
+        where = f"{error.filename}: " if error.filename else "cannot go on: "
+        print(f"trace-doctor: {one_line(f'{where}{error.strerror or error}')}", file=sys.stderr)
+        sys.exit(2)
     except Exception as error:
         if verbosity() >= 2:
             raise
@@ -40,6 +47,23 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+
+
+def leave_stdout() -> None:
+    """What is still to be written goes nowhere: the interpreter would fail over it once more on its way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _open_what_is_closed() -> None:
+    """Started with `>&-`, the next file that is opened would take the place of the standard output."""
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # the lowest free number: this one
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _unwind_when_ended() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from trace_doctor import __version__
+from trace_doctor.cli import leave_stdout
 from trace_doctor.cli.analyze import analyze
 from trace_doctor.cli.capture import capture
 from trace_doctor.cli.check import check
@@ -18,7 +20,20 @@ from trace_doctor.cli.report import report
 from trace_doctor.cli.rules import rule, rules
 from trace_doctor.cli.verify import verify
 
+
+class Commands(TyperGroup):
+    """Ends as other programs do when nobody reads on (`| head`): typer would exit 1, which is a verdict of `check`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            leave_stdout()
+            raise typer.Exit(141) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -162,7 +162,8 @@ class Draft:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):  # what is still to be flushed may find no room
+            self.file.close()
         if not self._done:
             with contextlib.suppress(OSError):
                 os.unlink(self._name)

@@ -13,7 +13,7 @@ import msgspec
 
 from trace_doctor.errors import DamagedCapture
 from trace_doctor.loaders import kineto_salvage
-from trace_doctor.loaders.stream import ByteStream
+from trace_doctor.loaders.stream import ByteStream, open_regular
 
 _NEXT = re.compile(rb'\}\s*(?:,\s*\{\s*"|\]\s*(?:,\s*"|\}|$))')
 _FIRST_READ = 1 << 12
@@ -72,7 +72,7 @@ class ArgsReader:
             return self._opened
         stream = ByteStream(self._path)
         try:
-            self._opened = _File(_spill(stream) if stream.gzipped else self._path.open("rb"))
+            self._opened = _File(_spill(stream) if stream.gzipped else open_regular(self._path))
         except OSError:
             if not stream.gzipped:
                 raise

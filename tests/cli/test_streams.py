@@ -1,0 +1,55 @@
+"""Standard streams that end early, are full, or were never open: an exit code that tells the truth, and no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.testing import RunBuilder
+
+MAIN = f"{sys.executable} -c 'from trace_doctor.cli import main; main()'"
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    b = RunBuilder()
+    with b.step(), b.op("aten::mm"):
+        b.launch(1000)
+    return b.write(tmp_path_factory.mktemp("streams") / "trace.json")
+
+
+def shell(line: str, trace: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=trace.parent, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}
+    )
+    return done.returncode, done.stderr
+
+
+def test_nobody_reads_on(trace: Path) -> None:
+    """Exit 1 would be the verdict of `check`."""
+    line = f"{MAIN} check {trace} -o html 2>error | true; echo ${{PIPESTATUS[0]}} >&2; cat error >&2"
+    code, said = shell(line, trace)
+    assert code == 0
+    assert said.splitlines()[0] == "141"
+    assert "rror" not in said
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed(trace: Path, closed: str) -> None:
+    code, said = shell(f"{MAIN} check {trace} -o json {closed}", trace)
+    assert code == 0
+    assert "rror" not in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    "command", ["analyze trace.json -o text", "analyze trace.json -o json", "rules", "config"]
+)
+def test_a_full_disk(trace: Path, command: str) -> None:
+    assert shell(f"{MAIN} {command} >/dev/full", trace) == (
+        2,
+        "trace-doctor: cannot go on: No space left on device\n",
+    )
