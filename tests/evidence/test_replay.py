@@ -110,6 +110,45 @@ def test_gpu_work_that_goes_is_saved_only_where_the_device_is_the_limit() -> Non
         )  # the last kernel ends the window
 
 
+def test_shorter_gpu_work_saves_what_it_gets_shorter_where_the_device_is_the_limit() -> None:
+    for host_us, gpu_us, saved in ((2, 400, 150), (500, 200, 0)):
+        b = RunBuilder()
+        for _ in range(20):
+            with b.step(), b.op("aten::mm", us=host_us):
+                b.launch(gpu_us)
+        facts = facts_of(b)
+        shorter = Removal(gpu_shorter=tuple((int(r), 150 * US) for r in facts.run.gpu))
+        outcome = facts[Replay].without(shorter)
+        assert outcome.saved_ns / 20 / US == pytest.approx(saved, abs=8)
+        assert (
+            facts[Replay].without(Removal(gpu_rows=tuple(facts.run.gpu.tolist()))).saved_ns
+            >= outcome.saved_ns
+        )
+
+
+def test_half_the_host_work_halves_a_step_that_waits_for_the_host_and_no_other() -> None:
+    for host_us, gpu_us, share in ((50, 5, 0.5), (2, 300, 0.0)):
+        b = RunBuilder()
+        for _ in range(10):
+            with b.step():
+                for _ in range(20):
+                    with b.op("aten::mm", us=host_us):
+                        b.launch(gpu_us)
+        replay = facts_of(b)[Replay]
+        assert replay.without(Removal(host_share=0.5)).share_of_step == pytest.approx(share, abs=0.02)
+        assert replay.beside(Removal(host_share=0.5), Removal(host_share=0.5)) == 0
+
+
+def test_a_pause_of_the_host_is_no_work_for_launching() -> None:
+    b = RunBuilder()
+    for _ in range(10):
+        with b.step():
+            with b.op("aten::mm", us=20):
+                b.launch(5)
+            b.wait(3000)
+    assert facts_of(b)[Replay].without(Removal(host_share=0.5)).share_of_step < 0.02
+
+
 def test_the_main_thread_waits_for_the_backward_thread() -> None:
     b = RunBuilder()
     for _ in range(5):
@@ -379,6 +418,9 @@ def test_removals_join_without_order_or_repetition() -> None:
     a = Removal(host_spans=((0, 5, 9),), make_async=(3, 1))
     b = Removal(host_spans=((0, 1, 2), (0, 5, 9)), gpu_rows=(7,))
     assert a | b == b | a == (a | b) | a
+    c = Removal(gpu_shorter=((4, 10), (7, 3)), host_share=0.5)
+    d = Removal(gpu_shorter=((4, 2),), host_share=0.25)
+    assert c | d == d | c == Removal(gpu_shorter=((4, 10), (7, 3)), host_share=0.25)
     assert replace(a | b, gpu_rows=()) == Removal(((0, 1, 2), (0, 5, 9)), (1, 3))
 
 

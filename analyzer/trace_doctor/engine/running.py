@@ -12,6 +12,7 @@ import msgspec
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.intervals import intersect, intervals, total
 from trace_doctor.model import OutcomeKind, Saving
 from trace_doctor.rule import Claim, Context, Rule
 
@@ -100,9 +101,5 @@ def _same(claim: Claim, owner: Claim) -> bool:
     sides the capture itself is what they share."""
     if not claim.owned or not owner.owned:
         return True
-    theirs = sorted(owner.owned)
-    total = shared = 0
-    for start, end in claim.owned:
-        total += end - start
-        shared += sum(max(0, min(end, e) - max(start, s)) for s, e in theirs)
-    return shared * 2 >= total
+    mine = intervals(claim.owned)
+    return total(intersect(mine, intervals(owner.owned))) * 2 >= total(mine)
