@@ -9,7 +9,7 @@ import pytest
 
 from trace_doctor.fixes.codemods import Place, codemods
 from trace_doctor.fixes.edits import Change, NoEdit
-from trace_doctor.fixes.plan import checked
+from trace_doctor.fixes.planned import checked
 from trace_doctor.fixes.versions import TorchBounds
 from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.source import SourceTree
