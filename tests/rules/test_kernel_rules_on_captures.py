@@ -13,13 +13,15 @@ from trace_doctor.engine.findings import severity
 from trace_doctor.engine.running import Verdict, run_rules
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.kernels import Kernels
+from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import TimeLedger
 from trace_doctor.loaders.kineto import load_trace
 from trace_doctor.model import Recorded
 from trace_doctor.registry import all_rules
-from trace_doctor.run import Capture
+from trace_doctor.run import Capture, Cat
 from trace_doctor.testing import RunBuilder, SnapshotBuilder, captures_of
 from trace_doctor_rules.kernels.fp32_matmul import Fp32Matmul
+from trace_doctor_rules.kernels.layout_conversions import LayoutConversions
 from trace_doctor_rules.kernels.many_small_gemms import ManySmallGemms
 from trace_doctor_rules.kernels.unfused_attention import UnfusedAttention
 from trace_doctor_rules.kernels.zeroed_gradients import ZeroedGradients
@@ -91,6 +93,33 @@ def test_the_kernels_of_a_capture_are_those_of_its_ledger(captures_dir: Path, fi
     assert row is not None
     assert row.compute_ns <= kernels.total <= 1.2 * row.compute_ns
     assert sum(ns for _, _, ns in kernels.by_name(kernels.ns > 0)) == kernels.total
+
+
+@pytest.mark.captures
+def test_planted_conversions_are_found_and_cost_what_was_planted(captures_dir: Path) -> None:
+    """Of a GPU that is never idle every second, then every pointwise kernel is made a conversion."""
+    path = captures_dir / "traces/luatil_torch-profile/trace_05.json.gz"
+    run = load_trace(path, path.name)
+    pointwise = run.named(lambda n: "elementwise_kernel" in n or n.startswith("triton_"), Cat.KERNEL)
+    claimed = []
+    for every in (2, 1):
+        names = run.name.copy()
+        names[pointwise[::every]] = len(run.names)
+        planted = replace(
+            run, name=names, names=[*run.names, "void cudnn::ops::nchwToNhwcKernel<float, float>"]
+        )
+        facts = Facts(Capture(rank=0, run=planted))
+        (verdict,) = run_rules(facts, [LayoutConversions()])
+        (claim,) = verdict.claims
+        kernels = facts[Kernels]
+        steady = facts[Steps].steady
+        share = kernels.ns[kernels.where(lambda c: c.kind == "layout")].sum() / (
+            steady[-1].end - steady[0].start
+        )
+        assert claim.saving is not None
+        assert claim.saving.share_of_step == pytest.approx(share, rel=0.05)
+        claimed.append(claim.saving.share_of_step)
+    assert claimed[0] < claimed[1]
 
 
 def _attention() -> RunBuilder:

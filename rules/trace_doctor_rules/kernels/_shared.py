@@ -28,19 +28,19 @@ def by_model(
     mask holds the kernels of one typical step.
     """
     count = kernels.steps if one_step else 1
+    outcome = replay.without(Removal(gpu_rows=tuple(kernels.rows[mask].tolist())))
+    length = max(replay.window[1] - replay.window[0], 1)
+    wanted = float(kernels.ns[mask].sum()) * count * part / length
+    share = min(wanted, outcome.share_of_step * count, 1.0)
     us = kernels.us_per_step(mask) * count
-    rows = tuple(kernels.rows[mask].tolist())
-    most = replay.without(Removal(gpu_rows=rows)).saved_us_per_step * count
-    saved = min(us * part, most)
     how = f"{two_figures(us)} of kernels a step, of which {part:.0%} may go: {assumed}"
-    if saved < us * part:
+    if share < wanted:
         how += (
-            f"; capped at {two_figures(saved)}, for without these kernels a step would gain no more"
-            if saved
+            f"; capped at {two_figures(share * outcome.before_us)}, for without these kernels a step would gain no more"
+            if share
             else "; nothing, for without these kernels the GPU would only wait longer for other things"
         )
-    step = replay.median_ns / 1e3
-    return Saving(time_us_per_step=saved, share_of_step=saved / step if step else 0.0, basis="model", how=how)
+    return Saving(time_us_per_step=share * outcome.before_us, share_of_step=share, basis="model", how=how)
 
 
 def promise(saving: Saving) -> str:
