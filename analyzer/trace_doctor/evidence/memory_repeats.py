@@ -57,16 +57,14 @@ def peak_when_recomputed(device: DeviceBlocks, found: Repeats, until: int) -> in
     """The highest live bytes up to a moment if every layer kept the last block it makes, from which the next one starts,
     and nothing else from its own end until backward comes to it."""
     history = device.history
-    activations = np.flatnonzero(_recorded(device))
-    made = activations[np.argsort(history.born[activations], kind="stable")]
-    blocks, layer = [], []
-    for stack, each in zip(found.stacks, found.per_layer, strict=True):
-        mine = made[history.stack[made] == stack]
-        blocks.append(mine)
-        layer.append(np.arange(len(mine)) // each)
-    block, number = np.concatenate(blocks), np.concatenate(layer)
-    order = np.lexsort((history.born[block], number))
-    block, first = block[order], np.flatnonzero(np.diff(number[order], prepend=-1))
+    made = np.flatnonzero(_recorded(device) & np.isin(history.stack, found.stacks))
+    made = made[np.lexsort((history.born[made], history.stack[made]))]
+    stacks, begins, counts = np.unique(history.stack[made], return_index=True, return_counts=True)
+    nth = np.arange(len(made)) - np.repeat(begins, counts)
+    each = found.per_layer[np.argsort(found.stacks)][np.searchsorted(np.sort(found.stacks), stacks)]
+    number = nth // np.repeat(each, counts)
+    order = np.lexsort((history.born[made], number))
+    block, first = made[order], np.flatnonzero(np.diff(number[order], prepend=-1))
     last = np.append(first[1:], len(block)) - 1
     freed = np.where(history.freed[block] < history.n, history.freed[block], history.n + 1)
     gone = history.born[block[last]] + 1

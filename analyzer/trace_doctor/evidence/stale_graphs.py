@@ -7,14 +7,16 @@ output, and with it the graph where no backward has freed it, through the whole 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trace_doctor.evidence.memory_blocks import DeviceBlocks
 from trace_doctor.evidence.memory_classes import ACTIVATIONS, TEMPORARIES
 from trace_doctor.evidence.memory_stages import Stage
 from trace_doctor.evidence.memory_timeline import BEFORE
-from trace_doctor.run import I64
+from trace_doctor.run import I64, Bool
 from trace_doctor.snapshot import Action
 
 
@@ -51,40 +53,49 @@ def stale_graphs(device: DeviceBlocks) -> StaleGraphs:
     stage = phases.entry_stage[allocations]
     inside = stage == Stage.FORWARD
     opens = inside & ~np.concatenate([[False], inside[:-1]])
-    number = np.cumsum(opens) - 1
     first = allocations[opens]
     last = allocations[inside & ~np.append(inside[1:], False)]
-    backwards = allocations[stage == Stage.BACKWARD]
-    found: list[tuple[int, int, int]] = []
     forward_of = np.full(history.n, -1, dtype=np.int64)
-    forward_of[allocations[inside]] = number[inside]
-    category = device.classes.category
-    kept = (history.born != BEFORE) & np.isin(category, (ACTIVATIONS, TEMPORARIES))
-    kept &= forward_of[np.maximum(history.born, 0)] >= 0
-    kept &= np.append(phases.stage, np.uint8(Stage.UNKNOWN))[phases.of(history.freed)] != Stage.BACKWARD
-    candidates = np.flatnonzero(kept)
-    for stack in np.unique(history.stack[candidates]).tolist():
-        mine = candidates[history.stack[candidates] == stack]
-        made = forward_of[history.born[mine]]
-        calls = np.unique(made)
-        if len(calls) < 2 or _grows(history.size[mine], made):
-            continue
-        at = np.searchsorted(calls, made)
-        after = np.append(calls, [-1, -1])
-        next_, second = after[at + 1], after[at + 2]
-        ends = np.where(next_ >= 0, last[next_], history.n)
-        dies = np.where(second >= 0, last[second], history.n - 1)
-        stale = (next_ >= 0) & (history.freed[mine] > ends) & (history.freed[mine] <= dies)
-        begins = first[np.maximum(next_, 0)]
-        if len(backwards):
-            passed = np.searchsorted(backwards, begins) > np.searchsorted(backwards, last[made])
-            stale &= passed
-        found += zip(mine[stale].tolist(), made[stale].tolist(), begins[stale].tolist(), strict=True)
-    blocks, forward, until = np.array(sorted(found), dtype=np.int64).reshape(-1, 3).T
-    return StaleGraphs(blocks, forward, until, not len(backwards))
+    forward_of[allocations[inside]] = np.cumsum(opens)[inside] - 1
+    backwards = allocations[stage == Stage.BACKWARD]
+
+    made = np.flatnonzero(history.born != BEFORE)
+    made = made[forward_of[history.born[made]] >= 0]
+    forward, stack = forward_of[history.born[made]], history.stack[made].astype(np.int64)
+    calls, call = np.unique(stack * (len(first) + 1) + forward, return_inverse=True)
+    of_stack, of_forward = calls // (len(first) + 1), calls % (len(first) + 1)
+    next_ = _later(of_stack, of_forward, 1)[call]
+    second = _later(of_stack, of_forward, 2)[call]
+
+    freed, begins = history.freed[made], first[np.maximum(next_, 0)]
+    dies = np.where(second >= 0, last[np.maximum(second, 0)], history.n - 1)
+    stale = (next_ >= 0) & (freed > last[np.maximum(next_, 0)]) & (freed <= dies)
+    stale &= np.isin(device.classes.category[made], (ACTIVATIONS, TEMPORARIES))
+    freed_in = np.append(phases.stage, np.uint8(Stage.UNKNOWN))[phases.of(freed)]
+    stale &= freed_in != Stage.BACKWARD
+    stale &= ~_growing(of_stack, np.bincount(call, weights=history.size[made], minlength=len(calls)))[call]
+    if len(backwards):
+        stale &= np.searchsorted(backwards, begins) > np.searchsorted(backwards, last[forward])
+    return StaleGraphs(made[stale], forward[stale], begins[stale], not len(backwards))
 
 
-def _grows(size: I64, forward: I64) -> bool:
-    """Every forward allocates a little more here than the one before: keys and values of one more token."""
-    sums = np.bincount(forward, weights=size)[np.unique(forward)]
-    return len(sums) > 2 and bool((np.diff(sums) > 0).all())
+def _later(stack: I64, forward: I64, by: int) -> I64:
+    """For calls ordered by stack and forward: the forward of the call so many further on, -1 where the stack has none."""
+    found = np.full(len(stack), -1, dtype=np.int64)
+    if len(stack) > by:
+        same = stack[by:] == stack[:-by]
+        found[:-by][same] = forward[by:][same]
+    return found
+
+
+def _growing(stack: I64, held: npt.NDArray[Any]) -> Bool:
+    """Calls of stacks that allocate more in each of three or more forwards than in the one before: keys and values of one
+    more token."""
+    if not len(stack):
+        return np.zeros(0, dtype=np.bool_)
+    begins = np.flatnonzero(np.diff(stack, prepend=-2))
+    rises = np.diff(held, prepend=0) > 0
+    rises[begins] = True
+    counts = np.diff(np.append(begins, len(stack)))
+    grows: Bool = np.repeat(np.logical_and.reduceat(rises, begins) & (counts > 2), counts)
+    return grows
