@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -235,3 +236,27 @@ def test_the_capture_snippet_records_what_the_rules_need(tmp_path: Path) -> None
         True,
     )
     assert torch.__version__
+
+
+def test_selection_of_a_rank_steps_and_a_device(logs: Path) -> None:
+    """What is selected is all that is looked at, and what is said of it."""
+    other = logs / "logs" / "rank3.pt.trace.json"
+    other.write_bytes((logs / "logs" / "rank0.pt.trace.json").read_bytes())
+
+    def selected(*options: str) -> dict[str, Any]:
+        done = run("analyze", "logs", "-o", "json", "-q", *options, cwd=logs)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    everything = selected()
+    assert {i["rank"] for i in everything["inputs"]} == {0, 3}
+    assert {i["rank"] for i in selected("--rank", "3")["inputs"]} == {3}
+    some = selected("--rank", "3", "--steps", "5:8", "--device", "0")
+    assert [s["index"] for s in some["steps"]] == [5, 6, 7]
+    assert {r["device"] for r in some["time_ledger"]} == {0}
+    window = sum(r["window_ns"] for r in some["time_ledger"])
+    assert window < 0.5 * sum(r["window_ns"] for r in everything["time_ledger"] if r["rank"] == 3)
+    one = selected("--rank", "0", "--steps", "5")
+    assert [s["index"] for s in one["steps"]] == [5]
+    assert one["summary"]["step_us"] is not None
