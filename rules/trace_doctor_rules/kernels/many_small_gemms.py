@@ -13,11 +13,11 @@ import numpy.typing as npt
 from trace_doctor import Claim, Column, Context, Rule, Table, threshold
 from trace_doctor.evidence.call_sites import CallSites, Site, location
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.event_names import is_backward
 from trace_doctor.evidence.kernels import Kernels
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.operator_inputs import OperatorInputs
+from trace_doctor.evidence.products import Product, Products
 from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -99,27 +99,6 @@ def _without_gpu() -> RunBuilder:
 
 
 @dataclass(frozen=True)
-class _Product:
-    operator: int
-    name: str
-    rows: int
-    inner: int
-    columns: int
-    backward: bool
-    ns: int
-    thread: int
-
-    @property
-    def weight(self) -> tuple[str, int, int]:
-        """What the products of a loop have in common."""
-        return self.name, self.inner, self.columns
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(sorted((self.rows, self.inner, self.columns)))
-
-
-@dataclass(frozen=True)
 class ManySmallGemms(Rule):
     """A loop multiplies with one weight after the other, each product too small to fill the GPU.
 
@@ -158,7 +137,7 @@ class ManySmallGemms(Rule):
     code = "TD309"
     name = "many-small-gemms"
     title = "Equal small products run one after the other"
-    needs = (Steps, Kernels, OperatorInputs, Nesting, Replay, Moments)
+    needs = (Steps, Kernels, OperatorInputs, Products, Nesting, Replay, Moments)
     wants = (CallSites,)
 
     min_share: float = threshold(
@@ -198,13 +177,13 @@ class ManySmallGemms(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         kernels = ctx[Kernels]
-        products = _products(ctx)
+        products = ctx[Products].all
         loops = list(_loops(ctx, products, self.min_times))
         forward = [p for loop in loops for p in loop]
         if not forward:
             return
-        shapes = {p.sizes for p in forward}
-        found = forward + [p for p in products if p.backward and p.sizes in shapes]
+        shapes = {_sizes(p) for p in forward}
+        found = forward + [p for p in products if p.backward and _sizes(p) in shapes]
         mask = np.isin(kernels.operator, np.array([p.operator for p in found], dtype=np.int64))
         ns = sum(p.ns for p in found)
         per_step = kernels.total / kernels.steps
@@ -243,27 +222,16 @@ class ManySmallGemms(Rule):
 _VERIFY = "record the same steps again: one product stands for each loop, and the step is shorter"
 
 
-def _products(ctx: Context) -> list[_Product]:
-    """The products of the typical step by start, with the GPU time of each."""
-    kernels, inputs, nesting = ctx[Kernels], ctx[OperatorInputs], ctx[Nesting]
-    run = kernels.run
-    operators, ns = kernels.by_operator(kernels.launched_by(("aten::mm", "aten::addmm").__contains__))
-    spent = dict(zip(operators.tolist(), ns.tolist(), strict=True))
-    rows = inputs.typical(operators)
-    backward = nesting.inside(
-        rows, run.is_named(lambda n: is_backward(n) or n.startswith("CompiledFunctionBackward"))
-    )
-    found = []
-    for row, given, back in zip(rows.tolist(), inputs.of(rows.tolist()), backward.tolist(), strict=True):
-        name = run.text(row)
-        first = 1 if name == "aten::addmm" else 0
-        a, b = given.shape(first), given.shape(first + 1)
-        if len(a) == 2 and len(b) == 2:
-            found.append(_Product(row, name, a[0], b[0], b[1], back, spent[row], int(run.thread[row])))
-    return found
+def _weight(p: Product) -> tuple[str, int, int]:
+    """What the products of a loop have in common."""
+    return p.name, p.inner, p.columns
 
 
-def _loops(ctx: Context, products: Sequence[_Product], least: int) -> Iterator[list[_Product]]:
+def _sizes(p: Product) -> tuple[int, ...]:
+    return tuple(sorted((p.rows, p.inner, p.columns)))
+
+
+def _loops(ctx: Context, products: Sequence[Product], least: int) -> Iterator[list[Product]]:
     """Runs of forward products with one weight size that do not build on each other."""
     run, inputs = ctx[Nesting].run, ctx[OperatorInputs]
     marks = {
@@ -273,10 +241,10 @@ def _loops(ctx: Context, products: Sequence[_Product], least: int) -> Iterator[l
     everything, attention, routing, joins = marks.values()
     tensors = np.array([len(given.tensors()) for given in inputs.of(joins.tolist())], dtype=np.int64)
     joins, tensors = joins[tensors >= least], tensors[tensors >= least]
-    groups: dict[tuple[tuple[str, int, int], int], list[_Product]] = defaultdict(list)
+    groups: dict[tuple[tuple[str, int, int], int], list[Product]] = defaultdict(list)
     for p in products:
         if not p.backward:
-            groups[p.weight, p.thread].append(p)
+            groups[_weight(p), p.thread].append(p)
     for group in groups.values():
         if len(group) < least:
             continue
@@ -300,7 +268,7 @@ def _between(marks: Rows, rows: Rows) -> Rows:
     )
 
 
-def _joined(loop: Sequence[_Product], everything: Rows, joins: Rows, tensors: Rows) -> bool:
+def _joined(loop: Sequence[Product], everything: Rows, joins: Rows, tensors: Rows) -> bool:
     """Whether the next stack or cat of several is of as many tensors, with no more than two products before it."""
     last = loop[-1].operator
     at = int(np.searchsorted(joins, last))
@@ -310,7 +278,7 @@ def _joined(loop: Sequence[_Product], everything: Rows, joins: Rows, tensors: Ro
     return bool(passed <= 2 and tensors[at] == len(loop))
 
 
-def _site(ctx: Context, loops: Sequence[Sequence[_Product]]) -> Site | None:
+def _site(ctx: Context, loops: Sequence[Sequence[Product]]) -> Site | None:
     """The innermost function that all products of the longest loop have in common."""
     sites = ctx.get(CallSites)
     if sites is None:
@@ -322,10 +290,10 @@ def _site(ctx: Context, loops: Sequence[Sequence[_Product]]) -> Site | None:
     return next((site for row in shared if (site := sites.site(row)) is not None), None)
 
 
-def _table(loops: Sequence[Sequence[_Product]], per_step: float) -> Table:
-    grouped: dict[tuple[str, int, int], list[_Product]] = defaultdict(list)
+def _table(loops: Sequence[Sequence[Product]], per_step: float) -> Table:
+    grouped: dict[tuple[str, int, int], list[Product]] = defaultdict(list)
     for loop in loops:
-        grouped[loop[0].weight] += loop
+        grouped[_weight(loop[0])] += loop
     ranked = sorted(grouped.items(), key=lambda item: (-sum(p.ns for p in item[1]), item[0]))
     return Table(
         title="Loops over equal products (forward of a typical step)",

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.call_sites import CallSites, Site, location
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.event_names import is_backward
 from trace_doctor.evidence.kernels import Kernels
 from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.nesting import Nesting
-from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs
+from trace_doctor.evidence.products import Product, Products
 from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules.kernels._shared import by_model, longest_of, promise
 
-_HALF = ("c10::Half", "c10::BFloat16")
-_PRODUCTS = ("aten::mm", "aten::addmm")
 _GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x3_tn_align8>"
 
 
@@ -77,23 +72,6 @@ def _without_gpu() -> RunBuilder:
 
 
 @dataclass(frozen=True)
-class _Product:
-    """(rows x inner) times (inner x columns)"""
-
-    operator: int
-    rows: int
-    inner: int
-    columns: int
-    half: bool
-    backward: bool
-    ns: int
-
-    @property
-    def flop(self) -> float:
-        return 2.0 * self.rows * self.inner * self.columns
-
-
-@dataclass(frozen=True)
 class UnalignedDims(Rule):
     """Half-precision products have sizes that do not fit the tensor cores.
 
@@ -131,7 +109,7 @@ class UnalignedDims(Rule):
     code = "TD302"
     name = "unaligned-dims"
     title = "Products have sizes that do not fit the tensor cores"
-    needs = (Steps, Kernels, OperatorInputs, Nesting, Replay, Moments)
+    needs = (Steps, Kernels, Products, Replay, Moments)
     wants = (CallSites,)
 
     min_share: float = threshold(
@@ -224,12 +202,12 @@ class UnalignedDims(Rule):
             key="unaligned",
         )
 
-    def _unaligned(self, p: _Product, sizes: set[int]) -> bool:
+    def _unaligned(self, p: Product, sizes: set[int]) -> bool:
         """In forward the rows are batch and tokens; in backward any of the three may be a weight's size."""
         mine = (p.inner, p.columns) if not p.backward else (p.rows, p.inner, p.columns)
         return any(n in sizes for n in mine)
 
-    def _part(self, bad: Sequence[_Product], good: Sequence[_Product]) -> tuple[float, str]:
+    def _part(self, bad: Sequence[Product], good: Sequence[Product]) -> tuple[float, str]:
         """How much of their time goes, and why."""
         least = min(p.flop for p in bad) / 2
         good = [p for p in good if p.flop >= least]
@@ -245,39 +223,16 @@ class UnalignedDims(Rule):
         )
 
 
-def _products(ctx: Context) -> list[_Product]:
-    """The two-dimensional products of the typical step, with the GPU time of each."""
-    kernels, inputs, nesting = ctx[Kernels], ctx[OperatorInputs], ctx[Nesting]
-    run = kernels.run
-    operators, ns = kernels.by_operator(kernels.launched_by(_PRODUCTS.__contains__))
-    spent = dict(zip(operators.tolist(), ns.tolist(), strict=True))
-    rows = inputs.typical(operators)
-    backward = nesting.inside(
-        rows, run.is_named(lambda n: is_backward(n) or n.startswith("CompiledFunctionBackward"))
-    )
-    found = []
-    for row, given, back in zip(rows.tolist(), inputs.of(rows.tolist()), backward.tolist(), strict=True):
-        sizes = _sizes(run.text(row), given)
-        if sizes is not None:
-            half = all(given.type(i) in _HALF for i in ((1, 2) if run.text(row) == "aten::addmm" else (0, 1)))
-            found.append(_Product(row, *sizes, half, back, spent[row]))
-    return found
+def _products(ctx: Context) -> list[Product]:
+    """Without products of a matrix with itself, whose inner size is that of tokens."""
+    return [p for p in ctx[Products].all if p.name == "aten::addmm" or p.rows != p.columns]
 
 
-def _sizes(name: str, given: Inputs) -> tuple[int, int, int] | None:
-    """(rows, inner, columns); None for what is no plain product, as the Gram matrix of tokens."""
-    first = 1 if name == "aten::addmm" else 0
-    a, b = given.shape(first), given.shape(first + 1)
-    if len(a) != 2 or len(b) != 2 or a[1] != b[0] or not prod(a) * prod(b) or (first == 0 and a[0] == b[1]):
-        return None
-    return a[0], a[1], b[1]
-
-
-def _used(bad: Sequence[_Product], sizes: set[int]) -> set[int]:
+def _used(bad: Sequence[Product], sizes: set[int]) -> set[int]:
     return {n for p in bad for n in (p.rows, p.inner, p.columns) if n in sizes}
 
 
-def _site(ctx: Context, bad: Sequence[_Product]) -> Site | None:
+def _site(ctx: Context, bad: Sequence[Product]) -> Site | None:
     sites = ctx.get(CallSites)
     forward = [p for p in bad if not p.backward]
     if sites is None or not forward:
@@ -285,7 +240,7 @@ def _site(ctx: Context, bad: Sequence[_Product]) -> Site | None:
     return sites.site(max(forward, key=lambda p: p.ns).operator)
 
 
-def _table(bad: Sequence[_Product], per_step: float) -> Table:
+def _table(bad: Sequence[Product], per_step: float) -> Table:
     grouped: dict[tuple[int, int, int, bool], tuple[int, int]] = {}
     for p in bad:
         key = (p.rows, p.inner, p.columns, p.backward)
