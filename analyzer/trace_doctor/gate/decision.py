@@ -55,7 +55,7 @@ def checked(result: Result, terms: Terms) -> Result:
 
 def decide(result: Result, terms: Terms | None = None) -> Gate:
     """0 ok; 1 a new finding at or above the limit, a regression or a broken budget; 3 a required rule or a budget lacks
-    its evidence. 1 beats 3. A rule that is merely enabled and skipped never changes the code."""
+    its evidence, or no capture holds anything. 1 beats 3. A rule that is merely enabled and skipped never changes it."""
     terms = terms or Terms()
     known = _known(result, terms.baseline)
     judged = [f for f in result.findings if f.code not in terms.budgets.rules and _counts(f, terms.fail_on)]
@@ -75,7 +75,7 @@ def decide(result: Result, terms: Terms | None = None) -> Gate:
         ]
     else:
         notes = []
-    undecided = _undecided(result, terms.require)
+    undecided = [*_nothing_captured(result), *_undecided(result, terms.require)]
     broken = [b for b in [*budgets, *worse] if b.status == "failed" and b.level == "error"]
     blind = [b for b in budgets if b.status == "undecided" and b.level == "error"]
     code = 1 if new or broken else 3 if undecided or blind else 0
@@ -144,6 +144,12 @@ def _stale(result: Result, baseline: Baseline, known: set[str]) -> list[str]:
         else:
             notes.append(f"baseline entry not checked: {name}, whose rule could not look")
     return notes
+
+
+def _nothing_captured(result: Result) -> list[str]:
+    """Captures without a single event or allocator entry: whoever records nothing must not pass for healthy."""
+    known = result.findings or result.time_ledger or result.memory_ledger or any(i.events for i in result.inputs)
+    return ["the captures hold no event"] if result.inputs and not known else []
 
 
 def _undecided(result: Result, require: Sequence[str]) -> list[str]:

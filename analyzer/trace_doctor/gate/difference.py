@@ -70,7 +70,7 @@ class _Judge:
         """One change for each name that either side has; none where a side captured nothing of the sort."""
         if not before or not after:
             return []
-        names = sorted({*before.samples, *after.samples})
+        names = dict.fromkeys([*before.samples, *after.samples])
         made = [self.change(n, before.of(n), after.of(n), unit, (kinds or {}).get(n, "")) for n in names]
         return [c for c in made if c.before or c.after]
 
@@ -178,7 +178,8 @@ def _verdict(made: Difference) -> str:
         said = peak if step.verdict == "not_captured" else f"{said}, {peak}"
     new = sum(f.checked_before for f in made.new)
     moved = [f"{n} finding{'s' if n > 1 else ''} {word}" for n, word in ((gone, "gone"), (new, "new")) if n]
-    return ", ".join([said, *(moved or ["no finding came or went"])])
+    said = ", ".join([said, *(moved or ["no finding came or went"])])
+    return said[0].upper() + said[1:]
 
 
 def _peak_words(before: int | None, after: int | None) -> str:

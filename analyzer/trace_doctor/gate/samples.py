@@ -124,6 +124,6 @@ def _listed(
         rest = Sample(0.0) if count == len(listed) else Sample(min(listed), at_most=True)
         found.rest = max(found.rest, rest, key=lambda s: (s.value, s.at_most))
         for place, mine in places.items():
-            for name in names:
+            for name in sorted(names):
                 found.add(name, place, mine.get(name, rest))
     return found

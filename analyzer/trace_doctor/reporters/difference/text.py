@@ -79,6 +79,11 @@ def _findings(paper: Paper, made: Difference) -> None:
     if same:
         paper.put(f"{plural(same, 'finding')} as before", "dim", indent=INDENT)
     others = [r for r in made.rules if not r.findings_before and not r.findings_after]
+    if others:
+        paper.blank()
+        paper.put("Rules that could look on one side only", "bold")
     for rule in others[:_MOST]:
         said = f"{rule.code} {rule.name}: {outcome(rule, False)} → {outcome(rule, True)}"
-        paper.put(f"{said}{f' ({rule.reason})' if rule.reason else ''}", "dim", indent=INDENT)
+        paper.put(f"{said}{f' ({rule.reason})' if rule.reason else ''}", "dim", indent=2)
+    if len(others) > _MOST:
+        paper.put(f"{len(others) - _MOST} more", "dim", indent=2)
