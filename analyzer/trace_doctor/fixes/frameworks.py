@@ -154,8 +154,13 @@ MANAGED: Mapping[str, Mapping[str, str]] = {
         "transformers": "the Trainer synchronises accumulated gradients only once itself",
         "lightning": "the Trainer synchronises accumulated gradients only once itself",
     },
+    "compile-blocks": {
+        "transformers": "torch_compile=True with ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=1 in the environment compiles "
+        "the repeated blocks (accelerate 1.7 and newer)",
+        "lightning": "compile the blocks in the module: `for block in self.layers: block.compile()` in configure_model()",
+    },
 }
-"""What a framework does by itself: there is nothing to edit."""
+"""What a framework does by itself, or is told otherwise than by an edit of the loop."""
 
 
 def minimum_versions(requirements: Iterable[str], scripts: Iterable[str]) -> dict[str, Version]:
