@@ -160,6 +160,17 @@ def of_history(history: DeviceHistory, snapshot: Snapshot) -> DeviceActivity | N
     )
 
 
+def growths(history: DeviceHistory) -> I64:
+    """Entries at which the allocator took memory from the driver."""
+    return np.flatnonzero(np.isin(history.action, _GROWS))
+
+
+def asker(history: DeviceHistory, growth: int) -> int:
+    """The stack of the allocation that memory was taken for: the one right behind it."""
+    asked = np.flatnonzero(history.action[growth:] == Action.ALLOC)
+    return int(history.entry_stack[growth + asked[0] if len(asked) else growth])
+
+
 def asked_again(history: DeviceHistory, episodes: Iterable[Episode]) -> dict[int, list[int]]:
     """stack -> sizes of the allocations for which a segment was taken again."""
     taken = np.isin(history.action, _GROWS)

@@ -18,6 +18,8 @@ from trace_doctor.run import Cat, Run
 from trace_doctor.snapshot import NO_STACK, Action, Snapshot
 
 _EMPTY_CACHE = re.compile(r"(?:.*[\\/])?(?:cuda|xpu|hpu|musa)[\\/]memory\.py\(\d+\): empty_cache")
+_GRAPH_CAPTURE = re.compile(r"cuda[\\/]graphs\.py")
+"""`torch.cuda.graph` empties the cache before each capture: a cost of the capture, and nobody's call."""
 _SHRINKS = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
@@ -57,6 +59,8 @@ class CacheEmptying(Evidence):
         if calls is None:
             return cls("trace", {}, False)
         frames = facts.run.named(lambda n: _EMPTY_CACHE.fullmatch(n) is not None, Cat.PYTHON)
+        captures = facts.run.is_named(lambda n: _GRAPH_CAPTURE.search(n) is not None)
+        frames = frames[~facts[Nesting].inside(frames, captures)]
         if facts.run.is_cat(Cat.PYTHON).any():
             return cls("trace", {-1: _in_frames(facts.run, calls, frames.tolist())}, True)
         return cls("trace", {-1: _outside_operators(facts.run, facts[Nesting], calls)}, False)
@@ -66,9 +70,12 @@ def of_history(history: DeviceHistory, snapshot: Snapshot) -> tuple[Burst, ...]:
     """Runs of freed segments under frames of empty_cache()."""
     gives = np.flatnonzero(np.isin(history.action, _SHRINKS))
     stacks = {
-        s: caused_by(s, snapshot) == "empty_cache" for s in np.unique(history.entry_stack[gives]).tolist()
+        s
+        for s in np.unique(history.entry_stack[gives]).tolist()
+        if caused_by(s, snapshot) == "empty_cache"
+        and not any(_GRAPH_CAPTURE.search(f.filename) for f in snapshot.frames_of(s))
     }
-    mine = [int(g) for g in gives if stacks[int(history.entry_stack[g])]]
+    mine = [int(g) for g in gives if int(history.entry_stack[g]) in stacks]
     allocations = np.cumsum(history.action == Action.ALLOC)
     return tuple(
         Burst(

@@ -53,8 +53,9 @@ def _nothing_between() -> SnapshotBuilder:
     return b
 
 
-def _steps(*, stacks: bool, inside: bool = False, steps: int = 6) -> RunBuilder:
-    """A trace whose steps take a segment inside an operator and free it outside of all, or inside of one."""
+def _steps(*, stacks: bool, inside: bool = False, steps: int = 6, within: str = "train.py") -> RunBuilder:
+    """A trace whose steps take a segment inside an operator and free it outside of all, or inside of one. `within`: the
+    file from which empty_cache() is called."""
     b = RunBuilder(stacks=stacks)
     with b.python("train.py", 12, "train"):
         for _ in range(steps):
@@ -69,7 +70,7 @@ def _steps(*, stacks: bool, inside: bool = False, steps: int = 6) -> RunBuilder:
                         b.runtime("cudaFree", 200)
                         b.runtime("cudaMalloc", 150)
                     continue
-                with b.python("torch/cuda/memory.py", 212, "empty_cache"):
+                with b.python(within, 190, "__enter__"), b.python("torch/cuda/memory.py", 212, "empty_cache"):
                     b.runtime("cudaFree", 200)
                     b.runtime("cudaFree", 200)
     return b
@@ -103,7 +104,7 @@ class EmptyCacheInLoop(Rule):
     A snapshot's freed segments with frames of empty_cache(). In a trace: calls of `cudaFree` (`cuMemUnmap`, hip twins) inside a
     Python frame of empty_cache(); without Python frames, calls outside of every operator, for under memory pressure malloc
     makes them inside the operator that asks. One call before the loop is no fault, neither is one that finds nothing to give
-    back.
+    back, nor those that `torch.cuda.graph` makes before each capture.
 
     How the saving is estimated
     With a trace: the steady steps re-timed without the driver's calls, those that take the memory again included. A snapshot
@@ -150,6 +151,10 @@ class EmptyCacheInLoop(Rule):
         Valid("malloc under memory pressure", _pressure),
         Valid("cudaFree inside an operator", lambda: _steps(stacks=False, inside=True)),
         Valid("cudaFree, but no frame of empty_cache()", lambda: _steps(stacks=True, inside=True)),
+        Valid(
+            "every capture of a CUDA graph empties it",
+            lambda: _steps(stacks=True, within="torch/cuda/graphs.py"),
+        ),
         Valid("two steps", lambda: _steps(stacks=True, steps=2)),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
     ]

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
+from trace_doctor.evidence.allocator import asker, growths
 from trace_doctor.evidence.device_memory import DeviceMemory
 from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE, DeviceHistory
+from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.out_of_memory import Failure
-from trace_doctor.run import I64
-from trace_doctor.snapshot import Action
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import MiB, expandable_segments, location, size
 
 _VERIFY = "largest reserved and largest live bytes of a new snapshot are closer together"
-_GROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+Bytes = npt.NDArray[np.int64]
 
 
 def _growing(sizes: tuple[int, ...], *, clock: bool = True) -> SnapshotBuilder:
@@ -170,11 +170,12 @@ class Fragmentation(Rule):
                 yield _claim(device, reserved, failure, unused if grown else None)
 
 
-def _claim(device: DeviceBlocks, reserved: I64, failure: Failure | None, unused: int | None) -> Claim:
+def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unused: int | None) -> Claim:
     history = device.history
     fits = failure is not None and bool(failure.fits_if_packed)
-    last = np.flatnonzero(np.isin(history.action, _GROWS) & (reserved[1:] == reserved.max()))
-    stack = failure.stack if failure is not None and fits else _asker(history, int(last[0]))
+    taken = growths(history)
+    last = int(taken[reserved[taken + 1].argmax()]) if len(taken) else 0
+    stack = failure.stack if failure is not None and fits else asker(history, last)
     site = device.stacks.site(stack)
     most = int(reserved.max())
     said = []
@@ -206,22 +207,16 @@ def _claim(device: DeviceBlocks, reserved: I64, failure: Failure | None, unused:
     )
 
 
-def _asker(history: DeviceHistory, growth: int) -> int:
-    """The stack of the allocation that a segment was taken for: the one right behind it."""
-    asked = np.flatnonzero(history.action[growth:] == Action.ALLOC)
-    return int(history.entry_stack[growth + asked[0]]) if len(asked) else int(history.entry_stack[growth])
-
-
-def _growths(device: DeviceBlocks, reserved: I64) -> Table:
+def _growths(device: DeviceBlocks, reserved: Bytes) -> Table:
     """The largest requests for which a segment was taken although the cache had as many free bytes."""
     history = device.history
-    taken = np.flatnonzero(np.isin(history.action, _GROWS))
+    taken = growths(history)
     free = reserved[taken] - history.live[taken]
     needless = free >= history.entry_size[taken]
     chosen = taken[needless][np.argsort(-history.entry_size[taken][needless], kind="stable")]
     rows: list[list[str | int | float | None]] = [
         [
-            device.place(_asker(history, int(at))),
+            device.place(asker(history, int(at))),
             int(history.entry_size[at]),
             int(reserved[at]),
             int(history.live[at]),

@@ -14,7 +14,6 @@ from trace_doctor.evidence.call_sites import Site
 from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.stale_graphs import StaleGraphs, stale_graphs
-from trace_doctor.run import I64
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import MiB, holders, location, make_up, size, target
@@ -204,7 +203,7 @@ def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
     history = device.history
     without = min(history.peak_without(found.blocks, freed=found.until), history.peak_bytes)
     fall = history.peak_bytes - without
-    site = _caller(device, found.blocks)
+    site = _caller(device, found)
     mask = np.zeros(len(history.size), dtype=np.bool_)
     mask[found.blocks] = True
     graph = found.inference and int(np.bincount(found.forward).max()) >= OF_A_GRAPH
@@ -238,10 +237,10 @@ def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
     )
 
 
-def _caller(device: DeviceBlocks, blocks: I64) -> Site | None:
+def _caller(device: DeviceBlocks, found: StaleGraphs) -> Site | None:
     """The line of the script that called the model, that of most bytes."""
     held = Counter[Site]()
-    for block in blocks.tolist():
+    for block in found.blocks.tolist():
         site = device.stacks.module_caller(int(device.history.stack[block]))
         if site is not None:
             held[site] += int(device.history.size[block])

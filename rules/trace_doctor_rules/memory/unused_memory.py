@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trace_doctor import Claim, Column, Context, Rule, Table, threshold
+from trace_doctor import Claim, Column, Context, Location, Rule, Table, threshold
 from trace_doctor.evidence.headroom import Headroom, Room
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.model import Location
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import size
