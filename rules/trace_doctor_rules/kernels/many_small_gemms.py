@@ -234,11 +234,9 @@ def _sizes(p: Product) -> tuple[int, ...]:
 def _loops(ctx: Context, products: Sequence[Product], least: int) -> Iterator[list[Product]]:
     """Runs of forward products with one weight size that do not build on each other."""
     run, inputs = ctx[Nesting].run, ctx[OperatorInputs]
-    marks = {
-        names: inputs.typical(run.named(names.__contains__))
-        for names in (_PRODUCTS, _ATTENTION, tuple(sorted(_ROUTING)), _JOINS)
-    }
-    everything, attention, routing, joins = marks.values()
+    everything, attention, routing, joins = (
+        inputs.typical(run.named(names.__contains__)) for names in (_PRODUCTS, _ATTENTION, _ROUTING, _JOINS)
+    )
     tensors = np.array([len(given.tensors()) for given in inputs.of(joins.tolist())], dtype=np.int64)
     joins, tensors = joins[tensors >= least], tensors[tensors >= least]
     groups: dict[tuple[tuple[str, int, int], int], list[Product]] = defaultdict(list)
