@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.gate import Terms, decide
-from trace_doctor.model import Finding, Outcome, OutcomeKind, Result, Severity
+from trace_doctor.model import Finding, Input, Outcome, OutcomeKind, Result, Severity
 
 
 def result(*severities: Severity, td101: OutcomeKind = "passed") -> Result:
@@ -66,3 +66,11 @@ def test_the_recipe_of_the_python_page_runs() -> None:
     exec(recipe.group(1), space)
     assert space["result"].gate is not None
     assert space["result"].gate.code == 0
+
+
+def test_captures_without_any_event_do_not_pass_for_healthy() -> None:
+    """A recording that went wrong must not let a merge through; one sound capture is enough to decide."""
+    empty, sound = (Input(path="a.json", kind="trace", events=n) for n in (0, 7))
+    gate = decide(Result(inputs=[empty, empty]))
+    assert (gate.code, gate.verdict) == (3, "check could not decide: the captures hold no event")
+    assert decide(Result(inputs=[empty, sound])).code == 0
