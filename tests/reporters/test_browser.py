@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from trace_doctor.gate import difference
 from trace_doctor.model import Result
 from trace_doctor.reporters import render
+from trace_doctor.reporters.difference import render as render_difference
 
 CHROMIUM = next((c for c in ("chromium", "chromium-browser", "google-chrome") if shutil.which(c)), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
@@ -113,3 +115,19 @@ def test_the_policy_is_in_force(tmp_path: Path) -> None:
     assert opened.requests == []
     without = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", intruded)
     assert Opened(without, tmp_path).requests == ["https://example.org/a.png"]
+
+
+def test_a_difference_opens_without_error_or_request(rich_result: Result, tmp_path: Path) -> None:
+    page = render_difference(difference(rich_result, rich_result), "html")
+    opened = Opened(page, tmp_path)
+    assert (opened.console, opened.requests) == ([], [])
+    assert "Theme: auto" in opened.dom
+    assert "Before and after" in opened.dom
+
+
+def test_a_panel_is_drawn_from_a_packed_result(many_ranks: Result, tmp_path: Path) -> None:
+    page = render(many_ranks, "html")
+    assert 'type="application/gzip"' in page
+    opened = Opened(page, tmp_path, "#panel=timeline&rank=2")
+    assert opened.console == []
+    assert re.search(r'class="plot[^"]*"[^>]*>.*?<svg', opened.dom, re.DOTALL)
