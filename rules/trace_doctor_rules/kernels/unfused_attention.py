@@ -256,12 +256,13 @@ class UnfusedAttention(Rule):
 
 def _with_bytes(saving: Saving, chains: AttentionChains) -> Saving:
     """The score matrices of a forward stay for its backward: there where there is one."""
-    if not chains.backward.any() or not chains.score_bytes:
-        return saving
+    size = chains.score_bytes
+    if not chains.backward.any() or not size or size > (chains.kernels.memory_bytes or size):
+        return saving  # more than the device holds: then not all of them are kept (checkpointing)
     return Saving(
         time_us_per_step=saving.time_us_per_step,
         share_of_step=saving.share_of_step,
-        bytes=chains.score_bytes,
+        bytes=size,
         basis=saving.basis,
         how=saving.how + "; the bytes are those of the score matrices that one forward keeps",
     )
