@@ -33,6 +33,9 @@ _LIKELY = 8
 """places at which a broken event may end that are tried"""
 LOOK_AHEAD = 1 << 18
 """How far behind a broken event its end is sought."""
+NARROW = 1 << 15
+"""So much at least goes to the decoder in Python where the one in C finds something unusual; twice as much each time
+that C does not get on behind it."""
 LONGEST = 1 << 24
 """The window's limit: no single event or metadata field is that long."""
 _OVERLAP = 64
@@ -70,6 +73,7 @@ class Document:
         self._batch: list[Event] = []
         self._positions: list[int] = []
         self._watched: list[bytes] = []
+        self._narrowed = 0
 
     def watch(self, markers: list[bytes]) -> None:
         """Texts whose presence anywhere in the events is noted in `features`."""
@@ -264,30 +268,42 @@ class Document:
             self._drop(max(self._done, starts[whole] if whole < len(starts) else 0))
 
     def _scan(self) -> bool:
-        """Reads the window with the decoder in C, up to the last border. False where there is none, or where anything
-        in the window is unusual, and nothing was read."""
+        """Reads the window with the decoder in C, up to the last border before anything unusual. False where there is no
+        such decoder, or where the window begins with what is unusual, and nothing was read."""
         if self._scanner is None or self._unfinished:
             return False
         window = self._scanner.scan(self._text, self._at)
         if window is None:
             return False
         self.columns.add_window(window, self._text)
+        if window.end > NARROW:
+            self._narrowed = 0
         self._drop(window.end)
         return True
 
     def _usual(self) -> bool:
         """Reads the window at once, up to the last border, where it looks like the windows before it. False when it
         does not, and nothing was read."""
-        found = self._borders.usual(self._text)
+        if (
+            self._scanner is not None and not self._unfinished
+        ):  # what is unusual may be one event: then back to C
+            narrow, self._narrowed = NARROW << self._narrowed, self._narrowed + 1
+            if narrow < len(self._text) and self._read_as_usual(self._text[:narrow]):
+                return True
+        return self._read_as_usual(self._text)
+
+    def _read_as_usual(self, text: bytes) -> bool:
+        found = self._borders.usual(text)
         if found is None:
             return False
         starts, end = found
         try:
-            events = decode(b"".join((b"[", memoryview(self._text)[:end], b"]")))
+            events = decode(b"".join((b"[", memoryview(text)[:end], b"]")))
         except ValueError:
             events = []
         if len(events) != len(starts):
-            self._borders.missed()
+            if len(text) == len(self._text):
+                self._borders.missed()
             return False
         self._add(events, starts.tolist())
         self._flush()

@@ -1,6 +1,6 @@
 """The optional decoder in C: same columns, a fifth of the time. Built at install where there is a compiler (`build.py`).
 
-`Scanner` reads a window of text when all in it is plainly what profilers write, and leaves it untouched otherwise, so
+`Scanner` reads a window of text as far as all in it is plainly what profilers write, and leaves the rest untouched, so
 that damage and oddities have one implementation, the one in Python. `TRACE_DOCTOR_DECODER=python` switches all of it
 off; `=c` makes its absence an error.
 """
@@ -129,8 +129,8 @@ class Scanner:
         self._numberings = [_Numbering(partial(self._value, table), ids[table]) for table in range(3)]
 
     def scan(self, text: bytes, at: int) -> Window | None:
-        """Reads the whole events of a text that begins with one, at byte `at` of the file. None where anything in it
-        is unusual; no row was added then."""
+        """Reads the whole events of a text that begins with one, at byte `at` of the file, up to the first that is
+        unusual. None where that is one of the first two; no row was added then."""
         found = self._found
         if found.row_room != self._rows.room:  # Python's decoder has made room for rows of its own
             found = self._lend()

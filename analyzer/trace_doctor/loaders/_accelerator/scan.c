@@ -1,7 +1,7 @@
 /* Trace events -> columns of numbers, for the windows of text that hold nothing unusual.
 
-   A window begins at the `{` of an event. It is read to the last border between two events, and given up as a whole at
-   the first byte that is not plainly what profilers write: Python's decoder then reads it. So this file holds no repair
+   A window begins at the `{` of an event. It is read to the last border between two events, or to the one before the
+   first event that is not plainly what profilers write: Python's decoder goes on there. So this file holds no repair
    and no rule for damage, and what it accepts, every JSON reader accepts with the same values. */
 
 #include <math.h>
@@ -314,14 +314,13 @@ static int64_t scan(Scanner *s, Place text, Place end, int64_t at, Found *found)
     Event event;
     Place start = p;
     Place stop = read_event(p, end, s, &event);
-    if (stop == NULL) return UNUSUAL;
-    if (stop == end) break;
+    if (stop == NULL || stop == end) break;
     p = past_border(stop, end, &s->border);
-    if (p == NULL) return UNUSUAL;
-    if (p == end) break;
+    if (p == NULL || p == end) break;
     int kept = IS(event.ph, "\"X\"") ? keep_row(s, &event, at + (start - text), found)
                                      : keep_other(&event, start - text, stop - text, found);
-    if (kept != OK) return kept;
+    if (kept == FULL) return FULL;
+    if (kept == UNUSUAL) break;
     behind = stop - text;
     events++;
   }
@@ -329,8 +328,8 @@ static int64_t scan(Scanner *s, Place text, Place end, int64_t at, Found *found)
 }
 
 /* Reads the whole events of text[0:length], the first of which begins at 0, byte `at` of the file. Gives the position
-   behind the last event that a border follows (0 where there are not two such events); -1 where the text holds anything
-   unusual; -2 where there was no room for all that it holds. The counts in `found` hold where it gives more than 0. */
+   behind the last event that a border follows, up to the first unusual one (0 where there are not two such events); -1
+   where it begins with no event; -2 where there was no room for all that it holds. The counts in `found` hold where it gives more than 0. */
 EXPORT int64_t trace_doctor_scan(Scanner *s, Place text, int64_t length, int64_t at, Found *found) {
   found->memory_count = found->label_count = found->out_of_memory = 0;
   found->whole_ts = 1;
