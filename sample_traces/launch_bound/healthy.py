@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-FEATURES, LAYERS, BATCH, STEPS = (128, 64, 64, 60) if device == "cuda" else (32, 4, 16, 12)
+FEATURES, LAYERS, BATCH, STEPS = (128, 64, 64, 60) if device == "cuda" else (32, 1, 16, 6)
 
 
 class Block(nn.Module):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-BATCH, BATCHES, EPOCHS = (256, 6, 8) if device == "cuda" else (64, 5, 6)
+BATCH, BATCHES, EPOCHS = (256, 4, 8) if device == "cuda" else (8, 4, 3)
 
 
 class Shards(Dataset):
