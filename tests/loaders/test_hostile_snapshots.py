@@ -5,6 +5,7 @@ Every case is a few kilobytes. The memory they may take is small here, so that w
 
 from __future__ import annotations
 
+import gzip
 import pickle
 import struct
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from trace_doctor.errors import DamagedCapture, NotACapture
 from trace_doctor.loaders import snapshot as loader
+from trace_doctor.loaders.isolation import OutOfMemory
 from trace_doctor.snapshot import Snapshot
 
 MEMORY = 192 << 20
@@ -215,3 +217,12 @@ def test_a_limit_too_small_names_the_option(tmp_path: Path) -> None:
     said, _ = refusal_by_a_fresh_process(tmp_path, whole, 32 << 20)
     assert "needs more than 32 MB of memory (--max-memory)" in said
     assert refusal_by_a_fresh_process(tmp_path, whole, 256 << 20)[0] == "loaded"
+
+
+def test_the_bytes_of_a_pickle_are_limited_on_every_system(tmp_path: Path) -> None:
+    """Without the limits that Linux sets to a process: the reader itself stops, also inside a small gzip."""
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(gzip.compress(snapshot(filler=["x" * 1000] + [str(i) for i in range(200_000)])))
+    assert len(loader.read_snapshot(path, "snapshot.pickle", most=4 << 20)) == 0
+    with pytest.raises(OutOfMemory):
+        loader.read_snapshot(path, "snapshot.pickle", most=1 << 20)

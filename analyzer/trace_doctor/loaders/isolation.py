@@ -35,7 +35,8 @@ def isolated(work: Callable[[], T], *, memory: int, seconds: int) -> T:
     """What `work` returns (any picklable thing), or its error.
 
     Raises OutOfMemory beyond `memory` bytes on top of what this process has now, OutOfTime beyond `seconds` of
-    processor time, Crashed when the child dies. Where there is no fork (Windows) the work is done here, unlimited.
+    processor time, Crashed when the child dies. macOS limits the time, not the memory; Windows has no fork, and the
+    work is done here without limits. What must hold everywhere is for `work` to count.
     """
     if not hasattr(os, "fork"):
         return _in_this_process(work)

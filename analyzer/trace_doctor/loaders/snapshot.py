@@ -11,6 +11,7 @@ import gc
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,12 +27,33 @@ from trace_doctor.snapshot import Snapshot
 
 HEAD = 1 << 16
 _KEYS = (b"device_traces", b"segments", b"segment_type", b"total_size")
+_LEAST_GROWTH = 2
+"""A pickle takes at least so many times its own bytes once it is read; sound snapshots take six to seven."""
 _LEAST_SECONDS, _BYTES_PER_SECOND = 20, 1 << 18
 """Processor time for any file, and what more of it (compressed) buys: a hundred times what a sound one takes."""
 
 
 class _Refused(Exception):
     pass
+
+
+class _Counted(RawIOBase):
+    """Passes bytes on, up to a number of them."""
+
+    def __init__(self, file: IO[bytes], most: int) -> None:
+        self._file = file
+        self._left = most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            raise OutOfMemory
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -55,10 +77,13 @@ def load_snapshot(
     each with one line. `display` is the path to show.
     """
     memory = max_memory or memory_limit()
+    most = memory // _LEAST_GROWTH
     seconds = _LEAST_SECONDS + path.stat().st_size // _BYTES_PER_SECOND
     try:
         return isolated(
-            lambda: read_snapshot(path, display, rank=rank, rank_how=rank_how), memory=memory, seconds=seconds
+            lambda: read_snapshot(path, display, rank=rank, rank_how=rank_how, most=most),
+            memory=memory,
+            seconds=seconds,
         )
     except OutOfMemory:
         raise TooLarge(
@@ -74,15 +99,18 @@ def load_snapshot(
         ) from None
 
 
-def read_snapshot(path: Path, display: str, *, rank: int = 0, rank_how: str = "") -> Snapshot:
-    """`load_snapshot` in this process and without limits: for trusted files and for fuzzing."""
+def read_snapshot(
+    path: Path, display: str, *, rank: int = 0, rank_how: str = "", most: int | None = None
+) -> Snapshot:
+    """`load_snapshot` in this process and without limits but one, how many decompressed bytes are read: for trusted
+    files and for fuzzing. Raises OutOfMemory beyond `most`, on every system."""
     with _opened(path, display) as file:
         head = file.read(HEAD)
         ours = any(key in head for key in _KEYS)
         _refuse_foreign(head, display)
         file.seek(0)
         with _no_gc():
-            data = _unpickled(file, display, ours)
+            data = _unpickled(file if most is None else BufferedReader(_Counted(file, most)), display, ours)
             return _columns(data, display, rank, rank_how)
 
 
@@ -109,7 +137,7 @@ def _unpickled(file: IO[bytes], display: str, ours: bool) -> Any:
             f"{display}: no memory snapshot; its pickle asks for {_line(refused)}, a snapshot holds plain data "
             "only. Nothing of it was executed"
         ) from None
-    except (DamagedCapture, MemoryError):
+    except (DamagedCapture, MemoryError, OutOfMemory):
         raise
     except Exception as error:  # a hostile pickle can raise anything
         if ours:
