@@ -43,7 +43,7 @@ class Setting:
     """arguments that contradict it"""
     plugin: Plugin | None = None
     """where it is no argument of the class itself"""
-    instead_of: tuple[str, ...] = ()
+    instead_of: tuple[object, ...] = ()
     """the only values that it takes the place of: any other was chosen; empty where every value may be replaced"""
 
 
@@ -54,6 +54,7 @@ _LOADING = Plugin(
     (0, 30),
     ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler"),
 )
+_FP32 = (32, "32", "32-true")
 _ADAMW = ("adamw_hf", "adamw_torch", "adamw_torch_fused")
 TRAINING_ARGUMENTS: Mapping[str, Setting] = {
     "num_workers": Setting("dataloader_num_workers"),
@@ -77,16 +78,16 @@ TRAINING_ARGUMENTS: Mapping[str, Setting] = {
     "non_blocking": Setting("accelerator_config", '{{"non_blocking": True}}', since=(4, 41)),
 }
 LIGHTNING: Mapping[str, Setting] = {
-    "bf16": Setting("precision", '"bf16-mixed"', since=(2, 0)),
-    "fp16": Setting("precision", '"16-mixed"', since=(2, 0)),
+    "bf16": Setting("precision", '"bf16-mixed"', since=(2, 0), instead_of=_FP32),
+    "fp16": Setting("precision", '"16-mixed"', since=(2, 0), instead_of=_FP32),
     "accumulate": Setting("accumulate_grad_batches"),
     "log_every": Setting("log_every_n_steps"),
     "benchmark": Setting("benchmark", excludes=("deterministic",)),
 }
 FABRIC: Mapping[str, Setting] = {name: LIGHTNING[name] for name in ("bf16", "fp16")}
 ACCELERATE: Mapping[str, Setting] = {
-    "bf16": Setting("mixed_precision", '"bf16"'),
-    "fp16": Setting("mixed_precision", '"fp16"'),
+    "bf16": Setting("mixed_precision", '"bf16"', instead_of=("no",)),
+    "fp16": Setting("mixed_precision", '"fp16"', instead_of=("no",)),
     "accumulate": Setting("gradient_accumulation_steps", excludes=("gradient_accumulation_plugin",)),
     "compile": Setting("dynamo_backend", '"inductor"', excludes=("dynamo_plugin",)),
     "non_blocking": Setting("non_blocking", plugin=_LOADING),

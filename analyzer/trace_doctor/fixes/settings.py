@@ -125,14 +125,14 @@ def _refuse_excluded(
             raise NoEdit("display", why, here, framework=framework)
 
 
-def refuse_chosen(name: str, now: object, wished: object, instead_of: tuple[str, ...]) -> None:
+def refuse_chosen(name: str, now: object, wished: object, instead_of: tuple[object, ...]) -> None:
     """Raises NoEdit where a value that is there was chosen for another reason than the one it would give way to."""
     if instead_of and now is not None and now not in (wished, *instead_of):
         raise NoEdit("display", f"{name}={now} is set on purpose")
 
 
 def _change(
-    place: Place, given: Given, wish: str, text: str, edits: Edits, instead_of: tuple[str, ...] = ()
+    place: Place, given: Given, wish: str, text: str, edits: Edits, instead_of: tuple[object, ...] = ()
 ) -> None:
     """Sets an argument that is there to what is wished, where it is not that, or better."""
     now, wished = literal(given.value), _literal(text)
