@@ -1,0 +1,196 @@
+"""What has to hold for every patch: it applies, the file parses, names resolve, nothing else changes, and once is enough."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import keyword
+import re
+import subprocess
+import symtable
+import tempfile
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from trace_doctor.fixes import Plan, plan
+from trace_doctor.loaders.source import SourceTree
+from trace_doctor.model import Finding, Result
+
+_FREELY = {
+    "torch",
+    "import",
+    "from",
+    "as",
+    "True",
+    "False",
+    "None",
+    "if",
+    "else",
+    "for",
+    "in",
+    "with",
+    "and",
+    "or",
+    "not",
+}
+_WRITES: dict[str, set[str]] = {
+    "allocator-setting": {"os", "environ", "setdefault"},
+    "autocast": {"autocast", "device_type", "dtype", "bfloat16", "float16", "amp", "cuda", "GradScaler", "scaler", "scale",
+                 "step", "update", "unscale_", "mixed_precision", "bf16", "fp16", "precision"},
+    "batch-size": {"per_device_train_batch_size"},
+    "channels-last": {"to", "memory_format", "channels_last"},
+    "checkpoint-blocks": {"utils", "checkpoint", "checkpoint_sequential", "use_reentrant", "gradient_checkpointing", "len",
+                          "gradient_checkpointing_enable"},
+    "compile-blocks": {"compile", "block", "mode", "backend"},
+    "compile-loss": {"compile"},
+    "compile-model": {"compile", "mode", "backend", "dynamo_backend", "torch_compile", "torch_compile_mode"},
+    "dataloader-args": {"num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "dataloader_num_workers",
+                        "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"},
+    "detach-accumulation": {"detach", "item"},
+    "every-n-guard": {"enumerate", "step", "logging_steps", "log_every_n_steps"},
+    "fully-shard": {"distributed", "fsdp", "fully_shard", "block"},
+    "gradient-accumulation": {"enumerate", "step", "len", "gradient_accumulation_steps", "per_device_train_batch_size",
+                              "accumulate_grad_batches"},
+    "graph-break-line": {"pass", "_dynamo", "config", "capture_scalar_outputs"},
+    "mark-dynamic": {"_dynamo", "mark_dynamic"},
+    "matmul-precision": {"set_float32_matmul_precision", "backends", "cuda", "matmul", "fp32_precision", "tf32"},
+    "no-sync": {"contextlib", "nullcontext", "no_sync", "len"},
+    "optimizer-args": {"fused", "foreach", "optim", "adamw_torch_fused"},
+    "pinned-copies": {"non_blocking", "pin_memory"},
+    "remove-call": {"pass", "torch_empty_cache_steps"},
+    "sum-on-device": {"detach", "float"},
+    "tensor-device": {"device"},
+    "zero-grad": {"zero_grad", "optimizer", "set_to_none"},
+}  # fmt: skip
+"""names that an edit may bring into a file that has them not; of the codemods left out anything goes"""
+
+
+class Checker:
+    """Checks the plans of one source. Patches that were checked before are not checked again, and a second
+    run is tried once for each codemod and file."""
+
+    def __init__(self, tree: SourceTree) -> None:
+        self.tree = tree
+        self._seen: set[bytes] = set()
+        self._repeated: set[tuple[str | None, str]] = set()
+
+    def complaints(
+        self, made: Plan, findings: list[Finding], *, torch_version: str | None = None
+    ) -> list[str]:
+        """What is wrong with the edits of a plan; empty for a sound one."""
+        patch = made.patch()
+        if not patch or patch in self._seen:
+            return []
+        self._seen.add(patch)
+        found = list(_applied(made, patch))
+        for name, (file, new) in made.outputs.items():
+            found += _sound(name, file.data, new) if name.endswith(".py") else ()
+            written = [
+                i.fix.codemod or ""
+                for i in made.of("ready")
+                if i.change and file in [f for f, _ in i.change.files]
+            ]
+            found += _unexpected(name, file.data, new, written)
+        written = {(i.fix.codemod, i.change.script.name) for i in made.of("ready") if i.change}
+        if found or written <= self._repeated:
+            return found
+        self._repeated |= written
+        return self._second(made, findings, torch_version)
+
+    def _second(self, made: Plan, findings: list[Finding], torch_version: str | None) -> list[str]:
+        """What a second run, of the same fixes, still wants to change."""
+        ready = {(i.finding.id, i.index) for i in made.of("ready")}
+        again = plan(
+            Result(findings=findings), self.tree.root, tree=patched(made), torch_version=torch_version
+        )
+        left = [i for i in again.of("ready") if (i.finding.id, i.index) in ready]
+        return [f"second run: {i.fix.codemod}: {i.diff.decode(errors='replace')}" for i in left]
+
+
+def patched(made: Plan) -> SourceTree:
+    """The source with the edits of a plan made, in memory."""
+    tree = SourceTree(made.tree.root if made.tree.single is None else made.tree.single)
+    changed = {name: new for name, (_, new) in made.outputs.items()}
+    tree._bytes.update({**made.tree._bytes, **changed})
+    tree._scripts.update({n: s for n, s in made.tree._scripts.items() if n not in changed})
+    return tree
+
+
+def _applied(made: Plan, patch: bytes) -> Iterator[str]:
+    """`git apply` of the patch gives the files that the plan says, byte by byte."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (file, _) in made.outputs.items():
+            path = Path(folder, made.prefix + name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.data)
+        for how in (["--check"], []):
+            git = subprocess.run(
+                ["git", "apply", *how, "-"], check=False, input=patch, cwd=folder, capture_output=True
+            )
+            if git.returncode:
+                yield f"git apply {' '.join(how)}: {git.stderr.decode(errors='replace').strip()}"
+                return
+        for name, (_, new) in made.outputs.items():
+            if Path(folder, made.prefix + name).read_bytes() != new:
+                yield f"{name}: git apply gives other bytes than the plan"
+
+
+def _sound(name: str, old: bytes, new: bytes) -> Iterator[str]:
+    try:
+        compile(new, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        yield f"{name}: {error}"
+        return
+    if unknown := undefined(new, name) - undefined(old, name):
+        yield f"{name}: undefined {sorted(unknown)}"
+
+
+def undefined(data: bytes, name: str) -> set[str]:
+    """Names that are read and bound nowhere, as `function: name`."""
+    top = symtable.symtable(data.decode("utf-8", "replace"), name, "exec")
+    known = {
+        s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()
+    }
+    known |= set(dir(builtins)) | {"__file__", "__path__", "__class__"}
+    found, open_ = set(), [top]
+    while open_:
+        table = open_.pop()
+        open_ += table.get_children()
+        for symbol in table.get_symbols():
+            free = (
+                symbol.is_global()
+                if table is not top
+                else not symbol.is_assigned() and not symbol.is_imported()
+            )
+            if (
+                free
+                and symbol.is_referenced()
+                and symbol.get_name() not in known
+                and not symbol.is_namespace()
+            ):
+                found.add(f"{table.get_name()}: {symbol.get_name()}")
+    return found
+
+
+def _unexpected(name: str, old: bytes, new: bytes, codemods: list[str]) -> Iterator[str]:
+    """Names that the edits bring in and that none of their codemods writes."""
+    if not all(c in _WRITES for c in codemods):
+        return
+    allowed = _FREELY.union(*(_WRITES[c] for c in codemods))
+    before, after = Counter(_words(name, old)), Counter(_words(name, new))
+    new = {w for w in after if w not in before and w.removeprefix("compiled_") not in before}
+    if strange := new - allowed:
+        yield f"{name}: {', '.join(sorted(strange))} is not what {', '.join(codemods)} writes"
+
+
+def _words(name: str, data: bytes) -> list[str]:
+    if not name.endswith(".py"):
+        return re.findall(r"[A-Za-z_]\w*", data.decode("utf-8", "replace"))
+    tokens = tokenize.tokenize(io.BytesIO(data).readline)
+    return [
+        t.string
+        for t in tokens
+        if t.type == tokenize.NAME and (t.string in _FREELY or not keyword.iskeyword(t.string))
+    ]

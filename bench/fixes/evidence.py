@@ -1,0 +1,209 @@
+"""Findings that a capture of a script could give: every rule's fixes, at the lines of the script that the rule is about."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import msgspec
+
+import trace_doctor_rules.techniques as techniques
+from trace_doctor.loaders.source import SourceTree
+from trace_doctor.model import Finding, Fix, Location, Target
+from trace_doctor.registry import all_rules
+from trace_doctor.testing import run_case
+
+MODULE = "<module>"
+_STEPS = ("backward", "manual_backward")
+_READS = ("item", "tolist", "cpu", "numpy")
+_MAKES = ("zeros", "ones", "full", "arange", "randn", "rand", "tensor", "eye")
+_LOSSES = ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss")
+_HOOKS = ("training_step", "compute_loss")
+_PER_FILE, _FILES = 1, 3
+_SHAPING = ("mode", "call", "callee", "dtype", "args")
+"""parameters that make another edit of a codemod; others only change a number in it"""
+_SEARCHED = 15
+"""files of a folder in which a capture without stacks is tried: with more one names the script"""
+_NEEDS_STACKS = ("graph-break-line", "mark-dynamic")
+_WITH_LINES = ("TD4", "TD5")
+"""memory snapshots and compile events name lines, stacks of the profiler only functions"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A line of a script that some rule's finding could point to. `name` is a name that stands there."""
+
+    file: str
+    line: int
+    function: str
+    kind: str
+    name: str = ""
+
+
+SITES: dict[str, tuple[str, ...]] = {
+    "every-n-guard": ("read",),
+    "sum-on-device": ("read",),
+    "detach-accumulation": ("sum",),
+    "remove-call": ("call",),
+    "use-sdpa": ("softmax",),
+    "sdpa-backend": ("sdpa",),
+    "chunked-loss": ("loss",),
+    "graph-break-line": ("break",),
+    "mark-dynamic": ("compiled",),
+    "tensor-device": ("make",),
+    "pinned-copies": ("copy",),
+}
+"""what a codemod's finding points to; all others: the training loop"""
+
+
+def sites(tree: SourceTree) -> list[Site]:
+    """At most a few per kind and file, in source order; files that train first."""
+    found: list[Site] = []
+    for file in tree.files:
+        try:
+            module = ast.parse(tree.data(file))
+        except (SyntaxError, ValueError):
+            continue
+        seen: dict[tuple[str, str], int] = {}
+        for site in _sites(file, module):
+            key = (site.kind, site.name if site.kind == "call" else "")
+            seen[key] = seen.get(key, 0) + 1
+            if seen[key] <= _PER_FILE:
+                found.append(site)
+    kept = []
+    for kind in dict.fromkeys(s.kind for s in found):
+        files = list(dict.fromkeys(s.file for s in found if s.kind == kind))[:_FILES]
+        kept += [s for s in found if s.kind == kind and s.file in files]
+    return kept
+
+
+def _sites(file: str, module: ast.Module) -> Iterator[Site]:
+    up = {child: node for node in ast.walk(module) for child in ast.iter_child_nodes(node)}
+
+    def above(node: ast.AST) -> Iterator[ast.AST]:
+        while node in up:
+            node = up[node]
+            yield node
+
+    def function(node: ast.AST) -> str:
+        return next((a.name for a in above(node) if isinstance(a, ast.FunctionDef)), MODULE)
+
+    def looped(node: ast.AST) -> bool:
+        return any(isinstance(a, ast.For | ast.While) for a in above(node))
+
+    calls = sorted((n for n in ast.walk(module) if isinstance(n, ast.Call)), key=lambda n: n.lineno)
+    steps = [c for c in calls if _last(c.func) in _STEPS]
+    training = {function(c) for c in steps} | set(_HOOKS)
+    done: set[str] = set()
+    for call in calls:
+        name, home = _last(call.func), function(call)
+        starts = name in ("train", "fit") and isinstance(call.func, ast.Attribute)
+        starts = starts and "rainer" in ast.unparse(call.func) and home not in done
+        if (name in _STEPS or starts) and home not in done:
+            done.add(home)
+            yield Site(file, call.lineno, home, "loop")
+        within = home in training and (looped(call) or home in _HOOKS)
+        if within and ((name in _READS and not call.args) or name == "float"):
+            yield Site(file, call.lineno, home, "read")
+        if within and name in ("to", "cuda") and (call.args or name == "cuda"):
+            yield Site(file, call.lineno, home, "copy")
+        if within and name in _MAKES and ast.unparse(call.func).startswith("torch."):
+            yield Site(file, call.lineno, home, "make")
+        if looped(call) and name in ("synchronize", "empty_cache"):
+            yield Site(file, call.lineno, home, "call", f"torch.cuda.{name}")
+        if home == "forward" and name in ("print", "item"):
+            yield Site(file, call.lineno, home, "break")
+        if name == "softmax" and home != MODULE:
+            yield Site(file, call.lineno, home, "softmax")
+        if name == "scaled_dot_product_attention":
+            yield Site(file, call.lineno, home, "sdpa")
+        if name in _LOSSES:
+            yield Site(file, call.lineno, home, "loss")
+        if within and name == "append":
+            yield Site(file, call.lineno, home, "sum")
+    for node in ast.walk(module):
+        if isinstance(node, ast.AugAssign) and function(node) in training and looped(node):
+            yield Site(file, node.lineno, function(node), "sum")
+        if isinstance(node, ast.FunctionDef) and node.name == "forward" and len(node.args.args) > 1:
+            yield Site(file, node.lineno, node.name, "compiled", node.args.args[1].arg)
+
+
+def _last(func: ast.expr) -> str:
+    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
+# ---------------------------------------------------------------------- findings
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The fixes of one kind of finding."""
+
+    code: str
+    name: str
+    fixes: tuple[Fix, ...]
+
+    @property
+    def codemod(self) -> str:
+        return next((f.codemod for f in self.fixes if f.codemod), "")
+
+
+@cache
+def advices() -> list[Advice]:
+    """What the rules' own failing cases recommend, and the techniques that no rule recommends yet; each set once."""
+    found: dict[str, Advice] = {}
+    for rule in all_rules():
+        for case in rule.INVALID:
+            for claim in run_case(rule, case)[:1]:
+                kinds = [(f.codemod, *map(f.params.get, _SHAPING)) for f in claim.fixes]
+                key = f"{rule.code} {kinds}"
+                found.setdefault(key, Advice(rule.code, rule.name, tuple(claim.fixes)))
+    taken = {f.codemod for a in found.values() for f in a.fixes}
+    fixes = [f for f in map(_technique, vars(techniques).values()) if f is not None]
+    more = [Advice("none", f.codemod or "", (f,)) for f in fixes if f.codemod and f.codemod not in taken]
+    return [a for a in found.values() if a.codemod] + more
+
+
+def _technique(make: Callable[..., Fix]) -> Fix | None:
+    if not inspect.isfunction(make) or make.__name__.startswith("_"):
+        return None
+    given = {"verify": "", "risk": "", "target": None, "size": 256, "factor": 2, "name": "x", "dim": 0}
+    needed = [n for n, p in inspect.signature(make).parameters.items() if p.default is p.empty]
+    return make(**{n: given[n] for n in needed}) if set(needed) <= set(given) else None
+
+
+def findings(tree: SourceTree) -> list[tuple[Site | None, bool, Finding]]:
+    """(site, whether the capture names its line, finding); without a site for a capture without stacks."""
+    there = sites(tree)
+    found: list[tuple[Site | None, bool, Finding]] = []
+    for advice in advices():
+        fix = next((f for f in advice.fixes if f.codemod), None)
+        called = str(fix.params.get("call", "")) if fix else ""
+        kinds = SITES.get(advice.codemod, ("loop",))
+        mine = [s for s in there if s.kind in kinds and called in ("", s.name)]
+        exact = advice.code.startswith(_WITH_LINES)
+        found += [(site, exact, _finding(advice, site, exact)) for site in mine]
+        if mine and advice.codemod not in _NEEDS_STACKS and len(tree.files) <= _SEARCHED:
+            found.append((None, False, _finding(advice, None, False)))
+    return found
+
+
+def _finding(advice: Advice, site: Site | None, exact: bool) -> Finding:
+    path, line = (f"/home/them/run/{site.file}", site.line if exact else None) if site else (None, None)
+    function = site.function if site else None
+    aimed = advice.codemod in SITES and site is not None
+    fixes = []
+    for fix in advice.fixes:
+        params = {k: v for k, v in fix.params.items() if k not in ("file", "line", "function")}
+        if fix.codemod == "mark-dynamic" and site is not None:
+            params["name"] = site.name
+        target = Target(file=path, line=line, function=function) if aimed or fix.target is not None else None
+        fixes.append(msgspec.structs.replace(fix, params=params, target=target if site else None))
+    mark = f"{advices().index(advice)}-{advice.codemod}{'' if site is None else f':{site.file}:{site.line}:{exact}'}"
+    return Finding(
+        id=f"{advice.code}-{mark}", code=advice.code, name=advice.name, title="t", severity="info", confidence="high",
+        message="m", fingerprint=mark, location=Location(file=path, line=line, function=function), fixes=fixes,
+    )  # fmt: skip
