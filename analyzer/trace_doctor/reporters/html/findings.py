@@ -32,7 +32,7 @@ from trace_doctor.reporters.words import (
 )
 
 _MOST_SPANS = 20
-_MOST_CARDS, _MOST_BYTES = 60, 40_000
+_MOST_CARDS, _MOST_BYTES = 60, 25_000
 """Findings on the page, and bytes of those in full: the ones behind are shown briefly"""
 
 

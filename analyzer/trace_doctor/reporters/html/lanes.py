@@ -14,7 +14,7 @@ from trace_doctor.reporters.units import share
 from trace_doctor.reporters.words import KINDS, Names
 
 _MOST_LANES = 16
-_MOST_CHARTS, _MOST_RANKS = 6, 8
+_MOST_CHARTS, _MOST_RANKS = 5, 8
 """of captures that share no time axis; of ranks on their own, beside all together"""
 _MOST_GAPS = 5
 

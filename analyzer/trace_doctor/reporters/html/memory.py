@@ -14,8 +14,8 @@ from trace_doctor.reporters.html.zoom import of_memory
 from trace_doctor.reporters.units import size
 from trace_doctor.reporters.words import MEMORY, Names
 
-_MOST_CHARTS = 6
-_MOST_BARS = 16
+_MOST_CHARTS = 5
+_MOST_BARS = 12
 """Devices of one page: charts of those to look at first, bars of more"""
 Place = tuple[int, int]
 """input and device"""
