@@ -36,7 +36,7 @@ def starved(loader_us: float = 400.0) -> RunBuilder:
         with b.step():
             b.loader(loader_us)
             with b.op("aten::mm"):
-                b.launch(300, "sgemm")
+                b.launch(300, "bf16_gemm")
             b.idle_until_done()
     return b
 
