@@ -6,15 +6,19 @@ import io
 import os
 import signal
 import sys
+from typing import NoReturn
 
 
 def main() -> None:
     """Entry point of `trace-doctor`. Deliberate errors are one line on stderr and exit code 2."""
     _unwind_when_ended()
     _open_what_is_closed()
-    from trace_doctor.cli.app import app
-    from trace_doctor.cli.common import verbosity
-    from trace_doctor.errors import TraceDoctorError, one_line
+    try:
+        from trace_doctor.cli.app import app
+        from trace_doctor.cli.common import verbosity
+        from trace_doctor.errors import TraceDoctorError, one_line
+    except KeyboardInterrupt:  # the imports take a moment
+        _interrupted()
 
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character is no reason to fail
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
@@ -28,8 +32,7 @@ def main() -> None:
         print("trace-doctor: out of memory (--max-memory sets how much to use)", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("trace-doctor: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _interrupted()
     except (
         OSError
     ) as error:  # each place that reads or writes a file says so; what is left is the output, mostly
@@ -47,6 +50,11 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+
+
+def _interrupted() -> NoReturn:
+    print("trace-doctor: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 
 def leave_stdout() -> None:
