@@ -79,7 +79,8 @@ def test_the_published_schema_takes_each_sample_with_fixes_suppressions_and_base
 
 @pytest.mark.captures
 @pytest.mark.parametrize(
-    "folder", ["luatil_torch-profile", "NajaJean_MLOps", "SkafteNicki_dtu_mlops", "bclarkson-code_flow_matching"]
+    "folder",
+    ["luatil_torch-profile", "NajaJean_MLOps", "SkafteNicki_dtu_mlops", "bclarkson-code_flow_matching"],
 )
 def test_the_published_schema_takes_real_captures(folder: str, captures_dir: Path) -> None:
     published(trace_doctor.analyze(captures_dir / "traces" / folder))

@@ -148,7 +148,9 @@ def _stale(result: Result, baseline: Baseline, known: set[str]) -> list[str]:
 
 def _nothing_captured(result: Result) -> list[str]:
     """Captures without a single event or allocator entry: whoever records nothing must not pass for healthy."""
-    known = result.findings or result.time_ledger or result.memory_ledger or any(i.events for i in result.inputs)
+    known = (
+        result.findings or result.time_ledger or result.memory_ledger or any(i.events for i in result.inputs)
+    )
     return ["the captures hold no event"] if result.inputs and not known else []
 
 

@@ -180,9 +180,7 @@ class Project:
         found = [(script, value, position) for value, position in tracked(script).step(node, item) or ()]
         return found + self._cross(script, node, item, bool(found))
 
-    def _cross(
-        self, script: Script, node: cst.BaseExpression, item: int | None, local: bool
-    ) -> list[Trail]:
+    def _cross(self, script: Script, node: cst.BaseExpression, item: int | None, local: bool) -> list[Trail]:
         """One step back that leaves the script, or reads a default that no caller overrides."""
         if isinstance(node, cst.Call) and not local:
             found = self.definition(script, node.func)

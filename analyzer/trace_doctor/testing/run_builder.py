@@ -233,7 +233,9 @@ class RunBuilder:
     @property
     def gpu_free(self) -> float:
         """When the device's default stream can start what is launched now, on the builder's clock (us)."""
-        return max(self._stream_free.get((self.device, 7), 0.0), self.now + self._launch_us + self._latency_us)
+        return max(
+            self._stream_free.get((self.device, 7), 0.0), self.now + self._launch_us + self._latency_us
+        )
 
     # -- output ------------------------------------------------------------------------------------------------
 
