@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
-from trace_doctor.loaders import identify, kineto_args, limits, meta
+from trace_doctor.loaders import exact_times, identify, kineto_args, limits, meta
 from trace_doctor.loaders.categories import BY_NAME, CATEGORIES, LEGACY, LEGACY_GPU, category
 from trace_doctor.loaders.kineto_decode import LONGEST_US, PER_EVENT_TEXT, Columns, nanoseconds
 from trace_doctor.loaders.kineto_document import Document
@@ -127,7 +127,11 @@ def _assemble(
     rows["cat"] = _categories(rows, names, cats, threads, thread)
     rows["thread"] = thread
     rows["device"], rows["stream"] = _places(rows, threads)
+    coarse = not columns.integer_ts and exact_times.is_coarse(rows["ts"])
     rows["ts"] = nanoseconds(rows["ts"])
+    if coarse:
+        pieces = ByteStream(path).pieces() if whole is None else iter([whole])
+        rows["ts"] = exact_times.exact(rows["ts"], rows["offset"], pieces)
     rows["ts"] += base_ns
     rows["dur"] = _durations(rows["dur"], damage, warnings)
     _into_order(rows)

@@ -1,0 +1,55 @@
+"""Starts as microseconds since 1970 with three decimals keep their nanoseconds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trace_doctor.loaders.exact_times import exact
+from trace_doctor.loaders.kineto import load_trace
+
+BEGIN = 1_712_195_495_406_752_797
+
+
+def _document(starts: list[int]) -> str:
+    events = ",\n".join(
+        f'{{"ph": "X", "cat": "cpu_op", "name": "op \\"ts\\": 1.5 {n}", "pid": 1, "tid": 1,'
+        f' "ts": {ns // 1000}.{ns % 1000:03}, "dur": 0.5, "args": {{"External id": {n}}}}}'
+        for n, ns in enumerate(starts)
+    )
+    return f'{{"schemaVersion": 1, "displayTimeUnit": "ns", "traceEvents": [\n{events}\n]}}'
+
+
+@pytest.mark.parametrize("decoder", ["python", "c"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_starts_are_those_of_the_text(
+    tmp_path: Path, packed: bool, decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if decoder == "python":
+        monkeypatch.setenv("TRACE_DOCTOR_DECODER", "python")
+    starts = [BEGIN + 37 * n for n in range(2_000)]
+    text = _document(starts)
+    path = tmp_path / ("trace.json.gz" if packed else "trace.json")
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    run = load_trace(path, path.name)
+    said = json.loads(text, parse_float=Decimal)["traceEvents"]
+    assert run.ts.tolist() == [int(e["ts"] * 1000) for e in said] == starts
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+def test_a_start_that_is_cut_between_pieces_is_found(size: int) -> None:
+    starts = [BEGIN + 37 * n for n in range(50)]
+    text = _document(starts).encode()
+    offsets = np.array([i for i in range(len(text)) if text.startswith(b'{"ph"', i)])
+    rounded = (np.array(starts) // 250) * 250
+    pieces = (text[i : i + size] for i in range(0, len(text), size))
+    assert exact(rounded, offsets, pieces).tolist() == starts
+
+
+def test_what_cannot_be_found_keeps_its_time() -> None:
+    assert exact(np.array([5, 7]), np.array([0, 10]), [b"no events here"]).tolist() == [5, 7]
