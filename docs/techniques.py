@@ -1,6 +1,6 @@
 """The page of techniques: what is wanted, how it is made, in the words of which framework, and which rules name it.
 
-Read from the source: the functions of `trace_doctor_rules/techniques.py`, and what each rule's file calls of them.
+Read from the source: the functions of `trace_doctor_rules/techniques/`, and what each rule's file calls of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Layouts and algorithms of convolutions": ("channels_last", "cudnn_benchmark"),
     "Memory given back": ("release_output",),
 }
-"""topic -> functions of `techniques.py`, and codemods that rules name themselves"""
+"""topic -> functions of `techniques/`, and codemods that rules name themselves"""
 _SAMPLES: Mapping[str, Mapping[str, object]] = {
     "dataloader-args": {
         "num_workers": 4,
@@ -131,21 +131,25 @@ def _said(setting: object, value: str) -> str:
 
 @cache
 def techniques() -> dict[str, tuple[str, str]]:
-    """Function of `techniques.py` -> (how it is made, its title)."""
+    """Function of `techniques/` -> (how it is made, its title)."""
     found = {}
-    for node in ast.parse((RULES / "techniques.py").read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
-            continue
+    for node in _functions():
         for call in ast.walk(node):
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("_patch", "_advice", "Fix"):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("patch", "advice", "Fix"):
                 titles = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "title")]
                 found[node.name] = (_how(call), _title(titles[0]) or node.name.replace("_", " ").capitalize())
                 break
     return found
 
 
+def _functions() -> Iterator[ast.FunctionDef]:
+    for file in sorted((RULES / "techniques").glob("[a-z]*.py")):
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+        yield from (node for node in body if isinstance(node, ast.FunctionDef))
+
+
 def _how(call: ast.Call) -> str:
-    if getattr(call.func, "id", "") != "_patch":
+    if getattr(call.func, "id", "") != "patch":
         return "advice"
     assert isinstance(call.args[1], ast.Constant)
     display = any(k.arg == "safety" and getattr(k.value, "value", "") == "display" for k in call.keywords)

@@ -22,7 +22,7 @@ GIVEN: dict[str, Any] = {
 FUNCTIONS = {
     name: function
     for name, function in inspect.getmembers(techniques, inspect.isfunction)
-    if not name.startswith("_") and function.__module__ == techniques.__name__
+    if not name.startswith("_") and function.__module__.startswith(techniques.__name__)
 }
 
 

@@ -13,7 +13,10 @@ from trace_doctor.fixes.edits import NoEdit
 from trace_doctor.loaders.script import Script
 from trace_doctor_rules import techniques
 
-_GIVEN: dict[str, Any] = {"verify": "v", "risk": "r", "target": None, "name": "x", "dim": 0, "size": 64}
+_GIVEN: dict[str, Any] = {
+    "verify": "v", "risk": "r", "target": None, "name": "x", "dim": 0, "size": 64, "factor": 2, "dockerfile": "FROM x",
+    "torch": "2.6.0", "cuda": "12.6", "inference": False,
+}  # fmt: skip
 _SCRIPT = """
 import torch
 import torch.nn.functional as F
@@ -61,7 +64,7 @@ print(total)
 def made() -> list[Fix]:
     found = []
     for name, function in inspect.getmembers(techniques, inspect.isfunction):
-        if not name.startswith("_") and function.__module__ == techniques.__name__:
+        if not name.startswith("_") and function.__module__.startswith(techniques.__name__):
             wanted = inspect.signature(function).parameters.values()
             found.append(function(**{p.name: _GIVEN[p.name] for p in wanted if p.name in _GIVEN}))
     return found
@@ -71,7 +74,7 @@ def made() -> list[Fix]:
 def test_an_edit_takes_its_parameters(fix: Fix) -> None:
     assert fix.text
     assert fix.risk
-    assert (fix.codemod is None) == (fix.kind == "advice")
+    assert (fix.codemod is None) == (fix.kind in ("advice", "env"))
     if fix.codemod is None:
         assert fix.safety == "display"
         return

@@ -1,0 +1,96 @@
+"""The techniques that findings recommend, each written once: what it is, the edit that makes it, how it is written by
+hand and in the frameworks, and what could go wrong. Rules add where it applies and how to verify it.
+
+Safety follows what was measured: nothing here is `safe` without a test that shows the same losses bit by bit.
+"""
+
+from trace_doctor_rules.techniques.arithmetic import autocast, channels_last, cudnn_benchmark, tf32
+from trace_doctor_rules.techniques.attention import attention_libraries, sdpa_backend, use_sdpa
+from trace_doctor_rules.techniques.compiling import (
+    compile_blocks,
+    compile_loss,
+    compile_model,
+    mark_dynamic,
+    steady_shapes,
+)
+from trace_doctor_rules.techniques.data import persistent_workers, pinned_copies, shard_iterable
+from trace_doctor_rules.techniques.host import (
+    create_on_device,
+    cuda_graphs,
+    fill_the_gpu,
+    make_once,
+    off_the_step,
+    sum_on_device,
+    vectorise,
+)
+from trace_doctor_rules.techniques.machines import one_image
+from trace_doctor_rules.techniques.memory import (
+    checkpoint_blocks,
+    chunked_loss,
+    foreach_optimizer,
+    fused_optimizer,
+    gradient_accumulation,
+    keep_the_cache,
+    larger_batch,
+    less_optimizer_state,
+    max_split_size,
+    offload,
+    raise_batch,
+    release_output,
+)
+from trace_doctor_rules.techniques.ranks import (
+    data_parallel,
+    ddp_arguments,
+    fully_shard,
+    grouped_gemm,
+    no_sync,
+    overlap_collective,
+    prefetch_shards,
+    zero,
+)
+
+__all__ = [
+    "attention_libraries",
+    "autocast",
+    "channels_last",
+    "checkpoint_blocks",
+    "chunked_loss",
+    "compile_blocks",
+    "compile_loss",
+    "compile_model",
+    "create_on_device",
+    "cuda_graphs",
+    "cudnn_benchmark",
+    "data_parallel",
+    "ddp_arguments",
+    "fill_the_gpu",
+    "foreach_optimizer",
+    "fully_shard",
+    "fused_optimizer",
+    "gradient_accumulation",
+    "grouped_gemm",
+    "keep_the_cache",
+    "larger_batch",
+    "less_optimizer_state",
+    "make_once",
+    "mark_dynamic",
+    "max_split_size",
+    "no_sync",
+    "off_the_step",
+    "offload",
+    "one_image",
+    "overlap_collective",
+    "persistent_workers",
+    "pinned_copies",
+    "prefetch_shards",
+    "raise_batch",
+    "release_output",
+    "sdpa_backend",
+    "shard_iterable",
+    "steady_shapes",
+    "sum_on_device",
+    "tf32",
+    "use_sdpa",
+    "vectorise",
+    "zero",
+]

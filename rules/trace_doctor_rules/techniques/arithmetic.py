@@ -1,0 +1,59 @@
+"""Precision and layout."""
+
+from __future__ import annotations
+
+from trace_doctor import Fix, Target
+from trace_doctor_rules.techniques._making import LAST_BITS, patch
+
+
+def autocast(verify: str, dtype: str = "bfloat16", target: Target | None = None) -> Fix:
+    """`dtype`: bfloat16 (compute capability 8 and newer) or float16, which needs a GradScaler."""
+    short = "bf16" if dtype == "bfloat16" else "fp16"
+    lines = [
+        f'with torch.autocast(device_type="cuda", dtype=torch.{dtype}):',
+        "    loss = loss_fn(model(x), y)",
+        f'# HF: TrainingArguments({short}=True); Accelerate: Accelerator(mixed_precision="{short}"); '
+        f'Lightning: Trainer(precision="{short.removeprefix("fp")}-mixed")',
+    ]
+    if dtype == "float16":
+        lines[2:2] = ["scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"]
+    return patch(
+        f"Compute in {short} where that is enough (autocast)",
+        "autocast",
+        "\n".join(lines),
+        "losses differ from fp32: compare the curves of a run",
+        verify,
+        params={"dtype": dtype},
+        target=target,
+    )
+
+
+def tf32(verify: str) -> Fix:
+    return patch(
+        "Let fp32 products use TF32",
+        "matmul-precision",
+        'torch.set_float32_matmul_precision("high")   # HF: TrainingArguments(tf32=True)',
+        "products keep ten bits of mantissa; never mix this with torch.backends...fp32_precision",
+        verify,
+    )
+
+
+def channels_last(verify: str) -> Fix:
+    return patch(
+        "Keep images and weights with the channels last",
+        "channels-last",
+        "model.to(memory_format=torch.channels_last)\nx = x.to(device, memory_format=torch.channels_last)",
+        f"{LAST_BITS}; layers without such a kernel convert back and forth",
+        verify,
+    )
+
+
+def cudnn_benchmark(verify: str) -> Fix:
+    return patch(
+        "Let cuDNN try its convolution algorithms",
+        "set-config",
+        "torch.backends.cudnn.benchmark = True   # Lightning: Trainer(benchmark=True)",
+        "every new input shape is tried again and takes the largest workspace once; runs differ in the last bits",
+        verify,
+        params={"name": "torch.backends.cudnn.benchmark", "value": "True"},
+    )

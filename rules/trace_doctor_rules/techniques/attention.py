@@ -1,0 +1,52 @@
+"""Attention."""
+
+from __future__ import annotations
+
+from trace_doctor import Fix, Target
+from trace_doctor_rules.techniques._making import LOWER_PEAK, advice, patch
+
+
+def use_sdpa(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
+    return patch(
+        "Use scaled_dot_product_attention",
+        "use-sdpa",
+        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+        '# HF: from_pretrained(..., attn_implementation="sdpa"); the score matrix is then never stored',
+        "last bits differ, dropout draws other numbers; a mask needs two dimensions or more and the query's type",
+        verify,
+        target=target,
+    )
+
+
+def sdpa_backend(verify: str, target: Target | None = None) -> Fix:
+    return patch(
+        "Ask for the flash kernel, which says why it refuses",
+        "sdpa-backend",
+        "with sdpa_kernel(SDPBackend.FLASH_ATTENTION):\n    out = F.scaled_dot_product_attention(q, k, v)",
+        "raises where the kernel does not take the type, the mask or the head size",
+        verify,
+        params={"backends": ["FLASH_ATTENTION"]},
+        safety="display",
+        target=target,
+    )
+
+
+def attention_libraries(verify: str) -> Fix:
+    return advice(
+        "Where a mask or a bias keeps SDPA from its fast kernels: another library's",
+        "# FlexAttention (torch 2.5 and later): a mask or a bias as a function, fused by the compiler\n"
+        "from torch.nn.attention.flex_attention import flex_attention\n"
+        "attend = torch.compile(flex_attention)   # once, beside the model\n"
+        "out = attend(q, k, v, score_mod=lambda score, b, h, i, j: score + bias[h, i, j])\n"
+        "# xFormers: (batch, tokens, heads, size), where SDPA takes (batch, heads, tokens, size)\n"
+        "from xformers.ops import LowerTriangularMask, memory_efficient_attention\n"
+        "q, k, v = (t.transpose(1, 2) for t in (q, k, v))\n"
+        "out = memory_efficient_attention(q, k, v, attn_bias=LowerTriangularMask()).transpose(1, 2)\n"
+        "# TransformerEngine: the whole block, in fp8 on compute capability 8.9 and newer\n"
+        "import transformer_engine.pytorch as te\n"
+        "block = te.TransformerLayer(hidden_size, ffn_hidden_size, num_attention_heads)\n"
+        "with te.fp8_autocast(enabled=True):\n"
+        "    x = block(x)   # (tokens, batch, hidden_size)",
+        "another dependency, other layouts and other parameter names in checkpoints",
+        verify,
+    )

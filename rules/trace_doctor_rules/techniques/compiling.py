@@ -1,0 +1,73 @@
+"""torch.compile."""
+
+from __future__ import annotations
+
+from trace_doctor import Fix, Target
+from trace_doctor_rules.techniques._making import LAST_BITS, advice, patch
+
+
+def compile_model(verify: str, mode: str | None = None) -> Fix:
+    given = f', mode="{mode}"' if mode else ""
+    return patch(
+        "Compile the model",
+        "compile-model",
+        f"model = torch.compile(model{given})\n"
+        '# HF: TrainingArguments(torch_compile=True); Accelerate: TorchDynamoPlugin(backend="inductor")',
+        f"{LAST_BITS}; the first steps compile; changing shapes compile again"
+        + ("; outputs are overwritten by the next call (CUDA graphs)" if mode == "reduce-overhead" else ""),
+        verify,
+        params={"mode": mode} if mode else {},
+    )
+
+
+def compile_blocks(verify: str) -> Fix:
+    return patch(
+        "Compile the repeated block once",
+        "compile-blocks",
+        "for block in model.layers:\n    block.compile()\n"
+        "# Accelerate: TorchDynamoPlugin(use_regional_compilation=True)",
+        f"{LAST_BITS}; nothing is fused across blocks",
+        verify,
+    )
+
+
+def compile_loss(verify: str) -> Fix:
+    return patch(
+        "Compile the loss as well",
+        "compile-loss",
+        "loss_fn = torch.compile(loss_fn)   # or a function that calls model and loss, compiled as one",
+        LAST_BITS,
+        verify,
+    )
+
+
+def mark_dynamic(
+    verify: str, name: str, dim: int, target: Target | None = None, *, known: bool = True
+) -> Fix:
+    """`known`: the capture names the input; what is only part of one (`batch['ids']`) is said, not edited."""
+    fix = patch(
+        "Or say which dimension changes",
+        "mark-dynamic",
+        f"torch._dynamo.mark_dynamic({name}, {dim})  # before the call of the compiled function",
+        "raises where the compiled code needs that size to be one number",
+        verify,
+        params={"name": name, "dim": dim},
+        safety="display",
+        target=target,
+    )
+    return fix if known else advice(fix.title, fix.text, fix.risk, verify)
+
+
+def steady_shapes(verify: str) -> Fix:
+    return advice(
+        "Keep shapes alike, or run the largest first",
+        "def pad(batch, value, bucket=64):   # (batch, length); labels with -100, masks with 0\n"
+        "    return torch.nn.functional.pad(batch, (0, -batch.shape[1] % bucket), value=value)\n\n"
+        "# before the loop, a step with the largest shape: the allocator settles at its maximum at once\n"
+        "largest = torch.zeros(batch_size, max_length, dtype=torch.long, device=device)\n"
+        "loss_fn(model(largest), largest).backward()\n"
+        "optimizer.zero_grad(set_to_none=True)\n"
+        "# HF: DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64)",
+        "padding computes on what is then thrown away",
+        verify,
+    )

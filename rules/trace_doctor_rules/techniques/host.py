@@ -1,0 +1,114 @@
+"""Work of the host."""
+
+from __future__ import annotations
+
+from trace_doctor import Fix, Target
+from trace_doctor_rules.techniques._making import LAST_BITS, advice, patch
+
+
+def sum_on_device(verify: str, risk: str, target: Target | None) -> Fix:
+    return patch(
+        "Keep running sums on the device",
+        "sum-on-device",
+        "total = 0.0\nfor step, batch in enumerate(loader):\n    ...\n"
+        "    total += loss.detach()          # no wait\nprint(float(total) / len(loader))   # one wait for all",
+        risk,
+        verify,
+        target=target,
+    )
+
+
+def create_on_device(verify: str, target: Target | None = None) -> Fix:
+    return patch(
+        "Create the tensor where it is used",
+        "tensor-device",
+        "mask = torch.zeros(n, device=x.device)   # instead of torch.zeros(n).to(device)",
+        "random numbers of the device differ from those of the CPU",
+        verify,
+        target=target,
+    )
+
+
+def make_once(verify: str, target: Target | None = None) -> Fix:
+    return advice(
+        "Or make it once, before the loop",
+        'self.register_buffer("mask", torch.ones(n).tril(), persistent=False)   # moves with the module\n'
+        "weights = torch.tensor(class_weights, device=device)                  # above the loop, not in it",
+        "only for values that are the same in every step",
+        verify,
+        target=target,
+    )
+
+
+def off_the_step(verify: str, what: str = "other", target: Target | None = None) -> Fix:
+    """`what`: checkpoint, evaluation, log, data, garbage or other."""
+    title, text, risk = _OFF_THE_STEP[what]
+    return advice(title, text, risk, verify, target=target)
+
+
+_OFF_THE_STEP = {
+    "checkpoint": (
+        "Write checkpoints beside the training",
+        "future = torch.distributed.checkpoint.async_save(state, checkpoint_id=path)   # 2.4 and later\n"
+        "# or copy to pinned memory and let a thread write; or write less often",
+        "the state must be copied before the next optimizer step changes it; what is not written yet is lost on a crash",
+    ),
+    "evaluation": (
+        "Evaluate less often",
+        "if step % 500 == 0:\n    evaluate(model)   # HF: eval_steps=500; Lightning: val_check_interval=500",
+        "the best step is seen later",
+    ),
+    "log": (
+        "Log every N steps, from a thread",
+        "if step % 50 == 0:\n    writer.add_scalar(...)   # HF: logging_steps=50; Lightning: log_every_n_steps=50\n"
+        "# logging.handlers.QueueHandler writes files from another thread",
+        "curves have fewer points",
+    ),
+    "data": (
+        "Prepare data in the loader's workers",
+        "DataLoader(dataset, collate_fn=prepare, num_workers=4)   # tokenize, decode and augment there\n"
+        "# or once, before the training: datasets.Dataset.map(tokenize, batched=True)",
+        "workers have random states of their own",
+    ),
+    "garbage": (
+        "Collect garbage when it suits",
+        "gc.disable()                # before the loop\nif step % 500 == 0:\n    gc.collect()\n# or gc.freeze() after the first step",
+        "reference cycles hold memory until then",
+    ),
+    "other": (
+        "Do it less often, or beside the step",
+        "if step % 100 == 0:\n    ...\n# or: executor = ThreadPoolExecutor(1); executor.submit(work, copies)",
+        "a thread shares Python's lock: only work that releases it (files, NumPy, sockets) runs beside the loop",
+    ),
+}  # fmt: skip
+
+
+def vectorise(verify: str, target: Target | None = None) -> Fix:
+    return advice(
+        "Do for the whole tensor what the loop does for its elements",
+        "y = (x * w).sum(-1)                       # for i in range(n): y[i] = (x[i] * w[i]).sum()\n"
+        "y = x[index]; y.index_add_(0, index, v)   # gather and scatter instead of x[i] in a loop\n"
+        "f = torch.vmap(function)                  # where the body is a function of one element",
+        f"{LAST_BITS}; the whole result is in memory at once",
+        verify,
+        target=target,
+    )
+
+
+def cuda_graphs(verify: str) -> Fix:
+    return advice(
+        "Or record the step as a CUDA graph by hand",
+        "step = torch.cuda.make_graphed_callables(model, (sample,))   # forward and backward\n"
+        "# or capture all of it: with torch.cuda.graph(g): ...; then g.replay() with the batch copied into fixed tensors",
+        "shapes and control flow must be the same in every step; no waits for the device inside; inputs keep their place",
+        verify,
+    )
+
+
+def fill_the_gpu(verify: str) -> Fix:
+    return advice(
+        "Or give each launch more to do: a larger batch",
+        "DataLoader(..., batch_size=<twice as many, as long as memory lasts>)   # HF: per_device_train_batch_size",
+        "fewer and larger steps: the learning rate and its schedule have to follow",
+        verify,
+    )

@@ -1,0 +1,157 @@
+"""Memory: what is kept, for how long, and in what pieces."""
+
+from __future__ import annotations
+
+from trace_doctor import Fix, Target
+from trace_doctor_rules.techniques._making import LAST_BITS, LOWER_PEAK, advice, patch
+
+
+def keep_the_cache(verify: str, target: Target | None) -> Fix:
+    return patch(
+        "Drop empty_cache() from the loop",
+        "remove-call",
+        "# delete torch.cuda.empty_cache(); HF Trainer: torch_empty_cache_steps=None",
+        "the process keeps the memory, so that another process on this device sees less",
+        verify,
+        params={"call": "torch.cuda.empty_cache"},
+        target=target,
+    )
+
+
+def release_output(verify: str, target: Target | None, *, inference: bool) -> Fix:
+    if inference:
+        return advice(
+            "Run inference without gradients",
+            "with torch.inference_mode():\n    output = model(x)   # or torch.no_grad(); nothing is kept for a backward\n"
+            "del output           # what the next call does not need, at the end of each round",
+            "backward() through these outputs raises then",
+            verify,
+            target=target,
+        )
+    return advice(
+        "Let the step's outputs go before the next forward",
+        "del output, loss     # at the end of the step; or put the step into a function, whose variables end with it\n"
+        "losses.append(loss.detach())",
+        "code behind the loop that reads the last output needs a copy of it",
+        verify,
+        target=target,
+    )
+
+
+def max_split_size(verify: str) -> Fix:
+    return Fix(
+        title="Where segments cannot grow: leave large blocks whole",
+        kind="env",
+        safety="display",
+        text="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512 python train.py",
+        verify=verify,
+        risk="cached blocks above that size wait for a request of their size: may cost memory where there is none",
+    )
+
+
+def chunked_loss(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
+    return patch(
+        "Compute the loss in chunks, or with a fused kernel",
+        "chunked-loss",
+        "logits of all tokens and their fp32 log-softmax need tokens x vocabulary x 4 bytes each. Project and "
+        "reduce a part of the tokens at a time (torchtune CEWithChunkedOutputLoss), or use Liger's "
+        "FusedLinearCrossEntropy (HF: use_liger_kernel=True); keep logits in bf16 until then",
+        f"{LAST_BITS}; the projection to the vocabulary is computed twice",
+        verify,
+        target=target,
+    )
+
+
+def fused_optimizer(name: str | None, verify: str = LOWER_PEAK) -> Fix:
+    return patch(
+        "Use the fused optimizer: it needs no temporaries",
+        "optimizer-args",
+        f"torch.optim.{name or 'AdamW'}(..., fused=True)   # or foreach=False: slower, no temporaries\n"
+        '# HF: TrainingArguments(optim="adamw_torch_fused")',
+        "the last bits of updates differ; parameters must be floating point and on one of the supported devices",
+        verify,
+        params={"fused": True, "class": name} if name else {"fused": True},
+    )
+
+
+def foreach_optimizer(name: str, verify: str) -> Fix:
+    return patch(
+        "Update all parameters at once",
+        "optimizer-args",
+        f"torch.optim.{name}(..., foreach=True)   # torch 2.0 and later take it by themselves on a GPU",
+        "the last bits of updates differ; temporaries as large as the parameters",
+        verify,
+        params={"foreach": True, "class": name},
+    )
+
+
+def checkpoint_blocks(verify: str) -> Fix:
+    return patch(
+        "Recompute activations in backward",
+        "checkpoint-blocks",
+        "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   # for each repeated block\n"
+        "# HF: gradient_checkpointing=True",
+        "repeats the forward: about a third more compute for the blocks it covers",
+        verify,
+    )
+
+
+def gradient_accumulation(verify: str, steps: int = 2) -> Fix:
+    return patch(
+        "Or take smaller batches, and step after several of them",
+        "gradient-accumulation",
+        f"(loss / {steps}).backward()\nif (step + 1) % {steps} == 0:\n    optimizer.step()\n    optimizer.zero_grad()\n"
+        f"# with 1/{steps} of the batch size; HF: gradient_accumulation_steps={steps}; "
+        f"Lightning: accumulate_grad_batches={steps}",
+        f"{LAST_BITS}; batch norm sees the smaller batches; a scheduler steps once for {steps} batches",
+        verify,
+        params={"steps": steps},
+        safety="display",
+    )
+
+
+def larger_batch(verify: str, size: int) -> Fix:
+    return patch(
+        f"Take batches of {size}",
+        "batch-size",
+        f"DataLoader(..., batch_size={size})   # HF: per_device_train_batch_size={size}",
+        "fewer and larger steps: the learning rate and its schedule have to follow",
+        verify,
+        params={"size": size},
+    )
+
+
+def raise_batch(verify: str, factor: int) -> Fix:
+    return advice(
+        f"Take larger batches: up to {factor} times as large",
+        f"DataLoader(..., batch_size={factor} * batch_size)   # HF: per_device_train_batch_size, and accumulate less\n"
+        "# double it first, and compare samples per second",
+        "fewer and larger steps: the learning rate and its schedule have to follow",
+        verify,
+    )
+
+
+def less_optimizer_state(verify: str) -> Fix:
+    return patch(
+        "Keep less optimizer state",
+        "replace-optimizer",
+        'an 8-bit optimizer (bitsandbytes AdamW8bit, HF optim="adamw_bnb_8bit"), Adafactor, or with several ranks ZeRO / '
+        "FSDP, which shares the state among them; DeepSpeed offload (offload_optimizer: cpu) keeps it on the host",
+        "other update rules or rounding: check the loss curve; bitsandbytes has to be installed",
+        verify,
+        params={"to": "adamw-8bit"},
+        safety="display",
+    )
+
+
+def offload(verify: str) -> Fix:
+    return patch(
+        "Keep optimizer state on the host",
+        "deepspeed-zero",
+        'DeepSpeed: "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}\n'
+        "FSDP2: fully_shard(model, offload_policy=CPUOffloadPolicy())   # torch.distributed.fsdp, torch 2.6",
+        "every step copies gradients and parameters over PCIe; the update runs on the CPU",
+        verify,
+        params={"offload_optimizer": True, "stage": 2},
+        safety="display",
+    )

@@ -1,0 +1,114 @@
+"""Several ranks."""
+
+from __future__ import annotations
+
+from trace_doctor import Fix, Target
+from trace_doctor_rules.techniques._making import LAST_BITS, advice, patch
+
+
+def no_sync(verify: str) -> Fix:
+    return patch(
+        "Exchange accumulated gradients once",
+        "no-sync",
+        "with nullcontext() if is_last_microbatch else model.no_sync():\n    loss_fn(model(x), y).backward()\n"
+        "# FSDP2: model.set_requires_gradient_sync(is_last_microbatch)",
+        f"{LAST_BITS}; gradients stay in memory unreduced between the micro-batches",
+        verify,
+    )
+
+
+def ddp_arguments(verify: str) -> Fix:
+    return patch(
+        "Let DistributedDataParallel reduce in place, over a graph that does not change",
+        "set-call-args",
+        "model = DistributedDataParallel(model, ..., gradient_as_bucket_view=True, static_graph=True)",
+        "static_graph needs the same parameters to be used in every step; detach_() on gradients fails with views",
+        verify,
+        params={
+            "callee": "torch.nn.parallel.DistributedDataParallel",
+            "args": {"gradient_as_bucket_view": "True", "static_graph": "True"},
+            "remove": ["find_unused_parameters"],
+        },
+    )
+
+
+def prefetch_shards(verify: str) -> Fix:
+    return advice(
+        "Gather the parameters of the next block while this one computes",
+        "FSDP2: for a, b in zip(blocks, blocks[1:]): a.set_modules_to_forward_prefetch([b])\n"
+        "       for a, b in zip(blocks[1:], blocks): a.set_modules_to_backward_prefetch([b])\n"
+        "FSDP1: FullyShardedDataParallel(..., forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE,\n"
+        "       limit_all_gathers=True)\n"
+        "Wrap whole transformer blocks: units too small to hide the next gather leave it exposed. Between nodes: "
+        "hybrid sharding (a 2-D device mesh) gathers inside a node only; bf16 parameters halve what is sent",
+        "each prefetched block holds its parameters longer: the peak rises by one block",
+        verify,
+    )
+
+
+def overlap_collective(verify: str) -> Fix:
+    return advice(
+        "Start the collective earlier and wait where its result is needed",
+        "work = dist.all_reduce(x, async_op=True)\n...                      # compute that does not need x\nwork.wait()\n"
+        "Tensor parallel: sequence parallelism and async tensor parallel (torch._inductor.config._micro_pipeline_tp) "
+        "split the product so that parts of it run beside the exchange; all-to-all: exchange half a batch at a time",
+        "buffers of pending collectives must not be written before wait()",
+        verify,
+    )
+
+
+def fully_shard(verify: str) -> Fix:
+    return patch(
+        "Share parameters, gradients and optimizer state among the ranks",
+        "fully-shard",
+        "for block in model.layers:\n    fully_shard(block)\nfully_shard(model)   # before the optimizer is made; torch 2.6\n"
+        '# Accelerate: FullyShardedDataParallelPlugin(fsdp_version=2); HF: fsdp="full_shard"; '
+        'DeepSpeed: "zero_optimization": {"stage": 3}',
+        f"{LAST_BITS}; checkpoints hold shards; each block's parameters are gathered in every pass",
+        verify,
+    )
+
+
+def zero(verify: str, stage: int = 2) -> Fix:
+    """`stage`: 1 shares optimizer state among the ranks, 2 gradients too, 3 parameters too."""
+    return patch(
+        f"Share state among the ranks with DeepSpeed (ZeRO stage {stage})",
+        "deepspeed-zero",
+        f'"zero_optimization": {{"stage": {stage}}}   # in the configuration of DeepSpeed\n'
+        f"# Accelerate: deepspeed_config: zero_stage: {stage}; "
+        "plain PyTorch, stage 1: torch.distributed.optim.ZeroRedundancyOptimizer(params, torch.optim.AdamW, lr=...)",
+        f"{LAST_BITS}; checkpoints of stage 3 hold shards",
+        verify,
+        params={"stage": stage},
+        framework="deepspeed",
+    )
+
+
+def data_parallel(verify: str) -> Fix:
+    return advice(
+        "One process a GPU: DistributedDataParallel",
+        "# started by: torchrun --nproc-per-node=gpu train.py\n"
+        'local_rank = int(os.environ["LOCAL_RANK"])\n'
+        'torch.cuda.set_device(local_rank)\ntorch.distributed.init_process_group("nccl")\n'
+        "model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank])\n"
+        "loader = DataLoader(..., sampler=DistributedSampler(dataset))   # and sampler.set_epoch(epoch)",
+        "the batch size is then the one of each process",
+        verify,
+    )
+
+
+def grouped_gemm(verify: str, target: Target | None = None) -> Fix:
+    return advice(
+        "Multiply all experts at once",
+        "order = expert.argsort()   # expert: the number of each token's expert\n"
+        "ends = torch.bincount(expert, minlength=len(experts)).cumsum(0).to(torch.int32)\n"
+        "weights = torch.stack([e.weight.t() for e in experts])   # better one parameter from the start\n"
+        "found = torch._grouped_mm(x[order], weights, offs=ends)   # 2.8 and later, bf16\n"
+        "out = torch.empty_like(found)\n"
+        "out[order] = found\n"
+        "# as many tokens for each expert: torch.bmm over the stacked weights\n"
+        "# or MegaBlocks (dMoE), or TransformerEngine: te.GroupedLinear(len(experts), in_features, out_features)",
+        "the stacked weights have other names in checkpoints",
+        verify,
+        target=target,
+    )
