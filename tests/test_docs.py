@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import os
 import re
@@ -53,6 +54,17 @@ def test_the_recipe_of_writing_rules_runs(tmp_path: Path, monkeypatch: pytest.Mo
     rule = importlib.import_module("recipe_rule").PythonPauses
     for case in (*rule.VALID, *rule.INVALID):
         run_case(rule, case)
+
+
+SESSIONS = [page for page in PAGES if ">>> " in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", SESSIONS, ids=lambda p: p.name)
+def test_what_a_page_types_gives_what_it_shows(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    tried = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+    assert tried.attempted
+    assert not tried.failed
 
 
 CONSOLE = re.findall(r"```console\n\$ (trace-doctor .+?)\n(.+?)```", (ROOT / "README.md").read_text(), re.S)
