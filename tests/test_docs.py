@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from trace_doctor.cli.app import app
 from trace_doctor.registry import all_rules
@@ -38,6 +39,27 @@ def test_every_command_is_documented_and_has_help(command: str) -> None:
 def test_every_rule_has_a_page_and_is_in_the_index(rule: type) -> None:
     assert (ROOT / "docs" / "rules" / f"{rule.code}.md").exists()  # type: ignore[attr-defined]
     assert rule.code in (ROOT / "rules" / "README.md").read_text()  # type: ignore[attr-defined]
+
+
+def test_every_page_is_reached_from_getting_started() -> None:
+    start = ROOT / "docs" / "getting-started.md"
+    linked = re.findall(r"\]\((\S+?)\)", start.read_text(encoding="utf-8"))
+    assert {page.name for page in start.parent.glob("*.md")} - {start.name} <= set(linked)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_option_is_in_the_reference(command: str) -> None:
+    reference = (ROOT / "docs" / "cli-reference.md").read_text(encoding="utf-8")
+    section = reference.split(f"## trace-doctor {command}\n", 1)[1].split("\n## ", 1)[0]
+    parameters = get_command(app).commands[command].params  # type: ignore[attr-defined]
+    for option in (name for p in parameters for name in p.opts if name.startswith("--") and not p.hidden):
+        assert re.search(rf"{re.escape(option)}\b", section), option
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/accuracy.md"])
+def test_pages_show_the_accuracy_that_was_measured(page: str) -> None:
+    measured = (ROOT / "bench" / "accuracy" / "RESULT.md").read_text(encoding="utf-8")
+    assert measured.split("\n\n")[0] in (ROOT / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
