@@ -168,7 +168,7 @@ def verify(
     if select and not chosen:
         there = ", ".join(f.id for f in old.findings) or "none"
         raise UsageError(f"no finding of BEFORE is {', '.join(select)}; it has {there}")
-    return compare(old, new, chosen=chosen, fail_on=fail_on)
+    return compare(old, new, chosen=chosen if select else None, fail_on=fail_on)
 
 
 def diff(

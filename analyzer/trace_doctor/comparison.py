@@ -10,7 +10,7 @@ from typing import Literal, Self
 import msgspec
 from msgspec import Struct, field
 
-from trace_doctor.model import Location, Mention, Saving, Tool
+from trace_doctor.model import Location, Mention, Saving, Severity, Tool
 
 SCHEMA_VERSION = 1
 
@@ -21,13 +21,15 @@ StepVerdict = Literal["faster", "slower", "within_noise", "too_few_steps", "not_
 class Followed(Mention, frozen=True, kw_only=True):
     """A finding of BEFORE and what became of it.
 
-    `gone`: its rule looked at the same rank and found nothing. `smaller`: found again, costing at most four fifths.
+    `gone`: its rule looked at the same rank and found nothing. `smaller`: found again, costing at most four fifths or
+    of a lower severity.
     `still_there`: found again. `not_captured`: AFTER cannot tell, with the reason and how to record it.
     """
 
     fate: Fate
     after_id: str | None = None
     """the finding of AFTER that is the same fault"""
+    after_severity: Severity | None = None
     after_location: Location | None = None
     promised: Saving | None = None
     """what BEFORE said that removing it saves: an upper bound"""

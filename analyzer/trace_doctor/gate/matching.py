@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trace_doctor.comparison import Appeared, Fate, Followed
+from trace_doctor.gate.decision import LEVELS
 from trace_doctor.model import Finding, Outcome, Result, Saving
 
 SMALLER = 0.8
@@ -71,7 +72,10 @@ def _place(finding: Finding) -> str | None:
 
 
 def _found_again(finding: Finding, other: Finding) -> Followed:
-    fate: Fate = "smaller" if _is_smaller(finding.saving, other.saving) else "still_there"
+    less = _is_smaller(finding.saving, other.saving) or LEVELS.index(other.severity) < LEVELS.index(
+        finding.severity
+    )
+    fate: Fate = "smaller" if less else "still_there"
     return _followed(finding, fate, other=other)
 
 
@@ -151,6 +155,7 @@ def _followed(
         **finding.mention(),
         fate=fate,
         after_id=other.id if other else None,
+        after_severity=other.severity if other else None,
         after_location=other.location if other else None,
         promised=finding.saving,
         after_saving=other.saving if other else None,

@@ -12,7 +12,7 @@ from trace_doctor.gate.comparable import comparable, side
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.gate.matching import follow
 from trace_doctor.gate.step_times import step_change, step_time
-from trace_doctor.model import Finding, Result, Saving, WhatIf
+from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf
 from trace_doctor.verification import Promise, Verification
 
 
@@ -23,13 +23,16 @@ def verify(
 
     Code 0: all of them are gone. 1: one is still there (smaller ones too), or AFTER has a new finding of at least the
     severity `fail_on` (critical, warning, info; `never` for none). 3: AFTER cannot tell of one. 1 beats 3.
+
+    Findings below `fail_on` are notes: without `chosen` they are followed but decide only where BEFORE has nothing else,
+    and what AFTER only notes is no failure.
     """
     asked = [f for f in before.findings if chosen is None or f.id in chosen]
     followed, new = follow(before, after, asked)
     change = step_change(step_time(before), step_time(after))
     memory = memory_change(before, after)
     promise = _promise(before, asked, followed, change, memory)
-    code, verdict = _decide(followed, new, fail_on)
+    code, verdict = _decide(followed if chosen is not None else _deciding(followed, fail_on), new, fail_on)
     return Verification(
         tool=after.tool,
         code=code,
@@ -45,15 +48,28 @@ def verify(
     )
 
 
+def _deciding(followed: Sequence[Followed], fail_on: str) -> Sequence[Followed]:
+    """Those that are no notes; the notes where there is nothing else."""
+    return [f for f in followed if _counts(f.severity, fail_on)] or followed
+
+
+def _counts(severity: Severity, fail_on: str) -> bool:
+    least = "critical" if fail_on == "never" else fail_on
+    return LEVELS.index(severity) >= LEVELS.index(least)
+
+
+def _became_a_note(finding: Followed, fail_on: str) -> bool:
+    after = finding.after_severity
+    return after is not None and _counts(finding.severity, fail_on) and not _counts(after, fail_on)
+
+
 def _decide(
     followed: Sequence[Followed], new: Sequence[Appeared], fail_on: str
 ) -> tuple[Literal[0, 1, 3], str]:
-    there = [f.id for f in followed if f.fate in ("still_there", "smaller")]
-    bad = [
-        f.id
-        for f in new
-        if f.checked_before and fail_on != "never" and LEVELS.index(f.severity) >= LEVELS.index(fail_on)
+    there = [
+        f.id for f in followed if f.fate in ("still_there", "smaller") and not _became_a_note(f, fail_on)
     ]
+    bad = [f.id for f in new if f.checked_before and fail_on != "never" and _counts(f.severity, fail_on)]
     unknown = [f.id for f in followed if f.fate == "not_captured"]
     if there or bad:
         said = [f"{', '.join(there)} not gone"] * bool(there) + [f"{', '.join(bad)} new"] * bool(bad)
@@ -62,7 +78,13 @@ def _decide(
         return 3, f"verify could not decide: AFTER does not show whether {', '.join(unknown)} is gone"
     if not followed:
         return 0, "nothing to verify: BEFORE has no finding"
+    noted = [f.id for f in followed if f.fate != "gone"]
     gone = "the finding is" if len(followed) == 1 else f"all {len(followed)} findings are"
+    if noted:
+        return (
+            0,
+            f"verify passed: {', '.join(noted)} {'is' if len(noted) == 1 else 'are'} no more than a note now",
+        )
     return 0, f"verify passed: {gone} gone"
 
 
