@@ -123,6 +123,8 @@ def _hta_row(row: Figures) -> str:
 def _ledger(path: Path) -> Figures:
     """The time ledger of the steady steps, and the same parts over what HTA keeps: where there are two steps or more,
     the GPU work that was launched before the last one."""
+    import numpy as np
+
     from trace_doctor import load
     from trace_doctor.evidence.base import Facts
     from trace_doctor.evidence.gpu_timeline import COMM, COMPUTE, GpuTimeline
@@ -140,7 +142,9 @@ def _ledger(path: Path) -> Figures:
     kept = run.dur[run.gpu] > 0
     if len(marks) > 1:
         launch = facts[Launches].launch
-        kept &= (launch >= 0) & (run.ts[launch] < marks[-1].start)
+        names = run.name_ids(lambda name: name.startswith("ProfilerStep"))
+        last = run.ts[np.isin(run.name, names)].max()  # marks on the GPU too: HTA takes them for the host's
+        kept &= (launch >= 0) & (run.ts[launch] < last)
 
     def spans(*kinds: int) -> Any:
         rows = run.gpu[kept & ([k in kinds for k in timeline.kind] if kinds else True)]
