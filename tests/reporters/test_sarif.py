@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import trace_doctor
+from trace_doctor.config import defaults
 from trace_doctor.gate import Baseline, Terms, checked
 from trace_doctor.model import Finding, Fix, Gate, Location, Result, Suppressed
 from trace_doctor.reporters import render
@@ -59,7 +60,7 @@ def test_the_published_schema_takes_each_sample_with_fixes_suppressions_and_base
     capture: Path, tmp_path: Path
 ) -> None:
     shutil.copy(capture.parent.parent / "fault.py", tmp_path)
-    found = trace_doctor.analyze(capture, source=tmp_path)
+    found = trace_doctor.analyze(capture, source=tmp_path, config=defaults(preview=True))
     assert found.findings
     log = published(found)
     patched = [f for f in found.findings if any(x.diff and x.safety != "display" for x in f.fixes)]
