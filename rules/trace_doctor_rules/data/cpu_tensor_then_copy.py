@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trace_doctor import Claim, Column, Confidence, Context, Rule, Table, threshold
+from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.call_sites import CallSites, Site, location
 from trace_doctor.evidence.device_copies import DeviceCopies
@@ -147,13 +147,25 @@ class CpuTensorThenCopy(Rule):
             maker = int(copies.maker[i])
             site = sites.site(maker) if sites is not None else None
             groups.setdefault((copies.run.text(maker), site), []).append(i)
+        claimed = doubtful = False
         for (name, site), members in groups.items():
-            if not self._again_and_again(ctx, copies, members):
+            again = self._again_and_again(ctx, copies, members)
+            if not again and (steps.source != "none" or len(members) < 2):
                 continue
             removal = _removal(copies, members)
             outcome = replay.without(removal)
-            if outcome.share_of_step >= self.min_share:
+            if outcome.share_of_step < self.min_share:
+                continue
+            if again:
+                claimed = True
                 yield self._claim(ctx, copies, members, name, site, removal, outcome, steps.count)
+            else:
+                doubtful = True
+        if doubtful and not claimed:
+            raise NotCaptured(
+                "tensors made on the host and copied, but no steps that would show whether they come back",
+                "call prof.step() after each training step",
+            )
 
     def _again_and_again(self, ctx: Context, copies: DeviceCopies, members: list[int]) -> bool:
         """Ten times, or in every step (one may lack it) of two or more."""

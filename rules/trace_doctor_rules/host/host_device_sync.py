@@ -205,8 +205,10 @@ class HostDeviceSync(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         replay, count = ctx[Replay], ctx[Steps].count
-        sites = [s for s in ctx[SyncSites].sites if self._again_and_again(s, count) and s.idle_ns]
+        waiting = [s for s in ctx[SyncSites].sites if s.idle_ns]
+        sites = [s for s in waiting if self._again_and_again(s, count)]
         if not sites:
+            self._must_have_steps(ctx, [s for s in waiting if s.times > 1])
             return
         together = replay.without(_asynchronous(sites))
         if together.share_of_step < self.min_saving:
@@ -221,6 +223,16 @@ class HostDeviceSync(Rule):
             yield self._claim(ctx, [site], outcome)
         if not worth:  # each wait hides behind the next
             yield self._claim(ctx, sites, together)
+
+    def _must_have_steps(self, ctx: Context, sites: Sequence[SyncSite]) -> None:
+        """Without steps, places that wait a few times cannot be told from those that wait in each."""
+        if ctx[Steps].source == "none" and sites:
+            share = ctx[Replay].without(_asynchronous(sites)).share_of_step
+            if share >= self.min_saving:
+                raise NotCaptured(
+                    "waits that cost time, but no steps that would show whether they come back",
+                    "call prof.step() after each training step",
+                )
 
     def _again_and_again(self, site: SyncSite, count: int) -> bool:
         """Ten times, or in every step (one may lack it) of two or more."""
