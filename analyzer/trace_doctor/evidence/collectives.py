@@ -20,6 +20,16 @@ ALIGNED = 0.95
 FIRST_USE = 0.5
 """one collective that takes this much of all communication is the set-up of a communicator, not a steady cost"""
 
+_KINDS = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+    "sendrecv": "send and receive",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+"""part of a name, without underscores -> what people call the collective"""
 Key = tuple[str, str]
 """name of the kernel or host event, process group where the file names it"""
 
@@ -66,6 +76,12 @@ class Collectives(Evidence):
         """Whether one collective takes most of all their time: a communicator that was set up in the capture."""
         length = self.end - self.start
         return bool(len(length) > 1 and length.max() >= FIRST_USE * length.sum())
+
+
+def kind_of(name: str) -> str:
+    """What people call it: `all-reduce`; the collective as recorded where its name does not say."""
+    plain = name.partition("(")[0].replace("_", "").lower()
+    return next((word for part, word in _KINDS.items() if part in plain), "collectives")
 
 
 def _group(args: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.collectives import Collectives
+from trace_doctor.evidence.collectives import Collectives, kind_of
 from trace_doctor.evidence.parallelism import Parallelism
 from trace_doctor.evidence.steps import Steps
 
@@ -34,7 +34,7 @@ class Gathers(Evidence):
         if not facts[Parallelism].fsdp:
             raise NotCaptured("no FSDP in the trace", "record a rank that trains with FSDP")
         run, own = facts.run, facts[Collectives]
-        mine = np.array(["allgather" in name.replace("_", "").lower() for name, _ in own.keys])
+        mine = np.array([kind_of(name) == "all-gather" for name, _ in own.keys])
         spans = facts[Steps].spans("steady")
         start = own.start[mine]
         counts = [int(np.searchsorted(start, b) - np.searchsorted(start, a)) for a, b in spans]

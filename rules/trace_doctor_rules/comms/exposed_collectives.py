@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence import Removal
-from trace_doctor.evidence.collectives import Collectives, RankedCollectives
+from trace_doctor.evidence.collectives import Collectives, RankedCollectives, kind_of
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import intersect, intervals, total
 from trace_doctor.evidence.moments import Moments
@@ -209,29 +209,12 @@ def _capped(saving: Saving, us: float, share: float) -> Saving:
     )
 
 
-_KINDS = {
-    "allreduce": "all-reduce",
-    "allgather": "all-gather",
-    "reducescatter": "reduce-scatter",
-    "alltoall": "all-to-all",
-    "sendrecv": "send and receive",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-}
-
-
-def _kind(name: str) -> str:
-    """What people call it: `all-reduce`; the collective as recorded where its name does not say."""
-    plain = name.partition("(")[0].replace("_", "").lower()
-    return next((word for part, word in _KINDS.items() if part in plain), "collectives")
-
-
 def _by_kind(own: Collectives) -> list[tuple[str, int, int]]:
     """(kind, count, ns), the longest first."""
     found: dict[str, tuple[int, int]] = {}
     for (name, _), ns in zip(own.keys, (own.end - own.start).tolist(), strict=True):
-        count, before = found.get(_kind(name), (0, 0))
-        found[_kind(name)] = (count + 1, before + ns)
+        count, before = found.get(kind_of(name), (0, 0))
+        found[kind_of(name)] = (count + 1, before + ns)
     return sorted(((k, n, ns) for k, (n, ns) in found.items()), key=lambda f: (-f[2], f[0]))
 
 
