@@ -40,11 +40,6 @@ class Launches(Evidence):
         at = int(np.searchsorted(self.run.gpu, gpu_row))
         return int(self.launch[at]) if at < len(self.launch) and self.run.gpu[at] == gpu_row else -1
 
-    def gpu_of(self, call_row: int) -> I64:
-        """The GPU rows this call launched, by start."""
-        first, behind = np.searchsorted(self._calls_sorted, [call_row, call_row + 1])
-        return self.run.gpu[self._by_call[first:behind]]
-
     def first_work(self, calls: I64) -> I64:
         """The first GPU row of each call, -1 where it launched none."""
         if not len(self._by_call):
