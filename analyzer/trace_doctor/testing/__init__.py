@@ -1,7 +1,7 @@
 """For rule authors: builders of small captures, and the cases a rule carries."""
 
 from trace_doctor.testing.cases import Invalid, Valid, captures_of, claims_of, run_case
-from trace_doctor.testing.run_builder import RunBuilder
+from trace_doctor.testing.run_builder import RunBuilder, without_gpu
 from trace_doctor.testing.snapshot_builder import GIB, KIB, MIB, SnapshotBuilder
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "captures_of",
     "claims_of",
     "run_case",
+    "without_gpu",
 ]

@@ -305,6 +305,15 @@ class RunBuilder:
         )
 
 
+def without_gpu(operator: str = "aten::mm", us: float = 100.0) -> RunBuilder:
+    """Three steps of one operator on the CPU: what rules about the GPU abstain from."""
+    b = RunBuilder(gpu=None, shapes=True)
+    for _ in range(3):
+        with b.step(), b.op(operator, us=us):
+            pass
+    return b
+
+
 def _event(e: dict[str, Any]) -> str:
     head = ", ".join(
         f"{json.dumps(k)}: {json.dumps(e[k])}" for k in ("ph", "cat", "name", "s", "pid", "tid") if k in e

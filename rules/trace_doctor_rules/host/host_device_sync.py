@@ -25,7 +25,7 @@ from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.sync_sites import SyncKind, SyncSite, SyncSites
 from trace_doctor.evidence.time_ledger import TimeLedger
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 
 
@@ -79,14 +79,6 @@ def _gpu_bound() -> RunBuilder:
             with b.op("aten::mm", us=2):
                 b.launch(9000, stream=20)
             b.item(stream=7)
-    return b
-
-
-def _without_gpu() -> RunBuilder:
-    b = RunBuilder(gpu=None)
-    for _ in range(3):
-        with b.step(), b.op("aten::item", us=200):
-            pass
     return b
 
 
@@ -174,7 +166,7 @@ class HostDeviceSync(Rule):
         Valid("read once in six steps", lambda: _training(every=6)),
         Valid("waits for copies to the device", lambda: _training(sync="to_device")),
         Valid("inside compilation", lambda: _training(sync="compile")),
-        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+        Valid("no GPU", lambda: without_gpu("aten::item", 200), skipped="no GPU work"),
     ]
     INVALID = [
         Invalid(

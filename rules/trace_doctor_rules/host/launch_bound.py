@@ -11,7 +11,7 @@ from trace_doctor.evidence.host_bound import HALF, HostBound
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import TimeLedger
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 
 
@@ -41,14 +41,6 @@ def _training(
                     b.item()
             with b.optimizer_step():
                 b.wait(20)
-    return b
-
-
-def _without_gpu() -> RunBuilder:
-    b = RunBuilder(gpu=None)
-    for _ in range(3):
-        with b.step(), b.op("aten::add", us=20):
-            pass
     return b
 
 
@@ -140,7 +132,7 @@ class LaunchBound(Rule):
         Valid("waits for data instead", lambda: _training(extra="loader")),
         Valid("waits for the device instead", lambda: _training(extra="item", host_us=4)),
         Valid("slow only because of the stacks", lambda: _training(kernel_us=18, host_us=30, stacks=True)),
-        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+        Valid("no GPU", lambda: without_gpu("aten::add", 20), skipped="no GPU work"),
     ]
     INVALID = [
         Invalid(

@@ -11,7 +11,7 @@ from trace_doctor.evidence.kernels import Kernels
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._shared import Bool, by_model, kernel_table, longest_of, promise
 
@@ -60,14 +60,6 @@ def _host_bound() -> RunBuilder:
             for _ in range(10):
                 with b.op("aten::addmm", us=300):
                     b.launch(20, "ampere_sgemm_128x64_tn")
-    return b
-
-
-def _without_gpu() -> RunBuilder:
-    b = RunBuilder(gpu=None)
-    for _ in range(3):
-        with b.step(), b.op("aten::addmm", us=200):
-            pass
     return b
 
 
@@ -172,7 +164,7 @@ class Fp32Matmul(Rule):
             lambda: _training("maxwell_sgemm_128x64_tn", gpu=None),
             skipped="compute capability",
         ),
-        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+        Valid("no GPU", lambda: without_gpu("aten::addmm", 200), skipped="no GPU work"),
     ]
     INVALID = [
         Invalid(

@@ -13,7 +13,7 @@ from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.operator_inputs import OperatorInputs
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._shared import HARDLY, kernel_table, longest_of
 
@@ -46,14 +46,6 @@ def _training(
                     b.launch(100, _CONVOLUTION)
                     if converting:
                         b.launch(converting, back)
-    return b
-
-
-def _without_gpu() -> RunBuilder:
-    b = RunBuilder(gpu=None)
-    for _ in range(3):
-        with b.step(), b.op("aten::mkldnn_convolution", us=200):
-            pass
     return b
 
 
@@ -143,7 +135,7 @@ class LayoutConversions(Rule):
                 back="void at::native::copy",
             ),
         ),
-        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+        Valid("no GPU", lambda: without_gpu("aten::mkldnn_convolution", 200), skipped="no GPU work"),
     ]
     INVALID = [
         Invalid(

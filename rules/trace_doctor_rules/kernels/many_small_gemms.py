@@ -20,7 +20,7 @@ from trace_doctor.evidence.operator_inputs import OperatorInputs
 from trace_doctor.evidence.products import Product, Products
 from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._shared import by_model, promise
 
@@ -88,14 +88,6 @@ def _product(b: RunBuilder, rows: int, inner: int, columns: int, us: float) -> N
 def _small(b: RunBuilder, name: str) -> None:
     with b.op(name, us=2, dims=[[64, 512]], types=["c10::BFloat16"]):
         b.launch(3)
-
-
-def _without_gpu() -> RunBuilder:
-    b = RunBuilder(gpu=None, shapes=True)
-    for _ in range(3):
-        with b.step(), b.op("aten::mm", us=100):
-            pass
-    return b
 
 
 @dataclass(frozen=True)
@@ -167,7 +159,7 @@ class ManySmallGemms(Rule):
         Valid("products that fill the GPU", lambda: _training(us=400)),
         Valid("little time", lambda: _training(us=2, other=4000)),
         Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
-        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+        Valid("no GPU", without_gpu, skipped="no GPU work"),
     ]
     INVALID = [
         Invalid("experts", _training, message="16 products", saving_us=96, tolerance=0.1, confidence="low"),

@@ -15,7 +15,7 @@ from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.products import Product, Products
 from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules.kernels._shared import by_model, longest_of, promise
 
 _GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x3_tn_align8>"
@@ -61,14 +61,6 @@ def _training(
 def _mm(b: RunBuilder, a: Sequence[int], w: Sequence[int], dtype: str, us: float) -> None:
     with b.op("aten::mm", us=2, dims=[list(a), list(w)], types=[dtype] * 2):
         b.launch(us, _GEMM)
-
-
-def _without_gpu() -> RunBuilder:
-    b = RunBuilder(gpu=None, shapes=True)
-    for _ in range(3):
-        with b.step(), b.op("aten::mm", us=100):
-            pass
-    return b
 
 
 @dataclass(frozen=True)
@@ -143,7 +135,7 @@ class UnalignedDims(Rule):
         Valid("little time", lambda: _training(us=3)),
         Valid("as fast as aligned ones", lambda: _training(us=1636, width=49152)),
         Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
-        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+        Valid("no GPU", without_gpu, skipped="no GPU work"),
     ]
     INVALID = [
         Invalid("a vocabulary of 50257", _training, message="50257", confidence="low"),

@@ -14,7 +14,7 @@ from trace_doctor.evidence.memory_ledger import MemoryLedger
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules.kernels._shared import ROWS, by_model, longest_of, promise
 
 GIB = 1 << 30
@@ -41,14 +41,6 @@ def _no_grid() -> RunBuilder:
     b = _training()
     for e in b.events:
         e["args"].pop("grid", None)
-    return b
-
-
-def _without_gpu() -> RunBuilder:
-    b = RunBuilder(gpu=None)
-    for _ in range(3):
-        with b.step(), b.op("aten::mm", us=100):
-            pass
     return b
 
 
@@ -118,7 +110,7 @@ class UnderfilledGpu(Rule):
         Valid("memory is full", lambda: _training(peak=60 * GIB)),
         Valid("no memory recorded", lambda: _training(memory=False), skipped="memory"),
         Valid("no grids", _no_grid, skipped="blocks"),
-        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+        Valid("no GPU", without_gpu, skipped="no GPU work"),
     ]
     INVALID = [
         Invalid("16 blocks on 132 multiprocessors", _training, message="10% of the memory", confidence="low", saving_us=703, tolerance=0.1),

@@ -18,7 +18,7 @@ from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs
 from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._shared import by_model, kernel_table, longest_of, promise
 
@@ -113,14 +113,6 @@ def _without_operators() -> RunBuilder:
     return b
 
 
-def _without_gpu() -> RunBuilder:
-    b = RunBuilder(gpu=None)
-    for _ in range(3):
-        with b.step(), b.op("aten::bmm", us=100):
-            pass
-    return b
-
-
 _SCRIPT = """import math
 
 import torch
@@ -207,7 +199,7 @@ class UnfusedAttention(Rule):
         Valid("a softmax over something else", lambda: _training("another softmax")),
         Valid("little time", lambda: _training(us=2, other=2000)),
         Valid("GPU rows only", _without_operators, skipped="operator"),
-        Valid("no GPU", _without_gpu, skipped="no GPU work"),
+        Valid("no GPU", lambda: without_gpu("aten::bmm"), skipped="no GPU work"),
     ]
     INVALID = [
         Invalid(
