@@ -1,0 +1,109 @@
+"""What to record, handed from the launcher to the recorded processes as one JSON file, and the names of the files made.
+
+Standard library only: this is imported inside the user's process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal, get_args
+
+Phase = Literal["warmup", "timing", "light", "detailed", "memory"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+OPTIONS_VARIABLE = "TRACE_DOCTOR_RECORD"
+"""environment variable that names the options file; a process without it is not recorded"""
+
+BOOTSTRAP = Path(__file__).parent / "agent" / "bootstrap"
+"""the folder that goes in front of PYTHONPATH; it holds nothing but `sitecustomize.py`"""
+
+OPTIONS_FILE = "options.json"
+PLAN_FILE = "plan.json"
+RECORDING_FILE = "recording.json"
+STEPS_FILE = "steps.csv"
+ENVIRONMENT_FILE = "environment.json"
+COMMAND_FILE = "command.txt"
+TORCH_TRACE_FOLDER = "torch_trace"
+STEPS_COLUMNS = ("rank", "step", "phase", "milliseconds", "loss")
+
+Role = Literal["light", "detailed", "peak", "boundary", "oom", "exception"]
+
+
+def rank_file(rank: int) -> str:
+    """What the agent of a rank says of its recording."""
+    return f"rank{rank}.recording.json"
+
+
+def rank_steps_file(rank: int) -> str:
+    """The steps of one rank while it records; the launcher joins them into `steps.csv`."""
+    return f"rank{rank}.steps.csv"
+
+
+def capture_file(rank: int, role: Role) -> str:
+    """The trace or memory snapshot of a rank."""
+    return f"rank{rank}.{role}.json.gz" if role in ("light", "detailed") else f"rank{rank}.{role}.pickle"
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """Raises ValueError for a number below its least value, an unknown phase or phases out of order."""
+
+    folder: str
+    """of the recording, absolute; it exists"""
+    max_steps: int = 400
+    """steps from the first to the end of the last phase, warm-up included"""
+    max_seconds: float = 600.0
+    """wall seconds from the first step to the end of the last phase; when it is used up the next phases get one step or none"""
+    max_mb: float = 200.0
+    """MB of traces and snapshots of one rank, as they lie on disk"""
+    let_it_run: bool = False
+    """False: the script is stopped at a step boundary when enough is recorded"""
+    step_every: int | None = None
+    """so many outermost module calls make a step, where there is no optimizer; None: 1"""
+    phases: tuple[Phase, ...] = PHASES
+    warmup_steps: int = 3
+    """the fewest; warm-up lasts until step times settle"""
+    max_warmup_steps: int = 60
+    timing_steps: int = 20
+    light_steps: int = 5
+    detailed_steps: int = 3
+    memory_steps: int = 3
+    stacks: bool = True
+    """Python stacks in the detailed trace"""
+    shapes: bool = True
+    """input shapes in the detailed trace"""
+    memory_entries: int = 100_000
+    """the allocator keeps so many events"""
+    grace_seconds: float = 10.0
+    """what a script gets to leave after it was stopped"""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "phases", tuple(self.phases))
+        order = [PHASES.index(p) for p in self.phases if p in PHASES]
+        if len(order) != len(self.phases) or order != sorted(set(order)):
+            raise ValueError(f"phases are {', '.join(PHASES)}, in this order: not {', '.join(self.phases)}")
+        for name, value in asdict(self).items():
+            least = 0 if name in ("warmup_steps", "max_warmup_steps", "grace_seconds") else 1
+            if name.endswith("mb") or name == "max_seconds":
+                least = 0
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and not value >= least:
+                raise ValueError(f"{name} is at least {least}: not {value}")
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> RecordOptions:
+        """Raises OSError, ValueError, TypeError for what is no options file. Unknown names are another version's."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in json.loads(path.read_bytes()).items() if k in known})
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> RecordOptions | None:
+        """What this process was told to record; None where nobody told it."""
+        path = environment.get(OPTIONS_VARIABLE)
+        return cls.read(Path(path)) if path else None
