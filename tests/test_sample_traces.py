@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import gzip
-import importlib.util
 import json
 import pickle
 import re
+import runpy
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,22 +118,14 @@ def test_real_captures_name_their_software_but_not_the_machine(capture: str) -> 
 
 
 def test_simulated_captures_are_what_the_simulation_gives(tmp_path: Path) -> None:
-    simulate = _module(SAMPLES / "simulate.py")
+    simulate = SimpleNamespace(**runpy.run_path(str(SAMPLES / "simulate")))
     for scenario in simulate.SCENARIOS:
         for twin in ("fault", "healthy"):
             made = simulate.write(scenario, twin, tmp_path)
             kept = SAMPLES / scenario.__name__ / "simulated" / twin / made.name
             assert _content(made) == _content(kept), (
-                f"run sample_traces/simulate.py: {kept.relative_to(SAMPLES)}"
+                f"run sample_traces/simulate: {kept.relative_to(SAMPLES)}"
             )
-
-
-def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _content(packed: Path) -> Any:

@@ -1,14 +1,13 @@
-"""The kernel scenarios of `simulate.py`: what a GPU would show of each script, with round figures for the times."""
+"""Traces of what the GPU does: its kernels, with round figures for the times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
+from script import STEPS, Script
 from trace_doctor.testing import RunBuilder
 
-STEPS = 8
 HALF = "c10::BFloat16"
 FAST_GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel"
 PLAIN_GEMM = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute_kernel"
@@ -21,11 +20,7 @@ FLASH = "void pytorch_flash::flash_{}_kernel<pytorch_flash::Flash_fwd_kernel_tra
 POINTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::{}>"
 
 
-class Twin(Protocol):
-    faulty: bool
-
-
-def unfused_attention(script: Twin) -> RunBuilder:
+def unfused_attention(script: Script) -> RunBuilder:
     """Eight layers of 16 heads over 8 x 1024 tokens: a pass over the scores (256 MiB in bf16) takes 250 us."""
     b = RunBuilder(shapes=True)
     heads, scores = [128, 1024, 64], [128, 1024, 1024]
@@ -67,7 +62,7 @@ def unfused_attention(script: Twin) -> RunBuilder:
     return b
 
 
-def single_tensor_optimizer(script: Twin) -> RunBuilder:
+def single_tensor_optimizer(script: Script) -> RunBuilder:
     """162 parameters of up to 1 M numbers: seven operators for each, or one kernel for all. Recorded without stacks,
     which would stretch small operators."""
     b = RunBuilder(shapes=True)
@@ -90,7 +85,7 @@ def single_tensor_optimizer(script: Twin) -> RunBuilder:
     return b
 
 
-def fp32_matmul(script: Twin) -> RunBuilder:
+def fp32_matmul(script: Script) -> RunBuilder:
     """Twelve products of 4096 x 4096 x 4096: 2.8 ms at 50 TFLOP/s in fp32, 0.25 ms in bf16."""
     b = RunBuilder(shapes=True)
     kernel, us, kind = (PLAIN_GEMM, 2800, "float") if script.faulty else (FAST_GEMM, 250, HALF)
@@ -107,7 +102,7 @@ def fp32_matmul(script: Twin) -> RunBuilder:
     return b
 
 
-def layout_conversions(script: Twin) -> RunBuilder:
+def layout_conversions(script: Script) -> RunBuilder:
     """A convolution of 64 x 128 x 56 x 56 takes 150 us, a conversion of such a tensor 40 us."""
     b = RunBuilder(shapes=True)
     images, weight = [64, 128, 56, 56], [128, 128, 3, 3]
@@ -131,7 +126,7 @@ def layout_conversions(script: Twin) -> RunBuilder:
     return b
 
 
-def many_small_gemms(script: Twin) -> RunBuilder:
+def many_small_gemms(script: Script) -> RunBuilder:
     """Sixteen experts with 64 tokens each: 25 us a product alone, as its weights must be read, 130 us for all at once."""
     b = RunBuilder(shapes=True)
     for _ in range(STEPS):
@@ -146,7 +141,7 @@ def many_small_gemms(script: Twin) -> RunBuilder:
     return b
 
 
-KERNEL_SCENARIOS: tuple[Callable[[Twin], RunBuilder], ...] = (
+SCENARIOS = (
     unfused_attention,
     single_tensor_optimizer,
     fp32_matmul,

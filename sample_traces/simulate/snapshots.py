@@ -1,209 +1,14 @@
-"""Writes the captures of the GPU scenarios without a GPU: `python sample_traces/simulate.py`.
-
-They come from trace_doctor.testing: a clock, streams that work in order and a small caching allocator. Files, lines
-and the order of events are those of the scripts; sizes and times are round figures. They show what the analysis says
-of such a run, not what a real GPU records: `capture.py` on a GPU machine does that.
-"""
+"""Memory snapshots, over a small caching allocator."""
 
 from __future__ import annotations
 
-import gzip
-import runpy
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from trace_doctor.testing import RunBuilder, SnapshotBuilder
+from script import CALL, STEPS, TORCH, Script
+from trace_doctor.testing import SnapshotBuilder
 
-HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
-STEPS = 8
 LINEAR = "at::_ops::addmm::call(...)"
-TORCH = "site-packages/torch/"
-CALL = [(TORCH + "nn/modules/module.py", 1790, "_call_impl"), (TORCH + "nn/modules/module.py", 1779, "_wrapped_call_impl")]
-PRODUCT = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas"
-Frame = tuple[str, int, str]
-
-
-class Script:
-    """One twin of a scenario: finds the lines that stacks are to name."""
-
-    def __init__(self, scenario: str, twin: str) -> None:
-        self.file = f"{twin}.py"
-        self.faulty = twin == "fault"
-        self.lines = (HERE / scenario / self.file).read_text(encoding="utf-8").splitlines()
-
-    def line(self, text: str) -> int:
-        """The number of the first line that holds the text."""
-        return next(i for i, line in enumerate(self.lines, 1) if text in line)
-
-    def train(self, text: str) -> list[Frame]:
-        """The stack of a line in `train`."""
-        return [(self.file, self.line(text), "train"), (self.file, len(self.lines), "<module>")]
-
-    def module(self, native: str, caller: str = "model(x)") -> list[Frame]:
-        """The stack of an operator in a torch module that `train` called."""
-        inside = [("??", 0, native), (TORCH + "nn/modules/linear.py", 134, "forward"), *CALL]
-        return [*inside, *self.train(caller)]
-
-
-# -- traces ----------------------------------------------------------------------------------------------------------
-
-
-def dataloader_starvation(script: Script) -> RunBuilder:
-    """A step keeps the GPU busy for 50 ms; a batch takes 100 ms to read, or is there already."""
-    b = RunBuilder(stacks=True)
-    with b.python(script.file, script.line("profiler.step()"), "train"):
-        for _ in range(STEPS):
-            with b.step():
-                b.loader(100_000 if script.faulty else 200, workers=0 if script.faulty else 4)
-                kind = "Pageable" if script.faulty else "Pinned"
-                b.copy(40, f"HtoD ({kind} -> Device)", bytes=393_216)
-                for _ in range(9):
-                    operator(b, "aten::cudnn_convolution", 1850)
-                with b.thread(200):
-                    backward(b, 18, 1850)
-                b.wait(800)
-                with b.optimizer_step("SGD"):
-                    operator(b, "aten::_foreach_add_", 100)
-    return b
-
-
-def host_sync(script: Script) -> RunBuilder:
-    """The GPU needs 20 us for an operator of the forward and 9 us for one of the backward, the host 12 us to launch
-    either: what the host gains in the forward is lost when it waits for the loss."""
-    b = RunBuilder(stacks=True)
-    with b.python(script.file, script.line("profiler.step()"), "train"):
-        for _ in range(STEPS):
-            with b.step():
-                for _ in range(150):
-                    operator(b, "aten::addmm", 20)
-                if script.faulty:
-                    b.item()
-                for _ in range(150):
-                    operator(b, "aten::mm", 9)
-                with b.optimizer_step():
-                    operator(b, "aten::_fused_adamw_", 60)
-    return b
-
-
-def worker_restart(script: Script) -> RunBuilder:
-    """Epochs of four steps of 40 ms. Ending two processes takes 40 ms, starting them 100 ms, and they need 60 ms to open
-    what they read from; processes that live on give the first batch after 4 ms."""
-    b = RunBuilder(stacks=True)
-    with b.python(script.file, script.line("profiler.step()"), "train"):
-        for step in range(3 * 4):
-            with b.step():
-                if step % 4 == 0 and step:
-                    b.loader(40_000 if script.faulty else 60, workers=2)
-                    made = "__init__" if script.faulty else "_reset"
-                    with b.python("torch/utils/data/dataloader.py", 1101, made):
-                        b.wait(100_000 if script.faulty else 2_000)
-                b.loader((60_000 if script.faulty else 4_000) if step % 4 == 0 and step else 120, workers=2)
-                b.copy(5, "HtoD (Pinned -> Device)", bytes=65_536)
-                for _ in range(5):
-                    operator(b, "aten::addmm", 2600)
-                with b.thread(200):
-                    backward(b, 10, 2600)
-                b.wait(300)
-                with b.optimizer_step("SGD"):
-                    operator(b, "aten::_foreach_add_", 100)
-    return b
-
-
-def pageable_copies(script: Script) -> RunBuilder:
-    """77 MB of images take 13 ms from pageable memory (6 GB/s) and 1.5 ms from pinned memory (50 GB/s)."""
-    b = RunBuilder(stacks=True)
-    with b.python(script.file, script.line("profiler.step()"), "train"):
-        for _ in range(STEPS):
-            with b.step():
-                b.loader(80)
-                for us, size in ((12_845 if script.faulty else 1_541, 77_070_336), (2, 1024)):
-                    with b.op("aten::to", us=5), b.op("aten::_to_copy", us=3), b.op("aten::copy_", us=3):
-                        b.copy(us, f"HtoD ({'Pageable' if script.faulty else 'Pinned'} -> Device)", bytes=size)
-                        if script.faulty:
-                            b.sync()
-                for _ in range(7):
-                    operator(b, "aten::cudnn_convolution", 1800)
-                with b.thread(200):
-                    backward(b, 14, 1800)
-                b.wait(300)
-                with b.optimizer_step("SGD"):
-                    operator(b, "aten::_foreach_add_", 100)
-    return b
-
-
-def cpu_tensor_then_copy(script: Script) -> RunBuilder:
-    """Drawing 4 million normal numbers takes a core 24 ms, the GPU 20 us."""
-    b = RunBuilder(stacks=True, shapes=True)
-    shape = [4096, 1024]
-    with b.python(script.file, script.line("profiler.step()"), "train"):
-        for _ in range(STEPS):
-            with b.step():
-                with b.op("aten::randn", us=4), b.op("aten::normal_", dims=[shape], types=["float"], us=4):
-                    b.wait(24_000) if script.faulty else b.launch(20)
-                if script.faulty:
-                    with b.op("aten::to", dims=[shape], types=["float"]), b.op("aten::_to_copy"), b.op("aten::copy_"):
-                        b.copy(2_800, bytes=16_777_216)
-                        b.sync()
-                for _ in range(24):
-                    operator(b, "aten::addmm", 300)
-                with b.thread(200):
-                    backward(b, 48, 300)
-                b.wait(300)
-                with b.optimizer_step("SGD"):
-                    operator(b, "aten::_foreach_add_", 100)
-    return b
-
-
-def launch_bound(script: Script) -> RunBuilder:
-    """Each kernel takes 4 us, each operator of the host 34 us. Compiled, the model is twelve kernels of 60 us a step."""
-    b = RunBuilder()
-    for _ in range(STEPS):
-        with b.step():
-            if script.faulty:
-                for name in ("aten::native_layer_norm", "aten::addmm", "aten::gelu", "aten::add") * 64:
-                    with b.op(name, us=30):
-                        b.launch(4, f"{name[6:]}_kernel")
-                with b.event("autograd::engine::evaluate_function"):
-                    for _ in range(400):
-                        with b.op("aten::mm", us=30):
-                            b.launch(4, "mm_kernel")
-            else:
-                with b.region(0), b.op("CompiledFunction", us=20):
-                    for _ in range(12):
-                        b.launch(60, "triton_per_fused_addmm_gelu_native_layer_norm_0", call="cuLaunchKernel")
-            with b.optimizer_step("SGD"):
-                operator(b, "aten::_foreach_add_", 100)
-    return b
-
-
-def no_gpu_activity(script: Script) -> RunBuilder:
-    b = RunBuilder()
-    for _ in range(STEPS):
-        with b.step():
-            for _ in range(30):
-                if script.faulty:
-                    with b.op("aten::addmm", us=8):
-                        pass
-                else:
-                    operator(b, "aten::addmm", 200)
-            with b.optimizer_step():
-                b.wait(100)
-    return b
-
-
-def operator(b: RunBuilder, name: str, us: float, kernel: str = PRODUCT) -> None:
-    with b.op(name, us=8):
-        b.launch(us, kernel)
-
-
-def backward(b: RunBuilder, count: int, us: float) -> None:
-    for _ in range(count):
-        operator(b, "autograd::engine::evaluate_function: ConvolutionBackward0", us)
-
-
-# -- snapshots -------------------------------------------------------------------------------------------------------
 
 
 class Training:
@@ -479,14 +284,7 @@ def stale_graph(script: Script) -> SnapshotBuilder:
     return b
 
 
-SCENARIOS: tuple[Callable[[Script], RunBuilder | SnapshotBuilder], ...] = (
-    dataloader_starvation,
-    host_sync,
-    worker_restart,
-    pageable_copies,
-    cpu_tensor_then_copy,
-    launch_bound,
-    no_gpu_activity,
+SCENARIOS = (
     zero_grad_misplaced,
     zero_grad_set_to_none_false,
     allocator_churn_shapes,
@@ -498,28 +296,4 @@ SCENARIOS: tuple[Callable[[Script], RunBuilder | SnapshotBuilder], ...] = (
     empty_cache_in_loop,
     out_of_memory,
     stale_graph,
-    *runpy.run_path(str(HERE / "simulate_kernels.py"))["KERNEL_SCENARIOS"],
 )
-
-
-def write(scenario: Callable[[Script], RunBuilder | SnapshotBuilder], twin: str, folder: Path) -> Path:
-    """One capture, gzipped: the name of its file says which kind it is."""
-    built = scenario(Script(scenario.__name__, twin))
-    name = "trace.json" if isinstance(built, RunBuilder) else "snapshot.pickle"
-    plain = built.write(folder / name)
-    packed = folder / f"{name}.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes(), compresslevel=9, mtime=0))
-    plain.unlink()
-    return packed
-
-
-def main() -> None:
-    for scenario in SCENARIOS:
-        for twin in ("fault", "healthy"):
-            folder = HERE / scenario.__name__ / "simulated" / twin
-            folder.mkdir(parents=True, exist_ok=True)
-            print(write(scenario, twin, folder).relative_to(HERE))
-
-
-if __name__ == "__main__":
-    main()
