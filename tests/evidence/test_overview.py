@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.overview import KINDS, Overview, reduced
+from trace_doctor.evidence.overview import Overview
+from trace_doctor.evidence.streams import strip_of
+from trace_doctor.evidence.tiles import KINDS, reduced
+from trace_doctor.model import Segment
 from trace_doctor.run import Cat
 
 NOTE, OP, CALL, KERNEL = Cat.USER_ANNOTATION, Cat.CPU_OP, Cat.RUNTIME, Cat.KERNEL
@@ -55,6 +59,10 @@ def test_what_a_report_shows_of_a_small_run(facts: Callable[..., Facts]) -> None
         (70.0, "compute"),
         (80.0, "python"),
     ]
+    assert [(strip.stream, strip.busy_us, strip.segments) for strip in lane.streams] == [
+        (7, 40.0, [Segment(10.0, 30.0, "compute"), Segment(70.0, 10.0, "compute")]),
+        (20, 30.0, [Segment(30.0, 30.0, "comm")]),
+    ]
     assert [(k.name, k.kind, k.count, k.total_us, k.share) for k in overview.kernels()] == [
         ("gemm", "compute", 2, 40.0, 1.0),
         ("ncclDevKernel_AllReduce", "comm", 1, 30.0, 0.75),
@@ -69,3 +77,31 @@ def test_a_capture_of_the_cpu_has_a_lane_and_no_gpu_shares(facts: Callable[..., 
     assert overview.kernels() == []
     assert [s.kind for lane in overview.lanes() for s in lane.segments] == ["compute", "python", "comm"]
     assert [(c.name, c.exposed_us) for c in overview.collectives()] == [("gloo:all_reduce", 40.0)]
+
+
+def test_of_many_streams_the_busiest_are_shown_and_a_single_one_is_the_lane(
+    facts: Callable[..., Facts],
+) -> None:
+    def streams(lengths: dict[int, int]) -> tuple[list[int], int]:
+        events = [(NOTE, "ProfilerStep#0", 0, 1000, {})]
+        events += [(KERNEL, "gemm", 10 * s, us, {"stream": s}) for s, us in lengths.items()]
+        (lane,) = facts(events)[Overview].lanes()
+        return [strip.stream for strip in lane.streams], lane.of_streams
+
+    assert streams({7: 30}) == ([], 1)
+    assert streams({n: 5 + n for n in range(9)}) == ([3, 4, 5, 6, 7, 8], 9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 900), st.integers(1, 99), st.integers(0, 2)), min_size=1, max_size=200),
+    st.sampled_from([8, 40]),
+)
+def test_a_strip_has_the_time_of_its_stream_however_coarse(work: list, most: int) -> None:
+    spans = np.array([(at, at + length) for at, length, _ in work], dtype=np.int64)
+    kind = np.array([k for *_, k in work], dtype=np.uint8)
+    strip = strip_of(7, spans, kind, (0, 1000), most)
+    busy = len({moment for at, end in spans.tolist() for moment in range(at, end)})
+    assert strip.busy_us * 1000 == busy
+    assert round(sum(s.dur_us for s in strip.segments) * 1000) == busy
+    assert all(a.start_us + a.dur_us <= b.start_us + 1e-9 for a, b in pairwise(strip.segments))

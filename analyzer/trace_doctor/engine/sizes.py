@@ -13,6 +13,8 @@ MAX_LANES = 16
 MAX_IGNORED = 200
 MAX_SEGMENTS, MAX_POINTS, MAX_KERNELS, MAX_OPERATORS, MAX_SHAPES = 1200, 800, 80, 60, 160
 """Over all captures, so that a result of many ranks stays small enough to be sent."""
+MAX_STRIP_SEGMENTS = 360
+"""Over all captures, for each of the up to six streams of a device"""
 MAX_STEPS = 200
 MAX_FINDINGS = 100
 MAX_DETAIL = 60_000

@@ -16,14 +16,13 @@ from trace_doctor.evidence.idle import IdleLedger
 from trace_doctor.evidence.intervals import intersect, pairs, subtract, total, union
 from trace_doctor.evidence.step_sums import deviation_us, device_steps, in_steps, mean_us
 from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.streams import MAX_IN_STRIP, strips
 from trace_doctor.evidence.threads import Threads
+from trace_doctor.evidence.tiles import KINDS, MAX_SEGMENTS, WORK, joined, reduced
 from trace_doctor.evidence.time_ledger import exposed
-from trace_doctor.model import IDLE_CAUSES, CollectiveRow, Gap, KernelRow, Lane, Segment
+from trace_doctor.model import CollectiveRow, Gap, KernelRow, Lane, Segment
 from trace_doctor.run import I64, U8, Cat, Run
 
-WORK = ("compute", "comm", "copy")
-KINDS = (*WORK, *IDLE_CAUSES)
-MAX_SEGMENTS = 600
 TOP_KERNELS = 20
 TOP_GAPS = 5
 
@@ -40,9 +39,10 @@ class Overview(Evidence):
     def build(cls, facts: Facts) -> Self:
         return cls(facts[Steps].window, facts, exposed(facts))
 
-    def lanes(self, most: int = MAX_SEGMENTS) -> list[Lane]:
-        """One lane per device over the window, at most `most` segments each. Times are us from the window's start."""
-        return [self._lane(device, most) for device in self._parts]
+    def lanes(self, most: int = MAX_SEGMENTS, most_in_strip: int = MAX_IN_STRIP) -> list[Lane]:
+        """One lane per device over the window, at most `most` segments each, with a strip for each of its streams where
+        there are several. Times are us from the window's start."""
+        return [self._lane(device, most, most_in_strip) for device in self._parts]
 
     def kernels(self, most: int = TOP_KERNELS) -> list[KernelRow]:
         """The kernels that take most time in the window, over all devices."""
@@ -112,12 +112,14 @@ class Overview(Evidence):
         rows = rows[np.isin(run.thread[rows], [threads.main, *threads.autograd])]
         return _grouped(run, rows, self.window)
 
-    def _lane(self, device: int, most: int) -> Lane:
+    def _lane(self, device: int, most: int, most_in_strip: int) -> Lane:
         pieces, kind = self._tiles(device)
         whole = len(pieces)
         gaps = longest_gaps(pieces, kind, self.window[0])
         pieces, kind = reduced(pieces, kind, self.window, most)
         start = self.window[0]
+        timeline = self._facts.get(GpuTimeline)
+        streams, there = strips(timeline, device, most_in_strip) if timeline is not None else ([], 0)
         return Lane(
             rank=self._facts.capture.rank,
             device=device,
@@ -130,6 +132,8 @@ class Overview(Evidence):
             shown=len(pieces),
             of=whole,
             gaps=gaps,
+            streams=streams,
+            of_streams=there,
         )
 
     def _tiles(self, device: int) -> tuple[I64, U8]:
@@ -141,28 +145,13 @@ class Overview(Evidence):
             [np.repeat([0, 1, 2], [len(p) for p in self._parts[device]]), idle.cause[mine] + len(WORK)]
         ).astype(np.uint8)
         order = np.argsort(pieces[:, 0], kind="stable")
-        return _joined(pieces[order], kind[order])
+        return joined(pieces[order], kind[order])
 
     def _label(self, device: int) -> str:
         if device == CPU:
             return "CPU (main thread)"
         name = self._facts.run.device_names.get(device)
         return f"GPU {device} ({name})" if name else f"GPU {device}"
-
-
-def reduced(pieces: I64, kind: U8, window: tuple[int, int], most: int = MAX_SEGMENTS) -> tuple[I64, U8]:
-    """The tiles of a window in at most about `most` pieces.
-
-    Pieces longer than a bucket stay as they are, so no long gap is ever lost. The short ones are added up by kind
-    within their bucket (longest kind first): every kind keeps its time to the nanosecond, moved by less than a bucket.
-    """
-    buckets = most
-    while len(pieces) > most and buckets > 1:
-        buckets = buckets * 2 // 3
-        made = _bucketed(pieces, kind, window, buckets)
-        if len(made[0]) <= most or buckets <= 1:
-            return made
-    return pieces, kind
 
 
 def longest_gaps(pieces: I64, kind: U8, origin: int) -> list[Gap]:
@@ -185,33 +174,6 @@ def longest_gaps(pieces: I64, kind: U8, origin: int) -> list[Gap]:
         for n in np.argsort(-length, kind="stable")[:TOP_GAPS].tolist()
         if length[n]
     ]
-
-
-def _bucketed(pieces: I64, kind: U8, window: tuple[int, int], buckets: int) -> tuple[I64, U8]:
-    width = max((window[1] - window[0]) // buckets, 1)
-    length = pieces[:, 1] - pieces[:, 0]
-    long = length >= width
-    # A group is a long piece, or a run of short pieces that start in the same bucket.
-    bucket = (pieces[:, 0] - window[0]) // width
-    new = np.concatenate([[True], long[1:] | long[:-1] | (np.diff(bucket) != 0)])
-    group = np.cumsum(new) - 1
-    sums = np.zeros((int(group[-1]) + 1, len(KINDS)), dtype=np.int64)
-    np.add.at(sums, (group, kind), length)
-    order = np.argsort(-sums, axis=1, kind="stable")
-    lengths = np.take_along_axis(sums, order, axis=1)
-    real = lengths > 0
-    ends = window[0] + np.cumsum(lengths[real])
-    starts = np.concatenate([[window[0]], ends[:-1]])
-    return _joined(pairs(starts, ends), order[real].astype(np.uint8))
-
-
-def _joined(pieces: I64, kind: U8) -> tuple[I64, U8]:
-    """Neighbours of one kind as one piece; the pieces tile their window."""
-    if not len(pieces):
-        return pieces, kind
-    first = np.flatnonzero(np.concatenate([[True], kind[1:] != kind[:-1]]))
-    last = np.append(first[1:], len(pieces)) - 1
-    return pairs(pieces[first, 0], pieces[last, 1]), kind[first]
 
 
 def _by_name(run: Run, timeline: GpuTimeline, device: int) -> list[tuple[str, int, I64]]:

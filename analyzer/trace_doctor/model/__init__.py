@@ -48,6 +48,7 @@ from trace_doctor.model.pictures import MemorySeries as MemorySeries
 from trace_doctor.model.pictures import OperatorRow as OperatorRow
 from trace_doctor.model.pictures import Segment as Segment
 from trace_doctor.model.pictures import StepRow as StepRow
+from trace_doctor.model.pictures import Strip as Strip
 from trace_doctor.model.pictures import WhatIf as WhatIf
 from trace_doctor.model.results import SCHEMA_VERSION as SCHEMA_VERSION
 from trace_doctor.model.results import ReplayQuality as ReplayQuality

@@ -38,6 +38,18 @@ class Gap(Struct, frozen=True, array_like=True):
     share: float
 
 
+class Strip(Struct, frozen=True, kw_only=True):
+    """What one stream of a device did, whatever the others did meanwhile: communication and copies that compute hides
+    stand here too. Between the segments the stream does nothing."""
+
+    stream: int
+    """as the capture numbers it"""
+    busy_us: float
+    segments: list[Segment]
+    shown: int
+    of: int
+
+
 class Lane(Struct, frozen=True, kw_only=True):
     """One device's time, start to end without holes, reduced for drawing. Times are relative to `start_us`
     of the first lane's capture (0 = start of the analysed window)."""
@@ -52,6 +64,10 @@ class Lane(Struct, frozen=True, kw_only=True):
     of: int
     gaps: list[Gap] = field(default_factory=list)
     """the longest ones, longest first, as they were before the reduction"""
+    streams: list[Strip] = field(default_factory=list)
+    """the busiest streams, by number; none where a single one did all the work"""
+    of_streams: int = 0
+    """how many streams worked; 0 where the device has none"""
 
 
 class MemoryMark(Struct, frozen=True, array_like=True):

@@ -1,0 +1,137 @@
+"""What all captures come to: the summary, what the fixes may give together, the outcome of each rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from trace_doctor.engine.examined import Examined
+from trace_doctor.engine.findings import Filed
+from trace_doctor.evidence.memory_ledger import MemoryLedger
+from trace_doctor.evidence.replay import Removal, Replay
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.model import Finding, Outcome, OutcomeKind, ReplayQuality, SavingUpTo, Summary, WhatIf
+from trace_doctor.rule import Rule
+
+
+def what_if(e: Examined, numbered: Sequence[tuple[Finding, Filed]]) -> list[WhatIf]:
+    """Today, each fix alone, all fixes that are not display together: one replay each, never a sum."""
+    mine = [
+        (finding.id, filed.claim.removal)
+        for finding, filed in numbered
+        if filed.input == e.number
+        and filed.claim.removal
+        and any(f.safety != "display" for f in finding.fixes)
+    ]
+    replay = e.facts.get(Replay)
+    if not mine or replay is None:
+        return []
+    together = Removal()
+    for _, removal in mine:
+        together |= removal
+    cases: list[tuple[list[str], Removal]] = [([], Removal()), *(([id], removal) for id, removal in mine)]
+    if len(mine) > 1:
+        cases.append(([id for id, _ in mine], together))
+    found = []
+    for ids, removal in cases:
+        outcome = replay.without(removal)
+        found.append(
+            WhatIf(input=e.number, rank=e.rank, fixes=ids, step_us=outcome.step_us, basis=outcome.basis)
+        )
+    return found
+
+
+def summary(
+    examined: Sequence[Examined], what_if: Sequence[WhatIf], findings: Sequence[Finding], left_out: int
+) -> Summary:
+    """Of several captures: the slowest step, the busy share of all steady time, the highest peak, the largest saving."""
+    with_steps = [s for e in examined if (s := e.facts.get(Steps)) is not None and s.source != "none"]
+    ledgers = [row for e in examined if (t := e.facts.get(TimeLedger)) is not None for row in t.rows]
+    rows = [r for r in ledgers if r.phase == "steady"] or ledgers
+    window = sum(r.window_ns for r in rows)
+    idle = sum(r.idle_ns.total() for r in rows)
+    on_gpu = bool(rows) and all(r.device >= 0 for r in rows)
+    memory = [row for e in examined if (m := e.facts.get(MemoryLedger)) is not None for row in m.rows]
+    replays = [r for e in examined if (r := e.facts.get(Replay)) is not None]
+    errors = [r.base_error for r in replays if r.base_error is not None]
+    unexplained = [r.unexplained_share for r in replays if r.unexplained_share is not None]
+    reserved = [m.max_reserved_bytes for m in memory if m.max_reserved_bytes is not None]
+    return Summary(
+        step_us=max((s.step_ns / 1e3 for s in with_steps), default=None),
+        gpu_busy_share=(window - idle) / window if window and on_gpu else None,
+        gpu_idle_share=idle / window if window and on_gpu else None,
+        peak_allocated_bytes=max((m.peak_bytes for m in memory), default=None),
+        peak_reserved_bytes=max(reserved, default=None),
+        replay=ReplayQuality(
+            base_error=median(errors) if errors else None,
+            unexplained_share=max(unexplained, default=None),
+        ),
+        saving_up_to=_saving_up_to(what_if, findings),
+        verdict=_verdict(findings, left_out),
+    )
+
+
+def _saving_up_to(what_if: Sequence[WhatIf], findings: Sequence[Finding]) -> SavingUpTo:
+    """Of several captures the one that gains the largest share, as findings are ordered by share too."""
+    best: tuple[float, float] | None = None
+    for number in sorted({w.input for w in what_if}):
+        mine = [w for w in what_if if w.input == number]
+        today, least = mine[0].step_us, min(w.step_us for w in mine)
+        if today > 0 and (best is None or (today - least) / today > best[1]):
+            best = (today - least, (today - least) / today)
+    if best is None:
+        claimed = [
+            (f.saving.time_us_per_step, f.saving.share_of_step or 0.0)
+            for f in findings
+            if f.saving and f.saving.time_us_per_step and any(x.safety != "display" for x in f.fixes)
+        ]
+        best = max(claimed, key=lambda c: c[1], default=None)
+    # Falls of the peak do not add up either: without one replay of all removals, the largest is what is sure.
+    memory = [f.saving.bytes for f in findings if f.saving and f.saving.bytes]
+    return SavingUpTo(
+        time_us_per_step=best[0] if best else None,
+        share_of_step=best[1] if best else None,
+        bytes=max(memory, default=None),
+    )
+
+
+def _verdict(findings: Sequence[Finding], left_out: int) -> str:
+    counts = {s: sum(f.severity == s for f in findings) for s in ("critical", "warning", "info")}
+    serious = counts["critical"] + counts["warning"]
+    if not findings and left_out:
+        return "No fault found above min-confidence and min-saving."
+    if not findings:
+        return "No fault found among those that could be checked."
+    if not serious:
+        return "No serious fault found; see the notes."
+    first = findings[0]
+    return f"{serious} fault{'s' if serious > 1 else ''} found; start with {first.code} {first.name}."
+
+
+def outcomes(
+    examined: Sequence[Examined], rules: Sequence[Rule], numbered: Sequence[tuple[Finding, Filed]]
+) -> list[Outcome]:
+    """One outcome per rule over all captures: the strongest of fired, error, passed, skipped."""
+    order: tuple[OutcomeKind, ...] = ("fired", "error", "passed", "skipped")
+    found = []
+    for i, rule in enumerate(rules):
+        mine = [e.verdicts[i] for e in examined]
+        kind = next(k for k in order if any(v.outcome == k for v in mine) or k == "skipped")
+        speaking = next((v for v in mine if v.outcome == kind and v.reason), None)
+        owners = sorted({c for v in mine if v.outcome != "fired" for c in v.refers_to})
+        found.append(
+            Outcome(
+                code=rule.code,
+                name=rule.name,
+                title=rule.title,
+                outcome=kind,
+                reason=speaking.reason if speaking else None,
+                capture=speaking.capture if speaking else None,
+                refers_to=[f.id for f, _ in numbered if f.code in owners],
+                inputs=[
+                    e.number for e, v in zip(examined, mine, strict=True) if v.outcome in ("fired", "passed")
+                ],
+            )
+        )
+    return found
