@@ -1,0 +1,75 @@
+"""The ways in which a process ends, so that none of them loses what was recorded."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+Finish = Callable[[str], None]
+Failed = Callable[[BaseException], None]
+
+
+def watch(finish: Finish, failed: Failed) -> None:
+    """`failed` hears of an exception that reaches the top, `finish` of the end by whatever way there is."""
+    atexit.register(finish, "script")
+    _watch_exceptions(failed)
+    _watch_exit(finish)
+
+
+def _watch_exceptions(failed: Failed) -> None:
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        failed(error)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _watch_exit(finish: Finish) -> None:
+    """os._exit runs no exit handler."""
+    leave, process = os._exit, os.getpid()
+
+    def watched(status: int) -> Any:
+        if os.getpid() == process:
+            finish("os._exit")
+        leave(status)
+
+    os._exit = watched
+
+
+def watch_termination(finish: Finish) -> None:
+    """SIGTERM, where the script leaves it to the system: written down first, then as before."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    process = os.getpid()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() == process:
+            finish("signal")
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, handler)
+
+
+def leave_within(seconds: float, said: Callable[[], None]) -> None:
+    """A script that was asked to stop and is still there after so many seconds is ended without asking."""
+
+    def end() -> None:
+        said()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,262 @@
+"""One rank, one phase after the other."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trace_doctor.recording import environment
+from trace_doctor.recording.agent.losses import Losses, total
+from trace_doctor.recording.agent.memory import MemoryHistory
+from trace_doctor.recording.agent.status import Status, StepTable
+from trace_doctor.recording.agent.timing import Compilations, Moment, between, now
+from trace_doctor.recording.agent.tracing import OtherProfilers, Tracer
+from trace_doctor.recording.options import Phase, RecordOptions, Role, capture_file
+from trace_doctor.recording.plan import TRACED
+
+FLUSH_SECONDS = 1.0
+"""rows wait no longer than this for the file, so that a script that is killed leaves them"""
+STACKS_COST = 6
+"""about how many times larger the trace of a step is with stacks and shapes"""
+
+
+class Deciding(Protocol):
+    """A plan, a leader or a follower."""
+
+    def restart(self) -> None: ...
+    def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None: ...
+
+
+@dataclass
+class Row:
+    """A step that is over; its time and its losses are still in the device's queue."""
+
+    step: int
+    phase: Phase
+    begin: Moment
+    end: Moment
+    losses: list[Any]
+
+
+class Recorder:
+    """Gets to know the end of each step; the work in between is never part of a step's time."""
+
+    def __init__(
+        self,
+        torch: Any,
+        options: RecordOptions,
+        status: Status,
+        plan: Deciding,
+        losses: Losses,
+        others: OtherProfilers,
+        memory: MemoryHistory,
+        begin: Moment,
+    ) -> None:
+        self.torch = torch
+        self.options = options
+        self.status = status
+        self.table = StepTable(status.folder, status.rank)
+        self.plan = plan
+        self.losses = losses
+        self.others = others
+        self.memory = memory
+        self.step = 0
+        self.phase: Phase | None = "warmup"
+        self._first = self._begin = self._phase_begin = begin
+        self._phase_step = 0
+        self._phase_note = ""
+        self._rows: list[Row] = []
+        self._phase_ms: list[float] = []
+        self._flushed = begin.host
+        self._backwards: list[int] = []
+        self._compilations = Compilations(sys.modules)
+        self._tracer: Tracer | None = None
+        self._used = 0
+        self._light_size = 0
+        others.give_way = self._give_way
+
+    # -- the end of a step
+
+    def boundary(self) -> bool:
+        """A step is over. Whether enough is recorded."""
+        if self.phase is None:
+            return True
+        end = now(self.torch)
+        losses, backwards = self.losses.take()
+        self._rows.append(Row(self.step, self.phase, self._begin, end, losses))
+        self._backwards.append(backwards)
+        compiled = self._compilations.new()
+        if compiled:
+            self.status.said["compile_steps"].append(self.step)
+        seconds = end.host - self._begin.host if self.step else None
+        phase = self.plan.after(self.step, seconds, compiled, end.host - self._first.host)
+        if phase != self.phase:
+            self._leave("complete" if self.phase != "warmup" else self._why_settled())
+        self.step += 1
+        if phase != self.phase:
+            self._enter(phase)
+        else:
+            self._within()
+        if end.host - self._flushed > FLUSH_SECONDS:
+            self._flush()
+        self._begin = now(self.torch)
+        return self.phase is None
+
+    def _why_settled(self) -> str:
+        plan = getattr(self.plan, "plan", self.plan)
+        return str(getattr(plan, "why_settled", "")) or "as the first rank decided"
+
+    def restart(self) -> None:
+        """What ends a step has changed."""
+        self.plan.restart()
+
+    # -- phases
+
+    def _enter(self, phase: Phase | None) -> None:
+        self.phase = phase
+        self._phase_step = self.step
+        self._phase_note = ""
+        self._phase_ms = []
+        self.losses.keep = phase in ("warmup", "timing")
+        if phase is None:
+            self.finish("enough")
+            return
+        if phase in TRACED:
+            self._warm_profiler(phase)
+        elif phase == "memory":
+            self.memory.start()
+            self.losses.before_backward = lambda: self.memory.at("before backward")
+            self.memory.seek_peak()
+        self._phase_begin = now(self.torch)
+        self.status.write()
+
+    def _within(self) -> None:
+        """The next step belongs to the same phase."""
+        if self._tracer is not None:
+            if self._tracer.running:
+                self._tracer.step(self.step)
+            else:
+                self._tracer.start(self.step)
+        elif self.phase == "memory":
+            self.memory.at("at the step's end")
+            if self.step == self._phase_step + 1:
+                self.memory.take_peak(self.status.folder / capture_file(self.status.rank, "peak"))
+
+    def _leave(self, why: str) -> None:
+        phase = self.phase
+        if phase is None:
+            return
+        seconds = now(self.torch).host - self._phase_begin.host
+        if phase in TRACED:
+            self._write_trace(phase)
+        elif phase == "memory":
+            self._end_memory()
+        elif phase == "warmup":
+            self.memory.stop()
+            environment.write(self.status.folder)
+        self._flush(wait=True)
+        skipped = 1 if phase in TRACED else 0
+        self.status.said["accumulation"] = self._accumulation()
+        self.status.phase_ended(
+            phase, self._phase_step, self.step, seconds, self._phase_ms[skipped:], self._phase_note or why
+        )
+
+    def _accumulation(self) -> int | None:
+        counts = [n for n in self._backwards[1:] or self._backwards if n]
+        return round(statistics.median(counts)) if counts else None
+
+    # -- traces
+
+    def _warm_profiler(self, phase: Phase) -> None:
+        if self.others.busy:
+            self._phase_note = "left out: the script's own profiler was running"
+            self.status.warn(f"phase {phase} {self._phase_note}")
+            return
+        detailed = phase == "detailed"
+        path = self.status.folder / capture_file(self.status.rank, phase)  # type: ignore[arg-type]
+        self._tracer = Tracer(
+            self.torch, path, shapes=detailed and self.options.shapes, stacks=detailed and self.options.stacks
+        )
+        self.others.warm(self._tracer)
+
+    def _write_trace(self, phase: Phase) -> None:
+        tracer, self._tracer = self._tracer, None
+        if tracer is None or not tracer.running:
+            return
+        tracer.stop()
+        room = int(self.options.max_mb * 1e6) - self._used
+        size, kept = tracer.write(room)
+        if kept:
+            self._used += size
+            self.status.said["files"][phase] = tracer.path.name
+        else:
+            self._phase_note = f"trace of {tracer.steps} steps left out: {size / 1e6:.1f} MB, and {room / 1e6:.1f} MB were left"
+            self.status.warn(f"{phase} {self._phase_note}; raise max_mb")
+
+    def _give_way(self) -> None:
+        """The script starts a profiler of its own: there can be only one."""
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            self._phase_note = "stopped: the script started a profiler of its own"
+            self.status.warn(f"phase {self.phase} {self._phase_note}")
+            tracer.stop()
+
+    # -- memory
+
+    def _end_memory(self) -> None:
+        self.losses.before_backward = None
+        self.memory.peak_path = None
+        self._keep_snapshot("boundary")
+        self.memory.stop()
+        peak = self.status.folder / capture_file(self.status.rank, "peak")
+        if peak.exists():
+            self._count_file("peak")
+
+    def _keep_snapshot(self, role: Role) -> None:
+        self.memory.dump(self.status.folder / capture_file(self.status.rank, role))
+        self._count_file(role)
+
+    def _count_file(self, role: Role) -> None:
+        name = capture_file(self.status.rank, role)
+        self._used += (self.status.folder / name).stat().st_size
+        self.status.said["files"][role] = name
+
+    def snapshot_of_failure(self, role: Role) -> None:
+        """What the allocator holds while an exception goes up; the first of its kind stays."""
+        if self.memory.possible and role not in self.status.said["files"]:
+            self._keep_snapshot(role)
+
+    # -- rows
+
+    def _flush(self, wait: bool = False) -> None:
+        """Writes the rows whose work the device has done; with `wait` all."""
+        if wait and any(r.end.event is not None for r in self._rows):
+            self.torch.cuda.synchronize()
+        ready = []
+        while self._rows and self._rows[0].end.reached:
+            row = self._rows.pop(0)
+            milliseconds = between(row.begin, row.end) * 1e3
+            if row.phase == self.phase:
+                self._phase_ms.append(milliseconds)
+            ready.append((row.step, row.phase, milliseconds, total(row.losses)))
+        if ready:
+            self.table.add(ready)
+        self._flushed = now(self.torch).host
+
+    def finish(self, ended: str) -> None:
+        """Writes what there is. The first call counts."""
+        if self.status.said["ended"] is not None:
+            return
+        self.status.said["ended"] = ended
+        self.step -= 1  # the last that came to its end
+        try:
+            if self.step >= self._phase_step:
+                self._leave(f"the script ended: {ended}")
+            elif self._tracer is not None:
+                self._tracer.stop()
+            self._flush(wait=True)
+        finally:
+            self.phase = None
+            self.status.write()

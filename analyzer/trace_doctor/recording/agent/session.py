@@ -1,0 +1,233 @@
+"""One per process: watches it from the import of torch on, and records it once it turns out to be one that trains."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trace_doctor.recording import presence
+from trace_doctor.recording.agent import ending, ranks
+from trace_doctor.recording.agent.losses import Losses
+from trace_doctor.recording.agent.memory import MemoryHistory
+from trace_doctor.recording.agent.recorder import Recorder
+from trace_doctor.recording.agent.status import Status
+from trace_doctor.recording.agent.steps import Finder
+from trace_doctor.recording.agent.timing import Moment, now
+from trace_doctor.recording.agent.tracing import OtherProfilers
+from trace_doctor.recording.options import Phase, RecordOptions
+from trace_doctor.recording.plan import Plan
+
+_of_this_process: list[Session] = []
+
+
+def current() -> Session | None:
+    """That of this process; None where torch has not been imported, or nothing is to be recorded."""
+    return _of_this_process[0] if _of_this_process else None
+
+
+def begin(torch: Any, options: RecordOptions, find_steps: bool = True) -> Session:
+    """Starts the session of this process; one that is there already stays."""
+    if not _of_this_process:
+        _of_this_process.append(Session(torch, options))
+        _of_this_process[0].install(find_steps)
+    return _of_this_process[0]
+
+
+class Session:
+    """Nothing of it raises anything but the SystemExit that stops the script."""
+
+    def __init__(self, torch: Any, options: RecordOptions) -> None:
+        self.torch = torch
+        self.options = options
+        self.folder = Path(options.folder)
+        self.recorder: Recorder | None = None
+        self.passive = False
+        self.done = False
+        self._begin: Moment | None = None
+        self._stopping = False
+        self._busy = False
+        self.losses = Losses(torch)
+        self.others = OtherProfilers(torch)
+        self.memory = MemoryHistory(torch, options.memory_entries)
+        self.finder = Finder(torch, self.step_ended, options.step_every)
+
+    def install(self, find_steps: bool) -> None:
+        self.finder.on_begin = self.begun
+        if find_steps:
+            self.finder.install()
+        self.losses.before_backward = self.begun
+        self.losses.install()
+        self.others.install()
+        if "memory" in self.options.phases:
+            self.memory.start_with_cuda()
+            self.torch.cuda._lazy_call(self._watch_out_of_memory)
+        ending.watch(self._quietly(self.finish), self._quietly(self.failed))
+        os.register_at_fork(after_in_child=self._forked)
+
+    # -- what the watchers call
+
+    def begun(self) -> None:
+        """The first step has begun: everything before it was set-up."""
+        if self._begin is None:
+            self._begin = now(self.torch)
+            self.finder.on_begin = self.losses.before_backward = None
+
+    def step_ended(self, found_by: str) -> None:
+        """A step is over. Raises SystemExit when enough is recorded and the script is not to go on."""
+        if self.passive or self._busy:
+            return
+        self._busy = True
+        try:
+            self._step_ended(found_by)
+        except Exception as error:
+            self.give_up(error)
+        finally:
+            self._busy = False
+        if self.done and not self.options.let_it_run:
+            self._stop()
+
+    def _step_ended(self, found_by: str) -> None:
+        if self.done:
+            return
+        if self.recorder is None:
+            self._start(found_by)
+        if self.recorder is not None:
+            if self.finder.closing.changed:
+                self.recorder.restart()
+            self.done = self.recorder.boundary()
+            if self.recorder.phase == "timing":
+                self.finder.closing.freeze()
+            if self.done:
+                self.finder.active = not self.options.let_it_run
+
+    # -- begin and end
+
+    def _start(self, found_by: str | None) -> None:
+        """Records this process, if it is one to be recorded."""
+        rank, size = ranks.rank_and_size(sys.modules)
+        status = Status(self.folder, rank, size)
+        status.said["found_steps_by"] = found_by
+        if self._is_child() or not status.claim():
+            self._withdraw()
+            return
+        without: tuple[Phase, ...] = ()
+        if "memory" in self.options.phases and not self.memory.possible:
+            without = ("memory",)
+            status.warn("memory: not captured: the allocator keeps a history on CUDA only")
+        plan = Plan(self.options, without, lead=ranks.LEAD if size > 1 else 0)
+        deciding: Any = plan
+        if size > 1:
+            deciding = ranks.Leader(plan, self.folder) if ranks.leads(rank) else ranks.Follower(self.folder)
+        self.recorder = Recorder(
+            self.torch,
+            self.options,
+            status,
+            deciding,
+            self.losses,
+            self.others,
+            self.memory,
+            self._begin or now(self.torch),
+        )
+        self.losses.before_backward = self.finder.on_begin = None
+        ending.watch_termination(self._quietly(self.finish))
+        status.write()
+
+    def _is_child(self) -> bool:
+        """A worker of a DataLoader or of a pool; but ranks that a script spawns by itself are no such."""
+        if self.torch.utils.data.get_worker_info() is not None:
+            return True
+        distributed = self.torch.distributed
+        in_group = distributed.is_available() and distributed.is_initialized()
+        return multiprocessing.parent_process() is not None and not in_group
+
+    def _withdraw(self) -> None:
+        self.passive = True
+        self.finder.active = False
+        self.losses.keep = False
+        self.losses.before_backward = self.finder.on_begin = None
+
+    def finish(self, ended: str) -> None:
+        if self.recorder is not None and not self.passive:
+            self.recorder.finish(ended)
+
+    def failed(self, error: BaseException) -> None:
+        """An exception has reached the top of the script."""
+        if self.passive or isinstance(error, SystemExit):
+            return
+        if self.recorder is None and self._begin is not None:
+            self._start(None)
+        if self.recorder is None:
+            return
+        interrupted = isinstance(error, KeyboardInterrupt)
+        no_memory = isinstance(error, getattr(self.torch, "OutOfMemoryError", ()))
+        if not no_memory:
+            self.recorder.snapshot_of_failure("exception")
+        if not interrupted:
+            self.recorder.status.warn(f"the script ended with {type(error).__name__}")
+        self.recorder.finish("signal" if interrupted else "oom" if no_memory else "exception")
+
+    def give_up(self, error: Exception) -> None:
+        """Something of ours failed: the recorder is off from here on, and says so."""
+        why = f"the recorder failed and switched itself off: {type(error).__name__}: {error}"
+        self._withdraw()
+        if self.recorder is None:
+            presence.say(str(self.folder), "failed", why=why)
+            return
+        try:
+            self.recorder.status.warn(why)
+            self.recorder.finish("recorder failed")
+        except Exception:
+            presence.say(str(self.folder), "failed", why=why)
+
+    def _stop(self) -> None:
+        """At a step boundary, by SystemExit: `finally` blocks, context managers and exit handlers of the script run.
+
+        A script that catches it is asked again at each step, and after the grace period ended."""
+        if not self._stopping:
+            self._stopping = True
+            ending.leave_within(self.options.grace_seconds, self._quietly(self._forced))
+        if threading.current_thread() is threading.main_thread() or self.recorder is not None:
+            raise SystemExit(0)
+
+    def _forced(self) -> None:
+        if self.recorder is not None:
+            self.recorder.status.warn(
+                f"the script did not leave within {self.options.grace_seconds:g} s and was ended"
+            )
+            self.recorder.status.write()
+
+    # -- other things that happen to a process
+
+    def _watch_out_of_memory(self) -> None:
+        def observer(device: int, alloc: int, device_alloc: int, device_free: int) -> None:
+            self._quietly(self._out_of_memory)()
+
+        self.torch._C._cuda_attach_out_of_memory_observer(observer)
+
+    def _out_of_memory(self) -> None:
+        if self.recorder is None and not self.passive:
+            self._start(None)
+        if self.recorder is not None:
+            self.recorder.snapshot_of_failure("oom")
+            self.recorder.status.write()
+
+    def _forked(self) -> None:
+        """A child of a process that records stays out of it; that of one that does not may be a rank itself."""
+        if self.recorder is not None:
+            self._withdraw()
+            self.recorder = None
+        self._busy = False
+
+    def _quietly(self, act: Callable[..., None]) -> Callable[..., None]:
+        def quiet(*args: Any) -> None:
+            try:
+                act(*args)
+            except Exception as error:
+                self.give_up(error)
+
+        return quiet

@@ -1,0 +1,98 @@
+"""What a rank says of its recording: `rank<N>.recording.json`, written anew at each change, and its steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+from trace_doctor.recording.options import STEPS_COLUMNS, Phase, rank_file, rank_steps_file
+
+
+class Status:
+    """The file of one rank. It exists from `claim()` on, and is replaced as a whole."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int) -> None:
+        self.folder = folder
+        self.path = folder / rank_file(rank)
+        self.rank = rank
+        self.said: dict[str, Any] = {
+            "rank": rank,
+            "world_size": world_size,
+            "pid": os.getpid(),
+            "found_steps_by": None,
+            "accumulation": None,
+            "backward_passes_per_step": None,
+            "phases": [],
+            "files": {},
+            "compile_steps": [],
+            "ended": None,
+            "warnings": [],
+        }
+        self.plain_ms: float | None = None
+
+    def claim(self) -> bool:
+        """Whether this process is the one that records this rank: the first that asks."""
+        temporary = self._write_temporary()
+        try:
+            os.link(temporary, self.path)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        return True
+
+    def write(self) -> None:
+        self._write_temporary().replace(self.path)
+
+    def _write_temporary(self) -> Path:
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(self.said, indent=2) + "\n", encoding="utf-8")
+        return temporary
+
+    def warn(self, text: str) -> None:
+        if text not in self.said["warnings"]:
+            self.said["warnings"].append(text)
+
+    def phase_ended(
+        self, name: Phase, first: int, last: int, seconds: float, milliseconds: list[float], why: str
+    ) -> None:
+        """`milliseconds`: of the steps of the phase that say how long a step takes in it."""
+        overhead = None
+        if milliseconds:
+            middle = statistics.median(milliseconds)
+            if name == "timing":
+                self.plain_ms = middle
+            elif self.plain_ms and name != "warmup":
+                longer = middle - self.plain_ms
+                overhead = {"per_step_us": round(longer * 1e3, 1), "share": round(longer / self.plain_ms, 4)}
+        self.said["phases"].append(
+            {
+                "name": name,
+                "first_step": first,
+                "last_step": last,
+                "seconds": round(seconds, 6),
+                "overhead": overhead,
+                "why_ended": why,
+            }
+        )
+
+
+class StepTable:
+    """`rank<N>.steps.csv`: rows are added as they become known, each write a whole number of lines."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.path = folder / rank_steps_file(rank)
+        self.rank = rank
+        self.path.write_text(",".join(STEPS_COLUMNS) + "\n", encoding="utf-8")
+
+    def add(self, rows: list[tuple[int, Phase, float, float | None]]) -> None:
+        """Rows of step, phase, milliseconds, loss."""
+        lines = [
+            f"{self.rank},{step},{phase},{round(ms, 6)!r},{'' if loss is None else repr(loss)}\n"
+            for step, phase, ms, loss in rows
+        ]
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            file.write("".join(lines))

@@ -1,0 +1,56 @@
+"""When steps begin and end, without waiting for the device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Moment:
+    """A moment on the host and, where there is CUDA, in the current stream."""
+
+    host: float
+    """seconds of time.perf_counter"""
+    event: Any = None
+
+    @property
+    def reached(self) -> bool:
+        return self.event is None or bool(self.event.query())
+
+
+def now(torch: Any) -> Moment:
+    event = None
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+    return Moment(time.perf_counter(), event)
+
+
+def between(begin: Moment, end: Moment) -> float:
+    """Seconds, with the device's work where both moments are in its stream: it has reached them."""
+    if begin.event is not None and end.event is not None:
+        return float(begin.event.elapsed_time(end.event)) / 1e3
+    return end.host - begin.host
+
+
+class Compilations:
+    """Counts what torch.compile has compiled; reads counters only where the script has imported Dynamo."""
+
+    def __init__(self, modules: dict[str, Any]) -> None:
+        self._modules = modules
+        self._seen = 0
+
+    def _count(self) -> int:
+        utils = self._modules.get("torch._dynamo.utils")
+        counters = getattr(utils, "counters", None)
+        if not counters:
+            return 0
+        return int(counters["frames"]["total"]) + int(counters["stats"]["unique_graphs"])
+
+    def new(self) -> bool:
+        """Whether anything was compiled since the last call."""
+        count = self._count()
+        changed, self._seen = count != self._seen, count
+        return changed

@@ -1,0 +1,135 @@
+"""The traces: PyTorch's own profiler over a few steps, with a mark on each of them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Tracer:
+    """One trace. `warm()`, then `start(step)`, `step(step)` at each boundary, and `stop()`."""
+
+    def __init__(self, torch: Any, path: Path, shapes: bool, stacks: bool) -> None:
+        from torch.profiler import ProfilerActivity, profiler
+
+        self.torch = torch
+        self.path = path
+        self.steps = 0
+        self.running = False
+        self._mark: Any = None
+        on_gpu = torch.cuda.is_initialized()
+        self.profile = profiler._KinetoProfile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
+            record_shapes=shapes,
+            with_stack=stacks,
+            profile_memory=shapes and on_gpu,
+        )
+
+    def warm(self) -> None:
+        self.profile.prepare_trace()
+
+    def start(self, step: int) -> None:
+        """Raises RuntimeError where another profiler runs."""
+        self.profile.start_trace()
+        self.running = True
+        self._open(step)
+
+    def step(self, step: int) -> None:
+        """The step so far is over; `step` begins."""
+        self._close()
+        self._open(step)
+
+    def stop(self) -> None:
+        """The last step is over."""
+        self._close()
+        if self.running:
+            self.running = False
+            if self.torch.cuda.is_initialized():
+                self.torch.cuda.synchronize()
+            self.profile.stop_trace()
+
+    def _open(self, step: int) -> None:
+        self._mark = self.torch.autograd.profiler.record_function(f"ProfilerStep#{step}")
+        self._mark.__enter__()
+        self.steps += 1
+
+    def _close(self) -> None:
+        if self._mark is not None:
+            mark, self._mark = self._mark, None
+            mark.__exit__(None, None, None)
+
+    def write(self, room: int) -> tuple[int, bool]:
+        """Writes the trace. (bytes on disk, whether they are within `room` and the file was kept)"""
+        plain = self.path.with_name(f".{self.path.name}.{os.getpid()}.json")
+        packed = plain.with_suffix(".gz")
+        try:
+            self.profile.export_chrome_trace(str(plain))
+            with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            size = packed.stat().st_size
+            if size <= room:
+                packed.replace(self.path)
+        finally:
+            for path in (plain, packed):
+                path.unlink(missing_ok=True)
+            self.profile.profiler = None
+        return size, size <= room
+
+
+class OtherProfilers:
+    """Profilers of the script itself. They come first: ours stops when one of them is about to start."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self.started = 0
+        """how many the script has started so far"""
+        self.ours: Any = None
+        """the autograd profiler that is ours, now running or about to"""
+        self.give_way: Callable[[], None] = lambda: None
+        self._alive = 0
+
+    def install(self) -> None:
+        import functools
+
+        profile = self.torch.autograd.profiler.profile
+        outer = self.torch.profiler.profile
+        prepare, start, stop = profile._prepare_trace, outer.start, outer.stop
+
+        @functools.wraps(prepare)
+        def watched_prepare(this: Any) -> Any:
+            if not self._preparing_ours:
+                self.started += 1
+                self.give_way()
+            return prepare(this)
+
+        @functools.wraps(start)
+        def watched_start(this: Any) -> Any:
+            self._alive += 1
+            return start(this)
+
+        @functools.wraps(stop)
+        def watched_stop(this: Any) -> Any:
+            self._alive = max(self._alive - 1, 0)
+            return stop(this)
+
+        profile._prepare_trace = watched_prepare
+        outer.start, outer.stop = watched_start, watched_stop
+
+    _preparing_ours = False
+
+    def warm(self, tracer: Tracer) -> None:
+        """Prepares ours."""
+        self._preparing_ours = True
+        try:
+            tracer.warm()
+        finally:
+            self._preparing_ours = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a profiler of the script runs or has still to come in its schedule."""
+        return self._alive > 0 or bool(self.torch.autograd._profiler_enabled())

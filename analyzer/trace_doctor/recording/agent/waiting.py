@@ -1,0 +1,63 @@
+"""Waits for the script to import torch, without importing it: processes that never do pay nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from trace_doctor.recording import presence
+
+
+class TorchWatch:
+    """On `sys.meta_path`: lets the others find torch, and hears when it has been executed."""
+
+    def __init__(self, options_file: str) -> None:
+        self._options_file = options_file
+        self._looking = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch" or self._looking:
+            return None
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self._looking = False
+        if spec is not None and spec.loader is not None:
+            self._hear_of(spec.loader)
+        return spec
+
+    def _hear_of(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def watched(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            self._begin(module)
+
+        loader.exec_module = watched
+
+    def _begin(self, torch: ModuleType) -> None:
+        folder = os.path.dirname(self._options_file)
+        try:
+            from trace_doctor.recording.agent.session import begin
+            from trace_doctor.recording.options import RecordOptions
+
+            presence.say(folder, presence.TORCH)
+            begin(torch, RecordOptions.from_environment({"TRACE_DOCTOR_RECORD": self._options_file}))  # type: ignore[arg-type]
+        except Exception as error:
+            presence.say(folder, "failed", why=f"{type(error).__name__}: {error}")
+
+
+def wait_for_torch(options_file: str) -> None:
+    """Begins a session when torch has been imported."""
+    sys.meta_path.insert(0, TorchWatch(options_file))
