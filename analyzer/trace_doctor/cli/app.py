@@ -16,6 +16,7 @@ from trace_doctor.cli.config import config
 from trace_doctor.cli.diff import diff
 from trace_doctor.cli.fix import fix
 from trace_doctor.cli.load import load
+from trace_doctor.cli.record import Passing, record
 from trace_doctor.cli.report import report
 from trace_doctor.cli.rules import rule, rules
 from trace_doctor.cli.verify import verify
@@ -40,6 +41,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(cls=Passing, context_settings={"allow_interspersed_args": False})(record)
 for command in (analyze, check, fix, diff, verify, report, rules, rule, config, capture, load):
     app.command()(command)
 

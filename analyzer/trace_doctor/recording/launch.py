@@ -2,24 +2,24 @@
 
     recorded = record_command(["python", "train.py"], RecordOptions(folder=new_folder("logs")))
 
-The command gets two environment variables more and nothing else: its arguments, working directory, standard streams,
-terminal and signals are its own, and its exit code is passed on.
+The command gets a few environment variables more (`_environment`) and nothing else: its arguments, working directory,
+standard streams, terminal and signals are its own, and its exit code is passed on.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from trace_doctor import __version__
 from trace_doctor.errors import UsageError
-from trace_doctor.recording import command_line, steps
+from trace_doctor.recording import command_line, presence, steps
+from trace_doctor.recording.folder import RecordedStep, Recording, read
 from trace_doctor.recording.options import (
     BOOTSTRAP,
     COMMAND_FILE,
@@ -30,9 +30,12 @@ from trace_doctor.recording.options import (
     RecordOptions,
 )
 from trace_doctor.recording.running import Ended, run
-from trace_doctor.recording.steps import Step
+from trace_doctor.recording.shortcomings import shortcomings, signal_name
 
 SCHEMA = 1
+OUTPUT_FILE = "output.log"
+NOTHING_RECORDED = 125
+"""exit code where we ended the command and have nothing to show for it; also of our own failures"""
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,15 @@ class Recorded:
     stopped_by_us: bool
     seconds: float
     """from start to end of the command"""
-    steps: tuple[Step, ...]
-    """of all ranks, in order of rank and step; empty where none was seen"""
-    ranks: Mapping[int, Mapping[str, Any]]
-    """rank -> what its process said of its recording (`rank<N>.recording.json`)"""
+    recording: Recording | None
+    """ranks with their phases, steps with times and losses; None where no process took a step"""
     warnings: tuple[str, ...]
     """what was not recorded and why, a line each"""
+
+    @property
+    def steps(self) -> Mapping[int, tuple[RecordedStep, ...]]:
+        """By rank; empty where none was seen."""
+        return self.recording.steps if self.recording else {}
 
 
 def new_folder(base: str | os.PathLike[str] = "logs") -> str:
@@ -88,58 +94,69 @@ def record_command(
     folder = Path(options.folder)
     options.write(folder / OPTIONS_FILE)
     (folder / COMMAND_FILE).write_text(command_line.masked(command) + "\n", encoding="utf-8")
-    began = time.monotonic()
-    ended = run(
-        command,
-        options,
-        cwd=cwd,
-        env=_environment(os.environ if env is None else env, folder / OPTIONS_FILE),
-        output=folder / "output.log" if quiet_output else None,
-        say=say or (lambda line: None),
-    )
-    return _sum_up(folder, ended, time.monotonic() - began)
+    try:
+        ended = run(
+            command,
+            options,
+            cwd=cwd,
+            env=_environment(os.environ if env is None else env, folder / OPTIONS_FILE),
+            output=folder / OUTPUT_FILE if quiet_output else None,
+            say=say or (lambda line: None),
+        )
+    except UsageError:  # nothing ran
+        for name in (OPTIONS_FILE, COMMAND_FILE, OUTPUT_FILE):
+            (folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # there is more in it
+            folder.rmdir()
+        raise
+    return _sum_up(command, options, ended)
 
 
 def _environment(given: Mapping[str, str], options_file: Path) -> dict[str, str]:
-    """The command's environment: the recorder's folder first on PYTHONPATH, and where its options are."""
+    """The command's environment: the recorder's folder first on PYTHONPATH, and where its options are; and the profiler's
+    library does not write about each of its starts into what the script prints."""
     paths = [str(BOOTSTRAP), *filter(None, [given.get("PYTHONPATH")])]
-    return {**given, "PYTHONPATH": os.pathsep.join(paths), OPTIONS_VARIABLE: str(options_file)}
+    return {
+        "KINETO_LOG_LEVEL": "6",
+        **given,
+        "PYTHONPATH": os.pathsep.join(paths),
+        OPTIONS_VARIABLE: str(options_file),
+    }
 
 
-def _sum_up(folder: Path, ended: Ended, seconds: float) -> Recorded:
-    ranks = _said_by_ranks(folder)
-    enough = ended.stopped or (bool(ranks) and all(r.get("ended") == "enough" for r in ranks.values()))
+def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Recorded:
+    folder = Path(options.folder)
+    found = read(folder)
+    steps.join(folder, list(found.ranks) if found else [])
+    enough = found is not None and all(r.ended == "enough" for r in found.ranks.values())
+    stopped = ended.why is not None or (enough and not options.let_it_run)
+    code = ended.exit_code
+    if stopped:
+        code = 0 if found else NOTHING_RECORDED
     recorded = Recorded(
         folder=folder,
-        exit_code=0 if enough else ended.exit_code,
-        stopped_by_us=enough,
-        seconds=round(seconds, 3),
-        steps=steps.gather(folder),
-        ranks=ranks,
-        warnings=(),
+        exit_code=code,
+        stopped_by_us=stopped,
+        seconds=round(ended.seconds, 3),
+        recording=found,
+        warnings=tuple(shortcomings(command, options, ended, found, presence.heard(folder))),
     )
     said = {
         "schema": SCHEMA,
         "version": __version__,
-        "exit_code": max(recorded.exit_code, 0),
-        "signal": -recorded.exit_code if recorded.exit_code < 0 else None,
-        "stopped_by_us": recorded.stopped_by_us,
+        "exit_code": shell_code(code),
+        "signal": signal_name(-code) if code < 0 else None,
+        "stopped_by_us": stopped,
         "seconds": recorded.seconds,
-        "ranks": sorted(ranks),
+        "ranks": sorted(found.ranks) if found else [],
         "warnings": list(recorded.warnings),
     }
     (folder / RECORDING_FILE).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-    for name in (OPTIONS_FILE, PLAN_FILE):
+    for name in (OPTIONS_FILE, PLAN_FILE, presence.PRESENCE_FILE):
         (folder / name).unlink(missing_ok=True)
     return recorded
 
 
-def _said_by_ranks(folder: Path) -> dict[int, dict[str, Any]]:
-    said = {}
-    for path in folder.glob("rank*.recording.json"):
-        try:
-            one = json.loads(path.read_bytes())
-            said[int(path.name[len("rank") : -len(".recording.json")])] = dict(one)
-        except (OSError, ValueError, TypeError):
-            continue
-    return dict(sorted(said.items()))
+def shell_code(code: int) -> int:
+    """The exit code as a shell tells it: 128 and the number of the signal where one ended the command."""
+    return 128 - code if code < 0 else code

@@ -1,15 +1,34 @@
-"""A command and all processes it starts: run, watched, bounded and, when it is time, ended."""
+"""A command and all processes it starts: run, watched, bounded and, when it is time, ended.
+
+The command stays in our process group: what is typed at the terminal reaches it as if we were not there, and so does
+what is sent to the group. What is sent to us alone is handed on.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import current_thread, main_thread
+from typing import IO, Literal
 
 from trace_doctor.errors import UsageError
-from trace_doctor.recording.options import RecordOptions
+from trace_doctor.recording import folder, processes
+from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
+
+_LOOKS_EVERY = 0.25
+_TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
+"""what a terminal sends to everybody in the foreground"""
+_SENT = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+_TO_END = ((signal.SIGINT, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
+"""what ends a script, and how many seconds it gets before the next"""
+
+Why = Literal["enough", "time"]
 
 
 @dataclass(frozen=True)
@@ -18,8 +37,12 @@ class Ended:
 
     exit_code: int
     """negative: the signal that ended it"""
-    stopped: bool
-    """ended by us because it had enough time"""
+    seconds: float
+    """that it ran"""
+    why: Why | None = None
+    """why we ended it; None: it ended by itself"""
+    told: int | None = None
+    """the signal that somebody sent us and we handed on"""
 
 
 def run(
@@ -31,9 +54,159 @@ def run(
     output: Path | None,
     say: Callable[[str], None],
 ) -> Ended:
-    """Runs the command to its end. Raises UsageError when it cannot be started."""
+    """Runs the command to its end; no process of it is left when we ended it. Raises UsageError when it cannot be started."""
+    began = time.monotonic()
+    with _file(output) as to:
+        try:
+            process = subprocess.Popen(
+                command, cwd=cwd, env=dict(env), stdout=to, stderr=subprocess.STDOUT if to else None
+            )
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"cannot start {command[0]}: {getattr(error, 'strerror', None) or error}"
+            ) from None
+        mark = env[OPTIONS_VARIABLE]
+        watch = _Watch(options, say, lambda: processes.started_with(OPTIONS_VARIABLE, mark, process.pid))
+        with _handing_on(process) as told:
+            while process.poll() is None:
+                try:
+                    process.wait(_LOOKS_EVERY)
+                except subprocess.TimeoutExpired:
+                    watch.look()
+        if watch.why is not None or any(n in (signal.SIGTERM, signal.SIGHUP) for n in told):
+            _end_rest(watch.pids, options.grace_seconds)
+    return Ended(process.returncode, time.monotonic() - began, watch.why, told[-1] if told else None)
+
+
+@contextmanager
+def _file(path: Path | None) -> Iterator[IO[bytes] | None]:
+    if path is None:
+        yield None
+        return
+    with path.open("wb") as file:
+        yield file
+
+
+class _Watch:
+    """Looks at a running command from time to time, and ends it when it has had enough time."""
+
+    def __init__(
+        self, options: RecordOptions, say: Callable[[str], None], pids: Callable[[], list[int]]
+    ) -> None:
+        self.why: Why | None = None
+        self.pids = pids
+        self._options = options
+        self._folder = Path(options.folder)
+        self._say = say
+        self._now = time.monotonic()
+        self._age = 0.0
+        self._first_step: float | None = None
+        self._enough: float | None = None
+        self._to_come = iter(_TO_END)
+        self._next = 0.0
+        self._size = 0
+        self._manifests: tuple[tuple[str, int], ...] = ()
+
+    def look(self) -> None:
+        """Time in which we were stopped (Ctrl-Z) does not count: the command was stopped as well."""
+        now = time.monotonic()
+        self._age += min(now - self._now, 4 * _LOOKS_EVERY)
+        self._now = now
+        if self._options.let_it_run:
+            return
+        if self.why is None:
+            self.why = self._time_to_end()
+        if self.why is not None and self._age >= self._next:
+            self._end()
+
+    def _time_to_end(self) -> Why | None:
+        self._hear()
+        if self._enough is not None and self._age >= self._enough + self._options.grace_seconds:
+            return "enough"
+        # once there are steps, the recorder inside keeps to the time, and needs a moment to write
+        last = self._options.max_seconds
+        if self._first_step is not None:
+            last += self._first_step + self._options.grace_seconds
+        if self._age < last:
+            return None
+        self._say(
+            f"ending the script: it has run for {self._age:.0f} s (--max-seconds {self._options.max_seconds:g})"
+        )
+        return "time"
+
+    def _hear(self) -> None:
+        """What the ranks have said since."""
+        manifests = tuple(
+            sorted((p.name, p.stat().st_mtime_ns) for p in self._folder.glob("rank*.recording.json"))
+        )
+        if manifests == self._manifests:
+            return
+        self._manifests = manifests
+        ranks = recording.ranks.values() if (recording := folder.read(self._folder)) else ()
+        if ranks and self._first_step is None:
+            self._first_step = self._age
+        if ranks and self._enough is None and all(r.ended == "enough" for r in ranks):
+            self._enough = self._age
+
+    def _end(self) -> None:
+        size = sum(p.stat().st_size for p in self._folder.glob("*") if p.is_file())
+        writing, self._size = size != self._size, size
+        if writing and self._next:  # the recorder inside writes what it has: not to be cut short
+            self._next = self._age + self._options.grace_seconds / 2
+            return
+        number, patience = next(self._to_come, _TO_END[-1])
+        processes.send(number, self.pids())
+        self._next = self._age + max(patience, self._options.grace_seconds if number == signal.SIGINT else 0)
+
+
+def _end_rest(pids: Callable[[], list[int]], grace: float) -> None:
+    """What the command has left behind when it was ended."""
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
+        end = time.monotonic() + seconds
+        if left := pids():
+            processes.send(number, left)
+        while left and time.monotonic() < end:
+            time.sleep(0.05)
+            left = pids()
+
+
+@contextmanager
+def _handing_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Hands signals on to the command while it runs; yields those that came. In the main thread only: no other gets any."""
+    came: list[int] = []
+
+    def hand_on(number: int, _: object) -> None:
+        came.append(number)
+        if number not in _TYPED or not _at_terminal():
+            process.send_signal(number)
+        if number == signal.SIGTSTP:  # as the kernel would: a group that nobody could continue is not stopped
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            signal.signal(number, hand_on)
+
+    before = {}
+    if current_thread() is main_thread():
+        for number in (*_TYPED, *_SENT):
+            if (
+                signal.getsignal(number) is not signal.SIG_IGN
+            ):  # nohup and background jobs: stays ignored, by both
+                before[number] = signal.signal(number, hand_on)
     try:
-        process = subprocess.Popen(command, cwd=cwd, env=dict(env), stdout=output and output.open("wb"))
-    except OSError as error:
-        raise UsageError(f"cannot start {command[0]}: {error.strerror}") from None
-    return Ended(process.wait(), stopped=False)
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _at_terminal() -> bool:
+    """Whether we are in the foreground of a terminal: then the command has already got what was typed."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -1,0 +1,99 @@
+"""`trace-doctor record`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, cast
+
+import typer
+from typer.core import TyperCommand
+
+from trace_doctor.cli import common as c
+from trace_doctor.errors import TraceDoctorError, UsageError, one_line
+
+_Usage = cast("type[Exception]", typer.BadParameter.__mro__[1])
+"""click's UsageError: of the click that typer uses, which newer ones bring with them"""
+FAILED = 125
+"""our own exit code, apart from those of scripts, as of `timeout`, `env` and `docker run`"""
+
+
+class Passing(TyperCommand):
+    """A command that passes on the exit code of another: its own failures have one of their own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except _Usage as error:
+            error.exit_code = FAILED  # type: ignore[attr-defined]
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TraceDoctorError as error:
+            c.note(f"trace-doctor: {one_line(str(error))}")
+            raise typer.Exit(FAILED) from None
+
+
+def record(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND...", help="What to run: python train.py --its --args, torchrun …"),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="The recording goes to a new folder in here, named by the time."),
+    ] = Path("logs"),
+    max_steps: Annotated[int, typer.Option(help="Steps to record, warm-up included.")] = 400,
+    max_seconds: Annotated[
+        float, typer.Option(help="Seconds to record; a script that hangs is ended after them.")
+    ] = 600.0,
+    max_mb: Annotated[float, typer.Option(help="MB of traces and snapshots of each rank.")] = 200.0,
+    let_it_run: Annotated[
+        bool, typer.Option("--let-it-run", help="Do not stop the script when enough is recorded.")
+    ] = False,
+    step_every: Annotated[
+        int | None, typer.Option(help="So many calls of the model make a step, where there is no optimizer.")
+    ] = None,
+    no_stacks: Annotated[
+        bool, typer.Option("--no-stacks", help="No Python stacks: findings name no lines.")
+    ] = False,
+    quiet: Annotated[int, typer.Option("--quiet", "-q", count=True, help="No summary.")] = 0,
+    verbose: c.Verbose = 0,
+) -> None:
+    """Run a training script as it is and record a capture of it. Exit: the script's, 0 if stopped, 125 if ours failed."""
+    from trace_doctor.recording.launch import new_folder, record_command
+    from trace_doctor.recording.options import RecordOptions
+    from trace_doctor.reporters.recorded import render
+
+    c.set_verbosity(verbose)
+    try:
+        options = RecordOptions(
+            folder="", max_steps=max_steps, max_seconds=max_seconds, max_mb=max_mb, let_it_run=let_it_run,
+            step_every=step_every, stacks=not no_stacks,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UsageError(f"--{str(error).replace('_', '-')}") from None
+    options = replace(options, folder=new_folder(out))
+    recorded = record_command(command, options, say=lambda line: c.note(f"trace-doctor: {line}"))
+    if not quiet:
+        c.note(render(recorded, command))
+    if recorded.exit_code < 0:
+        _end_as(-recorded.exit_code)
+    raise typer.Exit(recorded.exit_code)
+
+
+def _end_as(number: int) -> NoReturn:
+    """Ends by the signal that ended the script, so that whoever waits for us sees what it would have seen."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the script has left its own
+    with suppress(OSError, ValueError):  # SIGKILL has no handler to reset
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    raise typer.Exit(128 + number)

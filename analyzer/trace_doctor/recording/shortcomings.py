@@ -1,0 +1,93 @@
+"""What a recording lacks, and why: one line each, for the person who ran it and for `recording.json`."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+
+from trace_doctor.recording.folder import RankRecord, Recording
+from trace_doctor.recording.options import RecordOptions
+from trace_doctor.recording.presence import TORCH
+from trace_doctor.recording.running import Ended
+
+
+def shortcomings(
+    command: Sequence[str],
+    options: RecordOptions,
+    ended: Ended,
+    recording: Recording | None,
+    processes: Mapping[int, set[str]],
+) -> list[str]:
+    """Lines in the order of weight; empty for a recording that has all that was asked for.
+
+    `processes`: process id -> what the recorder said in it (`presence.heard`).
+    """
+    ranks = list(recording.ranks.values()) if recording else []
+    return [
+        *_ends(ended, options),
+        *([_nothing(command, processes)] if not ranks else []),
+        *_silent(ranks),
+        *(line for rank in ranks for line in _of_rank(rank, options, several=len(ranks) > 1)),
+    ]
+
+
+def _ends(ended: Ended, options: RecordOptions) -> Iterator[str]:
+    if ended.why == "time":
+        yield f"the script was ended after {ended.seconds:.0f} s (--max-seconds {options.max_seconds:g})"
+    elif ended.why is None and ended.exit_code < 0:
+        yield f"the script was ended by {signal_name(-ended.exit_code)}"
+    elif ended.why is None and ended.exit_code > 0:
+        yield f"the script failed: exit code {ended.exit_code}"
+
+
+def _nothing(command: Sequence[str], processes: Mapping[int, set[str]]) -> str:
+    """Why no process reported a step."""
+    if not processes:
+        if flag := deaf(command):
+            return f"`python {flag}` loads no recorder: leave the flag out, or record inside the script"
+        return "no Python process of the command loaded the recorder: none was started, or without our PYTHONPATH"
+    if not any(TORCH in said for said in processes.values()):
+        return "no process of the command imported torch"
+    return "torch was imported, but no optimizer took a step and no module was called"
+
+
+def _silent(ranks: Sequence[RankRecord]) -> Iterator[str]:
+    """Ranks of the job that left no word."""
+    world = max((r.world_size or 1 for r in ranks), default=0)
+    known = {r.rank for r in ranks}
+    missing = [n for n in range(world) if n not in known]
+    if missing:
+        listed = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+        yield f"of {world} ranks {len(missing)} reported nothing (on other machines, or ended early): {listed}"
+
+
+def _of_rank(rank: RankRecord, options: RecordOptions, *, several: bool) -> Iterator[str]:
+    whose = f"rank {rank.rank}: " if several else ""
+    if not rank.ended:
+        yield f"{whose}the process ended without a word; what it had written until then is kept"
+    came = {p.name for p in rank.phases} | {warning.partition(":")[0] for warning in rank.warnings}
+    if missing := [p for p in options.phases if p not in came]:
+        yield f"{whose}{', '.join(missing)}: not captured" + (": too few steps" if rank.ended else "")
+    yield from (f"{whose}{warning}" for warning in rank.warnings)
+
+
+def deaf(command: Sequence[str]) -> str | None:
+    """The flag with which a Python of this command would not load the recorder (`-I`, `-E`, `-S`); None without."""
+    for at, word in enumerate(command):
+        if not re.fullmatch(r"(python|pypy)[\d.]*", PurePath(word).name):
+            continue
+        for flag in command[at + 1 :]:
+            if not flag.startswith("-") or flag.startswith("--") or flag in ("-c", "-m", "-"):
+                break
+            if set("IES") & set(flag[1:]) and flag[1] not in "WX":
+                return flag
+    return None
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

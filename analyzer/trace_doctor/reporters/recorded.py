@@ -1,0 +1,98 @@
+"""What a recording holds, in a few lines: said when the recorded command has ended."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trace_doctor.errors import printable
+from trace_doctor.recording.folder import RankRecord, Recording, role_of
+from trace_doctor.recording.launch import Recorded
+from trace_doctor.reporters.units import duration, size
+
+_FILES_SHOWN = 6
+_IN_SCRIPT = "`with trace_doctor.record('logs') as r:` around the loop, `r.step()` at its end"
+
+
+def render(recorded: Recorded, command: Sequence[str]) -> str:
+    """Lines for the terminal, the next command last."""
+    folder = shown(recorded.folder)
+    lines = [f"trace-doctor: {_headline(recorded)} {folder}"]
+    if recorded.recording:
+        lines += _contents(recorded.recording)
+    lines += [f"  note    {warning}" for warning in recorded.warnings]
+    if captures(recorded.folder):
+        lines.append(f"next: trace-doctor analyze {shlex.quote(folder)}{_source(command)}")
+    elif not recorded.recording:
+        lines.append(f"or in the script itself: {_IN_SCRIPT}")
+    return printable("\n".join(lines))
+
+
+def shown(path: Path) -> str:
+    """Relative to the working directory where it is below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def captures(folder: Path) -> list[Path]:
+    """Traces and snapshots, in the order of ranks."""
+    found = [(role, path) for path in folder.iterdir() if (role := role_of(path.name)) is not None]
+    return [path for _, path in sorted(found)]
+
+
+def _headline(recorded: Recorded) -> str:
+    recording = recorded.recording
+    if recording is None:
+        return "no step recorded:"
+    steps = max((len(of) for of in recording.steps.values()), default=0)
+    ranks = f" of {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""
+    ways = sorted({r.found_steps_by for r in recording.ranks.values() if r.found_steps_by})
+    how = f" (found by: {', '.join(ways)}{_accumulation(recording)})" if ways else ""
+    return (
+        f"recorded {steps} steps{ranks}{how}{', and stopped the script' if recorded.stopped_by_us else ''}:"
+    )
+
+
+def _accumulation(recording: Recording) -> str:
+    batches = max((r.accumulation or 1 for r in recording.ranks.values()), default=1)
+    return f", {batches} batches each" if batches > 1 else ""
+
+
+def _contents(recording: Recording) -> Iterator[str]:
+    for rank, record in sorted(recording.ranks.items()):
+        whose = f"rank {rank} " if len(recording.ranks) > 1 else ""
+        timed = [s.milliseconds for s in recording.steps.get(rank, ()) if s.phase == "timing"]
+        if timed:
+            middle = statistics.median(timed)
+            spread = statistics.median(abs(t - middle) for t in timed)
+            yield f"  step    {whose}{duration(middle * 1e3)} ± {duration(spread * 1e3)} plain (median of {len(timed)} steps)"
+        if record.phases:
+            yield f"  phases  {whose}{_phases(record)}"
+    files = captures(recording.folder)
+    sizes = [f"{p.name} {size(p.stat().st_size)}" for p in files[:_FILES_SHOWN]]
+    if len(files) > _FILES_SHOWN:
+        rest = files[_FILES_SHOWN:]
+        sizes.append(f"{len(rest)} more {size(sum(p.stat().st_size for p in rest))}")
+    if sizes:
+        yield f"  files   {', '.join(sizes)}"
+
+
+def _phases(record: RankRecord) -> str:
+    said = []
+    for phase in record.phases:
+        steps = (
+            f" {phase.last_step - phase.first_step + 1}" if phase.last_step >= phase.first_step >= 0 else ""
+        )
+        cost = "" if phase.overhead is None else f" ({phase.overhead:+.0%})"
+        said.append(f"{phase.name}{steps}{cost}")
+    return ", ".join(said)
+
+
+def _source(command: Sequence[str]) -> str:
+    """The folder of the script, where the command names one."""
+    script = next((Path(word) for word in command if word.endswith(".py") and Path(word).is_file()), None)
+    return f" --source {shlex.quote(str(script.parent))}" if script else ""
