@@ -16,7 +16,7 @@ from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import Loaded, Ways, load_inputs, ways
+from trace_doctor.loading import Loaded, Ways, captures_of, load_inputs, ways
 from trace_doctor.model import Finding, Ignored, Result
 from trace_doctor.registry import choose
 from trace_doctor.run import Capture, Run
@@ -225,7 +225,7 @@ def read_captures(
     ways: Ways | None = None,
     progress: Progress | None = None,
 ) -> tuple[list[Capture], list[Ignored]]:
-    """Discovers and loads. A trace and a snapshot of the same rank in one folder, one of each, are one capture.
+    """Discovers and loads. What belongs to one run of one rank is one capture: see `loading.captures_of`.
 
     A damaged file found by walking a folder is listed in the second value; one given by name raises.
     """
@@ -233,7 +233,7 @@ def read_captures(
     loaded: list[tuple[Found, Any]] = [(f.found, f.outcome) for f in files]
     if rank is not None:
         loaded = [(f, c) for f, c in loaded if f.kind == "torch_trace" or c.rank == rank]
-    captures = _paired(loaded)
+    captures = captures_of(loaded)
     if not captures:
         raise NoCaptures(
             _nothing_readable(paths, ignored)
@@ -263,24 +263,6 @@ def _read(
     if not files:
         raise NoCaptures(_nothing_readable(paths, ignored))
     return files, ignored
-
-
-def _paired(loaded: Sequence[tuple[Found, Any]]) -> list[Capture]:
-    logs = tuple(c for f, c in loaded if f.kind == "torch_trace")
-    by_place: dict[tuple[str, int], dict[str, list[Any]]] = {}
-    for found, content in loaded:
-        if found.kind != "torch_trace":
-            place = (str(found.path.parent), content.rank)
-            by_place.setdefault(place, {"trace": [], "snapshot": []})[found.kind].append(content)
-    captures: list[Capture] = []
-    for (_, rank), kinds in by_place.items():
-        runs, snapshots = kinds["trace"], kinds["snapshot"]
-        if len(runs) == len(snapshots) == 1:
-            captures.append(Capture(rank=rank, run=runs[0], snapshot=snapshots[0], torch_logs=logs))
-        else:
-            captures += [Capture(rank=rank, run=run, torch_logs=logs) for run in runs]
-            captures += [Capture(rank=rank, snapshot=snapshot) for snapshot in snapshots]
-    return sorted(captures, key=lambda c: (c.rank, c.path))
 
 
 def _without_path(message: str, path: str) -> str:

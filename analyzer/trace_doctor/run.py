@@ -8,7 +8,7 @@ the event's byte offset.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from trace_doctor.model import Recorded, TorchVersion
 if TYPE_CHECKING:
     import pandas as pd
 
+    from trace_doctor.recording.folder import RankRecord
     from trace_doctor.snapshot import Snapshot
 
 I64 = npt.NDArray[np.int64]
@@ -53,6 +54,8 @@ class Cat(enum.IntEnum):
     SPAN = 12  # the Trace span and iteration markers that stretch over everything
 
 
+BORROWED = -2
+"""Offsets from here downwards are events of another file."""
 GPU_CATS = (Cat.KERNEL, Cat.MEMCPY, Cat.MEMSET)
 HOST_CATS = (Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.PYTHON, Cat.RUNTIME, Cat.DRIVER, Cat.OVERHEAD)
 
@@ -150,6 +153,11 @@ class Run:
             self._masks[cats] = mask
         return mask
 
+    @property
+    def own(self) -> Bool:
+        """Mask of the rows that are events of this file: all but those that `loading.lending` laid into it."""
+        return self.offset > BORROWED
+
     @cached_property
     def gpu(self) -> I64:
         """Row numbers of kernels, copies and memsets, by start."""
@@ -243,13 +251,37 @@ class Run:
 
 @dataclass(frozen=True)
 class Capture:
-    """What rules look at together: the trace and the snapshot of one rank, or one of the two."""
+    """What rules look at together: the trace and the snapshot of one rank, or one of the two.
+
+    Of a recording they are the least disturbed trace and the snapshot that shows most; `further` is what else was
+    recorded of the rank, and is asked where these two cannot tell.
+    """
 
     rank: int
     run: Run | None = None
     snapshot: Snapshot | None = None
     torch_logs: tuple[Any, ...] = ()
     """compile evidence from TORCH_TRACE / tlparse files: `trace_doctor.loaders.torch_trace.CompileLog`"""
+    further: tuple[Run | Snapshot, ...] = ()
+    frames_from: str = ""
+    """the trace of the same steps whose Python frames and input shapes were laid into `run`; "": all is its own"""
+    step_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """phase of the recording -> wall milliseconds of its steps; in `timing` there is no profiler, and the device's work
+    is done at the end of each step"""
+    record: RankRecord | None = None
+    """what the recording says of this rank"""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """of a recording: path -> light, detailed, peak, boundary, oom or exception"""
+
+    @property
+    def others(self) -> tuple[Capture, ...]:
+        """What else was recorded of the rank, each file for itself."""
+        return tuple(
+            Capture(self.rank, run=c, torch_logs=self.torch_logs)
+            if isinstance(c, Run)
+            else Capture(self.rank, snapshot=c)
+            for c in self.further
+        )
 
     @property
     def path(self) -> str:

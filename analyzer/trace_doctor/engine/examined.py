@@ -25,6 +25,8 @@ class Examined:
     """of its first file in Result.inputs"""
     facts: Facts
     verdicts: list[Verdict]
+    further: tuple[Facts, ...] = ()
+    """of the other files of its recording"""
 
     @property
     def rank(self) -> int:

@@ -6,58 +6,93 @@ from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
+from msgspec import structs
 
 from trace_doctor.engine.examined import Examined
 from trace_doctor.errors import NotCaptured, UsageError
 from trace_doctor.evidence.base import Evidence, Facts, Options
 from trace_doctor.evidence.operators import Operators
 from trace_doctor.evidence.overview import Overview
+from trace_doctor.evidence.profiler_cost import PlainPace
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.workload import Workload
 from trace_doctor.model import Input, Pace, Work
-from trace_doctor.run import Capture
+from trace_doctor.run import Capture, Run
+from trace_doctor.snapshot import Snapshot
 
 
-def inputs_of(facts: Facts, shapes: int) -> list[Input]:
+def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int) -> list[Input]:
+    """The files of a capture. The first one is what its rows and findings are about; `further` were asked where it
+    could not tell."""
     capture, found = facts.capture, []
     if (run := capture.run) is not None:
         steps = facts.get(Steps)
         found.append(
-            Input(
-                path=run.path,
-                kind="trace",
-                rank=capture.rank,
-                rank_how=run.rank_how,
-                device_name=next(iter(run.device_names.values()), None),
-                torch_version=run.torch_version,
-                events=len(run) + len(run.memory),
+            structs.replace(
+                _trace(run, capture),
                 steps=len(steps.steps) if steps else 0,
-                recorded=run.recorded,
                 pace=_pace(steps),
+                plain=_plain(facts.get(PlainPace)),
                 step_source=steps.source if steps and steps.source != "none" else None,
                 work=_work(facts, shapes),
-                warnings=list(run.warnings),
             )
         )
-    if (snapshot := capture.snapshot) is not None:
-        found.append(
-            Input(
-                path=snapshot.path,
-                kind="snapshot",
-                rank=capture.rank,
-                rank_how=snapshot.rank_how,
-                torch_version=snapshot.torch_version,
-                events=len(snapshot),
-                warnings=list(snapshot.warnings),
-            )
-        )
+    if capture.snapshot is not None:
+        found.append(_snapshot(capture.snapshot, capture))
+    for other in (f.capture for f in further):
+        if other.run is not None:
+            found.append(_trace(other.run, capture))
+        if other.snapshot is not None:
+            found.append(_snapshot(other.snapshot, capture))
     found += [
         Input(
             path=log.path, kind="torch_trace", rank=capture.rank, events=len(log), warnings=list(log.warnings)
         )
         for log in capture.torch_logs
     ]
+    if capture.record is not None and found:
+        found[0] = structs.replace(found[0], warnings=[*found[0].warnings, *capture.record.warnings])
     return found
+
+
+def _trace(run: Run, capture: Capture) -> Input:
+    return Input(
+        path=run.path,
+        kind="trace",
+        role=capture.roles.get(run.path),
+        run_steps=_run_steps(run.path, capture),
+        rank=capture.rank,
+        rank_how=run.rank_how,
+        device_name=next(iter(run.device_names.values()), None),
+        torch_version=run.torch_version,
+        events=int(np.count_nonzero(run.own)) + len(run.memory),
+        recorded=run.recorded,
+        warnings=list(run.warnings),
+    )
+
+
+def _snapshot(snapshot: Snapshot, capture: Capture) -> Input:
+    return Input(
+        path=snapshot.path,
+        kind="snapshot",
+        role=capture.roles.get(snapshot.path),
+        run_steps=_run_steps(snapshot.path, capture),
+        rank=capture.rank,
+        rank_how=snapshot.rank_how,
+        torch_version=snapshot.torch_version,
+        events=len(snapshot),
+        warnings=list(snapshot.warnings),
+    )
+
+
+def _run_steps(path: str, capture: Capture) -> tuple[int, int] | None:
+    """The steps of the phase that a file of a recording was made in."""
+    role = capture.roles.get(path)
+    if capture.record is None or role is None:
+        return None
+    phase = capture.record.phase(role if role in ("light", "detailed") else "memory")
+    known = phase is not None and 0 <= phase.first_step <= phase.last_step
+    return (phase.first_step, phase.last_step) if phase is not None and known else None
 
 
 def _work(facts: Facts, shapes: int) -> Work:
@@ -78,6 +113,12 @@ def _pace(steps: Steps | None) -> Pace | None:
         return None
     middle = median(times)
     return Pace(steps=len(times), median_us=middle, mad_us=median(abs(t - middle) for t in times))
+
+
+def _plain(pace: PlainPace | None) -> Pace | None:
+    if pace is None:
+        return None
+    return Pace(steps=pace.steps, median_us=pace.median_ns / 1e3, mad_us=pace.mad_ns / 1e3)
 
 
 def must_select(examined: Sequence[Examined], options: Options) -> None:

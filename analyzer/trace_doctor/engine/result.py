@@ -67,10 +67,11 @@ def diagnose(
     for facts in everything:
         number = len(inputs)
         path = facts.capture.path
-        verdicts = run_rules(facts, made, lambda code, path=path: progress(code, path))  # type: ignore[misc]
-        examined.append(Examined(number, facts, verdicts))
+        further = tuple(Facts(c, options) for c in facts.capture.others)
+        verdicts = run_rules(facts, made, lambda code, path=path: progress(code, path), further)  # type: ignore[misc]
+        examined.append(Examined(number, facts, verdicts, further))
         seen(number, facts)
-        inputs += inputs_of(facts, share(MAX_SHAPES, len(everything), 4, 24))
+        inputs += inputs_of(facts, further, share(MAX_SHAPES, len(everything), 4, 24))
     must_select(examined, options or Options())
     filed = [
         file_claim(v.rule, c, e.number, e.rank, e.facts.capture.path, config.settings)

@@ -13,6 +13,7 @@ import msgspec
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.intervals import intersect, intervals, total
+from trace_doctor.evidence.steps import Steps
 from trace_doctor.model import OutcomeKind, Saving
 from trace_doctor.rule import Claim, Context, Rule
 
@@ -32,16 +33,45 @@ class Verdict:
 
 
 def run_rules(
-    facts: Facts, rules: Sequence[Rule], progress: Callable[[str], None] = lambda _: None
+    facts: Facts,
+    rules: Sequence[Rule],
+    progress: Callable[[str], None] = lambda _: None,
+    further: Sequence[Facts] = (),
 ) -> list[Verdict]:
-    """One verdict per rule, in the order of the rules, after faults with two names went to their owner."""
+    """One verdict per rule, in the order of the rules, after faults with two names went to their owner.
+
+    `further` are asked, one after the other, where the facts cannot tell: what they show besides is the doing of
+    their recording.
+    """
     verdicts = []
     for rule in rules:
         progress(rule.code)
         started = time.perf_counter()
-        verdicts.append(_run(facts, rule))
+        verdicts.append(_first_to_tell(facts, further, rule))
         log.debug("%s %s in %.0f ms", rule.code, verdicts[-1].outcome, (time.perf_counter() - started) * 1e3)
     return _one_owner(verdicts)
+
+
+def _first_to_tell(facts: Facts, further: Sequence[Facts], rule: Rule) -> Verdict:
+    verdict = _run(facts, rule)
+    for other in further:
+        if verdict.outcome != "skipped":
+            break
+        told = _run(other, rule)
+        if told.outcome in ("fired", "passed"):
+            verdict = replace(told, claims=tuple(_at_pace(c, other, facts) for c in told.claims))
+    return verdict
+
+
+def _at_pace(claim: Claim, other: Facts, facts: Facts) -> Claim:
+    """A claim on another recording of the same run: its moments mean nothing here, and its time is the same share of
+    the shorter step. It takes no part in the replay, which knows no row of the other recording."""
+    own, theirs = facts.get(Steps), other.get(Steps)
+    gain = claim.saving
+    if gain is not None and gain.time_us_per_step is not None and own is not None and theirs is not None:
+        pace = min(1.0, own.step_ns / max(theirs.step_ns, 1))
+        gain = msgspec.structs.replace(gain, time_us_per_step=gain.time_us_per_step * pace)
+    return replace(claim, saving=gain, removal=None, owned=())
 
 
 def _run(facts: Facts, rule: Rule) -> Verdict:

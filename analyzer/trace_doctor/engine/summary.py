@@ -8,6 +8,7 @@ from statistics import median
 from trace_doctor.engine.examined import Examined
 from trace_doctor.engine.findings import Filed
 from trace_doctor.evidence.memory_ledger import MemoryLedger
+from trace_doctor.evidence.profiler_cost import PlainPace
 from trace_doctor.evidence.replay import Removal, Replay
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import TimeLedger
@@ -46,7 +47,11 @@ def summary(
     examined: Sequence[Examined], what_if: Sequence[WhatIf], findings: Sequence[Finding], left_out: int
 ) -> Summary:
     """Of several captures: the slowest step, the busy share of all steady time, the highest peak, the largest saving."""
-    with_steps = [s for e in examined if (s := e.facts.get(Steps)) is not None and s.source != "none"]
+    with_steps = [
+        (s.step_ns, e) for e in examined if (s := e.facts.get(Steps)) is not None and s.source != "none"
+    ]
+    slowest = max(with_steps, key=lambda pair: pair[0], default=None)
+    plain = slowest[1].facts.get(PlainPace) if slowest else None
     ledgers = [row for e in examined if (t := e.facts.get(TimeLedger)) is not None for row in t.rows]
     rows = [r for r in ledgers if r.phase == "steady"] or ledgers
     window = sum(r.window_ns for r in rows)
@@ -58,7 +63,8 @@ def summary(
     unexplained = [r.unexplained_share for r in replays if r.unexplained_share is not None]
     reserved = [m.max_reserved_bytes for m in memory if m.max_reserved_bytes is not None]
     return Summary(
-        step_us=max((s.step_ns / 1e3 for s in with_steps), default=None),
+        step_us=slowest[0] / 1e3 if slowest else None,
+        plain_step_us=plain.median_ns / 1e3 if plain else None,
         gpu_busy_share=(window - idle) / window if window and on_gpu else None,
         gpu_idle_share=idle / window if window and on_gpu else None,
         peak_allocated_bytes=max((m.peak_bytes for m in memory), default=None),

@@ -22,7 +22,7 @@ fsspec deepspeed apex xformers flash_attn bitsandbytes liger_kernel transformer_
 composer fairscale colossalai ignite fastai webdataset streaming ffcv kornia albumentations nvidia wandb
 tensorboard tensorboardX mlflow comet_ml ray jax tensorflow keras hydra omegaconf pydantic cloudpickle
 dill joblib psutil packaging typing_extensions six filelock requests urllib3 debugpy pydevd ipykernel
-IPython traitlets tornado pytest _pytest pluggy click typer
+IPython traitlets tornado pytest _pytest pluggy click typer trace_doctor sitecustomize
 """
 _LIBRARIES = frozenset(_LIBRARY_NAMES.split())
 # HF `datasets` shares its name with the folder of many repositories: only files known to be the library's count
@@ -38,6 +38,7 @@ _LIBRARY_PATH = re.compile(
     r"|/pytorch/torch/"
     r"|/torch/(?:nn|optim|autograd|utils|profiler|fx|distributed|compiler|functional\.py|_\w+)(?:/|\.py|$)"
     r"|/torchinductor_[^/]*/"
+    r"|/trace_doctor/recording/"
     r"|\.so(?:[.\d]*)?$",
     re.IGNORECASE,
 )

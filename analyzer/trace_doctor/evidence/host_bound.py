@@ -87,8 +87,9 @@ class HostBound(Evidence):
 
 
 def with_stacks(run: Run) -> bool:
-    """Whether Python frames were recorded, which slows the host down."""
-    return bool(run.recorded.stacks) or bool(run.is_cat(Cat.PYTHON).any())
+    """Whether Python frames were recorded with these times, which slows the host down."""
+    frames = run.is_cat(Cat.PYTHON)
+    return bool((frames & run.own).any()) if frames.any() else bool(run.recorded.stacks)
 
 
 def _short(ledger: IdleLedger, timeline: GpuTimeline, device: int) -> dict[str, I64]:

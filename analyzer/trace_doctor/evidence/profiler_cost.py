@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, total, union
 from trace_doctor.evidence.steps import Steps
@@ -15,6 +16,26 @@ from trace_doctor.run import Cat
 
 FRAME_NS = 300
 """What `with_stack=True` adds to a Python call: 317 ns, torch 2.13 on x86 (200,000 empty calls with and without)."""
+
+
+@dataclass(frozen=True)
+class PlainPace(Evidence):
+    """What a step takes without the profiler, in the same run. Raises NotCaptured where only profiled steps are known."""
+
+    steps: int
+    median_ns: int
+    mad_ns: int
+    """median absolute deviation of the steps"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        times = np.array(facts.capture.step_ms.get("timing", ()))
+        if not len(times):
+            raise NotCaptured(
+                "steps without the profiler were not timed", "trace-doctor record -- python train.py"
+            )
+        middle = float(np.median(times))
+        return cls(len(times), round(middle * 1e6), round(float(np.median(np.abs(times - middle))) * 1e6))
 
 
 @dataclass(frozen=True)
@@ -28,7 +49,18 @@ class ProfilerCost(Evidence):
     marked_ns: int
     """of them together, as a union"""
     frames: int
-    """Python calls recorded on the main thread in the steady steps"""
+    """Python calls recorded on the main thread in the steady steps; those of another trace cost nothing here"""
+    plain: PlainPace | None = None
+    """what the steps take without the profiler, where that was measured"""
+    step_ns: int = 0
+    """what they take with it"""
+    phases: tuple[tuple[str, int, int], ...] = ()
+    """(phase, steps, median ns) of a recording, in its order"""
+
+    @property
+    def measured_ns(self) -> int | None:
+        """How much longer a step is under the profiler; None where that was not measured."""
+        return None if self.plain is None else max(0, self.step_ns - self.plain.median_ns)
 
     @property
     def frames_ns(self) -> int:
@@ -46,7 +78,7 @@ class ProfilerCost(Evidence):
             number, before = by_name.get(run.text(row), (0, 0))
             by_name[run.text(row)] = (number + 1, before + ns)
         threads = facts.get(Threads)
-        python = run.is_cat(Cat.PYTHON)
+        python = run.is_cat(Cat.PYTHON) & run.own
         if threads is not None:
             python = python & (run.thread == threads.main)
         starts = run.ts[python]
@@ -56,4 +88,10 @@ class ProfilerCost(Evidence):
             marked=tuple(sorted(((k, n, ns) for k, (n, ns) in by_name.items()), key=lambda m: (-m[2], m[0]))),
             marked_ns=total(intersect(union(spans), steady)),
             frames=int((behind - first).sum()),
+            plain=facts.get(PlainPace),
+            step_ns=facts[Steps].step_ns,
+            phases=tuple(
+                (phase, len(times), round(float(np.median(times)) * 1e6))
+                for phase, times in facts.capture.step_ms.items()
+            ),
         )

@@ -15,6 +15,8 @@ from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture
 from trace_doctor.loaders import identify
 from trace_doctor.loaders.meta import rank_in_name
 from trace_doctor.loaders.stream import head
+from trace_doctor.recording import folder as recordings
+from trace_doctor.recording.options import ENVIRONMENT_FILE, TORCH_TRACE_FOLDER
 
 Kind = Literal["trace", "snapshot", "torch_trace"]
 
@@ -25,7 +27,7 @@ _CANDIDATE = re.compile(
 # Looked into as well, but of no interest when they are something else: logs, files without a suffix.
 _POSSIBLE = re.compile(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
-_COMPANIONS = frozenset({"environment.json"})
+_COMPANIONS = frozenset({ENVIRONMENT_FILE})
 """Belongs beside a capture: no capture itself, and nothing to speak of."""
 
 
@@ -41,6 +43,8 @@ class Found:
     rank_how: str = ""
     named: bool = False
     """given by name, not found by walking: a failure to read it is an error"""
+    recording: Path | None = None
+    """the folder that `record` wrote, of which this file is a part"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +102,23 @@ def discover(paths: Sequence[str | Path]) -> Discovery:
                     rank or 0,
                     "" if rank is None else "file name",
                     candidate.named,
+                    _recording(candidate.path, kind),
                 )
             )
     if not found:
         raise NoCaptures(_nothing(paths, len(ignored)))
     return Discovery(tuple(found), tuple(ignored))
+
+
+def _recording(path: Path, kind: Kind) -> Path | None:
+    """The recording that a capture belongs to: by its name, in a folder that says it is one."""
+    if kind == "torch_trace":
+        folder = path.parent.parent if path.parent.name == TORCH_TRACE_FOLDER else path.parent
+    elif recordings.role_of(path.name):
+        folder = path.parent
+    else:
+        return None
+    return folder if recordings.is_recording(folder) else None
 
 
 def sniff(path: Path, display: str) -> Kind:
@@ -168,12 +184,13 @@ def _walk(root: Path) -> Iterator[Path]:
             continue
         seen.add((status.st_dev, status.st_ino))
         below = []
+        recorded = recordings.is_recording(folder)
         for entry in entries:
             try:
                 if entry.is_dir():
                     if not entry.name.startswith(".") and entry.name not in _SKIPPED_FOLDERS:
                         below.append(Path(entry.path))
-                elif entry.name in _COMPANIONS:
+                elif entry.name in _COMPANIONS or (recorded and recordings.is_companion(entry.name)):
                     continue
                 elif entry.is_file() and (_CANDIDATE.search(entry.name) or _POSSIBLE.search(entry.name)):
                     yield Path(entry.path)

@@ -21,7 +21,7 @@ import msgspec
 from trace_doctor.errors import NotACapture
 from trace_doctor.loaders.stream import ByteStream
 
-_HEADER = re.compile(rb"(?:\[rank\d+\]:)?[VDIWECF]\d{4} \d\d:\d\d:\d\d\.\d+ \S+ \S+:\d+\] *(\{.*)")
+_HEADER = re.compile(rb"(?:\[rank\d+\]:)?[VDIWECF]\d{4} \d\d:\d\d:\d\d\.\d+ (\S+) \S+:\d+\] *(\{.*)")
 _MOST_PAYLOAD = 1 << 20
 """Bytes of one payload that are kept; graphs and generated code are never asked for."""
 _MOST_RECORDS = 1_000_000
@@ -94,6 +94,8 @@ class CompileLog:
     records: int
     """structured lines read"""
     warnings: tuple[str, ...] = ()
+    pid: int | None = None
+    """of the process that wrote it"""
 
     def __len__(self) -> int:
         return self.records
@@ -106,7 +108,8 @@ def load_torch_trace(path: Path, display: str) -> CompileLog:
     """
     reader = _Reader()
     stream = ByteStream(path)
-    for header, payload in _records(_lines(stream.pieces())):
+    for pid, header, payload in _records(_lines(stream.pieces())):
+        reader.pid = reader.pid or pid
         reader.take(header, payload)
         if reader.records >= _MOST_RECORDS:
             break
@@ -129,9 +132,9 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def _records(stream: Iterator[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """(JSON text of the header, payload without its tabs) of each record."""
-    header, payload, size = b"", [], 0
+def _records(stream: Iterator[bytes]) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """(process id, JSON text of the header, payload without its tabs) of each record."""
+    pid, header, payload, size = b"", b"", [], 0
     for line in stream:
         if line.startswith(b"\t"):
             size += len(line)
@@ -139,11 +142,12 @@ def _records(stream: Iterator[bytes]) -> Iterator[tuple[bytes, bytes]]:
                 payload.append(line[1:])
             continue
         if header:
-            yield header, b"".join(payload)
+            yield pid, header, b"".join(payload)
         found = _HEADER.match(line)
-        header, payload, size = (found.group(1) if found else b""), [], 0
+        pid, header = found.groups() if found else (b"", b"")
+        payload, size = [], 0
     if header:
-        yield header, b"".join(payload)
+        yield pid, header, b"".join(payload)
 
 
 @dataclass
@@ -152,6 +156,7 @@ class _Reader:
     unreadable: int = 0
     truncated: bool = False
     rank: int | None = None
+    pid: bytes = b""
     version: str | None = None
     strings: dict[int, str] = field(default_factory=dict)
     breaks: list[LoggedBreak] = field(default_factory=list)
@@ -194,6 +199,7 @@ class _Reader:
             recompiles=tuple(LoggedRecompile(i, r) for i, r in self.recompiles.items()),
             records=self.records,
             warnings=tuple(warnings),
+            pid=int(self.pid) if self.pid.isdigit() and len(self.pid) < 19 else None,
         )
 
     def _string(self, record: dict[str, Any], _: str) -> None:

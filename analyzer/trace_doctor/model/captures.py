@@ -59,6 +59,12 @@ class Input(Struct, frozen=True, kw_only=True):
     recorded: Recorded = Recorded()
     pace: Pace | None = None
     """None without steps"""
+    plain: Pace | None = None
+    """of the same run without the profiler; only a recording tells"""
+    role: str | None = None
+    """of a recording: light, detailed, peak, boundary, oom or exception"""
+    run_steps: tuple[int, int] | None = None
+    """of a recording: the first and the last step of the run that the file shows, as `steps.csv` counts them"""
     step_source: str | None = None
     """what marks the steps: profiler_step, loader, optimizer, marker; None without steps"""
     work: Work = Work()

@@ -41,6 +41,8 @@ class SavingUpTo(Struct, frozen=True, kw_only=True):
 class Summary(Struct, frozen=True, kw_only=True):
     step_us: float | None = None
     """Median steady step; None without a step source."""
+    plain_step_us: float | None = None
+    """Median step without the profiler, of the capture that `step_us` is of; only a recording tells."""
     gpu_busy_share: float | None = None
     gpu_idle_share: float | None = None
     peak_allocated_bytes: int | None = None

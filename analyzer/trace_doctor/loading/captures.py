@@ -1,0 +1,129 @@
+"""From files to captures: which of them are about the same run of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.memory_timeline import MemoryTimeline
+from trace_doctor.loaders.columns import Content
+from trace_doctor.loaders.discover import Found
+from trace_doctor.loaders.torch_trace import CompileLog
+from trace_doctor.loading.lending import lent
+from trace_doctor.recording import folder as recordings
+from trace_doctor.recording.folder import Recording
+from trace_doctor.run import Capture, Run
+from trace_doctor.snapshot import Action, Snapshot
+
+Files = Sequence[tuple[Found, Content]]
+
+
+def captures_of(loaded: Files) -> list[Capture]:
+    """The captures that the files make, by rank and path.
+
+    Of a recording, all files of a rank are one capture. Of any other folder, a trace and a snapshot of the same rank
+    are, where there is one of each.
+    """
+    recorded: dict[Path, list[tuple[Found, Content]]] = {}
+    others: list[tuple[Found, Content]] = []
+    for found, content in loaded:
+        if found.recording is not None:
+            recorded.setdefault(found.recording, []).append((found, content))
+        else:
+            others.append((found, content))
+    captures = _paired(others)
+    for folder, files in recorded.items():
+        captures += _of_recording(recordings.read(folder), files)
+    return sorted(captures, key=lambda c: (c.rank, c.path))
+
+
+def _paired(loaded: Files) -> list[Capture]:
+    logs = tuple(c for _, c in loaded if isinstance(c, CompileLog))
+    by_place: dict[tuple[str, int], tuple[list[Run], list[Snapshot]]] = {}
+    for found, content in loaded:
+        if not isinstance(content, CompileLog):
+            runs, snapshots = by_place.setdefault((str(found.path.parent), content.rank), ([], []))
+            if isinstance(content, Run):
+                runs.append(content)
+            else:
+                snapshots.append(content)
+    captures: list[Capture] = []
+    for (_, rank), (runs, snapshots) in by_place.items():
+        if len(runs) == len(snapshots) == 1:
+            captures.append(Capture(rank=rank, run=runs[0], snapshot=snapshots[0], torch_logs=logs))
+        else:
+            captures += [Capture(rank=rank, run=run, torch_logs=logs) for run in runs]
+            captures += [Capture(rank=rank, snapshot=snapshot) for snapshot in snapshots]
+    return captures
+
+
+# -- a recording -------------------------------------------------------------------------------------------------
+
+
+def _of_recording(recording: Recording | None, files: Files) -> list[Capture]:
+    """One capture for each rank, by the names of its files."""
+    by_rank: dict[int, dict[str, Run | Snapshot]] = {}
+    for found, content in files:
+        named = recordings.role_of(found.path.name)
+        if named is not None and not isinstance(content, CompileLog):
+            by_rank.setdefault(named[0], {})[named[1]] = content
+    logs = _logs([c for _, c in files if isinstance(c, CompileLog)], recording, by_rank)
+    return [_rank(rank, mine, logs.get(rank, ()), recording) for rank, mine in by_rank.items()]
+
+
+def _rank(
+    rank: int, files: Mapping[str, Run | Snapshot], logs: tuple[CompileLog, ...], recording: Recording | None
+) -> Capture:
+    light, detailed = files.get("light"), files.get("detailed")
+    runs = [r for r in (light, detailed) if isinstance(r, Run)]
+    snapshots = _telling([s for s in files.values() if isinstance(s, Snapshot)])
+    run = lent(*runs) if len(runs) == 2 else runs[0] if runs else None
+    return Capture(
+        rank=rank,
+        run=run,
+        snapshot=snapshots[0] if snapshots else None,
+        torch_logs=logs,
+        further=(*runs[1:], *snapshots[1:]),
+        frames_from="" if run is None or run is runs[0] else runs[1].path,
+        step_ms=recording.step_ms(rank) if recording else {},
+        record=recording.ranks.get(rank) if recording else None,
+        roles={content.path: role for role, content in files.items()},
+    )
+
+
+def _telling(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """The one that shows most first: a failed allocation, the highest peak, the longest history. All of them are of
+    one process, so a later one has the history of an earlier one in it, as far as the record is long enough."""
+    return sorted(
+        snapshots,
+        key=lambda s: (bool((s.action == Action.OOM).any()), _peak(s), len(s)),
+        reverse=True,
+    )
+
+
+def _peak(snapshot: Snapshot) -> int:
+    """Highest live bytes that its history shows, on any device; what lives at its end where it has none."""
+    timeline = Facts(Capture(snapshot.rank, snapshot=snapshot)).get(MemoryTimeline)
+    if timeline is not None:
+        return max(h.peak_bytes for h in timeline.devices)
+    return int(np.sum(snapshot.block_requested[snapshot.block_state > 0], initial=0))
+
+
+def _logs(
+    logs: Sequence[CompileLog], recording: Recording | None, ranks: Iterable[int]
+) -> dict[int, tuple[CompileLog, ...]]:
+    """The logs of each rank: by the process that wrote them, else by the rank they name; those of one rank alone that
+    say neither are its own."""
+    ranks = list(ranks)
+    by_pid = {r.pid: r.rank for r in (recording.ranks.values() if recording else ()) if r.pid is not None}
+    found: dict[int, tuple[CompileLog, ...]] = {}
+    for log in logs:
+        rank = None if log.pid is None else by_pid.get(log.pid)
+        if rank is None and (log.rank is not None or len(ranks) == 1):
+            rank = ranks[0] if log.rank is None else log.rank
+        if rank is not None:
+            found[rank] = (*found.get(rank, ()), log)
+    return found

@@ -1,0 +1,235 @@
+"""What lies in a recording, read by those who analyse it.
+
+Manifests and tables of a recording are input like any other, often of strangers: sizes are bounded, names are looked up
+inside the folder alone, fields that are missing or of another type read as unknown, and fields that nobody knows are
+passed over. Standard library only.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from trace_doctor.recording.options import (
+    COMMAND_FILE,
+    ENVIRONMENT_FILE,
+    OPTIONS_FILE,
+    PLAN_FILE,
+    RECORDING_FILE,
+    STEPS_COLUMNS,
+    STEPS_FILE,
+    Role,
+    capture_file,
+    rank_file,
+    rank_steps_file,
+)
+
+_LARGEST_MANIFEST = 1 << 20
+_LARGEST_TABLE = 64 << 20
+_MOST_RANKS = 4096
+_RANK = re.compile(r"rank(\d{1,6})\.(recording\.json|steps\.csv|\w+\.(?:json\.gz|json|pickle))")
+_COMPANIONS = frozenset({RECORDING_FILE, PLAN_FILE, OPTIONS_FILE, STEPS_FILE, ENVIRONMENT_FILE, COMMAND_FILE})
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPhase:
+    """One phase of one rank; -1 and None where the manifest does not say."""
+
+    name: str
+    first_step: int = -1
+    last_step: int = -1
+    seconds: float | None = None
+    overhead: float | None = None
+    """how much longer a step took than in the plain timing, as a share of that"""
+    why_ended: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What the agent of one rank said of its recording."""
+
+    rank: int
+    pid: int | None = None
+    world_size: int | None = None
+    found_steps_by: str = ""
+    accumulation: int | None = None
+    """optimizer steps are so many batches apart; None: not seen"""
+    ended: str = ""
+    phases: tuple[RecordedPhase, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def phase(self, name: str) -> RecordedPhase | None:
+        return next((p for p in self.phases if p.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A row of `steps.csv`."""
+
+    step: int
+    phase: str
+    milliseconds: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A folder that `record` wrote, whole or as far as it came."""
+
+    folder: Path
+    ranks: Mapping[int, RankRecord]
+    steps: Mapping[int, tuple[RecordedStep, ...]]
+    """by rank, in the order of the file"""
+    exit_code: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    def timed(self, rank: int) -> tuple[float, ...]:
+        """Milliseconds of the steps that ran without the profiler, at a settled pace."""
+        return self.step_ms(rank).get("timing", ())
+
+    def step_ms(self, rank: int) -> dict[str, tuple[float, ...]]:
+        """Phase -> milliseconds of its steps."""
+        found: dict[str, list[float]] = {}
+        for step in self.steps.get(rank, ()):
+            found.setdefault(step.phase, []).append(step.milliseconds)
+        return {phase: tuple(times) for phase, times in found.items()}
+
+
+def is_recording(folder: Path) -> bool:
+    """Whether a launcher or an agent has written here: one may have died before it could."""
+    try:
+        return (folder / RECORDING_FILE).is_file() or any(folder.glob("rank*.recording.json"))
+    except OSError:
+        return False
+
+
+def role_of(name: str) -> tuple[int, Role] | None:
+    """Rank and role of a capture by the name of its file; None for any other name."""
+    found = _RANK.fullmatch(name)
+    if found is None:
+        return None
+    rank = int(found[1])
+    return next(((rank, role) for role in get_args(Role) if capture_file(rank, role) == name), None)
+
+
+def is_companion(name: str) -> bool:
+    """Whether this file of a recording is no capture, and nothing to speak of."""
+    found = _RANK.fullmatch(name)
+    return name in _COMPANIONS or (
+        found is not None and name in (rank_file(int(found[1])), rank_steps_file(int(found[1])))
+    )
+
+
+def read(folder: Path) -> Recording | None:
+    """The recording in a folder; None where there is none."""
+    if not is_recording(folder):
+        return None
+    ranks = {r.rank: r for r in _rank_records(folder)}
+    said = _object(folder / RECORDING_FILE)
+    return Recording(
+        folder=folder,
+        ranks=ranks,
+        steps=_steps(folder, ranks),
+        exit_code=_whole(said.get("exit_code")),
+        warnings=_texts(said.get("warnings")),
+    )
+
+
+def _rank_records(folder: Path) -> Iterator[RankRecord]:
+    numbered = ((int(m[1]), p) for p in folder.glob("rank*.recording.json") if (m := _RANK.fullmatch(p.name)))
+    for rank, path in sorted(numbered)[:_MOST_RANKS]:
+        said = _object(path)
+        phases = said.get("phases")
+        yield RankRecord(
+            rank=rank,
+            pid=_whole(said.get("pid")),
+            world_size=_whole(said.get("world_size")),
+            found_steps_by=_text(said.get("found_steps_by")),
+            accumulation=_whole(said.get("accumulation")),
+            ended=_text(said.get("ended")),
+            phases=tuple(
+                _phase(p) for p in (phases if isinstance(phases, list) else []) if isinstance(p, dict)
+            ),
+            warnings=_texts(said.get("warnings")),
+        )
+
+
+def _phase(said: dict[str, Any]) -> RecordedPhase:
+    overhead = said.get("overhead")
+    first, last = _whole(said.get("first_step")), _whole(said.get("last_step"))
+    return RecordedPhase(
+        name=_text(said.get("name")),
+        first_step=-1 if first is None else first,
+        last_step=-1 if last is None else last,
+        seconds=_number(said.get("seconds")),
+        overhead=_number(overhead.get("share")) if isinstance(overhead, dict) else None,
+        why_ended=_text(said.get("why_ended")),
+    )
+
+
+def _steps(folder: Path, ranks: Mapping[int, RankRecord]) -> dict[int, tuple[RecordedStep, ...]]:
+    """From `steps.csv`; where the launcher did not come to writing it, from those of the ranks."""
+    joined = list(_rows(folder / STEPS_FILE))
+    rows = joined or [row for rank in ranks for row in _rows(folder / rank_steps_file(rank))]
+    found: dict[int, list[RecordedStep]] = {}
+    for rank, step in rows:
+        found.setdefault(rank, []).append(step)
+    return {rank: tuple(steps) for rank, steps in sorted(found.items())}
+
+
+def _rows(path: Path) -> Iterator[tuple[int, RecordedStep]]:
+    """Rows with rank, step, phase and a possible time; others (a killed job cuts the last one) are left out."""
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST_TABLE:
+            return
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            for row in csv.DictReader(file):
+                values = [row.get(column) or "" for column in STEPS_COLUMNS]
+                try:
+                    rank, step, milliseconds = int(values[0]), int(values[1]), float(values[3])
+                    loss = float(values[4]) if values[4] else None
+                except ValueError:
+                    continue
+                if rank >= 0 and math.isfinite(milliseconds) and milliseconds > 0:
+                    yield rank, RecordedStep(step, values[2], milliseconds, loss)
+    except (OSError, csv.Error):
+        return
+
+
+# -- values of a manifest ----------------------------------------------------------------------------------------
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST_MANIFEST:
+            return {}
+        said = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        return float(value) if known and math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _text(value: Any) -> str:
+    return value[:1000] if isinstance(value, str) else ""
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(_text(v) for v in value[:100] if _text(v)) if isinstance(value, list) else ()

@@ -1,0 +1,125 @@
+"""The folder of a recording is read with bounds and without trust: what is missing or odd is unknown, never an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.recording import folder
+from trace_doctor.recording.options import capture_file, rank_file, rank_steps_file
+
+STEPS = """rank,step,phase,milliseconds,loss
+0,0,warmup,90.5,2.302585092994046
+0,1,timing,10.25,
+0,2,timing,10.5,1.5
+1,1,timing,11.0,
+0,3,light,12.0,1.25
+"""
+
+
+def rank_record(**more: object) -> str:
+    return json.dumps(
+        {
+            "rank": 0,
+            "pid": 4711,
+            "world_size": 2,
+            "found_steps_by": "optimizer",
+            "accumulation": 4,
+            "ended": "enough",
+            "phases": [
+                {"name": "timing", "first_step": 1, "last_step": 2, "seconds": 0.02, "why_ended": "enough"},
+                {
+                    "name": "light",
+                    "first_step": 3,
+                    "last_step": 3,
+                    "overhead": {"per_step_us": 1500, "share": 0.15},
+                },
+            ],
+            "warnings": ["steps vary"],
+            **more,
+        }
+    )
+
+
+def test_what_a_recording_says(tmp_path: Path) -> None:
+    (tmp_path / "recording.json").write_text(
+        '{"exit_code": 0, "warnings": ["rank 1 reported nothing"], "later": {}}'
+    )
+    (tmp_path / rank_file(0)).write_text(rank_record(unheard_of=[1]))
+    (tmp_path / "steps.csv").write_text(STEPS)
+    read = folder.read(tmp_path)
+    assert read is not None
+    assert (read.exit_code, read.warnings) == (0, ("rank 1 reported nothing",))
+    mine = read.ranks[0]
+    assert (mine.pid, mine.world_size, mine.found_steps_by, mine.accumulation) == (4711, 2, "optimizer", 4)
+    light = mine.phase("light")
+    assert light is not None and (light.first_step, light.last_step, light.overhead) == (3, 3, 0.15)
+    assert read.timed(0) == (10.25, 10.5) and read.timed(1) == (11.0,) and read.timed(7) == ()
+    assert [s.loss for s in read.steps[0]] == [2.302585092994046, None, 1.5, 1.25]
+
+
+def test_a_launcher_that_died_left_what_the_ranks_wrote(tmp_path: Path) -> None:
+    (tmp_path / rank_file(1)).write_text("{")
+    (tmp_path / rank_steps_file(1)).write_text("rank,step,phase,milliseconds,loss\n1,4,timing,3.5,\n1,5,tim")
+    read = folder.read(tmp_path)
+    assert read is not None and list(read.ranks) == [1] and read.ranks[1].pid is None
+    assert read.timed(1) == (3.5,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "null", '{"phases": 3, "pid": "x", "warnings": "no"}', '{"phases": [1, {"name": 5}]}', "\xff\x00",
+        "[" * 100_000, '{"pid": true, "world_size": 1e999, "warnings": [[], "fine"]}', '{"pid": 1%s}' % ("0" * 5000),
+    ],
+)  # fmt: skip
+def test_a_manifest_may_hold_anything(tmp_path: Path, text: str) -> None:
+    (tmp_path / "recording.json").write_text(text, encoding="latin-1")
+    (tmp_path / rank_file(0)).write_text(text, encoding="latin-1")
+    read = folder.read(tmp_path)
+    assert read is not None and read.exit_code is None
+    assert read.ranks[0].pid is None and all(not p.name for p in read.ranks[0].phases)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "0,1,timing,nan,",
+        "0,1,timing,inf,",
+        "0,1,timing,-3,",
+        "x,1,timing,3,",
+        "0,,timing,3,",
+        "-1,1,timing,3,",
+        "0",
+    ],
+)
+def test_rows_that_cannot_be_are_left_out(tmp_path: Path, row: str) -> None:
+    (tmp_path / "recording.json").write_text("{}")
+    (tmp_path / "steps.csv").write_text(f"rank,step,phase,milliseconds,loss\n{row}\n0,2,timing,4.5,\n")
+    read = folder.read(tmp_path)
+    assert read is not None and read.timed(0) == (4.5,)
+
+
+def test_large_files_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "recording.json").write_text('{"exit_code": 3, "padding": "%s"}' % ("x" * (2 << 20)))
+    read = folder.read(tmp_path)
+    assert read is not None and read.exit_code is None
+
+
+def test_a_folder_without_manifests_is_no_recording(tmp_path: Path) -> None:
+    (tmp_path / capture_file(0, "light")).write_bytes(b"")
+    (tmp_path / "steps.csv").write_text(STEPS)
+    assert folder.read(tmp_path) is None
+    assert folder.read(tmp_path / "absent") is None
+
+
+def test_names_of_captures_and_companions() -> None:
+    assert folder.role_of("rank12.boundary.pickle") == (12, "boundary")
+    assert folder.role_of("rank0.light.json.gz") == (0, "light")
+    for other in ("rank0.json.gz", "rank0.light.pickle", "rank0.peak.json.gz", "xrank0.light.json.gz", "rank0.light.json.gz.tmp", "rank00.light.json.gz"):  # fmt: skip
+        assert folder.role_of(other) is None, other
+    for name in ("recording.json", "rank3.recording.json", "rank3.steps.csv", "plan.json", "options.json", "environment.json"):  # fmt: skip
+        assert folder.is_companion(name), name
+    assert not folder.is_companion("rank0.light.json.gz") and not folder.is_companion("trace.json")

@@ -1,0 +1,302 @@
+"""All files of a recording are one run: one capture for each rank, one finding for a fault, times of the light trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.api import analyze, read_captures
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.call_sites import CallSites
+from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.operator_inputs import OperatorInputs
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.syncs import Syncs
+from trace_doctor.model import Result
+from trace_doctor.recording.options import capture_file, rank_file
+from trace_doctor.run import Capture, Cat
+from trace_doctor.testing import RunBuilder, SnapshotBuilder
+
+Script = Callable[[RunBuilder, int], None]
+FRAME_US = 60
+"""What a Python frame takes longer in the detailed trace: far more than in truth."""
+
+
+def reads_the_loss(b: RunBuilder, step: int) -> None:
+    """A step that waits for its loss in `log`, a function of train.py."""
+    with frame(b, "train.py", 20, "train_step"):
+        with b.op("aten::mm", dims=[[64, 64], [64, 64]], types=["float", "float"]):
+            b.launch(900)
+        with b.op("aten::relu", dims=[[64, 64]], types=["float"]):
+            b.launch(100)
+        with frame(b, "train.py", 41, "log"):
+            b.item()
+    with b.optimizer_step():
+        for _ in range(60):
+            with b.op("aten::add_", us=5):
+                b.launch(4)
+
+
+class frame:
+    """A Python frame, and what recording it takes."""
+
+    def __init__(self, b: RunBuilder, file: str, line: int, function: str) -> None:
+        self._b, self._made = b, b.python(file, line, function)
+
+    def __enter__(self) -> None:
+        self._made.__enter__()
+        if self._b.meta["with_stack"]:
+            self._b.wait(FRAME_US)
+
+    def __exit__(self, *_: object) -> None:
+        self._made.__exit__(None, None, None)
+
+
+def trace(script: Script, *, detailed: bool, rank: int | None = None, steps: range = range(5)) -> RunBuilder:
+    b = RunBuilder(stacks=detailed, shapes=detailed, rank=rank, world_size=1 if rank is None else 2)
+    with frame(b, "train.py", 60, "main"):
+        for n in steps:
+            with b.step(n):
+                script(b, n)
+    return b
+
+
+def recording(
+    folder: Path, script: Script = reads_the_loss, *, ranks: int = 1, plain_ms: float = 1.05
+) -> Path:
+    """A recording of a script, as `record` leaves it."""
+    folder.mkdir(exist_ok=True)
+    rows = ["rank,step,phase,milliseconds,loss"]
+    for rank in range(ranks):
+        number = None if ranks == 1 else rank
+        trace(script, detailed=False, rank=number, steps=range(20, 25)).write(folder / "light.json")
+        trace(script, detailed=True, rank=number, steps=range(25, 28)).write(folder / "detailed.json")
+        for role in ("light", "detailed"):
+            pack(folder / f"{role}.json", folder / capture_file(rank, role))
+        phases = [("timing", 0, 19), ("light", 20, 24), ("detailed", 25, 27), ("memory", 28, 30)]
+        said = {
+            "rank": rank,
+            "world_size": ranks,
+            "pid": 100 + rank,
+            "phases": [{"name": n, "first_step": a, "last_step": z} for n, a, z in phases],
+            "warnings": [],
+        }
+        (folder / rank_file(rank)).write_text(json.dumps(said))
+        rows += [f"{rank},{n},timing,{plain_ms},{2.5 - n / 100}" for n in range(20)]
+        rows += [f"{rank},{n},light,1.2," for n in range(20, 25)] + [
+            f"{rank},{n},detailed,1.4," for n in range(25, 28)
+        ]
+    (folder / "steps.csv").write_text("\n".join(rows) + "\n")
+    (folder / "recording.json").write_text(json.dumps({"exit_code": 0, "ranks": ranks, "warnings": []}))
+    (folder / "environment.json").write_text(json.dumps({"torch": "2.9.1+cu128", "cpu_count": 16}))
+    return folder
+
+
+def pack(made: Path, to: Path) -> None:
+    import gzip
+
+    to.write_bytes(gzip.compress(made.read_bytes(), mtime=0))
+    made.unlink()
+
+
+def only(folder: Path) -> Capture:
+    captures, _ = read_captures([folder])
+    assert len(captures) == 1
+    return captures[0]
+
+
+def test_the_light_trace_decides_times_and_the_detailed_one_places(tmp_path: Path) -> None:
+    folder = recording(tmp_path / "run")
+    capture = only(folder)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    pack(
+        trace(reads_the_loss, detailed=False, steps=range(20, 25)).write(tmp_path / "t"),
+        alone / "trace.json.gz",
+    )
+    light = only(alone)
+    facts, bare = Facts(capture), Facts(light)
+    assert facts[Steps].steps == bare[Steps].steps
+    assert int(capture.run.own.sum()) == len(light.run)  # type: ignore[union-attr]
+    syncs = facts[Syncs].rows.tolist()
+    sites = [facts[CallSites].site(row) for row in syncs]
+    assert syncs and {(s.file, s.line, s.function) for s in sites if s} == {("train.py", 41, "log")}
+    inputs = facts[OperatorInputs]
+    run = facts.run
+    products = inputs.typical(run.named(lambda n: n == "aten::mm", Cat.CPU_OP))
+    assert [i.shape(0) for i in inputs.of(products.tolist())] == [(64, 64)]
+    result, lone = analyze(folder), analyze(alone)
+    assert [r for r in result.time_ledger] == [r for r in lone.time_ledger] or sums(result) == sums(lone)
+    assert result.summary.step_us == lone.summary.step_us
+
+
+def sums(result: Result) -> list[tuple[int, int, int]]:
+    return [(r.window_ns, r.compute_ns, r.idle_ns.total()) for r in result.time_ledger]
+
+
+def test_frames_lie_around_the_events_that_they_caused(tmp_path: Path) -> None:
+    capture = only(recording(tmp_path))
+    run = capture.run
+    assert run is not None
+    nesting = Facts(capture)[Nesting]
+    for row in run.named(lambda n: n == "aten::item").tolist():
+        above = [run.text(r) for r in nesting.ancestors(row)]
+        assert [n for n in above if n.startswith("train.py")] == [
+            "train.py(41): log", "train.py(20): train_step", "train.py(60): main",
+        ]  # fmt: skip
+    for row in run.named(lambda n: n == "aten::add_").tolist():
+        above = [run.text(r) for r in nesting.ancestors(row)]
+        assert [n for n in above if n.startswith("train.py")] == ["train.py(60): main"]
+
+
+def test_a_fault_is_found_once_with_its_line_and_the_cost_of_the_light_trace(tmp_path: Path) -> None:
+    result = analyze(recording(tmp_path))
+    found = [f for f in result.findings if f.code == "TD201"]
+    assert len(found) == 1
+    assert (found[0].location.file, found[0].location.function) == ("train.py", "log")
+    assert {f.input for f in result.findings} == {0}
+    assert result.summary.step_us is not None
+    for finding in result.findings:
+        if finding.saving and finding.saving.time_us_per_step:
+            assert finding.saving.time_us_per_step <= result.summary.step_us
+
+
+def test_what_only_the_profiler_makes_is_not_blamed_on_the_script(tmp_path: Path) -> None:
+    """A host that keeps up without stacks falls behind with them: the detailed trace alone is bound by its launches."""
+
+    def many_small(b: RunBuilder, step: int) -> None:
+        for n in range(200):
+            with frame(b, "train.py", 30, "block"), frame(b, "ops.py", 9, "add"), b.op("aten::add"):
+                b.launch(9)
+
+    folder = recording(tmp_path / "run", many_small)
+    detailed = tmp_path / "detailed.json.gz"
+    detailed.write_bytes((folder / capture_file(0, "detailed")).read_bytes())
+    blamed = {f.code for f in analyze(detailed).findings}
+    found = {f.code for f in analyze(folder).findings}
+    assert "TD202" in blamed and "TD202" not in found
+
+
+def test_files_and_roles(tmp_path: Path) -> None:
+    folder = recording(tmp_path)
+    result = analyze(folder)
+    seen = [(i.path, i.kind, i.role, i.run_steps) for i in result.inputs]
+    assert seen == [
+        ("rank0.light.json.gz", "trace", "light", (20, 24)),
+        ("rank0.detailed.json.gz", "trace", "detailed", (25, 27)),
+    ]
+    assert result.ignored == []
+    assert {s.input for s in result.steps} == {0} and {r.input for r in result.time_ledger} == {0}
+
+
+def test_ranks_stay_apart_and_are_one_job(tmp_path: Path) -> None:
+    result = analyze(recording(tmp_path, ranks=2))
+    assert [(i.rank, i.role) for i in result.inputs] == [
+        (0, "light"), (0, "detailed"), (1, "light"), (1, "detailed"),
+    ]  # fmt: skip
+    found = [f for f in result.findings if f.code == "TD201"]
+    assert len(found) == 1 and "also on rank 1" in found[0].message
+
+
+def test_without_manifests_every_trace_speaks_for_itself(tmp_path: Path) -> None:
+    folder = recording(tmp_path)
+    for name in ("recording.json", rank_file(0)):
+        (folder / name).unlink()
+    captures, _ = read_captures([folder])
+    assert [c.path for c in captures] == ["rank0.detailed.json.gz", "rank0.light.json.gz"]
+    assert all(not c.further and not c.step_ms for c in captures)
+
+
+@pytest.mark.parametrize("missing", ["light", "detailed"])
+def test_a_recording_that_ended_early_is_read_as_far_as_it_came(tmp_path: Path, missing: str) -> None:
+    folder = recording(tmp_path)
+    (folder / f"rank0.{missing}.json.gz").unlink()
+    result = analyze(folder)
+    assert [i.role for i in result.inputs] == [{"light": "detailed", "detailed": "light"}[missing]]
+    assert result.summary.plain_step_us == pytest.approx(1050)
+
+
+def test_steps_that_differ_get_no_frames_that_are_not_theirs(tmp_path: Path) -> None:
+    """Every other step logs, and the detailed steps do not: the extra operators have the frames that stay open."""
+
+    def at_times(b: RunBuilder, step: int) -> None:
+        with frame(b, "train.py", 20, "train_step"):
+            with b.op("aten::mm"):
+                b.launch(400)
+            with frame(b, "train.py", 33, "norm"), b.op("aten::norm"):
+                b.launch(10)
+            if 20 <= step < 25 and step % 2:
+                b.item()
+            with frame(b, "train.py", 50, "update"), b.op("aten::add_"):
+                b.launch(10)
+
+    capture = only(recording(tmp_path, at_times))
+    run = capture.run
+    assert run is not None
+    nesting = Facts(capture)[Nesting]
+
+    def frames(name: str) -> set[tuple[str, ...]]:
+        rows = run.named(lambda n: n == name).tolist()
+        return {
+            tuple(t for r in nesting.ancestors(row) if (t := run.text(r)).startswith("train.py"))
+            for row in rows
+        }
+
+    around = ("train.py(20): train_step", "train.py(60): main")
+    assert frames("aten::item") == {around}
+    assert frames("aten::norm") == {("train.py(33): norm", *around)}
+    assert frames("aten::add_") == {("train.py(50): update", *around)}
+
+
+def test_other_programs_lend_nothing(tmp_path: Path) -> None:
+    folder = recording(tmp_path)
+
+    def other(b: RunBuilder, step: int) -> None:
+        for _ in range(9):
+            with b.op("aten::conv2d"):
+                b.launch(20)
+
+    pack(trace(other, detailed=True).write(tmp_path / "other"), folder / capture_file(0, "detailed"))
+    capture = only(folder)
+    assert capture.run is not None and capture.run.own.all() and not capture.frames_from
+
+
+def test_plain_steps_stand_beside_profiled_ones(tmp_path: Path) -> None:
+    result = analyze(recording(tmp_path, plain_ms=0.9), select=["TD003", "TD2"])
+    assert result.summary.plain_step_us == pytest.approx(900)
+    plain = result.inputs[0].plain
+    assert plain is not None and (plain.steps, plain.mad_us) == (20, 0)
+    assert result.inputs[1].plain is None
+
+
+def test_an_environment_of_the_recording_counts_for_all_its_files(tmp_path: Path) -> None:
+    result = analyze(recording(tmp_path))
+    assert {i.torch_version.min for i in result.inputs} == {"2.9.1"}
+
+
+def snapshots(folder: Path) -> None:
+    """A peak inside a step, and a boundary at which little is left: the boundary's record goes on from the peak's."""
+    for role in ("peak", "boundary"):
+        b = SnapshotBuilder()
+        kept = b.alloc(4 << 20)
+        more = [b.alloc(32 << 20) for _ in range(3)]
+        if role == "boundary":
+            for block in more:
+                b.free(block)
+        del kept
+        b.write(folder / capture_file(0, role))  # type: ignore[arg-type]
+
+
+def test_peak_and_boundary_are_one_memory_story(tmp_path: Path) -> None:
+    folder = recording(tmp_path)
+    snapshots(folder)
+    result = analyze(folder)
+    assert [(i.role, i.run_steps) for i in result.inputs if i.kind == "snapshot"] == [
+        ("boundary", (28, 30)), ("peak", (28, 30)),
+    ]  # fmt: skip
+    assert len(result.memory_ledger) == 1 and len(result.memory_timeline) == 1
+    assert result.memory_ledger[0].peak_bytes == 100 << 20
+    assert len({(f.code, f.fingerprint) for f in result.findings}) == len(result.findings)
