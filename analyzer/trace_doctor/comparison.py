@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct, field
 
 from trace_doctor.model import Location, Mention, Saving, Severity, Tool
+from trace_doctor.model.inert import inert
 
 SCHEMA_VERSION = 1
 
@@ -111,8 +112,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """why the two may not be comparable"""
 
     def to_json(self) -> bytes:
-        """UTF-8 JSON with sorted keys, two-space indent and a final newline. Same input, same bytes."""
-        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2) + b"\n"
+        """UTF-8 JSON with sorted keys, two-space indent and a final newline; a report holds it as it is. Same input, same
+        bytes."""
+        return inert(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)) + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:

@@ -60,7 +60,10 @@ def lane(rank: int = 0, device: int = 0, steps: int = 5, detail: int = 40) -> m.
     ]
     return m.Lane(
         input=rank, gaps=sorted(gaps, key=lambda g: -g.dur_us), rank=rank, device=device, label=f"rank {rank} GPU {device}", dur_us=at, segments=segments,
-        shown=len(segments), of=len(segments) * 12,
+        shown=len(segments), of=len(segments) * 12, of_streams=9,
+        streams=[m.Strip(stream=n, busy_us=sum(s.dur_us for s in mine), segments=mine, shown=len(mine), of=len(mine))
+                 for n, kind in ((7, "compute"), (20, "comm"), (24, "copy"))
+                 if (mine := [m.Segment(s.start_us, s.dur_us, kind) for s in segments if s.kind == "compute"][:30])],
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import gzip
 import itertools
 import re
 from html import unescape
@@ -12,7 +14,8 @@ import pytest
 from trace_doctor.errors import NotACapture
 from trace_doctor.model import Budget, Finding, Gate, Result
 from trace_doctor.reporters import render
-from trace_doctor.reporters.island import PLAIN, embed, extract, island
+from trace_doctor.reporters.html import LARGEST
+from trace_doctor.reporters.island import extract, island
 
 VOID = {"meta", "br", "hr", "input", "link", "img"}
 FETCHES = {"src", "srcset", "data", "poster", "background", "action", "formaction", "ping", "xlink:href"}
@@ -123,32 +126,40 @@ def test_charts_have_text(page: Page) -> None:
     )
 
 
-def test_the_result_is_embedded_byte_for_byte(result: Result) -> None:
-    html = render(result, "html")
-    assert extract(html) == result.to_json()
+@pytest.mark.parametrize("zoom", [True, False])
+def test_the_result_is_embedded_byte_for_byte(result: Result, zoom: bool) -> None:
+    html, data = render(result, "html", zoom=zoom), result.to_json()
     [(kind, embedded)] = [
         (attrs["type"], text) for _, attrs, text in Page(html).all("script") if attrs.get("id") == "result"
     ]
-    assert not re.search("[<\u2028\u2029]", embedded)
-    assert (kind == "application/gzip") == (len(result.to_json()) > PLAIN)
-    if kind == "application/json":
-        assert msgspec.json.decode(embedded) == msgspec.json.decode(result.to_json())
+    if kind == "application/gzip":
+        without = len(render(result, "html", zoom=False).encode())
+        assert without + len(data) - len(embedded) > LARGEST - 8_000, "there was room for it"
+        embedded = gzip.decompress(base64.b64decode(embedded)).decode()
+    assert embedded.encode() == data == render(result, "json").encode()
+    assert extract(html) == data
+    assert "<" not in embedded
 
 
 @pytest.mark.parametrize(
-    "text", ["<", "\\u003c", "\\\\u003c", "\\<", "</script>", "\u2028\\u2028", '"\\', "<!--<script>"]
+    "text",
+    ["<", "\\u003c", "\\\\u003c", "\\<", "</script>", "\u2028\\u2028", '"\\', "<!--<sCript>", "\\</Script"],
 )
 def test_any_text_survives_the_island(text: str) -> None:
     data = Result(limits=[text]).to_json()
-    assert extract(f'<script type="application/json" id="result">{embed(data)}</script>') == data
+    page = island(data, 10_000)
+    assert Page(f"<body>{page}</body>").all("script")[0][2].encode() == extract(page) == data
+    assert Result.from_json(data).limits == [text]
 
 
 def test_a_long_result_is_packed_and_a_damaged_one_is_refused() -> None:
-    data = b'{"a": "' + b"x<" * PLAIN + b'"}\n'
-    packed = island(data)
-    assert packed == island(data)
+    data = b'{"a": "' + b"x>" * 100_000 + b'"}\n'
+    packed = island(data, 100_000)
+    assert packed == island(data, 100_000)
     assert len(packed) < 2_000
     assert extract(packed) == data
+    with pytest.raises(ValueError, match="end the element"):
+        island(b'"</script>"', 100)
     for damaged in (
         packed.replace("H4s", "H5s"),
         packed.replace("</script>", "!</script>"),
@@ -325,3 +336,26 @@ def test_ranks_have_a_switch_that_needs_no_script_and_a_comparison(rich_result: 
     assert any(a.get("aria-labelledby", "").startswith("peaks-chart") for _, a, _ in page.all("svg"))
     single = Page(render(rich_result, "html", zoom=False))
     assert not single.all("input")
+
+
+def part(html: str, anchor: str) -> str:
+    """One section of the page."""
+    found = re.search(rf'<section id="{anchor}".*?</section>', html, re.DOTALL)
+    assert found is not None
+    return found[0]
+
+
+def test_every_device_has_the_strips_of_its_streams(rich_result: Result) -> None:
+    timeline = part(render(rich_result, "html", zoom=False), "timeline")
+    assert [name for name in ("stream 7", "stream 20", "stream 24") if f">{name}</text>" in timeline] == [
+        "stream 7", "stream 20", "stream 24"
+    ]  # fmt: skip
+    assert "Showing 3 of 9 streams" in timeline
+    assert "strips below a device are its streams" in timeline
+
+
+def test_of_many_ranks_the_streams_are_in_the_view_of_each(many_ranks: Result) -> None:
+    timeline = part(render(many_ranks, "html", zoom=False), "timeline")
+    views = timeline.split('class="view"')
+    assert [view.count(">stream 20</text>") for view in views[1:]] == [0, *([1] * 8)]
+    assert "strips below a rank on its own are its streams" in timeline

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from trace_doctor.model.captures import Ignored, Input
 from trace_doctor.model.findings import Finding, Outcome, Suppressed
 from trace_doctor.model.gates import Gate
+from trace_doctor.model.inert import inert
 from trace_doctor.model.ledgers import MemoryLedgerRow, TimeLedgerRow
 from trace_doctor.model.pictures import (
     CollectiveRow,
@@ -90,9 +91,10 @@ class Result(Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         """The result as UTF-8 JSON: sorted keys, two-space indent, arrays and objects of plain values on one line
-        (series and rows would else be mostly spaces), one final newline. Same result, same bytes."""
+        (series and rows would else be mostly spaces), one final newline. A report holds it as it is. Same result, same
+        bytes."""
         text = msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)
-        return _PLAIN.sub(lambda plain: _BREAK.sub(rb"\1", plain[0]), text) + b"\n"
+        return inert(_PLAIN.sub(lambda plain: _BREAK.sub(rb"\1", plain[0]), text)) + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Result:

@@ -27,6 +27,10 @@ from trace_doctor.reporters.words import headline
 MARKER = '<meta name="generator" content="trace-doctor">'
 """Tells a report of ours from any other file of that name, so that only ours is replaced."""
 
+LARGEST = 300_000
+"""Bytes of a page without its zoomable panels"""
+_FRAME = 8_000
+"""Bytes of a page beside its parts, its style and its script, at most"""
 _CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 _THEME = "try{var t=localStorage.getItem('trace-doctor-theme');if(t)document.documentElement.dataset.theme=t}catch(e){}"
 _PARTS = (
@@ -79,6 +83,8 @@ def page(
 ) -> str:
     """Sections as one file, with what they were made from as JSON in it."""
     present = "".join(s for s in sections if s)
+    style, script = _asset("report.css"), _asset("report.js")
+    room = LARGEST - _FRAME - sum(len(part.encode()) for part in (present, style, script))
     links = [
         el("a", name, href=f"#{anchor}") for anchor, name in _PARTS if f'<section id="{anchor}"' in present
     ]
@@ -99,8 +105,8 @@ def page(
         ),
         el("main", sections, id="main"),
         el("footer", el("p", f"{tool.name} {tool.version}".strip(), " · nothing left your machine")),
-        Html(island(data)),
-        Html(f"<script>{_asset('report.js')}</script>"),
+        Html(island(data, room)),
+        Html(f"<script>{script}</script>"),
         zoomed,
     )
     head = el(
@@ -112,7 +118,7 @@ def page(
         el("meta", name="color-scheme", content="light dark"),
         el("title", f"{title} – trace-doctor"),
         Html(f"<script>{_THEME}</script>"),
-        Html(f"<style>{_asset('report.css')}</style>"),
+        Html(f"<style>{style}</style>"),
     )
     return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
 

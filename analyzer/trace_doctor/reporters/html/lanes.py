@@ -17,6 +17,8 @@ _MOST_LANES = 16
 _MOST_CHARTS, _MOST_RANKS = 5, 8
 """of captures that share no time axis; of ranks on their own, beside all together"""
 _MOST_GAPS = 5
+_MOST_WITH_STREAMS = 4
+"""captures in one picture; of more, the streams are in the picture of each"""
 
 
 def timeline(result: Result) -> Html | None:
@@ -43,8 +45,25 @@ def timeline(result: Result) -> Html | None:
         showing(
             sum(x.shown for x in shown), sum(x.of for x in shown), "segments; the short ones are added up"
         ),
-        lead="The height of a colour is its share of that moment. The longest gaps are numbered.",
+        _streams(shown),
+        lead=f"The height of a colour is its share of that moment. The longest gaps are numbered.{_strips_said(shown, together)}",
     )
+
+
+def _strips_said(lanes: list[Lane], together: bool) -> str:
+    if not any(lane.streams for lane in lanes):
+        return ""
+    of = "a rank on its own" if together and not _with_streams(lanes) else "a device"
+    return f" The strips below {of} are its streams: all they did, hidden by others or not."
+
+
+def _with_streams(lanes: list[Lane]) -> bool:
+    return len({lane.input for lane in lanes}) <= _MOST_WITH_STREAMS
+
+
+def _streams(lanes: list[Lane]) -> Html | None:
+    there = sum(lane.of_streams for lane in lanes if lane.streams)
+    return showing(sum(len(lane.streams) for lane in lanes), there, "streams; the others did the least")
 
 
 def _views(shown: list[Lane], names: Names, result: Result, together: bool) -> list[View]:
@@ -64,7 +83,15 @@ def _views(shown: list[Lane], names: Names, result: Result, together: bool) -> l
 def _charted(lanes: list[Lane], anchor: str, charts: int, names: Names, result: Result) -> list[Child]:
     worst = chart.worst(lanes, _MOST_GAPS)
     places = [names.place(lane) for lane in lanes]
-    drawn = chart.draw(lanes, places, result.steps, worst, anchor, charts)
+    drawn = chart.draw(
+        lanes,
+        places,
+        result.steps,
+        worst,
+        anchor,
+        charts,
+        streams=_with_streams(lanes),
+    )
     return [drawn, _gap_table(lanes, worst, names, result) if worst else None]
 
 

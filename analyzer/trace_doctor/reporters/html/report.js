@@ -15,9 +15,8 @@
     return node;
   };
 
-  /* the embedded result, byte for byte as --output json writes it: a short one as it is, a long one packed */
+  /* the embedded result, byte for byte as --output json writes it: as it is, or packed where the page would grow too large */
   var island = doc.getElementById("result");
-  var back = { u003c: "<", u2028: "\u2028", u2029: "\u2029" };
   var unpack = async function (text) {
     var binary = atob(text.trim()), bytes = new Uint8Array(binary.length);
     for (var i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
@@ -25,8 +24,7 @@
   };
   var text;
   var json = function () {
-    text = text || (island.type === "application/gzip" ? unpack(island.textContent) : Promise.resolve(
-      island.textContent.replace(/\\(u003c|u2028|u2029|[^])/g, function (whole, name) { return back[name] || whole; })));
+    text = text || (island.type === "application/gzip" ? unpack(island.textContent) : Promise.resolve(island.textContent));
     return text;
   };
   var parsed;

@@ -60,15 +60,20 @@
   };
 
   var timeline = function (box) {
-    var kinds = {}, names = [], steps = [], inputs = {};
-    JSON.parse(box.dataset.lanes).forEach(function (pair) {
-      var lane = result.timeline[pair[0]], name = plain(pair[1]);
+    var kinds = {}, names = [], steps = [], inputs = {}, height = 150;
+    var row = function (name, segments, thick) {
       names.push(name);
-      inputs[lane.input || 0] = true;
-      lane.segments.forEach(function (s) {
-        var bars = kinds[s[2]] = kinds[s[2]] || { base: [], x: [], y: [], text: [] };
-        bars.base.push(s[0] / 1e3); bars.x.push(s[1] / 1e3); bars.y.push(name); bars.text.push(time(s[1]) + " from " + time(s[0]));
+      segments.forEach(function (s) {
+        var bars = kinds[s[2]] = kinds[s[2]] || { base: [], x: [], y: [], text: [], width: [] };
+        bars.base.push(s[0] / 1e3); bars.x.push(s[1] / 1e3); bars.y.push(name); bars.width.push(thick); bars.text.push(time(s[1]) + " from " + time(s[0]));
       });
+    };
+    JSON.parse(box.dataset.lanes).forEach(function (pair) {
+      var lane = result.timeline[pair[0]], name = plain(pair[1]), streams = lane.streams || [];
+      inputs[lane.input || 0] = true;
+      row(name, lane.segments, 0.8);
+      streams.forEach(function (strip) { row(name + " stream " + strip.stream, strip.segments, 0.45); });
+      height += 70 + 30 * streams.length;
     });
     if (Object.keys(inputs).length === 1) (result.steps || []).forEach(function (s) { if (inputs[s.input || 0]) steps.push(s); });
     var made = Object.keys(words.kinds).filter(function (k) { return kinds[k]; }).map(function (k) {
@@ -77,7 +82,7 @@
         marker: { color: colour("k-" + k), line: { width: 0 }, pattern: { shape: HATCH[k] || "", size: 6, fillmode: "overlay", fgcolor: colour("surface"), fgopacity: 0.55 } }
       });
     });
-    var drawn = layout(150 + 70 * names.length, { title: { text: "ms from the start of the window" } }, { fixedrange: true, autorange: "reversed" });
+    var drawn = layout(height, { title: { text: "ms from the start of the window" } }, { fixedrange: true, autorange: "reversed", categoryorder: "array", categoryarray: names });
     drawn.shapes = steps.slice(0, 200).map(function (s) {
       return { type: "line", xref: "x", yref: "paper", x0: s.start_us / 1e3, x1: s.start_us / 1e3, y0: 0, y1: 1, line: { color: colour("line-strong"), width: 1, dash: "dot" } };
     });

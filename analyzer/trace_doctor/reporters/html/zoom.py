@@ -16,8 +16,8 @@ from pathlib import Path
 from isal import isal_zlib
 
 from trace_doctor.model import Result
+from trace_doctor.model.inert import inert
 from trace_doctor.reporters.html.dom import Html, el
-from trace_doctor.reporters.island import embed
 from trace_doctor.reporters.words import KINDS, MEMORY
 
 
@@ -40,7 +40,7 @@ def scripts(result: Result) -> Html:
         "memory": {k: v.label for k, v in MEMORY.items()},
     }
     return Html(
-        f'<script type="application/json" id="zoom-words">{embed(json.dumps(words).encode())}</script>'
+        f'<script type="application/json" id="zoom-words">{inert(json.dumps(words).encode()).decode()}</script>'
         f'<script type="text/plain" id="plotly">{_packed()}</script>'
         f"<script>{files(__package__).joinpath('zoom.js').read_text(encoding='utf-8')}</script>"
     )

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trace_doctor.model import Gap, Lane, StepRow
+from trace_doctor.model import Gap, Lane, Segment, StepRow, Strip
 from trace_doctor.reporters.html.charts.svg import WIDTH, chart, label, number, rects, ticks
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.units import Scale, duration, share
 from trace_doctor.reporters.words import BUSY, KINDS
 
 _ORDER = list(KINDS)
-_PATH_BUDGET = 24_000
+_PATH_BUDGET = 36_000
 """Bytes of all lanes together; columns get wider until they fit."""
 
 _WIDTHS = (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0)
@@ -26,9 +26,14 @@ Column = tuple[tuple[str, int], ...]
 """kinds from the bottom up, with their height in pixels"""
 
 
+_STRIP_BUDGET = 9_000
+_STRIP, _STRIP_ROW = 9, 14
+"""Pixels of a stream's strip, and from one to the next."""
+
+
 @dataclass(frozen=True)
 class _Size:
-    """Pixels of a lane, and from one lane to the next."""
+    """Pixels of a lane, and from one lane to the next without strips."""
 
     height: int
     row: int
@@ -55,29 +60,34 @@ def draw(
     gaps: Sequence[Placed],
     anchor: str,
     charts: int = 1,
+    *,
+    streams: bool = True,
 ) -> Html:
-    """The lanes over one time axis, with step marks and the gaps numbered. `charts` share the budget."""
-    left = 0.0 if len(lanes) == 1 else max(len(n) for n in names) * 6.7 + 16
+    """The lanes over one time axis, with step marks, the gaps numbered and, with `streams`, a strip for each stream below
+    its device. `charts` share the budget."""
+    strips = [lane.streams if streams else [] for lane in lanes]
+    said = [
+        *(names if len(lanes) > 1 or any(strips) else []),
+        *(strip_name(x) for row in strips for x in row),
+    ]
+    left = max((len(text) for text in said), default=0) * 6.7 + 16 if said else 0.0
     longest = max(lane.dur_us for lane in lanes)
     scale = (WIDTH - left) / longest
     size = _Size.of(len(lanes))
-    paths = _fitting(lanes, scale, size.height, _PATH_BUDGET // charts)
-    top = 22
+    tops = _tops(strips, size)
     drawn = [
         el(
             "g",
-            label(0, top + 22 + size.row * n + size.height / 2 + 4, names[n], class_="axis")
-            if left
-            else None,
-            el("g", path, transform=f"translate({number(left)} {top + 22 + size.row * n})"),
+            label(0, top + size.height / 2 + 4, name, class_="axis") if left else None,
+            el("g", path, transform=f"translate({number(left)} {top})"),
         )
-        for n, path in enumerate(paths)
+        for top, name, path in zip(
+            tops[:-1], names, _fitting(lanes, scale, size.height, _PATH_BUDGET // charts), strict=True
+        )
     ]
-    bottom = top + size.row * len(lanes) + 2
-    marks = [
-        _badge(number_, left + x, top + 10 + size.row * lane, g)
-        for number_, lane, x, g in _placed(gaps, scale)
-    ]
+    below = _strips(lanes, strips, [top + size.height + 6 for top in tops[:-1]], left, scale, charts)
+    bottom = tops[-1] - 20
+    marks = [_badge(rank, left + x, tops[lane] - 12, g) for rank, lane, x, g in _placed(gaps, scale)]
     return chart(
         anchor,
         "GPU timeline" if lanes[0].device >= 0 else "Timeline of the main thread",
@@ -85,9 +95,22 @@ def draw(
         bottom + 26,
         _steps(lanes, steps, left, scale, bottom),
         drawn,
+        below,
         marks,
         _axis(longest, left, scale, bottom),
     )
+
+
+def strip_name(strip: Strip) -> str:
+    return f"stream {strip.stream}" if strip.stream >= 0 else "no stream"
+
+
+def _tops(strips: Sequence[Sequence[Strip]], size: _Size) -> list[int]:
+    """Where each lane begins, and where one more would."""
+    tops = [44]
+    for row in strips:
+        tops.append(tops[-1] + size.row + (len(row) * _STRIP_ROW + 4 if row else 0))
+    return tops
 
 
 def _described(lanes: Sequence[Lane], names: Sequence[str], gaps: Sequence[Placed]) -> str:
@@ -118,7 +141,12 @@ def _fitting(lanes: Sequence[Lane], scale: float, height: int, budget: int) -> l
 
 
 def _lane(lane: Lane, scale: float, width: float, full: int) -> list[Html]:
-    stacks = _columns(lane, scale, width, full)
+    shares = _shares(lane.segments, lane.dur_us, scale, width)
+    return _boxes([_stack(parts, full) for parts in shares], width, full)
+
+
+def _boxes(stacks: Sequence[Column], width: float, full: int) -> list[Html]:
+    """The columns as one path a kind; equal neighbours are one box."""
     boxes: dict[str, list[tuple[float, float, float, float]]] = {}
     start = 0
     for n in range(1, len(stacks) + 1):
@@ -132,19 +160,19 @@ def _lane(lane: Lane, scale: float, width: float, full: int) -> list[Html]:
     return [el("path", d=rects(boxes[kind]), class_=f"f-{kind}") for kind in _ORDER if kind in boxes]
 
 
-def _columns(lane: Lane, scale: float, width: float, full: int) -> list[Column]:
-    """For each column, how high each kind stands in it."""
+def _shares(segments: Sequence[Segment], dur_us: float, scale: float, width: float) -> list[dict[str, float]]:
+    """For each column, how long each kind lasts in it."""
     step = width / scale
-    count = max(1, -(-int(lane.dur_us * 1000) // max(1, int(step * 1000))))
+    count = max(1, -(-int(dur_us * 1000) // max(1, int(step * 1000))))
     shares: list[dict[str, float]] = [{} for _ in range(count)]
-    for segment in lane.segments:
-        end = min(segment.start_us + segment.dur_us, lane.dur_us)
+    for segment in segments:
+        end = min(segment.start_us + segment.dur_us, dur_us)
         first, last = int(segment.start_us / step), min(count - 1, int(end / step))
         for n in range(max(0, first), last + 1):
             part = min(end, (n + 1) * step) - max(segment.start_us, n * step)
             if part > 0:
                 shares[n][segment.kind] = shares[n].get(segment.kind, 0.0) + part
-    return [_stack(parts, full) for parts in shares]
+    return shares
 
 
 def _stack(parts: dict[str, float], full: int) -> Column:
@@ -159,6 +187,47 @@ def _stack(parts: dict[str, float], full: int) -> Column:
             stack.append((kind if kind in KINDS else "unattributed", upto - done))
         done = upto
     return tuple(stack)
+
+
+# ------------------------------------------------------------------------------------------------ streams
+
+
+def _strips(
+    lanes: Sequence[Lane],
+    strips: Sequence[Sequence[Strip]],
+    tops: Sequence[int],
+    left: float,
+    scale: float,
+    charts: int,
+) -> list[Html]:
+    """The strips below their lanes, in columns as wide as the budget asks for."""
+    drawn: list[Html] = []
+    for width in _WIDTHS[2:]:
+        drawn = [
+            _strip(strip, lane.dur_us, left, top + n * _STRIP_ROW, scale, width)
+            for lane, row, top in zip(lanes, strips, tops, strict=True)
+            for n, strip in enumerate(row)
+        ]
+        if sum(map(len, drawn)) <= _STRIP_BUDGET // charts:
+            break
+    return drawn
+
+
+def _strip(strip: Strip, dur_us: float, left: float, top: float, scale: float, width: float) -> Html:
+    kinds = sorted({s.kind for s in strip.segments} & set(BUSY), key=_ORDER.index)
+    columns = [
+        tuple((k, max(1, round(parts[k] * scale / width * _STRIP))) for k in kinds if k in parts)
+        for parts in _shares(strip.segments, dur_us, scale, width)
+    ]
+    return el(
+        "g",
+        el("title", f"{strip_name(strip)}: busy {share(strip.busy_us / dur_us)}"),
+        label(12, top + 8, strip_name(strip), class_="small"),
+        el(
+            "rect", x=number(left), y=number(top), width=number(dur_us * scale), height=_STRIP, class_="track"
+        ),
+        el("g", _boxes(columns, width, _STRIP), transform=f"translate({number(left)} {number(top)})"),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ marks
