@@ -19,6 +19,7 @@ from trace_doctor.cli.load import load
 from trace_doctor.cli.record import Passing, record
 from trace_doctor.cli.report import report
 from trace_doctor.cli.rules import rule, rules
+from trace_doctor.cli.treat import treat
 from trace_doctor.cli.verify import verify
 
 
@@ -42,6 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=Passing, context_settings={"allow_interspersed_args": False})(record)
+app.command(context_settings={"allow_interspersed_args": False})(treat)
 for command in (analyze, check, fix, diff, verify, report, rules, rule, config, capture, load):
     app.command()(command)
 

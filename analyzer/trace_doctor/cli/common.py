@@ -118,6 +118,14 @@ def note(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
+def answer(question: str) -> str:
+    """What was typed; the end of the input is q."""
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    return line.strip().lower() if line else "q"
+
+
 def parse_steps(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None

@@ -176,20 +176,12 @@ def _ask(made: Plan) -> Plan:
         sys.stdout.flush()
         answer = ""
         while answer not in ("y", "n", "q"):
-            answer = _answer(f"{item.label} {item.fix.title} [{item.safety}]: apply? (y/n/q) ")
+            answer = c.answer(f"{item.label} {item.fix.title} [{item.safety}]: apply? (y/n/q) ")
         if answer == "q":
             break
         if answer == "y":
             chosen.append(item)
     return made.only(chosen)
-
-
-def _answer(question: str) -> str:
-    """What was typed; the end of the input is q."""
-    sys.stderr.write(question)
-    sys.stderr.flush()
-    line = sys.stdin.readline()
-    return line.strip().lower() if line else "q"
 
 
 def _print_patch(made: Plan, quiet: int) -> None:

@@ -18,14 +18,12 @@ from trace_doctor.reporters.words import saving_words, where_briefly
 
 def render(made: Difference, options: Options) -> str:
     """The page. The same difference gives the same bytes."""
-    sections = [
-        _verdict(made),
-        *[_block(block) for block in blocks(made)],
-        _findings(made),
-        _rules(made),
-        _how(made),
-    ]
-    return page(made.verdict, sections, made.to_json(), tool=made.tool)
+    return page(made.verdict, [_verdict(made), *sections(made)], made.to_json(), tool=made.tool)
+
+
+def sections(made: Difference) -> list[Html | None]:
+    """What stands below the verdict."""
+    return [*[_block(block) for block in blocks(made)], _findings(made), _rules(made), _how(made)]
 
 
 def _verdict(made: Difference) -> Html:

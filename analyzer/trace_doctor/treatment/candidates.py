@@ -1,0 +1,123 @@
+"""Which fixes of a result can be tried, in which order, and what it takes to run the script with some of them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trace_doctor.fixes.plan import Plan
+from trace_doctor.fixes.planned import Planned, together
+from trace_doctor.treatment.outcome import ByHand
+
+_CHANGE_THE_STEP = ("batch-size", "gradient-accumulation")
+"""codemods behind which a step is another amount of work"""
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=\S+")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A fix that a program can make: an edit, variables to start the command with, or options to add to it."""
+
+    item: Planned
+    environment: tuple[tuple[str, str], ...] = ()
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return self.item.label
+
+    @property
+    def predicted(self) -> float:
+        """Share of the step or of the peak that the finding claims, whichever is more."""
+        saving = self.item.finding.saving
+        return max(saving.share_of_step or 0.0, saving.share_of_peak or 0.0) if saving else 0.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The script with some fixes made."""
+
+    plan: Plan
+    chosen: tuple[Candidate, ...] = ()
+
+    def with_(self, candidate: Candidate) -> Setup:
+        return replace(self, chosen=(*self.chosen, candidate))
+
+    @property
+    def edits(self) -> Plan:
+        """The plan with these edits alone."""
+        return replace(self.plan, items=tuple(c.item for c in self.chosen if c.item.change is not None))
+
+    def files(self) -> dict[str, bytes]:
+        """File name -> its new bytes."""
+        return {name: data for name, (_, data) in self.edits.outputs.items()}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {name: value for c in self.chosen for name, value in c.environment}
+
+    @property
+    def arguments(self) -> list[str]:
+        return [a for c in self.chosen for a in c.arguments]
+
+    def refuses(self, candidate: Candidate) -> str:
+        """Why a fix cannot be made on top of these; empty where it can."""
+        if candidate.item.change is not None:
+            made = together([*(c.item for c in self.chosen if c.item.change is not None), candidate.item])
+            return "" if made[-1].status == "ready" else made[-1].why
+        done = next((c for c in self.chosen if c.item.finding.id == candidate.item.finding.id), None)
+        return f"an alternative to {done.label}" if done is not None else ""
+
+
+def candidates(plan: Plan) -> tuple[list[Candidate], list[ByHand]]:
+    """The fixes to try, those that promise most first, and what is left for a person.
+
+    A variable or an option is tried only where no edit does the same.
+    """
+    found: list[Candidate] = []
+    left: list[ByHand] = []
+    for item in plan.items:
+        if item.status == "held":
+            left.append(_by_hand(item, item.why))
+        elif item.change is not None and item.status in ("ready", "covered", "conflict"):
+            if item.fix.codemod in _CHANGE_THE_STEP:
+                left.append(
+                    _by_hand(item, "it changes how much a step does, so times per step cannot judge it")
+                )
+            else:
+                found.append(Candidate(replace(item, status="ready", why="")))
+        elif (made := _outside(item)) is not None:
+            found.append(made)
+        elif item.status != "already" and item.fix.framework in ("torch", "", *plan.frameworks):
+            left.append(_by_hand(item, item.why or "it is advice, to be followed by hand"))
+    edited = {c.item.finding.id for c in found if c.item.change is not None}
+    tried = [c for c in found if c.item.change is not None or c.item.finding.id not in edited]
+    return sorted(tried, key=lambda c: -c.predicted), left
+
+
+def _by_hand(item: Planned, why: str) -> ByHand:
+    return ByHand(label=item.label, fix=item.fix.title, why=why, text=item.fix.text)
+
+
+def _outside(item: Planned) -> Candidate | None:
+    """A fix that changes how the command is started instead of a file."""
+    fix = item.fix
+    words = _words(fix.text)
+    if fix.kind == "env" and item.safety != "display" and fix.codemod is None:
+        variables = [w for w in words if _VARIABLE.fullmatch(w)]
+        if variables and "python" in words[len(variables) : len(variables) + 1]:
+            pairs = tuple((name, value) for name, _, value in (v.partition("=") for v in variables))
+            return Candidate(item, environment=pairs)
+    if fix.kind == "command" and fix.codemod is not None and item.status == "display" and "..." in words:
+        return Candidate(item, arguments=tuple(words[words.index("...") + 1 :]))
+    return None
+
+
+def _words(text: str) -> Sequence[str]:
+    """The words of the first line."""
+    try:
+        return shlex.split(text.split("\n", 1)[0], comments=True)
+    except ValueError:
+        return []

@@ -1,0 +1,153 @@
+"""Runs of the user's command in the scratch copy, recorded and read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+from trace_doctor.errors import one_line
+from trace_doctor.recording.launch import OUTPUT_FILE, Recorded, record_command
+from trace_doctor.recording.options import RecordOptions
+from trace_doctor.treatment.candidates import Setup
+from trace_doctor.treatment.measurement import LONG_STEPS, Figure, Measured, RunFailed
+from trace_doctor.treatment.scratch import Scratch
+
+_PATIENCE = 4.0
+"""a run that takes so many times as long as the first did is taken to hang"""
+_LEAST_SECONDS = 60.0
+_LEAD = 16
+"""steps that several ranks may need to agree on where warm-up ends"""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Which steps every plain run takes: so many to warm up, then so many that count."""
+
+    warmup: int
+    timed: int
+    by: Figure = "median"
+
+
+class CommandRunner:
+    """A Runner of one command. `steps` and `max_seconds` of a run are set by the first recording."""
+
+    def __init__(
+        self,
+        scratch: Scratch,
+        command: Sequence[str],
+        cwd: Path,
+        *,
+        recordings: Path,
+        max_steps: int,
+        step_every: int | None = None,
+        max_seconds: float = 600.0,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._scratch = scratch
+        self._command = scratch.command(command, cwd)
+        self._environment = scratch.environment(environment)
+        self._recordings = recordings
+        self._max_steps = max_steps
+        self._step_every = step_every
+        self._max_seconds = max_seconds
+        self._numbers = count(1)
+        self.steps = Steps(0, max_steps)
+
+    def record(self, setup: Setup, name: str) -> Path:
+        folder = self._recordings / name
+        folder.mkdir(parents=True)
+        recorded = self._run(setup, self._options(folder))
+        if not recorded.steps:
+            raise RunFailed("no step was seen: no optimizer step, and no call of a module")
+        if name == "before":
+            self._settle(recorded)
+        return folder
+
+    def time(self, setup: Setup) -> Measured:
+        folder = self._scratch.folder / "runs" / str(next(self._numbers))
+        folder.mkdir(parents=True)
+        steps = self.steps
+        options = replace(
+            self._options(folder),
+            phases=("warmup", "timing"),
+            warmup_steps=steps.warmup,
+            max_warmup_steps=steps.warmup,
+            timing_steps=steps.timed,
+            max_steps=steps.warmup + steps.timed + _LEAD,
+        )
+        recorded = self._run(setup, options)
+        shutil.rmtree(folder, ignore_errors=True)
+        rows = [(rank, step) for rank, taken in recorded.steps.items() for step in taken]
+        timed = {(rank, s.step): s.milliseconds * 1e3 for rank, s in rows if s.phase == "timing"}
+        if len(timed) < steps.timed * len(recorded.steps) or not timed:
+            taken = max((s.step for _, s in rows), default=-1) + 1
+            raise RunFailed(f"it ended after {taken} of {steps.warmup + steps.timed} steps")
+        losses = {(rank, s.step): s.loss for rank, s in rows if s.loss is not None}
+        return Measured(timed, losses, _peak(recorded), steps.by)
+
+    def pilot(self, setup: Setup) -> Measured:
+        """The first plain run: whether the script can be timed at all, and by which figure."""
+        run = self.time(setup)
+        if run.in_long_steps() >= LONG_STEPS:
+            self.steps = replace(self.steps, by="mean")
+        return run
+
+    def _options(self, folder: Path) -> RecordOptions:
+        return RecordOptions(folder=str(folder), max_seconds=self._max_seconds, step_every=self._step_every)
+
+    def _settle(self, recorded: Recorded) -> None:
+        """The warm-up that the recording found, and as many steps as the script has, within what was asked for."""
+        steps = min(recorded.steps.values(), key=len)
+        there = max(s.step for s in steps) + 1
+        first = min((s.step for s in steps if s.phase != "warmup"), default=there)
+        most = self._max_steps if recorded.stopped_by_us else min(self._max_steps, there)
+        warmup = max(1, min(first, most // 2))
+        self.steps = Steps(warmup, max(most - warmup, 1))
+        step_s = median(s.milliseconds for s in steps) / 1e3
+        self._max_seconds = min(self._max_seconds, max(_LEAST_SECONDS, _PATIENCE * most * step_s))
+
+    def _run(self, setup: Setup, options: RecordOptions) -> Recorded:
+        """Raises RunFailed where the command fails, with what it said last."""
+        self._scratch.prepare(setup.files())
+        recorded = record_command(
+            [*self._command, *setup.arguments],
+            options,
+            cwd=self._scratch.cwd,
+            env={**self._environment, **setup.environment},
+            quiet_output=True,
+        )
+        code = recorded.exit_code
+        if code == -signal.SIGINT:
+            raise KeyboardInterrupt
+        if code in (-signal.SIGTERM, -signal.SIGHUP):
+            raise SystemExit(128 - code)
+        if code:
+            how = f"exit code {code}" if code > 0 else f"signal {-code}"
+            raise RunFailed(f"{how}{_last_words(Path(options.folder) / OUTPUT_FILE)}")
+        return recorded
+
+
+def _last_words(log: Path) -> str:
+    """The last line that a failed command printed."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    last = next((one_line(line) for line in reversed(lines) if line.strip()), "")
+    return f": {last[:200]}" if last else ""
+
+
+def _peak(recorded: Recorded) -> int | None:
+    """The highest peak of any rank's device, where all ranks tell it."""
+    ranks = recorded.recording.ranks.values() if recorded.recording else ()
+    peaks = [getattr(rank, "peak_allocated_bytes", None) for rank in ranks]
+    known = [p for p in peaks if isinstance(p, int) and p > 0]
+    return max(known) if known and len(known) == len(peaks) else None

@@ -1,0 +1,141 @@
+"""The closed loop: fixes one at a time, each on top of those that helped, each kept only where runs show that it helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from trace_doctor.treatment.candidates import Candidate, Setup
+from trace_doctor.treatment.judging import judged
+from trace_doctor.treatment.measurement import RunFailed
+from trace_doctor.treatment.outcome import Attempt, Effects, Fate
+from trace_doctor.treatment.trial import Clock, OutOfTime, Rules, Runner, Trial
+
+Say = Callable[[str], None]
+NOTHING_SHOWN = Effects()
+
+
+@dataclass
+class Loop:
+    """What is known so far; kept up to date, so that an interruption loses nothing."""
+
+    runner: Runner
+    rules: Rules
+    clock: Clock
+    setup: Setup
+    """with what was kept"""
+    say: Say = lambda line: None
+    attempts: list[Attempt] = field(default_factory=list)
+    together: Effects = NOTHING_SHOWN
+    confirmed: bool | None = None
+    _rejected: list[Candidate] = field(default_factory=list)
+
+    def run(self, queue: Sequence[Candidate], max_trials: int | None = None) -> None:
+        """Tries all; then, where several were kept, the script as it was against the script with all of them.
+
+        What interrupts it passes through, after the fix on trial was written down as not decided.
+        """
+        start = self.setup
+        trials = 0
+        for position, candidate in enumerate(queue):
+            refused = self._refused(candidate)
+            if not refused and max_trials is not None and trials >= max_trials:
+                refused = "not tried: --max-trials is reached"
+            if refused:
+                self._note(candidate, "not_tried", refused)
+                continue
+            trials += 1
+            try:
+                self._try(candidate, f"{position + 1}/{len(queue)}")
+            except OutOfTime:
+                for rest in queue[position + 1 :]:
+                    self._note(
+                        rest, "not_tried", self._refused(rest) or "not tried: --max-seconds is used up"
+                    )
+                break
+        self._confirm(start)
+
+    def _refused(self, candidate: Candidate) -> str:
+        twin = next((c for c in self._rejected if _same_edit(c, candidate)), None)
+        if twin is not None:
+            return f"the same edit as {twin.label}, which was rejected"
+        return self.setup.refuses(candidate)
+
+    def _try(self, candidate: Candidate, at: str) -> None:
+        self.say(f"[{at}] {candidate.label} {candidate.item.finding.name}: {candidate.item.fix.title}")
+        trial, began = Trial(self.rules, candidate.item.safety), self.clock.spent()
+        try:
+            trial.run(self.runner, self.setup, self.setup.with_(candidate), self.clock)
+        except RunFailed as failure:
+            reason = f"could not be measured: the script fails without it: {failure}"
+            self._tried(candidate, "rejected", reason, trial, began)
+            return
+        except OutOfTime:
+            self._tried(candidate, "not_tried", "not decided: --max-seconds is used up", trial, began)
+            raise
+        except BaseException:
+            self._tried(candidate, "not_tried", "not decided: interrupted", trial, began)
+            raise
+        kept, reason = judged(trial)
+        self._tried(candidate, "kept" if kept else "rejected", reason, trial, began)
+        if kept:
+            self.setup = self.setup.with_(candidate)
+        else:
+            self._rejected.append(candidate)
+
+    def _confirm(self, start: Setup) -> None:
+        """Fixes that were picked by their runs look better in those than they are; fresh runs do not."""
+        chosen = self.setup.chosen
+        if len(chosen) == 1:
+            [self.together] = [a.effects for a in self.attempts if a.fate == "kept"]
+            return
+        if not chosen:
+            return
+        self.say(f"all {len(chosen)} that helped, together, against the script as it was")
+        safe = all(c.item.safety == "safe" for c in chosen)
+        trial = Trial(self.rules, "safe" if safe else "unsafe")
+        try:
+            trial.run(self.runner, start, self.setup, self.clock)
+        except (OutOfTime, RunFailed):
+            self.together = trial.effects()
+            return
+        self.together = trial.effects()
+        self.confirmed, reason = judged(trial)
+        self.say(f"    {'confirmed' if self.confirmed else 'NOT confirmed'}: {reason}")
+
+    def _tried(self, candidate: Candidate, fate: Fate, reason: str, trial: Trial, began: float) -> None:
+        seconds = round(self.clock.spent() - began, 1)
+        self._note(candidate, fate, reason, trial.effects(), seconds)
+        self.say(f"    {fate.replace('_', ' ')}: {reason}")
+
+    def _note(
+        self,
+        candidate: Candidate,
+        fate: Fate,
+        reason: str,
+        effects: Effects = NOTHING_SHOWN,
+        seconds: float = 0.0,
+    ) -> None:
+        item = candidate.item
+        script = item.change.script if item.change is not None else None
+        self.attempts.append(
+            Attempt(
+                **item.finding.mention(),
+                label=item.label,
+                fix=item.fix.title,
+                kind=item.fix.kind,
+                safety=item.safety,
+                predicted=item.finding.saving,
+                fate=fate,
+                reason=reason,
+                effects=effects,
+                seconds=seconds,
+                diff=item.diff.decode(script.encoding if script else "utf-8", "replace"),
+                environment=dict(candidate.environment),
+                arguments=list(candidate.arguments),
+            )
+        )
+
+
+def _same_edit(a: Candidate, b: Candidate) -> bool:
+    return bool(a.item.diff) and a.item.diff == b.item.diff

@@ -1,0 +1,90 @@
+"""Whether runs with a fix are faster, or leaner, than runs without it, by more than chance and by more than a least gain.
+
+One figure a run (its median step, its peak): steps of one run share a process and a moment, so runs are what is counted.
+The exact one-sided Mann-Whitney test over the runs, and the bound of the ratio that belongs to it (Hodges and Lehmann);
+nothing is assumed of how runs are distributed, and one disturbed run moves neither far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import comb
+from statistics import median
+from typing import Literal
+
+ALPHA = 0.05
+"""chance that a fix that gains nothing is kept, for one fix and one quantity"""
+LEAST_REPEATS = 3
+"""of each side: with two, chance alone separates the sides in one trial of six"""
+LEAST_GAIN = 0.01
+"""of the step or of the peak: a gain of less is not worth a change of the script"""
+
+Verdict = Literal["less", "more", "no_difference"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """After against before. Ratios are after / before: 0.8 is a fifth less."""
+
+    ratio: float
+    """the median of the ratios of all pairs of runs"""
+    bound: float
+    """the true ratio is below it, with 1 - ALPHA; infinite with too few runs"""
+    p: float
+    """chance of runs as clear as these, or clearer, if nothing were gained beyond the least gain"""
+    verdict: Verdict
+    detectable: float
+    """share of the figure that the fix would have had to gain, runs scattering as these do, to be told from chance"""
+
+
+def compare(before: Sequence[float], after: Sequence[float], least: float = LEAST_GAIN) -> Comparison:
+    """Positive figures of runs, one each, at least one on a side. `least` is the share that a gain must exceed."""
+    ratios = sorted(b / a for a in before for b in after)
+    rank = critical(len(before), len(after))
+    ratio = median(ratios)
+    upper = ratios[-1 - rank] if rank >= 0 else float("inf")
+    lower = ratios[rank] if rank >= 0 else 0.0
+    scatter = ratios[-1 - max(rank, 0)] / ratio
+    limit = 1 - least
+    verdict: Verdict = "less" if upper < limit else "more" if lower > 1 + least else "no_difference"
+    return Comparison(
+        ratio=ratio,
+        bound=upper,
+        p=chance(sum(r >= limit for r in ratios), len(before), len(after)),
+        verdict=verdict,
+        detectable=1 - limit / scatter,
+    )
+
+
+def hopeless(
+    before: Sequence[float], after: Sequence[float], repeats: int, least: float = LEAST_GAIN
+) -> bool:
+    """Whether nothing that the runs still to come could show would let the fix pass: to stop there changes no verdict."""
+    against = sum(b / a >= 1 - least for a in before for b in after)
+    return against > critical(repeats, repeats)
+
+
+def critical(before: int, after: int) -> int:
+    """Of the pairs of runs, how many may speak against a gain at most; -1 where so few runs cannot show any."""
+    most = -1
+    while chance(most + 1, before, after) <= ALPHA:
+        most += 1
+    return most
+
+
+def chance(against: int, before: int, after: int) -> float:
+    """P(U <= against): that so few pairs speak against a gain, were all orders of the runs as likely."""
+    total = sum(_orders(u, before, after) for u in range(min(against, before * after) + 1))
+    return total / comb(before + after, before)
+
+
+@cache
+def _orders(u: int, before: int, after: int) -> int:
+    """Orders of the runs in which exactly `u` pairs are inverted (Mann and Whitney's recursion)."""
+    if u < 0 or u > before * after:
+        return 0
+    if before == 0 or after == 0:
+        return int(u == 0)
+    return _orders(u - after, before - 1, after) + _orders(u, before, after - 1)

@@ -1,0 +1,42 @@
+"""The one sentence that a treatment comes to, and its exit code."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from trace_doctor.reporters.units import plural, share
+from trace_doctor.treatment.outcome import Effects, Treatment
+
+
+def verdict(made: Treatment, interrupted: int | None = None) -> Treatment:
+    """The treatment with its verdict and exit code: 0 something helped or nothing was to be tried, 1 nothing helped,
+    else that of the interruption."""
+    kept, tried = made.of("kept"), [a for a in made.attempts if a.fate != "not_tried"]
+    if interrupted is not None:
+        said = f"interrupted: {plural(len(kept), 'fix', 'fixes')} of {len(tried)} tried so far helped"
+        return replace(made, code=interrupted, verdict=f"{said}{_gain(made.together) if kept else ''}")
+    if not made.attempts:
+        return replace(made, code=0, verdict=_nothing_to_try(made))
+    if not tried:
+        return replace(made, code=1, verdict="no fix was decided: there was no time for one")
+    if not kept:
+        return replace(made, code=1, verdict=f"no fix helped, of {plural(len(tried), 'fix', 'fixes')} tried")
+    names = ", ".join(a.label for a in kept)
+    said = f"{plural(len(kept), 'fix helps', 'fixes help')} ({names}){_gain(made.together)}"
+    if made.confirmed is False:
+        return replace(made, code=1, verdict=f"{said}; together, in runs of their own, they do not")
+    return replace(made, code=0, verdict=said)
+
+
+def _nothing_to_try(made: Treatment) -> str:
+    if made.by_hand:
+        return f"no fix to try; {plural(len(made.by_hand), 'fix', 'fixes')} for you to judge"
+    return "no finding has a fix to try"
+
+
+def _gain(effects: Effects) -> str:
+    said = []
+    for effect, word in ((effects.time, "faster"), (effects.memory, "less memory")):
+        if effect is not None and effect.verdict == "less":
+            said.append(f"{share(1 - effect.ratio)} {word}")
+    return f": {', '.join(said)}" if said else ""

@@ -1,0 +1,219 @@
+"""`treat`: record, diagnose, try each fix, measure, keep what helps. The library's twin of `trace-doctor treat`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trace_doctor import __version__
+from trace_doctor.api import analyze, diff
+from trace_doctor.config import Config
+from trace_doctor.difference import Difference
+from trace_doctor.errors import TraceDoctorError, UsageError
+from trace_doctor.fixes.apply import apply as write_scripts
+from trace_doctor.fixes.plan import Plan, plan
+from trace_doctor.model import Result, Tool
+from trace_doctor.treatment import losses, statistics
+from trace_doctor.treatment.candidates import Candidate, Setup, candidates
+from trace_doctor.treatment.launching import CommandRunner, Steps
+from trace_doctor.treatment.loop import Loop, Say
+from trace_doctor.treatment.measurement import RunFailed
+from trace_doctor.treatment.outcome import ByHand, Method, Treatment
+from trace_doctor.treatment.scratch import Scratch
+from trace_doctor.treatment.summary import verdict
+from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
+
+Choose = Callable[[list[Candidate]], list[Candidate]]
+
+
+@dataclass(frozen=True)
+class TreatOptions:
+    """What to try and how much. Raises UsageError for what cannot be."""
+
+    unsafe: bool = False
+    """also fixes that may change numerics, randomness or memory"""
+    select: tuple[str, ...] = ()
+    """only these findings: ids, prefixes of codes, names"""
+    repeats: int = 4
+    """runs with each fix, and as many without it"""
+    max_steps: int = 40
+    """of a plain run, warm-up included"""
+    max_seconds: float = 3600.0
+    """of everything"""
+    max_trials: int | None = None
+    step_every: int | None = None
+    least_gain: float = statistics.LEAST_GAIN
+    loss_tolerance: float = losses.TOLERANCE
+    without_losses: bool = False
+    link: tuple[str, ...] = ()
+    """files and folders that the scratch copy shares with the original"""
+    scratch: Path | None = None
+    """where the scratch copy is made (default: the system's folder for temporary files)"""
+    logs: Path | None = None
+    """where the recordings before and after are kept (default: nowhere)"""
+
+    def __post_init__(self) -> None:
+        if self.repeats < statistics.LEAST_REPEATS:
+            raise UsageError(
+                f"--repeats: fewer than {statistics.LEAST_REPEATS} runs a side cannot show anything"
+            )
+        if self.max_steps < 4:
+            raise UsageError("--max-steps: a run has at least 4 steps, half of them to warm up")
+
+
+@dataclass
+class Treated:
+    """The outcome, and what it takes to make it true."""
+
+    treatment: Treatment
+    edits: Plan
+    """of the user's scripts, with what was kept ready"""
+
+    def apply(self, *, allow_dirty: bool = False) -> list[str]:
+        """Edits the user's scripts as `fix --apply` does; the names of the files changed."""
+        return write_scripts(self.edits, allow_dirty=allow_dirty)
+
+
+def treat(
+    command: Sequence[str],
+    source: str | Path,
+    options: TreatOptions | None = None,
+    *,
+    cwd: Path | None = None,
+    config: Config | None = None,
+    torch_version: str | None = None,
+    choose: Choose | None = None,
+    say: Say = lambda line: None,
+) -> Treated:
+    """Runs `command` in a copy of the project that holds `source`, and tries the fixes of what its recording shows.
+
+    Nothing below `source` is changed. `choose` picks from the fixes that could be tried. Interrupted (KeyboardInterrupt
+    or SystemExit) after the first recording, it returns what is known so far. Raises UsageError where the command
+    fails as it is.
+    """
+    options = options or TreatOptions()
+    clock = Clock(options.max_seconds)
+    source, cwd = Path(source), (cwd or Path.cwd()).resolve()
+    if not source.exists():
+        raise UsageError(f"--source {source}: no such folder or file")
+    with Scratch(source, cwd, link=options.link, folder=options.scratch) as scratch:
+        for note in scratch.notes:
+            say(note)
+        runner = CommandRunner(
+            scratch,
+            command,
+            cwd,
+            recordings=_recordings(options, scratch),
+            max_steps=options.max_steps,
+            step_every=options.step_every,
+        )
+        say("recording the script as it is")
+        untouched = plan(Result(), source)
+        try:
+            before = runner.record(Setup(untouched), "before")
+        except RunFailed as failure:
+            raise UsageError(f"the command fails as it is, before anything was changed: {failure}") from None
+        result = analyze(before, source=source, config=config)
+        made = plan(result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version)
+        queue, by_hand = candidates(made)
+        say(_found(result, queue, by_hand))
+        if choose is not None:
+            queue = choose(queue)
+        rules = Rules(options.repeats, options.least_gain, options.loss_tolerance, options.without_losses)
+        loop = Loop(runner, rules, clock, Setup(made), say)
+        if queue:
+            _pilot(runner, Setup(made), clock)
+        known = _Known(options, runner.steps, loop, by_hand, list(scratch.notes))
+        try:
+            loop.run(queue, options.max_trials)
+            known.difference(runner, result, scratch, config)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            known.interrupted = (
+                stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
+            )
+        touched = scratch.touched()
+        if touched:
+            known.notes.append(f"a run wrote through a link: {', '.join(touched)} of yours changed")
+        return known.treated()
+
+
+def _pilot(runner: CommandRunner, setup: Setup, clock: Clock) -> None:
+    try:
+        clock.run(lambda: runner.pilot(setup))
+    except RunFailed as failure:
+        raise UsageError(f"the command fails as it is when it is only timed: {failure}") from None
+    except OutOfTime:
+        pass  # the loop says so of each fix
+
+
+def _recordings(options: TreatOptions, scratch: Scratch) -> Path:
+    if options.logs is None:
+        return scratch.folder / "recordings"
+    from trace_doctor.recording.launch import new_folder
+
+    return Path(new_folder(options.logs))
+
+
+def _found(result: Result, queue: Sequence[Candidate], by_hand: Sequence[ByHand]) -> str:
+    findings = f"{len(result.findings)} findings" if len(result.findings) != 1 else "1 finding"
+    fixes = f"{len(queue)} fixes to try" if len(queue) != 1 else "1 fix to try"
+    return f"{findings}, {fixes}" + (f", {len(by_hand)} left to you" if by_hand else "")
+
+
+class _Known:
+    """What a treatment has shown so far."""
+
+    def __init__(
+        self, options: TreatOptions, steps: Steps, loop: Loop, by_hand: list[ByHand], notes: list[str]
+    ) -> None:
+        self.options, self.steps, self.loop, self.by_hand, self.notes = options, steps, loop, by_hand, notes
+        self.interrupted: int | None = None
+        self._difference: Difference | None = None
+
+    def difference(
+        self, runner: CommandRunner, before: Result, scratch: Scratch, config: Config | None
+    ) -> None:
+        """Records once more with all that was kept, and compares the recordings."""
+        loop = self.loop
+        if not loop.setup.chosen:
+            return
+        if loop.clock.spent() > loop.clock.max_seconds:
+            self.notes.append("no recording was made after: --max-seconds is used up")
+            return
+        loop.say("recording the script with what helped")
+        try:
+            after = analyze(runner.record(loop.setup, "after"), source=scratch.source, config=config)
+        except (RunFailed, TraceDoctorError) as failure:
+            self.notes.append(f"no recording was made after: {failure}")
+            return
+        self._difference = diff(before, after)
+
+    def treated(self) -> Treated:
+        loop, options = self.loop, self.options
+        edits = loop.setup.edits
+        made = Treatment(
+            tool=Tool(version=__version__),
+            code=0,
+            verdict="",
+            method=Method(
+                warmup_steps=self.steps.warmup,
+                timed_steps=self.steps.timed,
+                figure=self.steps.by,
+                repeats=options.repeats,
+                alpha=statistics.ALPHA,
+                least_gain=options.least_gain,
+                loss_tolerance=options.loss_tolerance,
+            ),
+            attempts=loop.attempts,
+            together=loop.together,
+            confirmed=loop.confirmed,
+            patch=edits.patch().decode("utf-8", "surrogateescape"),
+            environment=loop.setup.environment,
+            arguments=loop.setup.arguments,
+            by_hand=self.by_hand,
+            difference=self._difference,
+            notes=self.notes,
+            interrupted=self.interrupted is not None,
+        )
+        return Treated(verdict(made, self.interrupted), edits)

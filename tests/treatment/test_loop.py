@@ -1,0 +1,287 @@
+"""Fixes on trial, one by one: what is kept, what is rejected and why, what an interruption leaves. The script is not run:
+a pretender says how long its steps take."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trace_doctor.fixes.plan import Plan, plan
+from trace_doctor.model import Finding, Fix, Location, Result, Safety, Saving
+from trace_doctor.treatment.candidates import Setup, candidates
+from trace_doctor.treatment.loop import Loop
+from trace_doctor.treatment.measurement import Measured, RunFailed
+from trace_doctor.treatment.trial import Clock, Rules
+
+SCRIPT = """\
+import torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Linear(3, 3)
+loader = DataLoader([1, 2], batch_size=1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in loader:
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    return folder
+
+
+def make_fix(codemod: str | None, safety: Safety = "unsafe", **params: Any) -> Fix:
+    return Fix(
+        title=f"do {codemod}",
+        kind="patch" if codemod else "advice",
+        safety=safety,
+        codemod=codemod,
+        params=params,
+    )
+
+
+WORKERS = make_fix("dataloader-args", num_workers=2)
+PIN = make_fix("dataloader-args", "safe", pin_memory=True)
+FOREACH = make_fix("optimizer-args", foreach=True)
+ZERO = make_fix("set-call-args", callee="zero_grad", args={}, remove=["set_to_none"])
+ENV = Fix(title="set it", kind="env", safety="safe", text="SETTING=on:1 python train.py")
+
+
+def make_finding(code: str, share: float, *fixes: Fix) -> Finding:
+    return Finding(
+        id=f"{code}-1", code=code, name=code.lower(), title=code, severity="warning", confidence="high", message="m",
+        fingerprint=code, location=Location(), fixes=list(fixes), saving=Saving(share_of_step=share),
+    )  # fmt: skip
+
+
+@dataclass
+class Pretender:
+    """Step times by the labels of the fixes that are made: 100 ms times their factors, each run a little different."""
+
+    factors: Mapping[str, float]
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
+    fails: frozenset[str] = frozenset()
+    noise: tuple[float, ...] = (1.0, 1.004, 0.997, 1.002, 0.999, 1.006, 0.995)
+    drift: float = 1.0
+    before_run: Callable[[int], None] = lambda number: None
+    runs: list[tuple[str, ...]] = field(default_factory=list)
+
+    def record(self, setup: Setup, name: str) -> Path:
+        raise NotImplementedError
+
+    def time(self, setup: Setup) -> Measured:
+        labels = tuple(c.label for c in setup.chosen)
+        number = len(self.runs)
+        self.before_run(number)
+        self.runs.append(labels)
+        if self.fails & set(labels):
+            raise RunFailed("exit code 1: ValueError: no")
+        time, loss, peak = 1e5 * self.noise[number % len(self.noise)] * self.drift**number, 1.0, 1e9
+        for label in labels:
+            time *= self.factors.get(label, 1.0)
+            loss *= self.losses.get(label, 1.0)
+            peak *= self.peaks.get(label, 1.0)
+        steps = {(0, step): time * (5 if step == 7 else 1) for step in range(5, 15)}
+        return Measured(
+            steps, {(0, step): loss / (1 + step) for step in range(15)}, int(peak) if self.peaks else None
+        )
+
+
+RULES = Rules(repeats=4, least_gain=0.01, loss_tolerance=0.02, without_losses=False)
+
+
+@pytest.fixture
+def treated(source: Path) -> Callable[..., tuple[Loop, Pretender]]:
+    """Runs the loop over findings with a pretender, and hands back both."""
+
+    def run(
+        runner: Pretender, *findings: Finding, max_trials: int | None = None, clock: Clock | None = None,
+        rules: Rules = RULES, unsafe: bool = True,
+    ) -> tuple[Loop, Pretender]:  # fmt: skip
+        made: Plan = plan(Result(findings=list(findings)), source, unsafe=unsafe)
+        loop = Loop(runner, rules, clock or Clock(1e9), Setup(made))
+        with suppress(KeyboardInterrupt):
+            loop.run(candidates(made)[0], max_trials)
+        return loop, runner
+
+    return run
+
+
+Run = Callable[..., tuple[Loop, Pretender]]
+THREE = (
+    make_finding("TD101", 0.5, WORKERS),
+    make_finding("TD102", 0.3, PIN),
+    make_finding("TD304", 0.4, FOREACH),
+)
+
+
+def fates(loop: Loop) -> dict[str, str]:
+    return {a.label: a.fate for a in loop.attempts}
+
+
+def test_what_helps_is_kept_on_top_of_what_helped_before(treated: Run) -> None:
+    loop, runner = treated(Pretender({"TD101-1": 0.5, "TD304-1": 1.0, "TD102-1": 0.8}), *THREE)
+    assert [a.label for a in loop.attempts] == ["TD101-1", "TD304-1", "TD102-1"]  # by what they promise
+    assert fates(loop) == {"TD101-1": "kept", "TD304-1": "rejected", "TD102-1": "kept"}
+    assert [c.label for c in loop.setup.chosen] == ["TD101-1", "TD102-1"]
+    assert ("TD101-1", "TD102-1") in runner.runs and ("TD101-1", "TD304-1") in runner.runs
+    assert loop.confirmed
+    assert loop.together.time is not None
+    assert loop.together.time.ratio == pytest.approx(0.4, rel=0.02)
+
+
+def test_the_patch_holds_what_helped_alone_and_applies(treated: Run, source: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=source, check=True)
+    loop, _ = treated(Pretender({"TD101-1": 0.5, "TD102-1": 0.8}), *THREE)
+    patch = loop.setup.edits.patch()
+    assert b"num_workers=2" in patch and b"pin_memory" in patch and b"foreach" not in patch
+    subprocess.run(["git", "apply", "-"], input=patch, cwd=source, check=True)
+    assert (source / "train.py").read_bytes() == loop.setup.files()["train.py"]
+
+
+def test_a_fix_without_effect_is_rejected_soon_and_says_what_would_have_shown(treated: Run) -> None:
+    loop, runner = treated(Pretender({}), THREE[0])
+    [attempt] = loop.attempts
+    assert attempt.fate == "rejected"
+    assert "no gain beyond the noise" in attempt.reason and "would have shown" in attempt.reason
+    assert len(runner.runs) < 2 * RULES.repeats
+    assert loop.setup.chosen == () and loop.confirmed is None
+
+
+def test_runs_take_turns_so_that_a_drift_is_no_gain(treated: Run) -> None:
+    slower_and_slower = Pretender({}, noise=(1.0,), drift=0.9)
+    loop, runner = treated(slower_and_slower, THREE[0])
+    assert fates(loop) == {"TD101-1": "rejected"}
+    assert runner.runs[:4] == [("TD101-1",), (), (), ("TD101-1",)]
+
+
+def test_a_gain_within_what_runs_differ_by_is_not_believed(treated: Run) -> None:
+    restless = Pretender({"TD101-1": 0.97}, noise=(1.0, 1.3, 0.8, 1.1, 1.2, 0.9, 0.7))
+    loop, _ = treated(restless, THREE[0])
+    assert fates(loop) == {"TD101-1": "rejected"}
+
+
+def test_one_long_step_does_not_decide(treated: Run) -> None:
+    """The pretender's runs all have one step of five times the length: a median does not see it."""
+    loop, _ = treated(Pretender({"TD101-1": 0.9}), THREE[0])
+    [attempt] = loop.attempts
+    assert attempt.effects.time is not None
+    assert attempt.effects.time.before == pytest.approx(1e5, rel=0.01)
+
+
+def test_the_reason_names_what_is_slower(treated: Run) -> None:
+    loop, _ = treated(Pretender({"TD101-1": 1.5}), THREE[0])
+    assert loop.attempts[0].fate == "rejected"
+
+
+@pytest.mark.parametrize(("safety", "factor", "fate"), [
+    ("unsafe", 1.001, "kept"), ("unsafe", 1.2, "rejected"), ("safe", 1.0, "kept"), ("safe", 1.0 + 1e-15, "rejected"),
+])  # fmt: skip
+def test_losses_must_agree(treated: Run, safety: Safety, factor: float, fate: str) -> None:
+    finding = make_finding("TD102", 0.5, make_fix("dataloader-args", safety, pin_memory=True))
+    loop, runner = treated(Pretender({"TD102-1": 0.5}, losses={"TD102-1": factor}), finding)
+    assert fates(loop) == {"TD102-1": fate}
+    if fate == "rejected":
+        assert "losses differ" in loop.attempts[0].reason
+        assert len(runner.runs) < 2 * RULES.repeats  # a fast wrong script is not measured to the end
+
+
+def test_where_no_loss_is_seen_an_unsafe_fix_is_kept_only_if_that_was_asked_for(
+    treated: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = Pretender.time
+    monkeypatch.setattr(Pretender, "time", lambda self, setup: replace(time(self, setup), losses={}))
+    runner = {"TD101-1": 0.5, "TD102-1": 0.5}
+    loop, _ = treated(Pretender(runner), *THREE[:2])
+    assert fates(loop) == {"TD101-1": "rejected", "TD102-1": "kept"}
+    assert "--without-losses" in loop.attempts[0].reason
+    loop, _ = treated(Pretender(runner), *THREE[:2], rules=replace(RULES, without_losses=True))
+    assert set(fates(loop).values()) == {"kept"}
+
+
+def test_a_run_that_fails_rejects_the_fix_with_what_the_script_said(treated: Run) -> None:
+    loop, runner = treated(Pretender({"TD304-1": 0.5}, fails=frozenset(["TD101-1"])), *THREE)
+    assert fates(loop)["TD101-1"] == "rejected" and fates(loop)["TD304-1"] == "kept"
+    assert "ValueError: no" in loop.attempts[0].reason
+    assert sum("TD101-1" in run for run in runner.runs) == 1
+
+
+def test_less_memory_at_the_same_pace_is_kept_and_a_trade_is_not(treated: Run) -> None:
+    loop, _ = treated(Pretender({}, peaks={"TD101-1": 0.7}), THREE[0])
+    assert fates(loop) == {"TD101-1": "kept"}
+    assert "less memory" in loop.attempts[0].reason
+    loop, _ = treated(Pretender({"TD101-1": 1.3}, peaks={"TD101-1": 0.7}), THREE[0])
+    assert fates(loop) == {"TD101-1": "rejected"}
+    assert "trade" in loop.attempts[0].reason
+
+
+def test_an_interruption_keeps_what_was_known(treated: Run) -> None:
+    def interrupt(number: int) -> None:
+        if number == 10:  # in the second trial
+            raise KeyboardInterrupt
+
+    loop, _ = treated(Pretender({"TD101-1": 0.5}, before_run=interrupt), *THREE)
+    assert fates(loop) == {"TD101-1": "kept", "TD304-1": "not_tried"}
+    assert "interrupted" in loop.attempts[1].reason
+    assert b"num_workers" in loop.setup.edits.patch()
+
+
+def test_budgets_end_it_with_what_is_known(treated: Run) -> None:
+    runner = {"TD101-1": 0.5, "TD304-1": 0.5, "TD102-1": 0.5}
+    loop, _ = treated(Pretender(runner), *THREE, max_trials=1)
+    assert fates(loop) == {"TD101-1": "kept", "TD304-1": "not_tried", "TD102-1": "not_tried"}
+    ticks = iter(range(10_000))
+    loop, _ = treated(Pretender(runner), *THREE, clock=Clock(30.0, now=lambda: float(next(ticks))))
+    assert fates(loop)["TD101-1"] == "kept" and "--max-seconds" in loop.attempts[-1].reason
+
+
+def test_the_second_of_two_edits_at_odds_is_tried_only_if_the_first_did_not_help(treated: Run) -> None:
+    findings = (
+        make_finding("TD101", 0.5, make_fix("dataloader-args", num_workers=2)),
+        make_finding("TD102", 0.3, make_fix("dataloader-args", num_workers=4)),
+    )
+    loop, _ = treated(Pretender({"TD101-1": 0.5}), *findings)
+    assert fates(loop) == {"TD101-1": "kept", "TD102-1": "not_tried"}
+    loop, _ = treated(Pretender({"TD102-1": 0.5}), *findings)
+    assert fates(loop) == {"TD101-1": "rejected", "TD102-1": "kept"}
+
+
+def test_the_same_edit_is_not_tried_twice(treated: Run) -> None:
+    loop, _ = treated(Pretender({}), make_finding("TD101", 0.5, WORKERS), make_finding("TD103", 0.4, WORKERS))
+    assert fates(loop) == {"TD101-1": "rejected", "TD103-1": "not_tried"}
+    assert "TD101-1, which was rejected" in loop.attempts[1].reason
+
+
+def test_variables_are_tried_where_no_edit_does_the_same(treated: Run) -> None:
+    loop, _ = treated(Pretender({"TD402-1": 0.5}), make_finding("TD402", 0.2, ENV))
+    assert loop.setup.environment == {"SETTING": "on:1"} and loop.setup.edits.patch() == b""
+    loop, _ = treated(Pretender({}), make_finding("TD402", 0.2, PIN, ENV))
+    assert list(fates(loop)) == ["TD402-1.1"]
+
+
+def test_what_is_unsafe_or_changes_the_work_or_is_advice_is_left_to_the_person(source: Path) -> None:
+    more = make_fix("gradient-accumulation", steps=4)
+    findings = [
+        make_finding("TD101", 0.5, WORKERS),
+        make_finding("TD308", 0.4, more),
+        make_finding("TD204", 0.1, make_fix(None)),
+    ]
+    queue, left = candidates(plan(Result(findings=findings), source, unsafe=False))
+    assert queue == []
+    assert {b.label: b.why.split(":")[0] for b in left}["TD101-1"] == "unsafe"
+    queue, left = candidates(plan(Result(findings=findings), source))
+    assert [c.label for c in queue] == ["TD101-1"]
+    assert {b.label for b in left} == {"TD308-1", "TD204-1"}
