@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 PRESENCE_FILE = "processes.jsonl"
-STARTED, TORCH = "started", "torch"
-"""the recorder is there; torch was imported"""
+STARTED, TORCH, FAILED, SECOND = "started", "torch", "failed", "second"
+"""the recorder is there; torch was imported; the recorder failed; the process trains, but another is recorded already"""
 
 
-def say(folder: str, event: str, **detail: Any) -> None:
+def say(folder: str, event: str, why: str = "") -> None:
     """Adds a line of this process. A single write to a file opened for appending: lines of processes do not mix.
     Never raises: a recording without it is still one."""
-    line = json.dumps({"pid": os.getpid(), "event": event, **detail}) + "\n"
+    line = json.dumps({"pid": os.getpid(), "event": event, "why": why[:500]}) + "\n"
     try:
         file = os.open(os.path.join(folder, PRESENCE_FILE), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -29,9 +28,9 @@ def say(folder: str, event: str, **detail: Any) -> None:
         pass
 
 
-def heard(folder: Path) -> dict[int, set[str]]:
-    """pid -> what it said."""
-    said: dict[int, set[str]] = {}
+def heard(folder: Path) -> dict[int, dict[str, str]]:
+    """Process id -> what happened in it -> why."""
+    said: dict[int, dict[str, str]] = {}
     try:
         lines = (folder / PRESENCE_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -39,7 +38,7 @@ def heard(folder: Path) -> dict[int, set[str]]:
     for line in lines:
         try:
             one = json.loads(line)
-            said.setdefault(int(one["pid"]), set()).add(str(one["event"]))
+            said.setdefault(int(one["pid"]), {})[str(one["event"])] = str(one["why"])
         except (ValueError, KeyError, TypeError):
             continue
     return said

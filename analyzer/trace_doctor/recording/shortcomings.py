@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from trace_doctor.recording.folder import RankRecord, Recording
 from trace_doctor.recording.options import RecordOptions
-from trace_doctor.recording.presence import TORCH
+from trace_doctor.recording.presence import FAILED, SECOND, TORCH
 from trace_doctor.recording.running import Ended
 
 
@@ -18,17 +18,18 @@ def shortcomings(
     options: RecordOptions,
     ended: Ended,
     recording: Recording | None,
-    processes: Mapping[int, set[str]],
+    processes: Mapping[int, Mapping[str, str]],
 ) -> list[str]:
     """Lines in the order of weight; empty for a recording that has all that was asked for.
 
-    `processes`: process id -> what the recorder said in it (`presence.heard`).
+    `processes`: what the recorder said in each (`presence.heard`).
     """
     ranks = list(recording.ranks.values()) if recording else []
     return [
         *_ends(ended, options),
         *([_nothing(command, processes)] if not ranks else []),
         *_silent(ranks),
+        *_others(processes),
         *(line for rank in ranks for line in _of_rank(rank, options, several=len(ranks) > 1)),
     ]
 
@@ -42,7 +43,7 @@ def _ends(ended: Ended, options: RecordOptions) -> Iterator[str]:
         yield f"the script failed: exit code {ended.exit_code}"
 
 
-def _nothing(command: Sequence[str], processes: Mapping[int, set[str]]) -> str:
+def _nothing(command: Sequence[str], processes: Mapping[int, Mapping[str, str]]) -> str:
     """Why no process reported a step."""
     if not processes:
         if flag := deaf(command):
@@ -50,7 +51,9 @@ def _nothing(command: Sequence[str], processes: Mapping[int, set[str]]) -> str:
         return "no Python process of the command loaded the recorder: none was started, or without our PYTHONPATH"
     if not any(TORCH in said for said in processes.values()):
         return "no process of the command imported torch"
-    return "torch was imported, but no optimizer took a step and no module was called"
+    if failed := next((said[FAILED] for said in processes.values() if FAILED in said), None):
+        return f"the recorder failed: {failed}"
+    return "torch was imported, but nothing was trained (--step-every N counts calls of the model instead)"
 
 
 def _silent(ranks: Sequence[RankRecord]) -> Iterator[str]:
@@ -61,6 +64,12 @@ def _silent(ranks: Sequence[RankRecord]) -> Iterator[str]:
     if missing:
         listed = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
         yield f"of {world} ranks {len(missing)} reported nothing (on other machines, or ended early): {listed}"
+
+
+def _others(processes: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
+    """Processes that trained one after another or side by side, without being ranks of one job."""
+    if more := sum(SECOND in said for said in processes.values()):
+        yield f"{more} more process{'es' * (more > 1)} trained: only the first one is recorded"
 
 
 def _of_rank(rank: RankRecord, options: RecordOptions, *, several: bool) -> Iterator[str]:
