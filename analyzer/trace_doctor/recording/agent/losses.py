@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+from trace_doctor.recording.agent.patches import Function, Patches
 
 
 class Losses:
@@ -21,33 +22,37 @@ class Losses:
         self._count = 0
         self._unscaled: tuple[Any, Any] | None = None
         self._thread = threading.get_ident()
+        self._patches = Patches()
 
     def install(self) -> None:
-        backward = self.torch.autograd.backward
+        self._patches.wrap(self.torch.autograd, "backward", self._around_backward)
+        self._patches.wrap(grad_scaler(self.torch), "scale", self._around_scale)
+
+    def uninstall(self) -> None:
+        self._patches.undo()
+        self.keep = False
+        self.take()
+
+    def _around_backward(self, backward: Function) -> Function:
         compiling = self.torch.compiler.is_compiling
 
-        @functools.wraps(backward)
         def watched(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not compiling():
                 self._seen(tensors, grad_tensors)
             return backward(tensors, grad_tensors, *args, **kwargs)
 
-        self.torch.autograd.backward = watched
-        self._watch_scaling()
+        return watched
 
-    def _watch_scaling(self) -> None:
+    def _around_scale(self, scale: Function) -> Function:
         """The loss is what the script gave to GradScaler.scale(), not what came out."""
-        scaler = self.torch.amp.GradScaler
-        scale = scaler.scale
 
-        @functools.wraps(scale)
         def watched(scaler: Any, outputs: Any) -> Any:
             scaled = scale(scaler, outputs)
             if scaled is not outputs and isinstance(scaled, self.torch.Tensor):
                 self._unscaled = (weakref.ref(scaled), weakref.ref(outputs))
             return scaled
 
-        scaler.scale = watched
+        return watched
 
     def _seen(self, tensors: Any, gradients: Any) -> None:
         try:
@@ -80,3 +85,8 @@ class Losses:
 def total(losses: list[Any]) -> float | None:
     """The sum of the losses of a step, in their order; waits for the device. None where there is none."""
     return sum(float(x.item()) for x in losses) if losses else None
+
+
+def grad_scaler(torch: Any) -> Any:
+    """The class of all gradient scalers; before torch 2.3 there was CUDA's alone."""
+    return getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler

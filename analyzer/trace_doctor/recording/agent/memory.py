@@ -6,6 +6,13 @@ from pathlib import Path
 from typing import Any
 
 
+def peak_allocated(torch: Any) -> int | None:
+    """Bytes that live tensors took at most since the start, on the device of this process that held most."""
+    if not torch.cuda.is_initialized():
+        return None
+    return max(int(torch.cuda.max_memory_allocated(d)) for d in range(torch.cuda.device_count()))
+
+
 class MemoryHistory:
     """Starts and stops the history; finds the moment of a step at which most memory is held."""
 

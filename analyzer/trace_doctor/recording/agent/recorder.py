@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trace_doctor.recording import environment
 from trace_doctor.recording.agent.losses import Losses, total
-from trace_doctor.recording.agent.memory import MemoryHistory
+from trace_doctor.recording.agent.memory import MemoryHistory, peak_allocated
 from trace_doctor.recording.agent.status import Status, StepTable
 from trace_doctor.recording.agent.timing import Compilations, Moment, between, now
 from trace_doctor.recording.agent.tracing import OtherProfilers, Tracer
@@ -53,7 +54,9 @@ class Recorder:
         others: OtherProfilers,
         memory: MemoryHistory,
         begin: Moment,
+        optimizers: Callable[[], int],
     ) -> None:
+        """`begin`: of the first step. `optimizers`: how many have been seen to step."""
         self.torch = torch
         self.options = options
         self.status = status
@@ -62,6 +65,7 @@ class Recorder:
         self.losses = losses
         self.others = others
         self.memory = memory
+        self.optimizers = optimizers
         self.step = 0
         self.phase: Phase | None = "warmup"
         self._first = self._begin = self._phase_begin = begin
@@ -112,6 +116,17 @@ class Recorder:
         """What ends a step has changed."""
         self.plan.restart()
 
+    def discard(self) -> None:
+        """Nothing of this counts: leaves no capture behind."""
+        self.phase = None
+        self._give_way()
+        self.losses.before_backward = None
+        self.memory.stop()
+        for name in self.status.said["files"].values():
+            (self.status.folder / name).unlink(missing_ok=True)
+        self.table.path.unlink(missing_ok=True)
+        self.status.path.unlink(missing_ok=True)
+
     # -- phases
 
     def _enter(self, phase: Phase | None) -> None:
@@ -125,6 +140,10 @@ class Recorder:
             return
         if phase in TRACED:
             self._warm_profiler(phase)
+        elif phase == "timing" and self.others.busy:
+            self.status.warn(
+                "timing: the script's own profiler was running: its cost is in the plain step times"
+            )
         elif phase == "memory":
             self.memory.start()
             self.losses.before_backward = lambda: self.memory.at("before backward")
@@ -158,12 +177,14 @@ class Recorder:
             environment.write(self.status.folder)
         self._flush(wait=True)
         skipped = 1 if phase in TRACED else 0
-        self.status.said["accumulation"] = self._accumulation()
+        passes = self._backward_passes()
+        self.status.said["backward_passes_per_step"] = passes
+        self.status.said["accumulation"] = passes if self.optimizers() == 1 else None
         self.status.phase_ended(
             phase, self._phase_step, self.step, seconds, self._phase_ms[skipped:], self._phase_note or why
         )
 
-    def _accumulation(self) -> int | None:
+    def _backward_passes(self) -> int | None:
         counts = [n for n in self._backwards[1:] or self._backwards if n]
         return round(statistics.median(counts)) if counts else None
 
@@ -257,6 +278,7 @@ class Recorder:
             elif self._tracer is not None:
                 self._tracer.stop()
             self._flush(wait=True)
+            self.status.said["peak_allocated_bytes"] = peak_allocated(self.torch)
         finally:
             self.phase = None
             self.status.write()

@@ -16,7 +16,7 @@ from trace_doctor.recording.agent.losses import Losses
 from trace_doctor.recording.agent.memory import MemoryHistory
 from trace_doctor.recording.agent.recorder import Recorder
 from trace_doctor.recording.agent.status import Status
-from trace_doctor.recording.agent.steps import Finder
+from trace_doctor.recording.agent.steps import Finder, whose_loop
 from trace_doctor.recording.agent.timing import Moment, now
 from trace_doctor.recording.agent.tracing import OtherProfilers
 from trace_doctor.recording.options import Phase, RecordOptions
@@ -58,6 +58,7 @@ class Session:
 
     def install(self, find_steps: bool) -> None:
         self.finder.on_begin = self.begun
+        self.finder.on_optimizer = self._quietly(self._training_begins)
         if find_steps:
             self.finder.install()
         self.losses.before_backward = self.begun
@@ -97,13 +98,14 @@ class Session:
         if self.recorder is None:
             self._start(found_by)
         if self.recorder is not None:
-            if self.finder.closing.changed:
+            by_optimizer = found_by == "optimizer"
+            if by_optimizer and (self.finder.closing.changed or not self.finder.closing.sure):
                 self.recorder.restart()
             self.done = self.recorder.boundary()
             if self.recorder.phase == "timing":
                 self.finder.closing.freeze()
-            if self.done:
-                self.finder.active = not self.options.let_it_run
+            if self.done and self.options.let_it_run:
+                self._uninstall()
 
     # -- begin and end
 
@@ -111,8 +113,11 @@ class Session:
         """Records this process, if it is one to be recorded."""
         rank, size = ranks.rank_and_size(sys.modules)
         status = Status(self.folder, rank, size)
-        status.said["found_steps_by"] = found_by
-        if self._is_child() or not status.claim():
+        status.said["found_steps_by"] = whose_loop() if found_by == "optimizer" else found_by
+        child = self._is_child()
+        if child or not status.claim():
+            if not child:
+                presence.say(str(self.folder), presence.SECOND)
             self._withdraw()
             return
         without: tuple[Phase, ...] = ()
@@ -132,6 +137,7 @@ class Session:
             self.others,
             self.memory,
             self._begin or now(self.torch),
+            lambda: self.finder.closing.optimizers,
         )
         self.losses.before_backward = self.finder.on_begin = None
         ending.watch_termination(self._quietly(self.finish))
@@ -147,9 +153,19 @@ class Session:
 
     def _withdraw(self) -> None:
         self.passive = True
-        self.finder.active = False
-        self.losses.keep = False
         self.losses.before_backward = self.finder.on_begin = None
+        self._uninstall()
+
+    def _uninstall(self) -> None:
+        """Nothing more is to be seen."""
+        for watcher in (self.finder, self.losses, self.others):
+            watcher.uninstall()
+
+    def _training_begins(self) -> None:
+        """What was taken for inference steps came before the training: an evaluation, or features of another model."""
+        if self.recorder is not None and not self.done:
+            self.recorder.discard()
+            self.recorder = None
 
     def finish(self, ended: str) -> None:
         if self.recorder is not None and not self.passive:

@@ -29,6 +29,7 @@ class Status:
             "files": {},
             "compile_steps": [],
             "ended": None,
+            "peak_allocated_bytes": None,
             "warnings": [],
         }
         self.plain_ms: float | None = None

@@ -8,8 +8,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from trace_doctor.recording.agent.losses import grad_scaler
+from trace_doctor.recording.agent.patches import Function, Patches
+
 OnStep = Callable[[str], None]
-"""is called behind each step with what it was found by; may raise SystemExit"""
+"""is called behind each step with what ended it ("optimizer" or "module calls"); may raise SystemExit"""
+
+
+_PATIENCE = 32
+"""calls of modules in training mode, or of optimizers, in which others are still expected to turn up"""
 
 
 class Closing:
@@ -19,6 +26,7 @@ class Closing:
 
     def __init__(self, patience: int = 64) -> None:
         self._count: dict[int, int] = {}
+        self._waiting: set[int] = set()
         self._patience = patience
         self._since = 0
         self._frozen = False
@@ -44,6 +52,25 @@ class Closing:
         least = min(often.values())
         return [k for k, n in often.items() if n == least][-1]
 
+    def made(self, optimizer: int) -> None:
+        """There is an optimizer (its id) that may take steps."""
+        self._waiting.add(optimizer)
+
+    def inside(self, optimizer: int) -> None:
+        """This one steps inside another's step."""
+        self._waiting.discard(optimizer)
+
+    @property
+    def sure(self) -> bool:
+        """Whether the choice can be trusted: each optimizer that there is has stepped twice, or will not step at all."""
+        calls = self._count.values()
+        return min(calls, default=0) >= 2 and (self._waiting <= self._count.keys() or sum(calls) >= _PATIENCE)
+
+    @property
+    def optimizers(self) -> int:
+        """How many have taken steps."""
+        return len(self._count)
+
     def freeze(self) -> None:
         """From now on the choice stands while the chosen one goes on stepping."""
         self._frozen = True
@@ -56,6 +83,8 @@ class Finder:
     def __init__(self, torch: Any, on_step: OnStep, step_every: int | None) -> None:
         self.torch = torch
         self.on_step = on_step
+        self.on_optimizer: Callable[[], None] = lambda: None
+        """is called when the first optimizer is made"""
         self.on_begin: Callable[[], None] | None = None
         """is called when an optimizer begins to step or a module is called from outside"""
         self.step_every = step_every
@@ -65,24 +94,32 @@ class Finder:
         self._depth = 0
         self._calls = 0
         self._optimizers = False
+        self._trained = 0
         self._stepped = 0
-        self._restore_calls: Callable[[], None] | None = None
+        self._patches = Patches()
+        self._module_patch = Patches()
 
     def install(self) -> None:
+        """Whatever is found by, calls of modules are watched until there is an optimizer, or if they were asked for."""
+        torch = self.torch
         if self.step_every is None:
-            self._watch_optimizers()
-            self._watch_scaler()
-        self._watch_modules()
+            # around what torch itself puts around each step(): so the end of a step lies outside the optimizer's mark
+            self._patches.wrap(torch.optim.Optimizer, "profile_hook_step", self._around_hook, static=True)
+            self._patches.wrap(torch.optim.Optimizer, "__init__", self._around_new_optimizer)
+            self._patches.wrap(grad_scaler(torch), "step", self._around_scaled_step)
+        self._module_patch.wrap(torch.nn.Module, "__call__", self._around_call)
+
+    def uninstall(self) -> None:
+        self.active = False
+        self._patches.undo()
+        self._module_patch.undo()
 
     # -- optimizers
 
-    def _watch_optimizers(self) -> None:
-        """Around what torch itself puts around each step(): so the end of a step lies outside the optimizer's mark."""
-        optimizer = self.torch.optim.Optimizer
-        hook, init = optimizer.profile_hook_step, optimizer.__init__
+    def _around_hook(self, hook: Function) -> Function:
         compiling = self.torch.compiler.is_compiling
 
-        def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        def profile_hook_step(step: Function) -> Function:
             hooked = hook(step)
 
             @functools.wraps(step)
@@ -90,91 +127,86 @@ class Finder:
                 if compiling() or not self._mine():
                     return hooked(*args, **kwargs)
                 self._depth += 1
-                if self.on_begin is not None:
-                    self.on_begin()
+                self._begun()
                 try:
                     result = hooked(*args, **kwargs)
                 finally:
                     self._depth -= 1
                 if self._depth == 0:
                     self._optimizer_stepped(args[0])
+                else:
+                    self.closing.inside(id(args[0]))
                 return result
 
             return watched
 
-        @functools.wraps(init)
-        def watched_init(this: Any, *args: Any, **kwargs: Any) -> None:
-            self._optimizers = True
-            self._forget_modules()
-            init(this, *args, **kwargs)
+        return profile_hook_step
 
-        optimizer.profile_hook_step = staticmethod(profile_hook_step)
-        optimizer.__init__ = watched_init
+    def _around_new_optimizer(self, init: Function) -> Function:
+        def watched(self_: Any, *args: Any, **kwargs: Any) -> None:
+            self.closing.made(id(self_))
+            if not self._optimizers:
+                self._optimizers = True
+                self._module_patch.undo()
+                self.on_optimizer()
+            init(self_, *args, **kwargs)
 
-    def _watch_scaler(self) -> None:
+        return watched
+
+    def _around_scaled_step(self, step: Function) -> Function:
         """GradScaler.step() leaves the optimizer's step out where gradients overflowed: it ends a step all the same."""
-        amp = getattr(self.torch, "amp", None)
-        scaler = getattr(amp, "GradScaler", None) or self.torch.cuda.amp.GradScaler
-        step = scaler.step
 
-        @functools.wraps(step)
-        def watched(this: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        def watched(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._stepped
-            result = step(this, optimizer, *args, **kwargs)
+            result = step(scaler, optimizer, *args, **kwargs)
             if self._stepped == before and self._depth == 0 and self._mine():
                 self._optimizer_stepped(optimizer)
             return result
 
-        scaler.step = watched
+        return watched
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
         self._stepped += 1
         if self.closing.ends_step(id(optimizer)):
-            self.on_step(found_by())
+            self.on_step("optimizer")
 
     # -- module calls
 
-    def _watch_modules(self) -> None:
-        """Calls from outside of any module. Away again with the first optimizer, unless they were asked for."""
-        module = self.torch.nn.Module
-        call = module.__call__
-        compiling = self.torch.compiler.is_compiling
+    def _around_call(self, call: Function) -> Function:
+        """Around calls from outside of any module."""
         finder, depth = self, threading.local()
+        compiling = self.torch.compiler.is_compiling
 
-        @functools.wraps(call)
         def watched(
             self: Any, *args: Any, **kwargs: Any
         ) -> Any:  # the profiler reads the module from this `self`
             if compiling() or getattr(depth, "inside", False) or not finder._mine():
                 return call(self, *args, **kwargs)
             depth.inside = True
-            if finder.on_begin is not None:
-                finder.on_begin()
+            finder._begun()
             try:
                 result = call(self, *args, **kwargs)
             finally:
                 depth.inside = False
-            finder._module_called()
+            finder._module_called(self)
             return result
 
-        def restore() -> None:
-            if module.__call__ is watched:
-                module.__call__ = call
+        return watched
 
-        module.__call__ = watched
-        self._restore_calls = restore
-
-    def _forget_modules(self) -> None:
-        if self.step_every is None and self._restore_calls is not None:
-            self._restore_calls()
-            self._restore_calls = None
-
-    def _module_called(self) -> None:
+    def _module_called(self, module: Any) -> None:
         if self.torch.jit.is_tracing() or (self._optimizers and self.step_every is None):
             return
+        if self.step_every is None and module.training and self.torch.is_grad_enabled():
+            self._trained += 1  # training: an optimizer is still to come
+            if self._trained < _PATIENCE:
+                return
         self._calls += 1
         if self._calls % (self.step_every or 1) == 0:
             self.on_step("module calls")
+
+    def _begun(self) -> None:
+        if self.on_begin is not None:
+            self.on_begin()
 
     def _mine(self) -> bool:
         """Whether this is the thread that trains, and somebody still wants to know."""
@@ -194,8 +226,8 @@ _LIBRARIES = (
 )
 
 
-def found_by() -> str:
-    """Whose loop steps the optimizer, by the modules of the callers."""
+def whose_loop() -> str:
+    """Who steps the optimizer, by the modules of the callers."""
     frame = sys._getframe(1)
     found = "optimizer"
     while frame is not None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trace_doctor.recording.agent.patches import Function, Patches
+
 
 class Tracer:
     """One trace. `warm()`, then `start(step)`, `step(step)` at each boundary, and `stop()`."""
@@ -85,41 +87,34 @@ class OtherProfilers:
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
-        self.started = 0
-        """how many the script has started so far"""
-        self.ours: Any = None
-        """the autograd profiler that is ours, now running or about to"""
         self.give_way: Callable[[], None] = lambda: None
+        self._preparing_ours = False
         self._alive = 0
+        self._patches = Patches()
 
     def install(self) -> None:
-        import functools
-
-        profile = self.torch.autograd.profiler.profile
         outer = self.torch.profiler.profile
-        prepare, start, stop = profile._prepare_trace, outer.start, outer.stop
+        self._patches.wrap(self.torch.autograd.profiler.profile, "_prepare_trace", self._around_prepare)
+        self._patches.wrap(outer, "start", lambda start: self._counting(start, 1))
+        self._patches.wrap(outer, "stop", lambda stop: self._counting(stop, -1))
 
-        @functools.wraps(prepare)
-        def watched_prepare(this: Any) -> Any:
+    def uninstall(self) -> None:
+        self._patches.undo()
+
+    def _around_prepare(self, prepare: Function) -> Function:
+        def watched(profile: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._preparing_ours:
-                self.started += 1
                 self.give_way()
-            return prepare(this)
+            return prepare(profile, *args, **kwargs)
 
-        @functools.wraps(start)
-        def watched_start(this: Any) -> Any:
-            self._alive += 1
-            return start(this)
+        return watched
 
-        @functools.wraps(stop)
-        def watched_stop(this: Any) -> Any:
-            self._alive = max(self._alive - 1, 0)
-            return stop(this)
+    def _counting(self, act: Function, change: int) -> Function:
+        def watched(profile: Any, *args: Any, **kwargs: Any) -> Any:
+            self._alive = max(self._alive + change, 0)
+            return act(profile, *args, **kwargs)
 
-        profile._prepare_trace = watched_prepare
-        outer.start, outer.stop = watched_start, watched_stop
-
-    _preparing_ours = False
+        return watched
 
     def warm(self, tracer: Tracer) -> None:
         """Prepares ours."""

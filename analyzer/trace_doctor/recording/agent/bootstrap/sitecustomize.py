@@ -26,7 +26,6 @@ def _record() -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["trace_doctor"] = module
         spec.loader.exec_module(module)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler reports its starts and stops on stderr
     from trace_doctor.recording import presence
     from trace_doctor.recording.agent.waiting import wait_for_torch
 
