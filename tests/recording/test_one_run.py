@@ -17,6 +17,7 @@ from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
 from trace_doctor.model import Result
 from trace_doctor.recording.options import capture_file, rank_file
+from trace_doctor.reporters import render
 from trace_doctor.run import Capture, Cat
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
 
@@ -164,14 +165,15 @@ def test_a_fault_is_found_once_with_its_line_and_the_cost_of_the_light_trace(tmp
             assert finding.saving.time_us_per_step <= result.summary.step_us
 
 
+def many_small(b: RunBuilder, step: int) -> None:
+    """Small kernels, one after another: the host keeps up with them, unless its frames are recorded."""
+    for _ in range(200):
+        with frame(b, "train.py", 30, "block"), frame(b, "ops.py", 9, "add"), b.op("aten::add"):
+            b.launch(9)
+
+
 def test_what_only_the_profiler_makes_is_not_blamed_on_the_script(tmp_path: Path) -> None:
-    """A host that keeps up without stacks falls behind with them: the detailed trace alone is bound by its launches."""
-
-    def many_small(b: RunBuilder, step: int) -> None:
-        for n in range(200):
-            with frame(b, "train.py", 30, "block"), frame(b, "ops.py", 9, "add"), b.op("aten::add"):
-                b.launch(9)
-
+    """The detailed trace alone is bound by its launches."""
     folder = recording(tmp_path / "run", many_small)
     detailed = tmp_path / "detailed.json.gz"
     detailed.write_bytes((folder / capture_file(0, "detailed")).read_bytes())
@@ -265,11 +267,23 @@ def test_other_programs_lend_nothing(tmp_path: Path) -> None:
 
 
 def test_plain_steps_stand_beside_profiled_ones(tmp_path: Path) -> None:
-    result = analyze(recording(tmp_path, plain_ms=0.9), select=["TD003", "TD2"])
-    assert result.summary.plain_step_us == pytest.approx(900)
+    result = analyze(recording(tmp_path, plain_ms=1.25))
+    assert result.summary.plain_step_us == pytest.approx(1250)
     plain = result.inputs[0].plain
     assert plain is not None and (plain.steps, plain.mad_us) == (20, 0)
     assert result.inputs[1].plain is None
+    [cost] = [f for f in result.findings if f.code == "TD003"]
+    assert cost.message.startswith("A step takes 1.2 ms, and 1.6 ms under the profiler (24% more)")
+    assert [row[0] for row in cost.evidence[0].rows] == ["timing", "light", "detailed"]
+    for page in ("text", "markdown", "html"):
+        said = " ".join(render(result, page).split())
+        assert "1.25 ms" in said and "under the profiler" in said, page
+
+
+def test_what_the_profiler_costs_is_measured_not_estimated(tmp_path: Path) -> None:
+    """A detailed trace by itself is told to have cost much; the recording it belongs to took that out."""
+    folder = recording(tmp_path / "run", many_small, plain_ms=1.9)
+    assert "TD003" not in {f.code for f in analyze(folder).findings}
 
 
 def test_an_environment_of_the_recording_counts_for_all_its_files(tmp_path: Path) -> None:

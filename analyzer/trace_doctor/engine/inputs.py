@@ -29,7 +29,7 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int) -> list[Input
         steps = facts.get(Steps)
         found.append(
             structs.replace(
-                _trace(run, capture),
+                _trace(run, capture, steps),
                 steps=len(steps.steps) if steps else 0,
                 pace=_pace(steps),
                 plain=_plain(facts.get(PlainPace)),
@@ -39,9 +39,10 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int) -> list[Input
         )
     if capture.snapshot is not None:
         found.append(_snapshot(capture.snapshot, capture))
-    for other in (f.capture for f in further):
+    for each in further:
+        other = each.capture
         if other.run is not None:
-            found.append(_trace(other.run, capture))
+            found.append(_trace(other.run, capture, each.get(Steps)))
         if other.snapshot is not None:
             found.append(_snapshot(other.snapshot, capture))
     found += [
@@ -55,12 +56,13 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int) -> list[Input
     return found
 
 
-def _trace(run: Run, capture: Capture) -> Input:
+def _trace(run: Run, capture: Capture, steps: Steps | None) -> Input:
+    numbered = steps is not None and steps.source == "profiler_step" and capture.record is not None
     return Input(
         path=run.path,
         kind="trace",
         role=capture.roles.get(run.path),
-        run_steps=_run_steps(run.path, capture),
+        run_steps=(steps.steps[0].index, steps.steps[-1].index) if steps and numbered else None,
         rank=capture.rank,
         rank_how=run.rank_how,
         device_name=next(iter(run.device_names.values()), None),
@@ -76,7 +78,7 @@ def _snapshot(snapshot: Snapshot, capture: Capture) -> Input:
         path=snapshot.path,
         kind="snapshot",
         role=capture.roles.get(snapshot.path),
-        run_steps=_run_steps(snapshot.path, capture),
+        run_steps=_memory_steps(capture),
         rank=capture.rank,
         rank_how=snapshot.rank_how,
         torch_version=snapshot.torch_version,
@@ -85,12 +87,9 @@ def _snapshot(snapshot: Snapshot, capture: Capture) -> Input:
     )
 
 
-def _run_steps(path: str, capture: Capture) -> tuple[int, int] | None:
-    """The steps of the phase that a file of a recording was made in."""
-    role = capture.roles.get(path)
-    if capture.record is None or role is None:
-        return None
-    phase = capture.record.phase(role if role in ("light", "detailed") else "memory")
+def _memory_steps(capture: Capture) -> tuple[int, int] | None:
+    """The steps of the phase that recorded memory: a snapshot has no numbers of steps."""
+    phase = capture.record.phase("memory") if capture.record is not None else None
     known = phase is not None and 0 <= phase.first_step <= phase.last_step
     return (phase.first_step, phase.last_step) if phase is not None and known else None
 

@@ -7,9 +7,9 @@ an episode is one run of giving back followed by taking below the earlier maximu
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.event_names import is_segment_alloc, is_segment_free
 from trace_doctor.evidence.memory_timeline import DeviceHistory, MemoryTimeline
 from trace_doctor.evidence.replay import Removal
+from trace_doctor.loaders.environment import ALLOCATOR_SETTINGS
 from trace_doctor.run import I64, Bool, Cat, Run
 from trace_doctor.snapshot import NO_STACK, Action, Snapshot
 
@@ -117,24 +118,29 @@ class AllocatorActivity(Evidence):
     devices: tuple[DeviceActivity, ...]
     calls: DriverCalls | None = None
     """of the trace; None without one"""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """of the allocator, as far as a snapshot or what lies beside the trace says"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
         found: list[DeviceActivity] = []
-        timeline = facts.get(MemoryTimeline)
-        if timeline is not None and facts.capture.snapshot is not None:
-            found += [a for h in timeline.devices if (a := of_history(h, facts.capture.snapshot)) is not None]
-        run = facts.capture.run
+        timeline, snapshot, run = facts.get(MemoryTimeline), facts.capture.snapshot, facts.capture.run
+        if timeline is not None and snapshot is not None:
+            found += [a for h in timeline.devices if (a := of_history(h, snapshot)) is not None]
+        settings = {
+            **(run.meta.get(ALLOCATOR_SETTINGS, {}) if run else {}),
+            **(snapshot.allocator_settings if snapshot else {}),
+        }
         if run is None:
             if not found:
                 facts[MemoryTimeline]  # raises with the reason
                 raise NotCaptured("the snapshot's segment events contradict its segments", ADVICE)
-            return cls(tuple(found))
+            return cls(tuple(found), settings=settings)
         of_trace = _of_trace(run)
         calls = run.is_cat(Cat.RUNTIME, Cat.DRIVER)
         if not found and not of_trace and (not calls.any() or not len(run.gpu)):
             raise NotCaptured("no GPU memory events, driver calls or snapshot", ADVICE)
-        return cls(tuple(found or of_trace), DriverCalls.of(run))
+        return cls(tuple(found or of_trace), DriverCalls.of(run), settings)
 
 
 def of_history(history: DeviceHistory, snapshot: Snapshot) -> DeviceActivity | None:

@@ -1,29 +1,58 @@
-"""`environment.json` beside a capture: what the recording machine was, which no trace says of itself."""
+"""`environment.json` beside a capture: what the recording machine was, which no capture says of itself."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trace_doctor.model import TorchVersion
+from trace_doctor.recording.options import ENVIRONMENT_FILE
 from trace_doctor.run import Run
+from trace_doctor.snapshot import Snapshot
 
-FILE = "environment.json"
+ALLOCATOR_SETTINGS = "allocator_settings"
+"""key in `Run.meta`, with the form of `Snapshot.allocator_settings`"""
 _LARGEST = 64 << 10
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+C = TypeVar("C", Run, Snapshot)
 
 
-def with_environment(run: Run, trace: Path) -> Run:
-    """The run with the torch version and the core count that lie beside its file; unchanged where none is readable."""
-    said = _read(trace.with_name(FILE))
-    version, cores = said.get("torch"), said.get("cpu_count")
+def with_environment(capture: C, file: Path) -> C:
+    """The capture with what lies beside its file: torch version and allocator settings, of a trace the core count as
+    well. Unchanged where none is readable; what the file itself says of its allocator counts more."""
+    said = _read(file.with_name(ENVIRONMENT_FILE))
+    version, cores, settings = said.get("torch"), said.get("cpu_count"), _allocator(said.get("settings"))
     if isinstance(version, str) and (plain := re.match(r"\d+\.\d+(\.\d+)?", version)):
-        run = replace(run, torch_version=TorchVersion(min=plain[0], max=plain[0], how=FILE))
+        capture = replace(
+            capture, torch_version=TorchVersion(min=plain[0], max=plain[0], how=ENVIRONMENT_FILE)
+        )
+    if isinstance(capture, Snapshot):
+        return (
+            replace(capture, allocator_settings={**settings, **capture.allocator_settings})
+            if settings
+            else capture
+        )
+    more: dict[str, Any] = {ALLOCATOR_SETTINGS: settings} if settings else {}
     if isinstance(cores, int) and not isinstance(cores, bool) and cores > 0:
-        run = replace(run, meta={**run.meta, "cpu_count": cores})
-    return run
+        more["cpu_count"] = cores
+    return replace(capture, meta={**capture.meta, **more}) if more else capture
+
+
+def _allocator(settings: Any) -> dict[str, Any]:
+    """`expandable_segments:True,max_split_size_mb:128` as the allocator itself reports it: flags are booleans."""
+    known: Mapping[str, Any] = settings if isinstance(settings, dict) else {}
+    text = next((v for name in _ALLOCATOR if isinstance(v := known.get(name), str)), "")
+    pairs = (part.partition(":") for part in text[:1000].split(","))
+    flags = {"true": True, "false": False}
+    return {
+        key.strip(): flags.get(value.strip().lower(), value.strip())
+        for key, _, value in pairs
+        if key.strip() and value
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from trace_doctor.loading import single
 from trace_doctor.loading.ways import Ways
 from trace_doctor.loading.workers import Broken, Job, Unable, able, run_jobs
 from trace_doctor.run import Run
+from trace_doctor.snapshot import Snapshot
 
 log = logging.getLogger("trace_doctor")
 
@@ -232,6 +233,8 @@ class _Task:
             derived = outcome.derived
             outcome = with_environment(outcome, self.found.path)
             outcome.derived.update(derived)
+        elif isinstance(outcome, Snapshot):
+            outcome = with_environment(outcome, self.found.path)
         return Loaded(self.found, outcome, self.size, self.cached, self._kept())
 
     def _kept(self) -> int | None:

@@ -244,7 +244,10 @@ def facts(result: Result) -> list[str]:
     steps = max((i.steps for i in result.inputs), default=0)
     cpu = bool(result.time_ledger) and all(row.device < 0 for row in result.time_ledger)
     said = [*devices[:2], plural(ranks, "rank") if ranks > 1 else "", plural(steps, "step") if steps else ""]
-    if summary.step_us is not None:
+    if summary.step_us is not None and summary.plain_step_us is not None:
+        plain, profiled = duration(summary.plain_step_us), duration(summary.step_us)
+        said.append(f"step {plain} plain, {profiled} under the profiler")
+    elif summary.step_us is not None:
         said.append(f"{duration(summary.step_us)} a step")
     if summary.gpu_busy_share is not None:
         said.append(f"{'CPU' if cpu else 'GPU'} busy {share(summary.gpu_busy_share)}")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
-from trace_doctor.evidence.profiler_cost import ProfilerCost
+from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.profiler_cost import PlainPace, ProfilerCost
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 
@@ -33,15 +34,16 @@ class ProfilerOverhead(Rule):
     """The profiler itself takes part of the steps that it shows.
 
     What it does
-    Adds up the events that the profiler marks as its own overhead in the steady steps, and estimates what recording
-    Python calls (`with_stack=True`) cost on the main thread.
+    Compares steps with and without the profiler, where a recording of `trace-doctor record` has both. Of any other
+    capture it adds up the events that the profiler marks as its own overhead in the steady steps, and estimates what
+    recording Python calls (`with_stack=True`) cost on the main thread.
 
     Why is this bad
     What the profiler costs looks like host time of the script. A run that seems to wait for Python may be limited by
     its recording, and a fix measured on such a capture promises too much.
 
     Evidence
-    Events of category `overhead` (Buffer Flush, Activity Buffer Request, Lazy Function Loading, Instrumentation), and
+    Step times that the recording took without the profiler, in the same run; else events of category `overhead` (Buffer Flush, Activity Buffer Request, Lazy Function Loading, Instrumentation), and
     the number of Python events on the main thread times what one costs.
 
     How the saving is estimated
@@ -78,6 +80,13 @@ class ProfilerOverhead(Rule):
         source="the estimate is good to a factor of two; 7 of 22 real captures with stacks reach it",
     )
 
+    min_measured_share: float = threshold(
+        0.20,
+        "how much longer a step is under the profiler than without it, as a share of the latter",
+        unit="share",
+        source="kernels of the light trace cost 2 to 10 %; the difference must also be twice what plain steps vary",
+    )
+
     VALID = [
         Valid("nothing recorded that costs", _profiled),
         Valid("a short flush", lambda: _profiled(flush_us=10)),
@@ -97,6 +106,9 @@ class ProfilerOverhead(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         cost, steps = ctx[ProfilerCost], ctx[Steps]
+        if cost.plain is not None:
+            yield from self._measured(cost, cost.plain)
+            return
         marked, stacks = cost.marked_ns / cost.length, cost.frames_ns / cost.length
         said = []
         if marked >= self.min_share:
@@ -119,20 +131,29 @@ class ProfilerOverhead(Rule):
                     rows=_rows(cost),
                 )
             ],
-            fixes=[
-                Fix(
-                    title="Record less",
-                    kind="advice",
-                    safety="display",
-                    text=(
-                        "profile(with_stack=False, profile_memory=False, record_shapes=False, "
-                        "schedule=schedule(wait=1, warmup=2, active=3, repeat=1))\n"
-                        "Take stacks in a second, short capture, for the lines; compare step times without the profiler."
-                    ),
-                    verify="record again without it: the same steps are shorter",
-                    risk="without stacks findings name no lines",
+            fixes=[_record_less()],
+            key="overhead",
+        )
+
+    def _measured(self, cost: ProfilerCost, plain: PlainPace) -> Iterator[Claim]:
+        longer = cost.step_ns - plain.median_ns
+        if longer < max(self.min_measured_share * plain.median_ns, 2 * plain.mad_ns):
+            return
+        yield Claim(
+            message=(
+                f"A step takes {milliseconds(plain.median_ns / 1e3)}, and {milliseconds(cost.step_ns / 1e3)} under the "
+                f"profiler ({longer / plain.median_ns:.0%} more): host times of this capture are longer than without it."
+            ),
+            confidence="high",
+            severity="info",
+            evidence=[
+                Table(
+                    title="Steps in the phases of the recording",
+                    columns=[Column("phase"), Column("steps", "count"), Column("median", "us")],
+                    rows=[[phase, steps, ns / 1e3] for phase, steps, ns in cost.phases],
                 )
             ],
+            fixes=[_record_less()],
             key="overhead",
         )
 
@@ -144,3 +165,18 @@ def _rows(cost: ProfilerCost) -> list[list[str | int | float | None]]:
     if cost.frames:
         rows.append(["Python calls (estimated)", cost.frames, cost.frames_ns / 1e3])
     return rows
+
+
+def _record_less() -> Fix:
+    return Fix(
+        title="Record less",
+        kind="advice",
+        safety="display",
+        text=(
+            "profile(with_stack=False, profile_memory=False, record_shapes=False, "
+            "schedule=schedule(wait=1, warmup=2, active=3, repeat=1))\n"
+            "Take stacks in a second, short capture, for the lines; compare step times without the profiler."
+        ),
+        verify="record again without it: the same steps are shorter",
+        risk="without stacks findings name no lines",
+    )

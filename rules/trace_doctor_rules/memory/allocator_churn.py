@@ -221,7 +221,7 @@ class AllocatorChurn(Rule):
             if len(episodes) >= self.min_episodes and again >= self.min_share * device.max_reserved:
                 yield self._claim(ctx, activity, device, episodes, again)
         if not activity.devices and activity.calls is not None:
-            yield from self._from_calls(ctx, activity.calls)
+            yield from self._from_calls(ctx, activity.calls, activity.settings)
 
     def _steady(self, ctx: Context, device: DeviceActivity) -> list[Episode]:
         """Without those of warm-up: the first of at least three steps of a snapshot, or what a trace calls warm-up."""
@@ -247,26 +247,27 @@ class AllocatorChurn(Rule):
         site = _site(blocks, episodes, cause)
         cost = cost_of(ctx, activity.calls)
         why = f": {WHY[cause]}" if device.source == "snapshot" else ""
-        settings = blocks.history.settings if blocks is not None else {}
         evidence = [_summary(device, episodes, again)]
         if blocks is not None:
             evidence.append(_askers(blocks, episodes))
         return Claim(
             message=f"Device memory is given back and taken again {times(len(episodes))}, {size(again)} in all "
-            f"({again / device.max_reserved:.1f}x the most ever reserved){why}{_already(settings)}.",
+            f"({again / device.max_reserved:.1f}x the most ever reserved){why}{_already(activity.settings)}.",
             confidence="high",
             severity=None if cost.saving else "warning",
             saving=cost.saving,
             location=location(site, device.device),
             evidence=evidence,
             spans=cost.spans,
-            fixes=_fixes(cause, site, settings),
+            fixes=_fixes(cause, site, activity.settings),
             removal=cost.removal,
             owned=cost.owned if blocks is None else [(e.given, e.taken + 1) for e in episodes],
             key=cause,
         )
 
-    def _from_calls(self, ctx: Context, calls: DriverCalls) -> Iterator[Claim]:
+    def _from_calls(
+        self, ctx: Context, calls: DriverCalls, settings: Mapping[str, object]
+    ) -> Iterator[Claim]:
         """A trace without totals: steps that both take and free."""
         if calls.takes.all() or not calls.takes.any():
             return
@@ -291,7 +292,7 @@ class AllocatorChurn(Rule):
             location=location(site, None),
             evidence=[_call_table(calls)],
             spans=cost.spans,
-            fixes=_fixes("unknown", site, {}),
+            fixes=_fixes("unknown", site, settings),
             removal=cost.removal,
             owned=cost.owned,
             key="calls",

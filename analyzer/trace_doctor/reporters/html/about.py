@@ -59,7 +59,7 @@ def _inputs(inputs: list[Input]) -> Html:
     rows: list[Row] = [
         [
             el("bdi", i.path),
-            i.kind,
+            f"{i.kind} ({i.role})" if i.role else i.kind,
             i.rank,
             i.events,
             i.steps or None,
@@ -87,12 +87,15 @@ def _version(version: TorchVersion) -> str | None:
 
 
 def _recorded(source: Input) -> str | None:
-    if source.kind != "trace":
-        return None
-    flags = {n: getattr(source.recorded, n) for n in ("shapes", "stacks", "memory", "flops", "modules")}
-    yes = [n for n, v in flags.items() if v]
-    no = [n for n, v in flags.items() if v is False]
-    return "; ".join(p for p in (", ".join(yes), "not: " + ", ".join(no) if no else "") if p) or None
+    said = []
+    if source.run_steps is not None:
+        said.append("steps {} to {} of the run".format(*source.run_steps))
+    if source.kind == "trace":
+        flags = {n: getattr(source.recorded, n) for n in ("shapes", "stacks", "memory", "flops", "modules")}
+        yes = [n for n, v in flags.items() if v]
+        no = [n for n, v in flags.items() if v is False]
+        said += [", ".join(yes), "not: " + ", ".join(no) if no else ""]
+    return "; ".join(filter(None, said)) or None
 
 
 def _config(config: dict[str, Any]) -> Html:

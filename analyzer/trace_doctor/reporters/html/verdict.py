@@ -78,11 +78,13 @@ def _step(result: Result) -> Html:
     if us is None:
         return _missing("Step time", "no steps recorded" if result.time_ledger else "no trace given")
     captures = len({r.input for r in result.time_ledger})
+    plain = result.summary.plain_step_us
+    beside = "" if plain is None else f"; under the profiler, {duration(plain)} without it"
     if captures > 1:
-        return _tile("Step time", duration(us), f"median; the slowest of {captures:,} captures")
+        return _tile("Step time", duration(us), f"median; the slowest of {captures:,} captures{beside}")
     counted = max((r.steps for r in result.time_ledger if r.phase == "steady"), default=0)
     note = ["median of ", f"{counted:,} ", term("steady", "steady " + ("step" if counted == 1 else "steps"))]
-    return _tile("Step time", duration(us), note if counted else "median")
+    return _tile("Step time", duration(us), [*note, beside] if counted else f"median{beside}")
 
 
 def _busy(result: Result) -> Html:
