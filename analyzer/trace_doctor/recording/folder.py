@@ -61,6 +61,8 @@ class RankRecord:
     accumulation: int | None = None
     """optimizer steps are so many batches apart; None: not seen"""
     ended: str = ""
+    peak_allocated_bytes: int | None = None
+    """of the device of this process that held most, from its start to the end of the recording"""
     phases: tuple[RecordedPhase, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -153,6 +155,7 @@ def _rank_records(folder: Path) -> Iterator[RankRecord]:
             found_steps_by=_text(said.get("found_steps_by")),
             accumulation=_whole(said.get("accumulation")),
             ended=_text(said.get("ended")),
+            peak_allocated_bytes=_whole(said.get("peak_allocated_bytes")),
             phases=tuple(
                 _phase(p) for p in (phases if isinstance(phases, list) else []) if isinstance(p, dict)
             ),

@@ -52,6 +52,8 @@ class Recorded:
     """ranks with their phases, steps with times and losses; None where no process took a step"""
     warnings: tuple[str, ...]
     """what was not recorded and why, a line each"""
+    told: int | None = None
+    """the signal that somebody sent us while the command ran, and that was handed on to it"""
 
     @property
     def steps(self) -> Mapping[int, tuple[RecordedStep, ...]]:
@@ -140,6 +142,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         seconds=round(ended.seconds, 3),
         recording=found,
         warnings=tuple(shortcomings(command, options, ended, found, presence.heard(folder))),
+        told=ended.told,
     )
     said = {
         "schema": SCHEMA,

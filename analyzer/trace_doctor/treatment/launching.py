@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from statistics import median
 
 from trace_doctor.errors import one_line
 from trace_doctor.recording.launch import OUTPUT_FILE, Recorded, record_command
@@ -19,8 +18,11 @@ from trace_doctor.treatment.measurement import LONG_STEPS, Figure, Measured, Run
 from trace_doctor.treatment.scratch import Scratch
 
 _PATIENCE = 4.0
-"""a run that takes so many times as long as the first did is taken to hang"""
-_LEAST_SECONDS = 60.0
+"""a run that takes so many times as long as the first recording did is taken to hang"""
+_LEAST_SECONDS = 180.0
+"""before a run is taken to hang: to compile a model takes a while"""
+_TO_LEAVE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""signals to us that mean to end, as Ctrl-C does"""
 _LEAD = 16
 """steps that several ranks may need to agree on where warm-up ends"""
 
@@ -87,7 +89,8 @@ class CommandRunner:
         timed = {(rank, s.step): s.milliseconds * 1e3 for rank, s in rows if s.phase == "timing"}
         if len(timed) < steps.timed * len(recorded.steps) or not timed:
             taken = max((s.step for _, s in rows), default=-1) + 1
-            raise RunFailed(f"it ended after {taken} of {steps.warmup + steps.timed} steps")
+            late = f", stopped after {recorded.seconds:.0f} s" if recorded.stopped_by_us else ""
+            raise RunFailed(f"only {taken} of {steps.warmup + steps.timed} steps{late}")
         losses = {(rank, s.step): s.loss for rank, s in rows if s.loss is not None}
         return Measured(timed, losses, _peak(recorded), steps.by)
 
@@ -109,8 +112,7 @@ class CommandRunner:
         most = self._max_steps if recorded.stopped_by_us else min(self._max_steps, there)
         warmup = max(1, min(first, most // 2))
         self.steps = Steps(warmup, max(most - warmup, 1))
-        step_s = median(s.milliseconds for s in steps) / 1e3
-        self._max_seconds = min(self._max_seconds, max(_LEAST_SECONDS, _PATIENCE * most * step_s))
+        self._max_seconds = min(self._max_seconds, max(_LEAST_SECONDS, _PATIENCE * recorded.seconds))
 
     def _run(self, setup: Setup, options: RecordOptions) -> Recorded:
         """Raises RunFailed where the command fails, with what it said last."""
@@ -122,11 +124,13 @@ class CommandRunner:
             env={**self._environment, **setup.environment},
             quiet_output=True,
         )
-        code = recorded.exit_code
-        if code == -signal.SIGINT:
+        if recorded.told == signal.SIGINT:
             raise KeyboardInterrupt
-        if code in (-signal.SIGTERM, -signal.SIGHUP):
-            raise SystemExit(128 - code)
+        if recorded.told in _TO_LEAVE:
+            raise SystemExit(128 + recorded.told)
+        code = recorded.exit_code
+        if recorded.stopped_by_us and not recorded.steps:
+            raise RunFailed(f"no step in {recorded.seconds:.0f} s, then it was stopped")
         if code:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             raise RunFailed(f"{how}{_last_words(Path(options.folder) / OUTPUT_FILE)}")
@@ -148,6 +152,6 @@ def _last_words(log: Path) -> str:
 def _peak(recorded: Recorded) -> int | None:
     """The highest peak of any rank's device, where all ranks tell it."""
     ranks = recorded.recording.ranks.values() if recorded.recording else ()
-    peaks = [getattr(rank, "peak_allocated_bytes", None) for rank in ranks]
-    known = [p for p in peaks if isinstance(p, int) and p > 0]
+    peaks = [rank.peak_allocated_bytes for rank in ranks]
+    known = [p for p in peaks if p]
     return max(known) if known and len(known) == len(peaks) else None
