@@ -18,6 +18,7 @@ _HOMES = {
     "diff": "trace_doctor.api",
     "load": "trace_doctor.api",
     "verify": "trace_doctor.api",
+    "record": "trace_doctor.recording.inside",
     "to_hta": "trace_doctor.hta",
     "Result": "trace_doctor.model",
     "Difference": "trace_doctor.difference",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from trace_doctor.model import Span as Span
     from trace_doctor.model import Table as Table
     from trace_doctor.model import Target as Target
+    from trace_doctor.recording.inside import record as record
     from trace_doctor.rule import Claim as Claim
     from trace_doctor.rule import Context as Context
     from trace_doctor.rule import Rule as Rule

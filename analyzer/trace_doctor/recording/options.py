@@ -93,8 +93,11 @@ class RecordOptions:
             if isinstance(value, (int, float)) and not isinstance(value, bool) and not value >= least:
                 raise ValueError(f"{name} is at least {least}: not {value}")
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+    def write(self, path: Path, **more: str) -> None:
+        """Whole or not at all. `more` is there for others to read."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({**asdict(self), **more}, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> RecordOptions:

@@ -31,10 +31,11 @@ def current() -> Session | None:
 
 
 def begin(torch: Any, options: RecordOptions, find_steps: bool = True) -> Session:
-    """Starts the session of this process; one that is there already stays."""
-    if not _of_this_process:
-        _of_this_process.append(Session(torch, options))
-        _of_this_process[0].install(find_steps)
+    """Starts the session of this process, in place of one that has ended."""
+    for before in _of_this_process:
+        before.close()
+    _of_this_process[:] = [Session(torch, options)]
+    _of_this_process[0].install(find_steps)
     return _of_this_process[0]
 
 
@@ -166,6 +167,11 @@ class Session:
         if self.recorder is not None and not self.done:
             self.recorder.discard()
             self.recorder = None
+
+    def close(self) -> None:
+        """Nothing of this session sees anything from now on; what it has recorded stays."""
+        self.passive = True
+        self._uninstall()
 
     def finish(self, ended: str) -> None:
         if self.recorder is not None and not self.passive:
