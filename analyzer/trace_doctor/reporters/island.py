@@ -27,10 +27,13 @@ def island(data: bytes, room: int) -> str:
     """
     if inert(data) != data:
         raise ValueError("the JSON would end the element it stands in")
-    kind, text = "json", data
-    if len(data) > room:  # a header without a time
-        kind, text = "gzip", base64.b64encode(gzip.compress(data, 9, mtime=0))
+    kind, text = ("json", data) if len(data) <= room else ("gzip", packed(data))
     return f'<script type="application/{kind}" id="result">{text.decode()}</script>'
+
+
+def packed(data: bytes) -> bytes:
+    """gzip in base64, with a header without a time."""
+    return base64.b64encode(gzip.compress(data, 9, mtime=0))
 
 
 def extract(page: str) -> bytes:

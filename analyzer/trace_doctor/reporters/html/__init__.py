@@ -21,7 +21,7 @@ from trace_doctor.reporters.html import (
 )
 from trace_doctor.reporters.html.charts.svg import patterns
 from trace_doctor.reporters.html.dom import Html, el
-from trace_doctor.reporters.island import island
+from trace_doctor.reporters.island import island, packed
 from trace_doctor.reporters.words import headline
 
 MARKER = '<meta name="generator" content="trace-doctor">'
@@ -53,14 +53,16 @@ _PARTS = (
 
 def render(result: Result, options: Options) -> str:
     """The page. The same result gives the same bytes."""
-    sections = [
+    data = result.to_json()
+    above = [
         verdict.render(result),
         gate.gate(result),
         step.where_the_step_goes(result),
         lanes.timeline(result),
         memory.memory(result),
         panels.what_if(result),
-        findings.render(result),
+    ]
+    below = [
         panels.kernels(result),
         panels.operators(result),
         panels.collectives(result),
@@ -69,10 +71,11 @@ def render(result: Result, options: Options) -> str:
         about.render(result),
         about.help_panel(),
     ]
+    room = _room([*above, *below]) - len(packed(data))
     return page(
         headline(result),
-        sections,
-        result.to_json(),
+        [*above, findings.render(result, room), *below],
+        data,
         tool=result.tool,
         zoomed=zoom.scripts(result) if options.zoom else None,
     )
@@ -83,8 +86,6 @@ def page(
 ) -> str:
     """Sections as one file, with what they were made from as JSON in it."""
     present = "".join(s for s in sections if s)
-    style, script = _asset("report.css"), _asset("report.js")
-    room = LARGEST - _FRAME - sum(len(part.encode()) for part in (present, style, script))
     links = [
         el("a", name, href=f"#{anchor}") for anchor, name in _PARTS if f'<section id="{anchor}"' in present
     ]
@@ -105,8 +106,8 @@ def page(
         ),
         el("main", sections, id="main"),
         el("footer", el("p", f"{tool.name} {tool.version}".strip(), " · nothing left your machine")),
-        Html(island(data, room)),
-        Html(f"<script>{script}</script>"),
+        Html(island(data, _room(sections))),
+        Html(f"<script>{_asset('report.js')}</script>"),
         zoomed,
     )
     head = el(
@@ -118,7 +119,7 @@ def page(
         el("meta", name="color-scheme", content="light dark"),
         el("title", f"{title} – trace-doctor"),
         Html(f"<script>{_THEME}</script>"),
-        Html(f"<style>{style}</style>"),
+        Html(f"<style>{_asset('report.css')}</style>"),
     )
     return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
 
@@ -130,6 +131,12 @@ _LOGO = el(
     aria_hidden="true",
     class_="logo-box",
 )
+
+
+def _room(sections: Sequence[Html | None]) -> int:
+    """Bytes that a page with these sections leaves of what a page may have."""
+    parts = [*sections, _asset("report.css"), _asset("report.js")]
+    return LARGEST - _FRAME - sum(len(part.encode()) for part in parts if part)
 
 
 def _asset(name: str) -> str:

@@ -32,19 +32,30 @@ from trace_doctor.reporters.words import (
 )
 
 _MOST_SPANS = 20
-_MOST_CARDS, _MOST_BYTES = 60, 25_000
-"""Findings on the page, and bytes of those in full: the ones behind are shown briefly"""
+_MOST_CARDS = 60
+_MOST_BYTES, _BRIEF_BYTES = 90_000, 1_300
+"""Of all cards, however much room there is; of one that is brief, about"""
 
 
-def render(result: Result) -> Html:
+def render(result: Result, room: int = _MOST_BYTES) -> Html:
+    """Findings in full while there is room for all behind them in brief, or in half of the room; then in brief."""
     if not result.findings:
         return section("findings", "Findings", _none(result), count=0)
     seen: set[str] = set()
     cards: list[Html] = []
-    room, whole = _MOST_BYTES, 0
-    for n, finding in enumerate(result.findings[:_MOST_CARDS]):
-        card = _card(finding, n, result, first_of_code=finding.code not in seen, brief=room <= 0)
-        whole += room > 0
+    shown = result.findings[:_MOST_CARDS]
+    room, whole = min(room, _MOST_BYTES), 0
+    half = room / 2
+    for n, finding in enumerate(shown):
+        first = finding.code not in seen
+        card = _card(finding, n, result, first_of_code=first)
+        behind = min(_BRIEF_BYTES * (len(shown) - n - 1), half)
+        in_full = whole == n and len(card.encode()) + behind <= room
+        if not in_full and n:
+            card = _card(finding, n, result, first_of_code=first, brief=True)
+        if room < len(card.encode()) and n:
+            break
+        whole += in_full or not n
         room -= len(card.encode())
         cards.append(card)
         seen.add(finding.code)
@@ -57,7 +68,8 @@ def render(result: Result) -> Html:
         "findings",
         "Findings",
         el("div", cards, class_="cards"),
-        showing(whole, len(cards), "findings in full; the others are brief") if whole < len(cards) else None,
+        showing(whole, len(cards), "findings in full; the others are brief"),
+        showing(len(cards), len(result.findings), "findings"),
         lead=lead,
         count=len(result.findings),
     )
