@@ -21,6 +21,8 @@ TRACED: tuple[Phase, ...] = ("light", "detailed")
 _LEAST: Mapping[Phase, int] = {"timing": 3, "light": 2, "detailed": 2, "memory": 2}
 _FIRST_TO_GO: tuple[Phase, ...] = ("memory", "light", "timing", "detailed")
 """what is left out first when the budget is too small for all"""
+FIRST_TIMING = 5
+"""plain steps before the traces; the others come last, so that a script of few steps is traced all the same"""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class Plan:
         )
         spans: list[Span] = []
         first = begin
-        for phase, count in counts.items():
+        for phase, count in in_order(counts):
             spans.append(Span(phase, first, first + count - 1))
             first += count
         return Schedule(tuple(spans), begin)
@@ -184,6 +186,14 @@ def fitted(wanted: Mapping[Phase, int], steps: int, seconds: float, pace: float)
                 return counts
         del kept[next(p for p in _FIRST_TO_GO if p in kept)]
     return {}
+
+
+def in_order(counts: Mapping[Phase, int]) -> list[tuple[Phase, int]]:
+    """The phases with their steps, plain timing in two parts: nobody knows how many steps a script has left."""
+    timing = counts.get("timing", 0)
+    first = timing if len(counts) == 1 else min(timing, FIRST_TIMING)
+    spans: list[tuple[Phase, int]] = [(p, first if p == "timing" else n) for p, n in counts.items()]
+    return [*spans, ("timing", timing - first)] if timing > first else spans
 
 
 def _share(phase: Phase, wanted: int, tenths: int) -> int:

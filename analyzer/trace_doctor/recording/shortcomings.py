@@ -78,8 +78,13 @@ def _of_rank(rank: RankRecord, options: RecordOptions, *, several: bool) -> Iter
         yield f"{whose}the process ended without a word; what it had written until then is kept"
     came = {p.name for p in rank.phases} | {warning.partition(":")[0] for warning in rank.warnings}
     if missing := [p for p in options.phases if p not in came]:
-        yield f"{whose}{', '.join(missing)}: not captured" + (": too few steps" if rank.ended else "")
+        yield f"{whose}{', '.join(missing)}: not captured" + (_too_few(rank) if rank.ended else "")
     yield from (f"{whose}{warning}" for warning in rank.warnings)
+
+
+def _too_few(rank: RankRecord) -> str:
+    steps = max((p.last_step + 1 for p in rank.phases), default=0)
+    return f": {steps} steps are too few for all; --max-steps {steps} divides them among the phases"
 
 
 def deaf(command: Sequence[str]) -> str | None:
