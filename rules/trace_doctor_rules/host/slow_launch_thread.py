@@ -96,7 +96,7 @@ class SlowLaunchThread(Rule):
     title = "The host is busy with something else"
     needs = (Steps, HostPauses, Replay, Moments)
     wants = (TimeLedger, HostBound)
-    yields_to = ("TD201",)
+    yields_to = ("TD104", "TD201")
 
     min_share: float = threshold(
         0.03,

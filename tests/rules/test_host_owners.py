@@ -1,0 +1,36 @@
+"""One fault of the host, one owner."""
+
+from __future__ import annotations
+
+import pytest
+
+from trace_doctor.config import defaults
+from trace_doctor.engine import diagnose
+from trace_doctor.registry import resolve
+from trace_doctor.run import Capture
+from trace_doctor.testing import RunBuilder, captures_of
+
+
+def random_numbers_on_the_host(us: int) -> RunBuilder:
+    b = RunBuilder(stacks=True, shapes=True)
+    for _ in range(4):
+        with b.step(), b.python("train.py", 4, "train"):
+            with b.annotation("noise"), b.op("aten::randn", us=5), b.op("aten::normal_", dims=[[1024, 256]]):
+                b.wait(us)
+            with b.op("aten::to", dims=[[1024, 256]]), b.op("aten::_to_copy"), b.op("aten::copy_"):
+                b.copy(90, "HtoD (Pageable -> Device)", bytes=1 << 20)
+                b.sync()
+            for _ in range(20):
+                with b.op("aten::mm", us=20):
+                    b.launch(100)
+    return b
+
+
+@pytest.mark.parametrize("us", [3000, 9000])
+def test_a_tensor_made_on_the_host_is_not_also_a_slow_host(us: int) -> None:
+    (capture,) = captures_of(random_numbers_on_the_host(us))
+    assert isinstance(capture, Capture)
+    alone = diagnose([capture], resolve("TD203"), defaults())
+    both = diagnose([capture], [*resolve("TD203"), *resolve("TD104")], defaults())
+    assert [f.code for f in alone.findings] == ["TD203"]
+    assert [f.code for f in both.findings] == ["TD104"]
