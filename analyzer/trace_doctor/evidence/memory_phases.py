@@ -70,6 +70,12 @@ class Phases:
         """Number of the phase that each position lies in; -1 before the first."""
         return np.searchsorted(self.first, positions, side="right") - 1
 
+    def stretch_of(self, positions: I64) -> I64:
+        """As `of`, but neighbouring phases of the same stage count as one: a script that calls layers and functions by
+        turns runs one forward. -1 before the first."""
+        changes = np.diff(self.stage, prepend=self.stage[:1]) != 0
+        return np.append(np.cumsum(changes), -1)[self.of(positions)]
+
     def next_start(self, positions: I64) -> I64:
         """Where the following phase begins; n when there is none."""
         return np.append(self.first, self.n)[self.of(positions) + 1]

@@ -69,6 +69,24 @@ def _in_backward() -> SnapshotBuilder:
     return b
 
 
+def _layers_called_by_the_script() -> SnapshotBuilder:
+    """No module around them: a layer's result dies in the function of the script that follows it."""
+    b = SnapshotBuilder()
+    b.held(100 * MIB)
+    for _ in range(30):
+        with b.forward(line=31):
+            wide = b.alloc(300 * MIB)
+        with b.script_line(70):
+            after = b.alloc(300 * MIB)
+            b.free(wide)
+        with b.forward(line=33):
+            narrow = b.alloc(10 * MIB)
+            b.free(after)
+        with b.script_line(72):
+            b.free(narrow)
+    return b
+
+
 def _ends_at_the_peak() -> SnapshotBuilder:
     """The record stops while the block is alive: nothing says that it is short-lived."""
     b = SnapshotBuilder()
@@ -171,6 +189,7 @@ class MemorySpike(Rule):
             line=41,
         ),
         Invalid("without a clock", lambda: _forwards(20, 256, clock=False), saving_bytes=509 * MIB),
+        Invalid("layers called by the script", _layers_called_by_the_script, saving_bytes=590 * MIB),
         Invalid("in backward", _in_backward, saving_bytes=600 * MIB, message="CatBackward0"),
     ]
 
@@ -231,7 +250,7 @@ class MemorySpike(Rule):
         per_step = int(allocations[-1]) / max(len(phases.step_ends), 1)
         lived = allocations[history.freed] - allocations[np.maximum(history.born, 0)]
         recorded = (history.born != BEFORE) & (history.freed < history.n)
-        one_phase = phases.of(history.born) == phases.of(history.freed)
+        one_phase = phases.stretch_of(history.born) == phases.stretch_of(history.freed)
         short: Mask = recorded & one_phase & (lived <= max(self.min_lifetime, self.max_lifetime * per_step))
         return short
 
