@@ -13,6 +13,8 @@ from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.run import GPU_CATS, Cat, Damage
 
+_CPU_LIBRARY = re.compile(r"(?:aten::|mkldnn::)_?(?:mkldnn|nnpack)\w*|mkldnn::\w+")
+"""Operators of oneDNN and NNPACK: there is no GPU implementation of them."""
 _LAUNCH = re.compile(r"(?:cuda|hip|cu|musa)(?:\w*Launch\w*|Memcpy\w*|Memset\w*)")
 
 
@@ -23,7 +25,6 @@ class CaptureHealth(Evidence):
     events: int
     """rows with a duration"""
     damage: Damage
-    operators: int
     devices: tuple[str, ...]
     """one entry per device in deviceProperties: its name, or "" where the file leaves it empty"""
     gpu_events: int
@@ -33,6 +34,8 @@ class CaptureHealth(Evidence):
     """runtime or driver calls that start GPU work, in the window"""
     unanswered_calls: int
     """of these, calls whose GPU work is not in the file"""
+    ran_on_cpu: bool
+    """operators of a CPU library ran, and nothing was launched: the model was on the CPU"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -43,15 +46,17 @@ class CaptureHealth(Evidence):
         start, end = steps.window if steps is not None else (0, np.iinfo(np.int64).max)
         inside = (run.ts < end) & (run.end > start)
         calls = run.named(lambda n: _LAUNCH.fullmatch(n) is not None, Cat.RUNTIME, Cat.DRIVER)
+        launched = int(inside[calls].sum())
         return cls(
             events=len(run),
             damage=run.damage,
-            operators=int(run.is_cat(Cat.CPU_OP).sum()),
             devices=tuple(str(p.get("name") or "") for p in devices),
             gpu_events=len(run.gpu),
             gpu_events_in_window=int((run.is_cat(*GPU_CATS) & inside).sum()),
-            launch_calls=int(inside[calls].sum()),
+            launch_calls=launched,
             unanswered_calls=int((facts[Launches].first_work(calls[inside[calls]]) < 0).sum()),
+            ran_on_cpu=not launched
+            and bool(len(run.named(lambda n: _CPU_LIBRARY.fullmatch(n) is not None, Cat.CPU_OP))),
         )
 
     @property

@@ -20,6 +20,20 @@ def _work(*, gpu: bool, kernels: bool) -> RunBuilder:
     return b
 
 
+def _on_the_cpu() -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(3):
+        with b.step(), b.op("aten::conv2d", us=5), b.op("aten::mkldnn_convolution", us=500):
+            pass
+    return b
+
+
+def _only_a_wait() -> RunBuilder:
+    b = RunBuilder()
+    b.sync()
+    return b
+
+
 def _launched_but_lost() -> RunBuilder:
     b = _work(gpu=True, kernels=True)
     b.events = [e for e in b.events if e["cat"] != "kernel"]
@@ -50,7 +64,8 @@ class NoGpuActivity(Rule):
 
     Evidence
     `deviceProperties` of the file, and no GPU event in the window. Launch calls without kernels mean that the GPU's side
-    was lost; no launch call either means that it was not asked for.
+    was lost; no launch call either means that it was not asked for, or, beside operators of oneDNN, that the model was on
+    the CPU: then it is a note.
 
     How the saving is estimated
     There is none: this is about the capture.
@@ -86,18 +101,22 @@ class NoGpuActivity(Rule):
             severity="warning",
             message="activities",
         ),
+        Invalid("a model on the CPU", _on_the_cpu, severity="info", message="library of the CPU"),
+        Invalid(
+            "nothing but a call of the runtime", _only_a_wait, severity="warning", message="left the GPU out"
+        ),
         Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched"),
         Invalid("kernels before the first step", _outside_the_window, severity="warning", message="outside"),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         health = ctx[CaptureHealth]
-        if not health.devices or health.gpu_events_in_window or not health.operators:
+        if not health.devices or health.gpu_events_in_window:
             return
         yield Claim(
             message=f"The capture names {_names(health.devices)} but shows no GPU work in the window: {_why(health)}.",
             confidence="high",
-            severity="warning",
+            severity="info" if health.ran_on_cpu and not health.gpu_events else "warning",
             fixes=[
                 Fix(
                     title="Record the GPU as well",
@@ -123,4 +142,6 @@ def _why(health: CaptureHealth) -> str:
     if health.launch_calls:
         calls = f"{health.launch_calls:,} call{'' if health.launch_calls == 1 else 's'}"
         return f"{calls} launched work that the profiler lost"
+    if health.ran_on_cpu:
+        return "its convolutions or products ran in a library of the CPU"
     return "the profile's activities left the GPU out, or nothing ran on it"
