@@ -270,6 +270,8 @@ class Capture:
     is done at the end of each step"""
     record: RankRecord | None = None
     """what the recording says of this rank"""
+    warnings: tuple[str, ...] = ()
+    """what the recording says of itself, of this rank or (with its first one) of all"""
     roles: Mapping[str, str] = field(default_factory=dict)
     """of a recording: path -> light, detailed, peak, boundary, oom or exception"""
 

@@ -51,8 +51,8 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int) -> list[Input
         )
         for log in capture.torch_logs
     ]
-    if capture.record is not None and found:
-        found[0] = structs.replace(found[0], warnings=[*found[0].warnings, *capture.record.warnings])
+    if capture.warnings and found:
+        found[0] = structs.replace(found[0], warnings=[*found[0].warnings, *capture.warnings])
     return found
 
 

@@ -234,6 +234,10 @@ def _nothing(paths: Sequence[str | Path], ignored: int) -> str:
     where = ", ".join(str(p) for p in paths) or "."
     count = "1 other file was" if ignored == 1 else f"{ignored} other files were"
     others = f" ({count} ignored)" if ignored else ""
+    recording = next((r for p in paths if (r := recordings.read(Path(p)))), None)
+    if recording is not None:
+        why = dict.fromkeys([*recording.warnings, *(w for r in recording.ranks.values() for w in r.warnings)])
+        return f"no capture in the recording {where}{others}{': ' if why else ''}{'; '.join(why)}"
     return (
         f"no capture below {where}{others}: looked for profiler traces (*.json, *.json.gz), memory snapshots "
         "(*.pickle, *.pkl) and TORCH_TRACE logs. Record one with torch.profiler.profile(..., on_trace_ready="

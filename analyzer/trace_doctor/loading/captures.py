@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,21 @@ def _of_recording(recording: Recording | None, files: Files) -> list[Capture]:
         if named is not None and not isinstance(content, CompileLog):
             by_rank.setdefault(named[0], {})[named[1]] = content
     logs = _logs([c for _, c in files if isinstance(c, CompileLog)], recording, by_rank)
-    return [_rank(rank, mine, logs.get(rank, ()), recording) for rank, mine in by_rank.items()]
+    said = _warnings(recording, min(by_rank, default=0))
+    return [
+        replace(_rank(rank, mine, logs.get(rank, ()), recording), warnings=said.get(rank, ()))
+        for rank, mine in by_rank.items()
+    ]
+
+
+def _warnings(recording: Recording | None, first: int) -> dict[int, tuple[str, ...]]:
+    """By rank; what no rank says but the launcher does belongs to the first one that has a capture."""
+    if recording is None:
+        return {}
+    found = {rank: record.warnings for rank, record in recording.ranks.items()}
+    known = {w for mine in found.values() for w in mine}
+    found[first] = (*(w for w in recording.warnings if w not in known), *found.get(first, ()))
+    return found
 
 
 def _rank(

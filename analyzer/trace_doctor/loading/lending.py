@@ -10,9 +10,9 @@ What has no double gets no frame of its own, only those that were open before an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,6 @@ _GIVEN = ("Input Dims", "Input dims", "Input type", "Input Strides", "Concrete I
 """Arguments that tell of an operator's inputs and place, not of the moment."""
 
 
-class Doubles(NamedTuple):
-    """Rows of the light trace and of the detailed one that are the same operator of the program."""
-
-    light: I64
-    detailed: I64
-
-
 @dataclass(frozen=True)
 class _Stretch:
     """The operators of one thread in one step, by start. `kinds`: numbers of their names, the same in both traces."""
@@ -51,33 +44,26 @@ class _Stretch:
 def lent(light: Run, detailed: Run) -> Run:
     """`light` with the frames of `detailed` and what its operators' arguments say of inputs; `light` itself where they
     do not show the same steps, or it has frames of its own."""
-    if light.is_cat(Cat.PYTHON).any():
-        return light
-    threads = _threads(light, detailed)
-    steps = [Facts(Capture(r.rank, r)).get(Steps) for r in (light, detailed)]
-    if steps[0] is None or steps[1] is None or not threads:
+    ours, theirs = (Facts(Capture(r.rank, r)).get(Steps) for r in (light, detailed))
+    if ours is None or theirs is None or light.is_cat(Cat.PYTHON).any():
         return light
     names = {name: number for number, name in enumerate(detailed.names)}
     translated = np.array([names.get(name, -1) for name in light.names], dtype=np.int32)
+    pairs: list[_Pair] = []
     frames: list[_Frames] = []
-    doubles: list[Doubles] = []
     operators = 0
-    for ours, theirs in threads:
-        models = list(_stretches(detailed, steps[1], theirs, np.arange(len(detailed.names), dtype=np.int32)))
-        python = np.flatnonzero(detailed.is_cat(Cat.PYTHON) & (detailed.thread == theirs))
-        for stretch in _stretches(light, steps[0], ours, translated):
-            operators += len(stretch.rows)
-            best = max(((_matched(stretch, m), m) for m in models), key=lambda f: sum(f[0]), default=None)
-            if best is None or not sum(best[0]):
-                continue
-            (head, tail), model = best
-            found = _doubles(stretch, model, head, tail)
-            doubles.append(found)
-            frames.append(_laid(light, detailed, stretch, model, found, python, ours, head, tail))
-    known = sum(len(d.light) for d in doubles)
-    if known < LEAST * operators or not known:
+    for mine, other in _threads(light, detailed):
+        models = list(_stretches(detailed, theirs, other, np.arange(len(detailed.names), dtype=np.int32)))
+        stretches = list(_stretches(light, ours, mine, translated))
+        python = np.flatnonzero(detailed.is_cat(Cat.PYTHON) & (detailed.thread == other))
+        alike = [p for s in stretches if (p := _most_alike(s, models)) is not None]
+        frames.append(_united([p.frames(light, detailed, python, mine) for p in alike]))
+        pairs += alike
+        operators += sum(len(s.rows) for s in stretches)
+    known = sum(p.head + p.tail for p in pairs)
+    if not known or known < LEAST * operators:
         return light
-    return _joined(light, detailed, frames, doubles)
+    return _joined(light, detailed, frames, pairs)
 
 
 def _threads(light: Run, detailed: Run) -> list[tuple[int, int]]:
@@ -101,27 +87,6 @@ def _stretches(run: Run, steps: Steps, thread: int, kinds: I32) -> Iterator[_Str
             yield _Stretch(step.start, step.end, mine, kinds[run.name[mine]])
 
 
-def _matched(stretch: _Stretch, model: _Stretch) -> tuple[int, int]:
-    """How many operators from the beginning, and then from the end, are the same in both."""
-    shorter = min(len(stretch.kinds), len(model.kinds))
-    head = _same(stretch.kinds[:shorter], model.kinds[:shorter])
-    left = shorter - head
-    tail = _same(stretch.kinds[::-1][:left], model.kinds[::-1][:left])
-    return head, tail
-
-
-def _same(one: I32, other: I32) -> int:
-    differ = np.flatnonzero(one != other)
-    return int(differ[0]) if len(differ) else len(one)
-
-
-def _doubles(stretch: _Stretch, model: _Stretch, head: int, tail: int) -> Doubles:
-    def ends(rows: I64) -> I64:
-        return np.concatenate([rows[:head], rows[len(rows) - tail :]])
-
-    return Doubles(ends(stretch.rows), ends(model.rows))
-
-
 @dataclass(frozen=True)
 class _Frames:
     """Rows of the detailed trace as events of the light one."""
@@ -129,52 +94,101 @@ class _Frames:
     rows: I64
     start: I64
     end: I64
-    thread: int
+    thread: I32
 
 
-def _laid(
-    light: Run,
-    detailed: Run,
-    stretch: _Stretch,
-    model: _Stretch,
-    doubles: Doubles,
-    python: I64,
-    thread: int,
-    head: int,
-    tail: int,
-) -> _Frames:
-    """The frames open in the model's step, between the same operators as there, cut at the borders of the step."""
-    clock = _Clock(light, detailed, stretch, model, doubles)
-    rows = python[(detailed.ts[python] < model.end) & (detailed.end[python] > model.start)]
-    start = np.clip(detailed.ts[rows], model.start, model.end)
-    end = np.clip(detailed.end[rows], model.start, model.end)
-    if head + tail < max(len(stretch.rows), len(model.rows)):
-        # Between the operators that end the head and begin the tail nothing is known: a frame lasts up to there, or
-        # over all of it.
-        behind = int(detailed.ts[doubles.detailed[head]]) if tail else model.end
-        ends = detailed.end[doubles.detailed[:head]]
-        before = int(ends[ends <= behind].max(initial=model.start))
-        inside = (start >= before) & (start < behind)
-        start = np.where(inside, behind, start)
-        end = np.where((end > before) & (end <= behind), before, end)
-    start, end = clock(start), clock(end)
-    kept = end > start
-    return _Frames(rows[kept], start[kept], end[kept], thread)
+@dataclass(frozen=True)
+class _Pair:
+    """A step of the light trace and the one of the detailed trace that is most like it."""
+
+    stretch: _Stretch
+    model: _Stretch
+    head: int
+    """so many operators from the beginning on are the same"""
+    tail: int
+    """and so many up to the end"""
+
+    @property
+    def doubles(self) -> tuple[I64, I64]:
+        """Rows of the light trace, and of the detailed one, that are the same operator of the program."""
+        ours, theirs = (
+            np.concatenate([rows[: self.head], rows[len(rows) - self.tail :]])
+            for rows in (self.stretch.rows, self.model.rows)
+        )
+        return ours, theirs
+
+    def frames(self, light: Run, detailed: Run, python: I64, thread: int) -> _Frames:
+        """The frames open in the model's step, between the same operators as there, cut at the borders of the step."""
+        stretch, model = self.stretch, self.model
+        rows = python[(detailed.ts[python] < model.end) & (detailed.end[python] > model.start)]
+        start = np.clip(detailed.ts[rows], model.start, model.end)
+        end = np.clip(detailed.end[rows], model.start, model.end)
+        if self.head + self.tail < max(len(stretch.rows), len(model.rows)):
+            before, behind = self._unknown(detailed)
+            inside = (start >= before) & (start < behind)
+            start = np.where(inside, behind, start)
+            end = np.where((end > before) & (end <= behind), before, end)
+        clock = _Clock(light, detailed, self)
+        start, end = clock(start), clock(end)
+        kept = end > start
+        return _Frames(rows[kept], start[kept], end[kept], np.full(int(kept.sum()), thread, dtype=np.int32))
+
+    def _unknown(self, detailed: Run) -> tuple[int, int]:
+        """What lies between the head and the tail in the detailed trace: there a frame neither begins nor ends."""
+        theirs = self.doubles[1]
+        behind = int(detailed.ts[theirs[self.head]]) if self.tail else self.model.end
+        ends = detailed.end[theirs[: self.head]]
+        return int(ends[ends <= behind].max(initial=self.model.start)), behind
+
+
+def _most_alike(stretch: _Stretch, models: Sequence[_Stretch]) -> _Pair | None:
+    pairs = [_Pair(stretch, m, *_matched(stretch, m)) for m in models]
+    best = max(pairs, key=lambda p: p.head + p.tail, default=None)
+    return best if best is not None and best.head + best.tail else None
+
+
+def _matched(stretch: _Stretch, model: _Stretch) -> tuple[int, int]:
+    """How many operators from the beginning, and then from the end, are the same in both."""
+    shorter = min(len(stretch.kinds), len(model.kinds))
+    head = _same(stretch.kinds[:shorter], model.kinds[:shorter])
+    left = shorter - head
+    return head, _same(stretch.kinds[::-1][:left], model.kinds[::-1][:left])
+
+
+def _same(one: I32, other: I32) -> int:
+    differ = np.flatnonzero(one != other)
+    return int(differ[0]) if len(differ) else len(one)
+
+
+def _united(steps: Sequence[_Frames]) -> _Frames:
+    """The frames of all steps, one after another. What is open from one step into the next is one frame, not two."""
+    last: dict[int, tuple[int, int]] = {}
+    rows, start, end, thread = (
+        np.concatenate([getattr(f, column) for f in steps] or [np.empty(0, dtype=kind)])
+        for column, kind in (("rows", np.int64), ("start", np.int64), ("end", np.int64), ("thread", np.int32))
+    )
+    kept = np.ones(len(rows), dtype=bool)
+    borders = {int(f.end.max()) for f in steps if len(f.end)}
+    for at in np.flatnonzero(np.isin(start, list(borders)) | np.isin(end, list(borders))).tolist():
+        row, until = int(rows[at]), int(end[at])
+        first, open_until = last.get(row, (at, -1))
+        if open_until == start[at]:
+            end[first], kept[at] = until, False
+        else:
+            first = at
+        last[row] = (first, until)
+    return _Frames(rows[kept], start[kept], end[kept], thread[kept])
 
 
 class _Clock:
     """From moments of a step of the detailed trace to those of the light one: starts and ends of doubles fall
     together, what lies between is stretched evenly."""
 
-    def __init__(
-        self, light: Run, detailed: Run, stretch: _Stretch, model: _Stretch, doubles: Doubles
-    ) -> None:
-        there = np.concatenate(
-            [[model.start, model.end], detailed.ts[doubles.detailed], detailed.end[doubles.detailed]]
-        )
-        here = np.concatenate(
-            [[stretch.start, stretch.end], light.ts[doubles.light], light.end[doubles.light]]
-        )
+    def __init__(self, light: Run, detailed: Run, pair: _Pair) -> None:
+        stretch, model = pair.stretch, pair.model
+        ours, theirs = pair.doubles
+        there = np.concatenate([[model.start, model.end], detailed.ts[theirs], detailed.end[theirs]])
+        here = np.concatenate([[stretch.start, stretch.end], light.ts[ours], light.end[ours]])
         there, here = np.clip(there, model.start, model.end), np.clip(here, stretch.start, stretch.end)
         order = np.lexsort((here, there))
         self._from, self._to = model.start, stretch.start
@@ -186,12 +200,12 @@ class _Clock:
         return np.rint(moved).astype(np.int64) + self._to
 
 
-def _joined(light: Run, detailed: Run, frames: list[_Frames], doubles: list[Doubles]) -> Run:
+def _joined(light: Run, detailed: Run, frames: Sequence[_Frames], pairs: Sequence[_Pair]) -> Run:
     """One run with the rows of both, in the order that runs have; frames come before the events they enclose."""
     rows = np.concatenate([f.rows for f in frames])
     start = np.concatenate([f.start for f in frames])
     dur = np.concatenate([f.end for f in frames]) - start
-    threads = np.concatenate([np.full(len(f.rows), f.thread, dtype=np.int32) for f in frames])
+    threads = np.concatenate([f.thread for f in frames])
     used, numbers = np.unique(detailed.name[rows], return_inverse=True)
     ts, lasts = np.concatenate([start, light.ts]), np.concatenate([dur, light.dur])
     order = np.lexsort((-lasts, ts))
@@ -202,8 +216,7 @@ def _joined(light: Run, detailed: Run, frames: list[_Frames], doubles: list[Doub
     none = np.full(len(rows), -1)
     reader = None
     if light.read_args is not None and detailed.read_args is not None:
-        pairs = Doubles(*(np.concatenate(side) for side in zip(*doubles, strict=True)))
-        reader = _Arguments(light, detailed, pairs)
+        reader = _Arguments(light, detailed, [p.doubles for p in pairs])
     return replace(
         light,
         ts=ts[order],
@@ -228,11 +241,13 @@ def _joined(light: Run, detailed: Run, frames: list[_Frames], doubles: list[Doub
 class _Arguments(ArgsReader):
     """The light trace's arguments, with those of the double that tell of inputs; a frame's are the detailed trace's."""
 
-    def __init__(self, light: Run, detailed: Run, doubles: Doubles) -> None:
+    def __init__(self, light: Run, detailed: Run, doubles: Sequence[tuple[I64, I64]]) -> None:
         self._light, self._detailed = light.read_args, detailed.read_args
-        self._doubles = dict(
-            zip(light.offset[doubles.light].tolist(), detailed.offset[doubles.detailed].tolist(), strict=True)
-        )
+        self._doubles: dict[int, int] = {}
+        for ours, theirs in doubles:
+            self._doubles.update(
+                zip(light.offset[ours].tolist(), detailed.offset[theirs].tolist(), strict=True)
+            )
 
     def __call__(self, offsets: Iterable[int]) -> list[dict[str, Any]]:
         assert self._light is not None and self._detailed is not None
