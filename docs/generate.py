@@ -34,6 +34,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     from trace_doctor.model import json_schema
     from trace_doctor.registry import all_rules
     from trace_doctor.rule_page import page
+    from trace_doctor.treatment import outcome
 
     for rule in all_rules():
         yield ROOT / "docs" / "rules" / f"{rule.code}.md", page(rule)
@@ -45,6 +46,7 @@ def pages() -> Iterator[tuple[Path, str]]:
         "result": json_schema(),
         "verification": verification.json_schema(),
         "difference": difference.json_schema(),
+        "treatment": outcome.json_schema(),
     }
     for name, schema in schemas.items():
         text = json.dumps(schema, indent=2, sort_keys=True) + "\n"

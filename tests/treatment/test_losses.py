@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.treatment.losses import agreement
 
+unhurried = settings(deadline=None)
 CURVE = [2.3, 2.1, 2.0, 1.8, 1.7]
 
 
@@ -56,6 +57,7 @@ def test_only_steps_that_every_run_shows_are_compared() -> None:
     assert agreement([run(CURVE)], [run([])], "safe").verdict == "not_seen"
 
 
+@unhurried
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=8), st.floats(0, 1))
 def test_the_same_losses_agree_at_any_tolerance(losses: list[float], tolerance: float) -> None:
     assert agreement([run(losses)], [run(losses)], "unsafe", tolerance).verdict == "same"

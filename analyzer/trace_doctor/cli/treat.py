@@ -48,8 +48,13 @@ def treat(
             help=f"text, json or html; repeatable (default: text, and html={DEFAULT_PAGE}).",
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Runs with each fix, and as many without it; 3 or more.")] = 4,
-    max_steps: Annotated[int, typer.Option(help="Steps of a plain run, warm-up included.")] = 40,
+    repeats: Annotated[
+        int, typer.Option(help="Runs with each fix, and as many without it, 4 or more; twice as many if not clear.")
+    ] = 4,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of a plain run, warm-up included (default: what takes 5 seconds, 40 to 400)."),
+    ] = None,
     max_seconds: Annotated[float, typer.Option(help="When it ends at the latest, with what it knows.")] = 3600.0,
     max_trials: Annotated[int | None, typer.Option(min=1, help="Try so many fixes at most.")] = None,
     min_gain: Annotated[

@@ -18,7 +18,7 @@ def judged(trial: Trial) -> tuple[bool, str]:
     gains = [e for e in (shown.time, shown.memory) if e is not None and e.verdict == "less"]
     costs = [e for e in (shown.time, shown.memory) if e is not None and e.verdict == "more"]
     if not gains:
-        return False, _nothing(shown, trial.rules, trial.stopped)
+        return False, _nothing(shown, trial.rules)
     said = ", ".join(_gain(e) for e in gains)
     if shown.time in costs:
         return False, f"{said}, but {_cost(shown.time)}: a trade that is yours to make"
@@ -45,7 +45,7 @@ def _unseen(shown: Effects) -> str:
 
 def _gain(effect: Effect) -> str:
     word = "faster" if effect.unit == "us" else "less memory"
-    least = f" (at least {share(1 - effect.bound)} with 95%)" if effect.bound is not None else ""
+    least = f" (at least {share(1 - effect.bound)})" if effect.bound is not None else ""
     return f"{share(1 - effect.ratio)} {word}{least}"
 
 
@@ -55,7 +55,7 @@ def _cost(effect: Effect | None) -> str:
     return f"{share(effect.ratio - 1)} {word}"
 
 
-def _nothing(shown: Effects, rules: Rules, stopped: str) -> str:
+def _nothing(shown: Effects, rules: Rules) -> str:
     """No gain: how large one would have shown."""
     effects = [e for e in (shown.time, shown.memory) if e is not None]
     if not effects:
@@ -66,8 +66,9 @@ def _nothing(shown: Effects, rules: Rules, stopped: str) -> str:
     said = "no gain beyond the noise"
     parts = [f"{'time' if e.unit == 'us' else 'memory'} {_moved(e)}" for e in effects]
     scatter = max(effects[0].detectable, rules.least_gain)
-    parts.append(f"a gain of {share(scatter)} would have shown")
-    return f"{said}: {', '.join(parts)}{f'; {stopped}' if stopped else ''}"
+    pairs = f"{shown.pairs} pairs of runs" if shown.pairs > 1 else "a pair of runs"
+    parts.append(f"a gain of {share(scatter)} would have shown in {pairs}")
+    return f"{said}: {', '.join(parts)}"
 
 
 def _moved(effect: Effect) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from statistics import median
 
 from trace_doctor.errors import one_line
 from trace_doctor.recording.launch import OUTPUT_FILE, Recorded, record_command
@@ -21,6 +22,9 @@ _PATIENCE = 4.0
 """a run that takes so many times as long as the first recording did is taken to hang"""
 _LEAST_SECONDS = 180.0
 """before a run is taken to hang: to compile a model takes a while"""
+_TIMED_SECONDS = 5.0
+"""of a plain run, without being told otherwise; to start the command takes longer than that"""
+_FEWEST_STEPS, _MOST_STEPS = 40, 400
 _TO_LEAVE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """signals to us that mean to end, as Ctrl-C does"""
 _LEAD = 16
@@ -46,7 +50,7 @@ class CommandRunner:
         cwd: Path,
         *,
         recordings: Path,
-        max_steps: int,
+        max_steps: int | None,
         step_every: int | None = None,
         max_seconds: float = 600.0,
         environment: Mapping[str, str] = os.environ,
@@ -59,7 +63,7 @@ class CommandRunner:
         self._step_every = step_every
         self._max_seconds = max_seconds
         self._numbers = count(1)
-        self.steps = Steps(0, max_steps)
+        self.steps = Steps(0, 1)
 
     def record(self, setup: Setup, name: str) -> Path:
         folder = self._recordings / name
@@ -109,7 +113,8 @@ class CommandRunner:
         steps = min(recorded.steps.values(), key=len)
         there = max(s.step for s in steps) + 1
         first = min((s.step for s in steps if s.phase != "warmup"), default=there)
-        most = self._max_steps if recorded.stopped_by_us else min(self._max_steps, there)
+        wanted = self._max_steps or _enough(s.milliseconds for s in steps if s.phase == "timing")
+        most = wanted if recorded.stopped_by_us else min(wanted, there)
         warmup = max(1, min(first, most // 2))
         self.steps = Steps(warmup, max(most - warmup, 1))
         self._max_seconds = min(self._max_seconds, max(_LEAST_SECONDS, _PATIENCE * recorded.seconds))
@@ -135,6 +140,13 @@ class CommandRunner:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             raise RunFailed(f"{how}{_last_words(Path(options.folder) / OUTPUT_FILE)}")
         return recorded
+
+
+def _enough(milliseconds: Iterable[float]) -> int:
+    """How many steps take _TIMED_SECONDS, within bounds: what else a machine does comes and goes in seconds."""
+    times = list(milliseconds)
+    count = round(_TIMED_SECONDS * 1e3 / median(times)) if times else 0
+    return max(_FEWEST_STEPS, min(count, _MOST_STEPS))
 
 
 def _last_words(log: Path) -> str:

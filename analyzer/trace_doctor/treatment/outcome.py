@@ -28,7 +28,7 @@ class Effect(Struct, frozen=True, kw_only=True):
     after: float
     ratio: float
     bound: float | None = None
-    """the true ratio is below it with 95 %; None with too few runs"""
+    """the true ratio is below it with 1 - alpha; None with too few runs"""
     p: float
     verdict: Literal["less", "more", "no_difference"]
     detectable: float

@@ -16,8 +16,10 @@ from typing import Literal
 
 ALPHA = 0.05
 """chance that a fix that gains nothing is kept, for one fix and one quantity"""
-LEAST_REPEATS = 3
-"""of each side: with two, chance alone separates the sides in one trial of six"""
+LOOKS = (0.03, 0.02)
+"""how it is split over the two looks at a trial: after so many pairs of runs as were asked for, and after twice as many"""
+LEAST_REPEATS = 4
+"""of each side: with three, chance alone separates the sides in one trial of twenty"""
 LEAST_GAIN = 0.01
 """of the step or of the peak: a gain of less is not worth a change of the script"""
 
@@ -31,7 +33,7 @@ class Comparison:
     ratio: float
     """the median of the ratios of all pairs of runs"""
     bound: float
-    """the true ratio is below it, with 1 - ALPHA; infinite with too few runs"""
+    """the true ratio is below it, with 1 - alpha; infinite where so few runs cannot say so"""
     p: float
     """chance of runs as clear as these, or clearer, if nothing were gained beyond the least gain"""
     verdict: Verdict
@@ -39,44 +41,44 @@ class Comparison:
     """share of the figure that the fix would have had to gain, runs scattering as these do, to be told from chance"""
 
 
-def compare(before: Sequence[float], after: Sequence[float], least: float = LEAST_GAIN) -> Comparison:
-    """Positive figures of runs, one each, at least one on a side. `least` is the share that a gain must exceed."""
+def compare(
+    before: Sequence[float], after: Sequence[float], least: float = LEAST_GAIN, alpha: float = ALPHA
+) -> Comparison:
+    """Positive figures of runs, one each, at least one on a side. `least` is the share that a gain must exceed.
+
+    With `alpha` 0 nothing is called less: the trial is not at one of its looks.
+    """
     ratios = sorted(b / a for a in before for b in after)
-    rank = critical(len(before), len(after))
+    rank, contrary = (critical(len(before), len(after), a) for a in (alpha, ALPHA))
     ratio = median(ratios)
-    upper = ratios[-1 - rank] if rank >= 0 else float("inf")
-    lower = ratios[rank] if rank >= 0 else 0.0
-    scatter = ratios[-1 - max(rank, 0)] / ratio
+    bound = ratios[-1 - rank] if rank >= 0 else float("inf")
+    lower = ratios[contrary] if contrary >= 0 else 0.0
     limit = 1 - least
-    verdict: Verdict = "less" if upper < limit else "more" if lower > 1 + least else "no_difference"
     return Comparison(
         ratio=ratio,
-        bound=upper,
+        bound=bound,
         p=chance(sum(r >= limit for r in ratios), len(before), len(after)),
-        verdict=verdict,
-        detectable=1 - limit / scatter,
+        verdict="less" if bound < limit else "more" if lower > 1 + least else "no_difference",
+        detectable=1 - limit * ratio / ratios[-1 - max(rank, 0)],
     )
 
 
-def hopeless(
-    before: Sequence[float], after: Sequence[float], repeats: int, least: float = LEAST_GAIN
-) -> bool:
-    """Whether nothing that the runs still to come could show would let the fix pass: to stop there changes no verdict."""
-    against = sum(b / a >= 1 - least for a in before for b in after)
-    return against > critical(repeats, repeats)
+def against(before: Sequence[float], after: Sequence[float], least: float = LEAST_GAIN) -> int:
+    """Pairs of a run with and a run without the change that do not show a gain of more than `least`."""
+    return sum(b / a >= 1 - least for a in before for b in after)
 
 
-def critical(before: int, after: int) -> int:
+def critical(before: int, after: int, alpha: float = ALPHA) -> int:
     """Of the pairs of runs, how many may speak against a gain at most; -1 where so few runs cannot show any."""
     most = -1
-    while chance(most + 1, before, after) <= ALPHA:
+    while chance(most + 1, before, after) <= alpha:
         most += 1
     return most
 
 
-def chance(against: int, before: int, after: int) -> float:
-    """P(U <= against): that so few pairs speak against a gain, were all orders of the runs as likely."""
-    total = sum(_orders(u, before, after) for u in range(min(against, before * after) + 1))
+def chance(inverted: int, before: int, after: int) -> float:
+    """P(U <= inverted): that so few pairs speak against a gain, were all orders of the runs as likely."""
+    total = sum(_orders(u, before, after) for u in range(min(inverted, before * after) + 1))
     return total / comb(before + after, before)
 
 

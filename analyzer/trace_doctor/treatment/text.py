@@ -41,7 +41,7 @@ def how(made: Treatment) -> str:
     m = made.method
     return (
         f"Runs of {m.warmup_steps + m.timed_steps} steps, {m.warmup_steps} of them to warm up, with and without each "
-        f"fix in turn, {m.repeats} of each; a run counts with its {m.figure} step. Kept: a gain of more than "
+        f"fix in turn, {m.repeats} of each, twice as many if not clear; a run counts with its {m.figure} step. Kept: a gain of more than "
         f"{share(m.least_gain)} by the exact one-sided Mann-Whitney test over runs (alpha {m.alpha:g})."
     )
 

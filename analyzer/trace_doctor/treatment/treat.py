@@ -36,9 +36,9 @@ class TreatOptions:
     select: tuple[str, ...] = ()
     """only these findings: ids, prefixes of codes, names"""
     repeats: int = 4
-    """runs with each fix, and as many without it"""
-    max_steps: int = 40
-    """of a plain run, warm-up included"""
+    """runs with each fix, and as many without it; twice as many where these are not clear"""
+    max_steps: int | None = None
+    """of a plain run, warm-up included; None: what takes some seconds"""
     max_seconds: float = 3600.0
     """of everything"""
     max_trials: int | None = None
@@ -58,7 +58,7 @@ class TreatOptions:
             raise UsageError(
                 f"--repeats: fewer than {statistics.LEAST_REPEATS} runs a side cannot show anything"
             )
-        if self.max_steps < 4:
+        if self.max_steps is not None and self.max_steps < 4:
             raise UsageError("--max-steps: a run has at least 4 steps, half of them to warm up")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Protocol
@@ -14,7 +15,7 @@ from trace_doctor.treatment.candidates import Setup
 from trace_doctor.treatment.losses import agreement
 from trace_doctor.treatment.measurement import Measured, RunFailed
 from trace_doctor.treatment.outcome import Effect, Effects, LossCheck
-from trace_doctor.treatment.statistics import Comparison, compare, critical, hopeless
+from trace_doctor.treatment.statistics import LOOKS, against, compare, critical
 
 
 class Runner(Protocol):
@@ -32,10 +33,15 @@ class Rules:
     """How trials are run and judged."""
 
     repeats: int
+    """runs of each side until the first look; twice as many until the second and last"""
     least_gain: float
     loss_tolerance: float
     without_losses: bool
     """keep unsafe fixes of scripts whose losses cannot be seen"""
+
+    def alpha(self, pairs: int) -> float:
+        """What a look after so many pairs of runs may spend; none where there is no look."""
+        return dict(zip((self.repeats, 2 * self.repeats), LOOKS, strict=True)).get(pairs, 0.0)
 
 
 class OutOfTime(Exception):
@@ -78,16 +84,14 @@ class Trial:
     after: list[Measured] = field(default_factory=list)
     failed: str = ""
     """why a run with the change ended early"""
-    stopped: str = ""
-    """why there were fewer runs than asked for"""
 
     def run(self, runner: Runner, without: Setup, with_: Setup, clock: Clock) -> None:
         """Pairs of runs; the one that comes first changes from pair to pair, so that a drift of the machine meets both.
 
-        Ends early where a run with the change fails, where the losses differ, and where nothing to come could change the
-        verdict. Raises RunFailed where a run without the change fails, OutOfTime, and what interrupts it.
+        Ends at the first look if that is clear, else at the second. Ends early where a run with the change fails, where the
+        losses differ, and where the runs show no gain and the next look could not any more. Raises RunFailed where a run without the change fails, OutOfTime, and what interrupts it.
         """
-        for pair in range(self.rules.repeats):
+        for pair in range(2 * self.rules.repeats):
             for changed in (True, False) if pair % 2 == 0 else (False, True):
                 if changed:
                     try:
@@ -97,18 +101,23 @@ class Trial:
                         return
                 else:
                     self.before.append(clock.run(lambda: runner.time(without)))
-            left = self.rules.repeats - pair - 1
-            if left and self._settled():
-                runs = "a pair" if pair == 0 else f"{pair + 1} pairs"
-                self.stopped = f"after {runs} of runs no outcome of the others could have changed this"
+            if self._settled(pair + 1):
                 return
 
-    def _settled(self) -> bool:
-        rules = self.rules
-        if len(self.before) > 1 and self.losses().verdict == "differ":
+    def _settled(self, pairs: int) -> bool:
+        rules, shown = self.rules, self.effects()
+        if pairs > 1 and shown.losses is not None and shown.losses.verdict == "differ":
             return True
-        sides = [self._figures(quantity) for quantity in (_time, _peak)]
-        return all(a is None or hopeless(*a, rules.repeats, rules.least_gain) for a in sides)
+        effects = [e for e in (shown.time, shown.memory) if e is not None]
+        if rules.alpha(pairs) and any(e.verdict == "less" for e in effects):
+            return True
+        look = rules.repeats if pairs < rules.repeats else 2 * rules.repeats
+        return all(
+            e.ratio >= 1 - rules.least_gain
+            and against(e.runs_before, e.runs_after, rules.least_gain)
+            > critical(look, look, rules.alpha(look))
+            for e in effects
+        )
 
     def _figures(
         self, quantity: Callable[[Measured], float | None]
@@ -128,10 +137,10 @@ class Trial:
         if not pairs:
             return Effects()
         time_, memory = self._figures(_time), self._figures(_peak)
-        least = self.rules.least_gain
+        least, alpha = self.rules.least_gain, self.rules.alpha(pairs)
         return Effects(
-            time=_effect("us", *time_, least) if time_ else None,
-            memory=_effect("bytes", *memory, least) if memory else None,
+            time=_effect("us", *time_, least, alpha) if time_ else None,
+            memory=_effect("bytes", *memory, least, alpha) if memory else None,
             losses=self.losses(),
             pairs=pairs,
         )
@@ -145,14 +154,14 @@ def _peak(run: Measured) -> float | None:
     return run.peak_bytes
 
 
-def _effect(unit: str, before: Sequence[float], after: Sequence[float], least: float) -> Effect:
-    made: Comparison = compare(before, after, least)
+def _effect(unit: str, before: Sequence[float], after: Sequence[float], least: float, alpha: float) -> Effect:
+    made = compare(before, after, least, alpha)
     return Effect(
         unit="us" if unit == "us" else "bytes",
         before=median(before),
         after=median(after),
         ratio=made.ratio,
-        bound=made.bound if critical(len(before), len(after)) >= 0 else None,
+        bound=made.bound if isfinite(made.bound) else None,
         p=made.p,
         verdict=made.verdict,
         detectable=made.detectable,
