@@ -21,6 +21,7 @@ from trace_doctor.reporters.html import (
 )
 from trace_doctor.reporters.html.charts.svg import patterns
 from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.html.views import RULES
 from trace_doctor.reporters.island import island, packed
 from trace_doctor.reporters.words import headline
 
@@ -119,7 +120,7 @@ def page(
         el("meta", name="color-scheme", content="light dark"),
         el("title", f"{title} – trace-doctor"),
         Html(f"<script>{_THEME}</script>"),
-        Html(f"<style>{_asset('report.css')}</style>"),
+        Html(f"<style>{_asset('report.css')}{RULES}</style>"),
     )
     return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
 

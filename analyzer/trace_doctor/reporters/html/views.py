@@ -7,6 +7,15 @@ from collections.abc import Sequence
 
 from trace_doctor.reporters.html.dom import Child, Html, el
 
+MOST = 12
+"""Views of one switch: more are not shown"""
+_CHOSEN = ",".join(
+    f".views:has(label:nth-of-type({n}) :checked)>.view:nth-of-type({n})" for n in range(1, MOST + 1)
+)
+RULES = (
+    f"@supports selector(:has(a)){{@media screen{{.views>.view{{display:none}}{_CHOSEN}{{display:block}}}}}}"
+)
+"""For the style of a page: of each switch the view with the place of the checked button is shown"""
 View = tuple[str, str, Child]
 """key (letters and digits), name, content"""
 
@@ -16,26 +25,19 @@ def views(anchor: str, shown: Sequence[View], legend: str) -> Html:
     into the address (`#rank=3`)."""
     if len(shown) == 1:
         return el("div", shown[0][2])
-    box = f"{anchor}-views"
     options = [
         el(
             "label",
-            el("input", type="radio", name=box, value=key, checked=n == 0),
+            el("input", type="radio", name=f"{anchor}-views", value=key, checked=n == 0),
             el("span", el("bdi", name)),
         )
-        for n, (key, name, _) in enumerate(shown)
+        for n, (key, name, _) in enumerate(shown[:MOST])
     ]
-    chosen = ",".join(
-        f'#{box}:has(input[value="{key}"]:checked)>.view[data-view="{key}"]' for key, _, _ in shown
-    )
-    rule = f"@supports selector(:has(a)){{@media screen{{#{box}>.view{{display:none}}{chosen}{{display:block}}}}}}"
-    return el(
-        "div",
-        Html(f"<style>{rule}</style>"),
-        el("fieldset", el("legend", legend), options, class_="switch"),
-        [el("div", el("h3", el("bdi", name), class_="view-name"), content, class_="view", data_view=key) for key, name, content in shown],
-        id=box,
-    )  # fmt: skip
+    drawn = [
+        el("div", el("h3", el("bdi", name), class_="view-name"), content, class_="view", data_view=key)
+        for key, name, content in shown[:MOST]
+    ]
+    return el("div", el("fieldset", el("legend", legend), options, class_="switch"), drawn, class_="views")
 
 
 def key_of(rank: int, number: int, ranked: bool) -> str:
