@@ -36,6 +36,17 @@ def order_of(numbers: I32, count: int) -> I64:
     return np.argsort(numbers.astype(np.uint16) if count <= 1 << 16 else numbers, kind="stable")
 
 
+def begins(numbers: I32, order: npt.NDArray[Any], count: int) -> I64:
+    """Where each number from 0 to `count` begins in the order of them. Bisected: without a pass over all."""
+    wanted = np.arange(count + 1)
+    low, high = np.zeros(count + 1, dtype=np.int64), np.full(count + 1, len(order))
+    while (open_ := low < high).any():
+        middle = (low + high) // 2
+        before = open_ & (numbers[order[np.minimum(middle, len(order) - 1)]] < wanted)
+        low, high = np.where(before, middle + 1, low), np.where(open_ & ~before, middle, high)
+    return low
+
+
 class Cat(enum.IntEnum):
     """Kinds of event, after the aliases of all profiler versions and vendors are folded together."""
 
@@ -146,9 +157,9 @@ class Run:
         """Mask of the rows of these categories, read-only: made once, for a dozen pieces of evidence ask for the same."""
         mask = self._masks.get(cats)
         if mask is None:
-            mask = np.zeros(len(self), dtype=bool)
-            for cat in cats:  # a comparison is thirty times as fast as a look-up
-                mask |= self.cat == cat
+            mask = np.zeros(len(self), dtype=bool) if len(cats) != 1 else self.cat == cats[0]
+            for cat in cats if len(cats) > 1 else ():
+                mask |= self.is_cat(cat)
             mask.flags.writeable = False
             self._masks[cats] = mask
         return mask
@@ -170,18 +181,18 @@ class Run:
     def is_named(self, matches: Callable[[str], bool]) -> Bool:
         """Mask of the rows whose name satisfies a predicate: each distinct name is tested once."""
         mask = np.zeros(len(self), dtype=bool)
-        mask[self._rows_of(self.name_ids(matches).tolist())] = True
+        mask[self.rows_of(self.name_ids(matches).tolist())] = True
         return mask
 
     def named(self, matches: Callable[[str], bool], *cats: Cat) -> I64:
         """Row numbers of the events whose name satisfies the predicate, optionally of some categories."""
         wanted = sum(1 << cat for cat in set(cats)) if cats else -1
         among = zip(self.names, self._cats_by_name.tolist(), strict=True)
-        rows = self._rows_of([i for i, (n, held) in enumerate(among) if held & wanted and matches(n)])
+        rows = self.rows_of([i for i, (n, held) in enumerate(among) if held & wanted and matches(n)])
         return np.sort(rows[self.is_cat(*cats)[rows]] if cats else rows).astype(np.int64)
 
-    def _rows_of(self, names: list[int]) -> I32:
-        """The rows of these names, one name after another."""
+    def rows_of(self, names: Iterable[int]) -> I32:
+        """The rows of these names (ids), one name after another."""
         first, rows = self._first_by_name.tolist(), self._by_name
         return np.concatenate([rows[:0], *(rows[first[i] : first[i + 1]] for i in names)])
 
@@ -196,8 +207,7 @@ class Run:
     @cached_property
     def _first_by_name(self) -> I64:
         """Where the rows of each name begin in `_by_name`; one entry more for the end of the last."""
-        counts = np.bincount(self.name, minlength=len(self.names))
-        return np.concatenate([[0], np.cumsum(counts)])
+        return begins(self.name, self._by_name, len(self.names))
 
     @cached_property
     def _cats_by_name(self) -> I32:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby, pairwise, repeat
 
 import numpy as np
 
@@ -42,11 +42,11 @@ class Between:
 
     def gaps(self, pieces: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
         """Before each of these regions (ascending): (thread, start, end) ns."""
-        found = []
+        found: list[tuple[int, int, int]] = []
         for thread, some in groupby(pieces, key=lambda p: self._regions.all[p].thread):
             spans = [(self._behind_compiled(p), self._regions.all[p].start) for p in some]
             free, _, _ = overlaps(np.array(spans, dtype=np.int64), self._free[thread])
-            found += [(thread, start, end) for start, end in free.tolist()]
+            found += zip(repeat(thread), free[:, 0].tolist(), free[:, 1].tolist(), strict=False)
         return tuple(found)
 
     def _behind_compiled(self, piece: int) -> int:
@@ -83,9 +83,7 @@ class _DirectlyIn:
     """Chosen events by the event that they lie in, frames of Python between the two left out."""
 
     def __init__(self, run: Run, nesting: Nesting, outers: I64, rows: I64) -> None:
-        python, above = run.is_cat(Cat.PYTHON), nesting.parent[rows]
-        while len(framed := np.flatnonzero((above >= 0) & python[above])):
-            above[framed] = nesting.parent[above[framed]]
+        above = nesting.outer[rows]
         inside = np.flatnonzero(np.isin(above, outers))
         inside = inside[np.argsort(above[inside], kind="stable")]
         rows, above = rows[inside], above[inside]

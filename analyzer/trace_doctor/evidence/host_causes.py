@@ -17,9 +17,9 @@ from trace_doctor.evidence.event_names import (
     is_step,
     is_torch_mark,
 )
-from trace_doctor.evidence.intervals import clip, complement, overlaps, pairs, subtract
+from trace_doctor.evidence.intervals import NOTHING, clip, complement, overlaps, pairs, subtract
 from trace_doctor.evidence.launches import Launches
-from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.nesting import BLOCK, Nesting
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
 from trace_doctor.evidence.threads import Threads
@@ -110,7 +110,7 @@ class HostCauses(Evidence):
         """What is open on the thread, by priority."""
         free = np.array([self.window], dtype=np.int64)
         covers = []
-        own = ((cause, self._nesting.on_thread(thread, np.flatnonzero(mask))) for cause, mask in self._layers)
+        own = ((cause, self._nesting.on_thread(thread, mask)) for cause, mask in self._layers)
         layers = [*self._everywhere, *own]
         for cause, chosen in layers:
             spans, owners = _disjoint(self.run, chosen)
@@ -134,14 +134,18 @@ class HostCauses(Evidence):
 
 def _disjoint(run: Run, rows: I64) -> tuple[I64, I64]:
     """The rows (by start, longer first) as a set of intervals, each with its row; the outer event wins."""
-    ends = run.end[rows]
-    reach = np.maximum.accumulate(ends)
-    # the few that hold the others
-    reaching = np.append(0, 1 + np.flatnonzero(reach[1:] > reach[:-1]))[: len(rows)]
-    reached = np.append(_NEVER, reach[reaching[1:] - 1])[: len(rows)]
-    spans = pairs(np.maximum(run.ts[rows[reaching]], reached), ends[reaching])
-    real = spans[:, 1] > spans[:, 0]
-    return spans[real], rows[reaching][real]
+    spans, owners, reached = [NOTHING], [rows[:0]], _NEVER
+    for first in range(0, len(rows), BLOCK):
+        block = rows[first : first + BLOCK]
+        start = run.ts[block]
+        reach = np.maximum.accumulate(np.append(reached, start + run.dur[block]))
+        ahead = np.flatnonzero(reach[1:] > reach[:-1])  # the few that hold the others
+        spans.append(pairs(np.maximum(start[ahead], reach[ahead]), reach[ahead + 1]))
+        owners.append(block[ahead])
+        reached = reach[-1]
+    together, owner = np.concatenate(spans), np.concatenate(owners)
+    real = together[:, 1] > together[:, 0]
+    return together[real], owner[real]
 
 
 def _everywhere(run: Run, syncs: Syncs) -> tuple[tuple[str, I64], ...]:

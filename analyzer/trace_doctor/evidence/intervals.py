@@ -7,6 +7,7 @@ sets, except where it says that raw intervals (any order, overlapping, empty) ar
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,7 @@ NOTHING: I64 = np.empty((0, 2), dtype=np.int64)
 
 def intervals(pairs: Iterable[tuple[int, int]]) -> I64:
     """The set that covers these (start, end) pairs: raw intervals in, a set out."""
-    rows = list(pairs)
-    return union(np.array(rows, dtype=np.int64).reshape(-1, 2)) if rows else NOTHING
+    return union(np.fromiter(chain.from_iterable(pairs), dtype=np.int64).reshape(-1, 2))
 
 
 def pairs(starts: npt.ArrayLike, ends: npt.ArrayLike) -> I64:
@@ -29,14 +29,17 @@ def pairs(starts: npt.ArrayLike, ends: npt.ArrayLike) -> I64:
 
 def union(raw: I64) -> I64:
     """The set that covers all raw intervals; intervals that touch become one."""
-    raw = raw[raw[:, 1] > raw[:, 0]]
-    if not len(raw):
+    start, end = raw[:, 0], raw[:, 1]
+    if not (some := end > start).all():
+        start, end = start[some], end[some]
+    if not len(start):
         return NOTHING
-    raw = raw[np.argsort(raw[:, 0], kind="stable")]
-    reach = np.maximum.accumulate(raw[:, 1])
-    first = np.flatnonzero(np.concatenate([[True], raw[1:, 0] > reach[:-1]]))
-    last = np.append(first[1:], len(raw)) - 1
-    return pairs(raw[first, 0], reach[last])
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    first = np.flatnonzero(np.append(True, start[1:] > reach[:-1]))
+    return pairs(start[first], reach[np.append(first[1:], len(start)) - 1])
 
 
 def total(some: I64) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Self
 
 from trace_doctor.evidence.base import Evidence, Facts
@@ -32,7 +33,7 @@ class Moments(Evidence):
         self, spans: Iterable[tuple[int, int]], label: str, device: int | None = None, most: int = 10
     ) -> list[Span]:
         """The longest of some [start, end) ns, in order of time."""
-        ranked = sorted(spans, key=lambda span: span[0] - span[1])[:most]
+        ranked = nsmallest(most, spans, key=lambda span: span[0] - span[1])
         return [self.span(start, end, label, device) for start, end in sorted(ranked)]
 
     def span(

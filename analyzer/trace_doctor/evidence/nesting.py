@@ -10,7 +10,7 @@ import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.loaders import _accelerator
-from trace_doctor.run import HOST_CATS, I32, I64, Bool, Run, order_of
+from trace_doctor.run import HOST_CATS, I32, I64, Bool, Cat, Run, begins, order_of
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,18 @@ class Nesting(Evidence):
     holds its middle.
     """
 
-    kept = ("parent", "depth")
+    kept = ("parent", "depth", "by_thread", "outer")
 
     parent: I32
     """nearest enclosing host event on the same thread, -1 for none"""
     depth: I32
     """number of enclosing events; -1 for rows that are no host events"""
+    by_thread: I32
+    """the host events by thread, then start"""
+    outer: I32
+    """nearest enclosing host event that is no Python frame, -1 for none; around a Python frame: any event"""
     run: Run = field(repr=False)
+    _masks: dict[int, Bool] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -41,7 +46,7 @@ class Nesting(Evidence):
             if not _accelerator.nest(run.ts, run.dur, rows, parent, depth):
                 above, depth[rows] = nest(run.ts[rows], run.end[rows])
                 parent[rows] = np.where(above >= 0, rows[above], -1)
-        return cls(parent, depth, run)
+        return cls(parent, depth, by_thread.astype(np.int32), _past_frames(run, parent), run)
 
     def ancestors(self, row: int) -> list[int]:
         """The enclosing events, inner to outer."""
@@ -78,27 +83,27 @@ class Nesting(Evidence):
         begun = np.searchsorted(
             self.run.ts, starts, side="right"
         )  # rows are by start: no copy of the thread's
-        at = np.searchsorted(rows, begun) - 1
-        row = np.where(at >= 0, rows[np.maximum(at, 0)], -1)
+        at = np.searchsorted(rows, begun.astype(np.int32)) - 1
+        row = np.where(at >= 0, rows[np.maximum(at, 0)], -1).astype(np.int64)
         while True:
             over = (row >= 0) & (self.run.end[np.maximum(row, 0)] < ends)
             if not over.any():
                 return row
             row[over] = self.parent[row[over]]
 
-    def thread_rows(self, thread: int) -> I64:
+    def thread_rows(self, thread: int) -> I32:
         """The host events of a thread, by start."""
-        return self._by_thread[self._first_of_thread[thread] : self._first_of_thread[thread + 1]]
+        return self.by_thread[self._first_of_thread[thread] : self._first_of_thread[thread + 1]]
 
-    def on_thread(self, thread: int, rows: I64) -> I64:
-        """Those of the rows that are host events of a thread."""
-        return np.asarray(rows[(self.run.thread[rows] == thread) & (self.depth[rows] >= 0)])
+    def on_thread(self, thread: int, chosen: Bool) -> I64:
+        """Those of the mask that are host events of a thread, by start."""
+        return np.flatnonzero(chosen & self._of_thread(thread))
 
     def started(self, thread: int, start: int, end: int) -> I64:
         """The host events of a thread that start in [start, end) ns, by start."""
         rows = self.thread_rows(thread)
-        first, behind = np.searchsorted(rows, np.searchsorted(self.run.ts, [start, end]))
-        return rows[first:behind]
+        first, behind = np.searchsorted(rows, np.searchsorted(self.run.ts, [start, end]).astype(np.int32))
+        return rows[first:behind].astype(np.int64)
 
     def outermost(self, rows: I64) -> I64:
         """Those of the rows (ascending) that lie in no other of them."""
@@ -109,12 +114,13 @@ class Nesting(Evidence):
     def inside(self, rows: I64, chosen: Bool) -> Bool:
         """Which of the rows lie in an event of the mask (their own place in it does not count)."""
         found = np.zeros(len(rows), dtype=bool)
-        live, above = np.arange(len(rows)), self.parent[rows]
+        up = self.parent if (chosen & self.run.is_cat(Cat.PYTHON)).any() else self.outer
+        live, above = np.arange(len(rows)), up[rows]
         while len(live):
-            rising = above >= 0
-            live, above = live[rising], above[rising]
-            found[live] = held = chosen[above]
-            live, above = live[~held], self.parent[above[~held]]
+            held, free = chosen[above], above < 0
+            found[live] = held & ~free
+            rising = np.flatnonzero(~(held | free))
+            live, above = live[rising], up[above[rising]]
         return found
 
     @cached_property
@@ -128,14 +134,26 @@ class Nesting(Evidence):
         return np.cumsum(counts).astype(np.int32)
 
     @cached_property
-    def _by_thread(self) -> I64:
-        host = np.flatnonzero(self.depth >= 0)
-        return host[order_of(self.run.thread[host], len(self.run.threads))]
-
-    @cached_property
     def _first_of_thread(self) -> I64:
-        counts = np.bincount(self.run.thread[self._by_thread], minlength=len(self.run.threads))
-        return np.concatenate([[0], np.cumsum(counts)])
+        return begins(self.run.thread, self.by_thread, len(self.run.threads))
+
+    def _of_thread(self, thread: int) -> Bool:
+        mask = self._masks.get(thread)
+        if mask is None:
+            mask = self._masks[thread] = (self.run.thread == thread) & (self.depth >= 0)
+        return mask
+
+
+def _past_frames(run: Run, parent: I32) -> I32:
+    """For each event that is no Python frame the nearest around it that is none either; for a frame its parent."""
+    python, outer = run.is_cat(Cat.PYTHON), parent.copy()
+    climbing = np.flatnonzero(~python & (parent >= 0))
+    while len(climbing):
+        above = outer[climbing]
+        framed = (above >= 0) & python[above]
+        climbing = climbing[framed]
+        outer[climbing] = parent[above[framed]]
+    return outer
 
 
 BLOCK = 1 << 16

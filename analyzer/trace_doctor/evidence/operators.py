@@ -9,12 +9,12 @@ import numpy as np
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.nesting import BLOCK, Nesting
 from trace_doctor.evidence.step_sums import deviation_us, mean_us, steady_spans
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.model import OperatorRow
-from trace_doctor.run import I64, Cat, Run
+from trace_doctor.run import I64, Cat, Run, order_of
 
 TOP_OPERATORS = 20
 
@@ -30,23 +30,37 @@ class Operators(Evidence):
     """summed self time of each, ns"""
     _facts: Facts = field(repr=False)
     _rows: I64 = field(repr=False)
+    """by name"""
     _own: I64 = field(repr=False)
     """self time of each row, ns"""
+    _first: I64 = field(repr=False)
+    """where the rows of each name begin"""
+    _behind: I64 = field(repr=False)
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        run, threads, (start, end) = facts.run, facts[Threads], facts[Steps].window
-        mine = run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER) & (run.ts >= start) & (run.ts < end)
-        rows = np.flatnonzero(mine)
+        run, threads = facts.run, facts[Threads]
+        rows = np.flatnonzero(run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER))
+        first, behind = np.searchsorted(rows, np.searchsorted(run.ts, facts[Steps].window))
+        rows = rows[first:behind]
         rows = rows[np.isin(run.thread[rows], [threads.main, *threads.autograd])]
         if not len(rows):
             raise NotCaptured("no operators on the host", "activities=[ProfilerActivity.CPU]")
-        own = self_time(run, facts[Nesting])[rows]
-        sums = np.zeros(len(run.names), dtype=np.int64)
-        np.add.at(sums, run.name[rows], own)
-        there = np.unique(run.name[rows]).astype(np.int64)
-        order = np.lexsort(([run.names[n] for n in there.tolist()], -sums[there]))
-        return cls(there[order], sums[there[order]], facts, rows, own)
+        own = self_time(run, facts[Nesting], rows)
+        by_name = order_of(run.name[rows], len(run.names))
+        rows, own = rows[by_name], own[by_name]
+        there, begin = np.unique(run.name[rows], return_index=True)
+        sums = np.add.reduceat(own, begin)
+        order = np.lexsort(([run.names[n] for n in there.tolist()], -sums))
+        return cls(
+            there[order].astype(np.int64),
+            sums[order],
+            facts,
+            rows,
+            own,
+            begin[order],
+            np.append(begin[1:], len(rows))[order],
+        )
 
     def rows(self, most: int = TOP_OPERATORS) -> list[OperatorRow]:
         """The longest by self time."""
@@ -54,7 +68,7 @@ class Operators(Evidence):
 
     def _row(self, n: int) -> OperatorRow:
         run, spans, name = self._facts.run, steady_spans(self._facts[Steps]), int(self.names[n])
-        mine = run.name[self._rows] == name
+        mine = slice(self._first[n], self._behind[n])
         rows, own = self._rows[mine], self._own[mine]
         by_step = np.zeros(len(spans), dtype=np.int64)
         if len(spans):
@@ -73,9 +87,17 @@ class Operators(Evidence):
         )
 
 
-def self_time(run: Run, nesting: Nesting) -> I64:
-    """Time of each host event outside of the host events directly in it, ns."""
-    inner = np.flatnonzero(nesting.parent >= 0)
-    held = np.bincount(nesting.parent[inner], weights=run.dur[inner], minlength=len(run))
-    own: I64 = np.maximum(run.dur - held.astype(np.int64), 0)
+def self_time(run: Run, nesting: Nesting, rows: I64) -> I64:
+    """Time of these host events (ascending) outside of the host events directly in them, ns."""
+    counts = np.zeros(len(run) + 1, dtype=bool)  # the last one, -1, is no event
+    counts[rows] = True
+    inner = [
+        first + np.flatnonzero(counts[nesting.parent[first : first + BLOCK]])
+        for first in range(0, len(run), BLOCK)
+    ]
+    inside = np.concatenate(inner)
+    held = np.bincount(
+        np.searchsorted(rows, nesting.parent[inside]), weights=run.dur[inside], minlength=len(rows)
+    )
+    own: I64 = np.maximum(run.dur[rows] - held.astype(np.int64), 0)
     return own

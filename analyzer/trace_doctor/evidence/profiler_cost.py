@@ -81,13 +81,11 @@ class ProfilerCost(Evidence):
         python = run.is_cat(Cat.PYTHON) & run.own
         if threads is not None:
             python = python & (run.thread == threads.main)
-        starts = run.ts[python]
-        first, behind = np.searchsorted(starts, steady[:, 0]), np.searchsorted(starts, steady[:, 1])
         return cls(
             length=total(steady),
             marked=tuple(sorted(((k, n, ns) for k, (n, ns) in by_name.items()), key=lambda m: (-m[2], m[0]))),
             marked_ns=total(intersect(union(spans), steady)),
-            frames=int((behind - first).sum()),
+            frames=sum(int(python[a:b].sum()) for a, b in np.searchsorted(run.ts, steady).tolist()),
             plain=facts.get(PlainPace),
             step_ns=facts[Steps].step_ns,
             phases=tuple(

@@ -6,9 +6,9 @@ window is re-timed without it (the idea of Daydream, USENIX ATC 2020, and Lumos,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Self
+from itertools import chain
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,7 @@ MOST_BASE_ERROR = 0.01
 MOST_UNEXPLAINED = 0.03
 OWN_WORK = ("dispatch", "python", "optimizer")
 """What a host does itself: less of it is what faster launching means."""
+T = TypeVar("T", bound=Any)
 SKEWED = 1.5
 """A mean step this much longer than the median one says that single steps hold the time."""
 
@@ -66,12 +67,17 @@ class Removal:
         for row, ns in (*self.gpu_shorter, *other.gpu_shorter):
             shorter[row] = max(ns, shorter.get(row, 0))
         return Removal(
-            tuple(sorted({*self.host_spans, *other.host_spans})),
-            tuple(sorted({*self.make_async, *other.make_async})),
-            tuple(sorted({*self.gpu_rows, *other.gpu_rows})),
+            _either(self.host_spans, other.host_spans),
+            _either(self.make_async, other.make_async),
+            _either(self.gpu_rows, other.gpu_rows),
             tuple(sorted(shorter.items())),
             min(self.host_share, other.host_share),
         )
+
+
+def _either(some: tuple[T, ...], others: tuple[T, ...]) -> tuple[T, ...]:
+    """What is in one of the two, sorted: mostly both are, and sorting two sorted parts takes no time."""
+    return tuple(dict.fromkeys(sorted(some + others)))
 
 
 @dataclass(frozen=True)
@@ -229,7 +235,8 @@ class Replay(Evidence):
         """Without a GPU the main thread is the resource. Loading moves to workers only as far as there are cores:
         with unknown cores it may all go, with n cores all work together takes at least 1/n."""
         length = self.window[1] - self.window[0]
-        gone = self._in_window((s, e) for t, s, e in removal.host_spans if t == self.main)
+        spans = np.fromiter(chain.from_iterable(removal.host_spans), dtype=np.int64).reshape(-1, 3)
+        gone = clip(union(spans[spans[:, 0] == self.main, 1:]), *self.window)
         left = length - total(gone)
         if removal.host_share < 1 and self.causes is not None:
             own = clip(subtract(own_work(self.causes, self.main), gone), *self.window)
@@ -239,9 +246,6 @@ class Replay(Evidence):
         if loading and self.cores is not None:
             left = max(left, -(-(left + loading) // self.cores))
         return left
-
-    def _in_window(self, spans: Iterable[tuple[int, int]]) -> I64:
-        return clip(intervals(spans), *self.window)
 
     def _outcome(self, length: int, left: int) -> ReplayOutcome:
         saved = length - left

@@ -10,7 +10,7 @@ import numpy as np
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.event_names import is_backward, is_loader, is_optimizer_step, is_step
-from trace_doctor.run import HOST_CATS, I64, Cat, Run
+from trace_doctor.run import HOST_CATS, Bool, Cat, Run
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Threads(Evidence):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run = facts.run
-        host = np.flatnonzero(run.is_cat(*HOST_CATS) & (run.cat != Cat.OVERHEAD))
-        if not len(host):
+        host = run.is_cat(*(cat for cat in HOST_CATS if cat != Cat.OVERHEAD))
+        if not host.any():
             raise NotCaptured(
                 "no host events in the trace", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
             )
@@ -47,7 +47,7 @@ def _marked(run: Run) -> int | None:
     return None
 
 
-def _by_habit(run: Run, host: I64, autograd: frozenset[int]) -> int:
+def _by_habit(run: Run, host: Bool, autograd: frozenset[int]) -> int:
     """The process's first thread (pid = tid), else the busiest; autograd's own threads only if there is no other.
 
     A CPU backward runs on the thread that called it: pid = tid outweighs the autograd marks there.
