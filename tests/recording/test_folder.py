@@ -117,7 +117,8 @@ def test_a_folder_without_manifests_is_no_recording(tmp_path: Path) -> None:
 
 def test_names_of_captures_and_companions() -> None:
     assert folder.role_of("rank12.boundary.pickle") == (12, "boundary")
-    assert folder.role_of("rank0.light.json.gz") == (0, "light")
+    assert folder.role_of("rank0.light.json.gz") == folder.role_of("rank0.light.json") == (0, "light")
+    assert folder.role_of("rank3.oom.pickle.gz") == (3, "oom")
     for other in ("rank0.json.gz", "rank0.light.pickle", "rank0.peak.json.gz", "xrank0.light.json.gz", "rank0.light.json.gz.tmp", "rank00.light.json.gz"):  # fmt: skip
         assert folder.role_of(other) is None, other
     for name in ("recording.json", "rank3.recording.json", "rank3.steps.csv", "plan.json", "options.json", "environment.json"):  # fmt: skip

@@ -225,7 +225,9 @@ def test_a_recording_that_ended_early_is_read_as_far_as_it_came(tmp_path: Path, 
 def test_a_recording_without_captures_says_why(tmp_path: Path) -> None:
     said = ["light, detailed: not captured: too few steps"]
     (tmp_path / rank_file(0)).write_text(json.dumps({"rank": 0, "warnings": said}))
-    with pytest.raises(NoCaptures, match=r"in the recording .*: light, detailed: not captured: too few steps"):
+    with pytest.raises(
+        NoCaptures, match=r"in the recording .*: light, detailed: not captured: too few steps"
+    ):
         analyze(tmp_path)
 
 
@@ -271,6 +273,44 @@ def test_steps_that_differ_get_no_frames_that_are_not_theirs(tmp_path: Path) -> 
     assert frames("aten::item") == {around}
     assert frames("aten::norm") == {("train.py(33): norm", *around)}
     assert frames("aten::add_") == {("train.py(50): update", *around)}
+
+
+def test_the_recorder_itself_is_no_part_of_the_program(tmp_path: Path) -> None:
+    """Frames of its hooks lie around the optimizer's in the detailed trace."""
+
+    def watched(b: RunBuilder, step: int) -> None:
+        with frame(b, "trace_doctor/recording/agent/steps.py", 80, "watched"):
+            b.wait(3000)
+            with frame(b, "torch/optim/adamw.py", 200, "step"), b.op("aten::add_"):
+                b.launch(10)
+        b.sync()
+
+    folder = recording(tmp_path, watched)
+    run = only(folder).run
+    assert run is not None
+    frames = {run.text(r).split("(")[0] for r in run.named(lambda n: ".py(" in n, Cat.PYTHON).tolist()}
+    assert frames == {"torch/optim/adamw.py", "train.py"}
+    assert not any("trace_doctor/recording" in str(f) for f in analyze(folder).findings)
+    (folder / capture_file(0, "light")).unlink()
+    assert not any("trace_doctor/recording" in str(f) for f in analyze(folder).findings)
+
+
+@pytest.mark.parametrize("in_both", [True, False])
+def test_what_only_the_machine_held_up_is_not_blamed(tmp_path: Path, in_both: bool) -> None:
+    """Three of five light steps stand still in a function; a fault of the script would show in the detailed ones too."""
+
+    def saves(b: RunBuilder, step: int) -> None:
+        reads_the_loss(b, step)
+        with frame(b, "train.py", 70, "save"):
+            b.wait(6000 if step % 2 == 0 or in_both else 10)
+        with b.op("aten::zero_"):
+            b.launch(5)
+
+    def at_times(b: RunBuilder, step: int) -> None:
+        saves(b, step if step < 25 else 1)
+
+    folder = recording(tmp_path, at_times)
+    assert ("TD203" in {f.code for f in analyze(folder).findings}) == in_both
 
 
 def test_other_programs_lend_nothing(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ _PHASE = re.compile(
 )
 """annotations of what a step is made of"""
 _OWN = re.compile(
-    r"torch/profiler/.*|torch/utils/data/.*|.*\bprofiler\.py\(\d+\): .*|<built-in .*(?:synchronize|acquire).*"
+    r"torch/profiler/.*|(?:.*/)?trace_doctor/recording/.*|torch/utils/data/.*|.*\bprofiler\.py\(\d+\): .*|<built-in .*(?:synchronize|acquire).*"
 )
 """frames of the profiler, of data loading (its own rules), and waits"""
 
@@ -141,7 +141,7 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
         )
     )
     rows = np.flatnonzero(named & ~skip)
-    rows = rows[_usually(run, rows, main)]
+    rows = rows[_usually(facts, run, rows, main)]
     rows = rows[_quiet(facts, run, rows)]
     away = loader_mask(run, facts.options)
     away |= run.is_named(lambda n: is_compile(n) or _OWN.fullmatch(n) is not None)
@@ -149,10 +149,18 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
     return nesting.outermost(rows)
 
 
-def _usually(run: Run, rows: I64, main: int) -> Bool:
-    """Which of the rows bear a name that lasts long in half of the cases: else the machine held them up."""
+def _usually(facts: Facts, run: Run, rows: I64, main: int) -> Bool:
+    """Which of the rows bear a name that lasts long in half of the cases: else the machine held them up. The cases in
+    the trace that lent its frames count as well."""
     often = np.bincount(run.name[run.thread == main], minlength=len(run.names))
     long = np.bincount(run.name[rows], minlength=len(run.names))
+    for other in facts.capture.further:
+        if isinstance(other, Run) and other.path == facts.capture.frames_from:
+            number = {name: n for n, name in enumerate(other.names)}
+            for name in np.unique(run.name[rows]).tolist():
+                durations = other.dur[other.name == number.get(run.names[name], -1)]
+                often[name] += len(durations)
+                long[name] += int((durations >= PAUSE_NS).sum())
     return np.asarray((2 * long >= often)[run.name[rows]])
 
 

@@ -84,7 +84,7 @@ def _warnings(recording: Recording | None, first: int) -> dict[int, tuple[str, .
     if recording is None:
         return {}
     found = {rank: record.warnings for rank, record in recording.ranks.items()}
-    known = {w for mine in found.values() for w in mine}
+    known = {said for rank, mine in found.items() for w in mine for said in (w, f"rank {rank}: {w}")}
     found[first] = (*(w for w in recording.warnings if w not in known), *found.get(first, ()))
     return found
 

@@ -10,6 +10,7 @@ What has no double gets no frame of its own, only those that were open before an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +32,10 @@ _GIVEN = ("Input Dims", "Input dims", "Input type", "Input Strides", "Concrete I
 """Arguments that tell of an operator's inputs and place, not of the moment."""
 
 
+_RECORDER = re.compile(r"(?:.*/)?(?:trace_doctor/recording/|sitecustomize\.py\()")
+"""frames that are not the program's"""
+
+
 @dataclass(frozen=True)
 class _Stretch:
     """The operators of one thread in one step, by start. `kinds`: numbers of their names, the same in both traces."""
@@ -49,13 +54,14 @@ def lent(light: Run, detailed: Run) -> Run:
         return light
     names = {name: number for number, name in enumerate(detailed.names)}
     translated = np.array([names.get(name, -1) for name in light.names], dtype=np.int32)
+    program = detailed.is_cat(Cat.PYTHON) & ~detailed.is_named(lambda n: _RECORDER.match(n) is not None)
     pairs: list[_Pair] = []
     frames: list[_Frames] = []
     operators = 0
     for mine, other in _threads(light, detailed):
         models = list(_stretches(detailed, theirs, other, np.arange(len(detailed.names), dtype=np.int32)))
         stretches = list(_stretches(light, ours, mine, translated))
-        python = np.flatnonzero(detailed.is_cat(Cat.PYTHON) & (detailed.thread == other))
+        python = np.flatnonzero(program & (detailed.thread == other))
         alike = [p for s in stretches if (p := _most_alike(s, models)) is not None]
         frames.append(_united([p.frames(light, detailed, python, mine) for p in alike]))
         pairs += alike

@@ -33,7 +33,7 @@ from trace_doctor.recording.options import (
 _LARGEST_MANIFEST = 1 << 20
 _LARGEST_TABLE = 64 << 20
 _MOST_RANKS = 4096
-_RANK = re.compile(r"rank(\d{1,6})\.(recording\.json|steps\.csv|\w+\.(?:json\.gz|json|pickle))")
+_RANK = re.compile(r"rank(\d{1,6})\.(recording\.json|steps\.csv|\w+\.(?:json|pickle))")
 _COMPANIONS = frozenset({RECORDING_FILE, PLAN_FILE, OPTIONS_FILE, STEPS_FILE, ENVIRONMENT_FILE, COMMAND_FILE})
 
 
@@ -112,12 +112,14 @@ def is_recording(folder: Path) -> bool:
 
 
 def role_of(name: str) -> tuple[int, Role] | None:
-    """Rank and role of a capture by the name of its file; None for any other name."""
-    found = _RANK.fullmatch(name)
+    """Rank and role of a capture by the name of its file, packed or unpacked since; None for any other name."""
+    plain = name.removesuffix(".gz")
+    found = _RANK.fullmatch(plain)
     if found is None:
         return None
     rank = int(found[1])
-    return next(((rank, role) for role in get_args(Role) if capture_file(rank, role) == name), None)
+    roles: tuple[Role, ...] = get_args(Role)
+    return next(((rank, r) for r in roles if capture_file(rank, r).removesuffix(".gz") == plain), None)
 
 
 def is_companion(name: str) -> bool:
