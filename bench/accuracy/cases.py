@@ -1,9 +1,13 @@
-"""What is labelled: the sample captures, whose faults are planted, and real captures of others, labelled by hand."""
+"""What is labelled: the sample captures, whose faults are planted, and real captures of others, labelled by hand.
+
+Those of `heldout.toml` were labelled before trace-doctor was run on them, and are found by their content.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_traces"
 SHARED = ROOT.parent / "shared"
 LABELS = Path(__file__).with_name("labels.toml")
+HELD_OUT = Path(__file__).with_name("heldout.toml")
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Case:
     name: str
     paths: tuple[Path, ...]
     kind: str
-    """`real` or `simulated` for samples, `others` for captures of other people"""
+    """`real` or `simulated` for samples, `others` for captures of other people, `blind` and `seen` for those held out"""
     faults: tuple[Planted, ...] = ()
     either: frozenset[str] = frozenset()
     """rules of which nobody can tell: not counted"""
@@ -89,3 +94,27 @@ def _labelled() -> Iterator[Case]:
             faults=tuple(Planted(code) for code in label["faults"]),
             either=frozenset(label.get("either", ())),
         )
+
+
+def held_out(folders: Sequence[Path]) -> tuple[list[Case], list[str]]:
+    """The captures of `heldout.toml` that lie anywhere in these folders, by SHA-256, and the names of those that do not."""
+    here = {}
+    for path in sorted(p for folder in folders for p in folder.rglob("*") if p.is_file()):
+        here.setdefault(hashlib.sha256(path.read_bytes()).hexdigest(), path)
+    found, absent = [], []
+    for label in tomllib.loads(HELD_OUT.read_text(encoding="utf-8"))["capture"]:
+        files = label["files"]
+        name = f"{files[0]['repository']}:{files[0]['path']}@{files[0]['blob']}"
+        if not all(file["sha256"] in here for file in files):
+            absent.append(name)
+            continue
+        found.append(
+            Case(
+                name=name,
+                paths=tuple(here[file["sha256"]] for file in files),
+                kind="blind" if label["blind"] else "seen",
+                faults=tuple(Planted(code) for code in label["faults"]),
+                either=frozenset(label["either"]),
+            )
+        )
+    return found, absent

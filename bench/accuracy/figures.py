@@ -15,6 +15,8 @@ class Count:
     """Of one rule: faults that it found, faults that it did not, and alarms without a fault."""
 
     found: int = 0
+    warned: int = 0
+    """of those found, by a finding above info"""
     missed: list[str] = field(default_factory=list)
     false: list[str] = field(default_factory=list)
 
@@ -52,6 +54,7 @@ class Figures:
         for code in sorted(wanted):
             if by_code[code]:
                 self.rules[code].found += 1
+                self.rules[code].warned += any(f.severity != "info" for f in by_code[code])
             else:
                 self.rules[code].missed.append(case.name)
         alarms = {f.code for f in result.findings if f.severity != "info"} - wanted - case.either
@@ -79,6 +82,7 @@ class Figures:
         total = Count()
         for count in self.rules.values():
             total.found += count.found
+            total.warned += count.warned
             total.missed += count.missed
             total.false += count.false
         return total
