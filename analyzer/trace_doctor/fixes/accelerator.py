@@ -35,10 +35,11 @@ _ACCUMULATE = (
 def launch_config(place: Place, *, guess: bool = True) -> Document | None:
     """The configuration of `accelerate launch`: the one that the commands name, else (as a guess) the only one of the
     source folder. Raises NoEdit for several."""
-    said = {c.option("config_file") for c in starts(place)}
-    files = {f.name: f for path in said if path is not None for f in named(place, path)}
+    started = starts(place)
+    said = sorted({path for c in started if (path := c.option("config_file")) is not None})
+    files = {f.name: f for path in said for f in named(place, path)}
     found = list(documents(files.values()))
-    if not found and guess and not said:
+    if not found and guess and not started:
         found = [d for d in documents(place.program.files(*CONFIG)) if d.find("distributed_type") is not None]
     if len(found) > 1:
         if not guess:

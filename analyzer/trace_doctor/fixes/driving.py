@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import libcst as cst
@@ -19,6 +20,7 @@ from trace_doctor.fixes.frameworks import MANAGED, TRAINING_ARGUMENTS, wishes
 from trace_doctor.fixes.launchers import pass_options
 from trace_doctor.fixes.lightning import in_lightning
 from trace_doctor.fixes.settings import Call, known, needs, set_arguments, together
+from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import Script, argument, dotted, literal
 
 _LIGHTNING = frozenset(
@@ -116,12 +118,7 @@ def _pinned(place: Place, framework: str, calls: list[Call], wanted: Mapping[str
 
 def _framework(place: Place) -> tuple[str, list[Call]] | None:
     """The framework that runs the loop which a place means, with the calls that construct its Trainer."""
-    trainers: dict[str, list[Call]] = {}
-    for script in place.program.mentioning("Trainer", "Accelerator", "Fabric", "deepspeed"):
-        for call in script.all(cst.Call):
-            name = _kind(place, script, call)
-            if name is not None:
-                trainers.setdefault(name, []).append((script, call))
+    trainers = _trainers(place.program)
     for name in ("transformers", "lightning"):
         if name in trainers and (_starts(place) or not _own_loops(place)):
             return name, trainers[name]
@@ -132,13 +129,25 @@ def _framework(place: Place) -> tuple[str, list[Call]] | None:
     return ("deepspeed", trainers["deepspeed"]) if "deepspeed" in trainers else None
 
 
-def _kind(place: Place, script: Script, call: cst.Call) -> str | None:
+@lru_cache(maxsize=8)
+def _trainers(program: Project) -> dict[str, list[Call]]:
+    """The calls of a program that construct a Trainer, by their framework."""
+    found: dict[str, list[Call]] = {}
+    for script in program.mentioning("Trainer", "Accelerator", "Fabric", "deepspeed"):
+        for call in script.all(cst.Call):
+            if (name := _kind(program, script, call)) is not None:
+                found.setdefault(name, []).append((script, call))
+    return found
+
+
+def _kind(program: Project, script: Script, call: cst.Call) -> str | None:
+    """The framework whose Trainer a call constructs, itself or by a class of the program that descends from it."""
     name = script.callee(call)
     if name is None or name.startswith("."):
-        found = place.program.definition(script, call.func)
-        if found is None or not isinstance(found[1], cst.ClassDef):
+        found = program.derived_class(script, call.func)
+        if found is None:
             return None
-        names = place.program.bases(found[0], found[1])
+        names = program.bases(*found)
     else:
         names = {name}
     if any(
@@ -158,6 +167,7 @@ def _starts(place: Place) -> bool:
     if place.script is None:
         return False
     script, wanted = place.script, (place.function or "").split(".")[-1]
+    trainers = _trainers(place.program)
     for call in script.all(cst.Call):
         if isinstance(call.func, cst.Attribute) and call.func.attr.value in ("train", "fit"):
             function = script.function_of(call)
@@ -165,7 +175,7 @@ def _starts(place: Place) -> bool:
             here = place.line is not None and first <= place.line <= last
             if here or (place.line is None and (function.name.value if function else "<module>") == wanted):
                 receivers = place.program.of(script, call.func.value)
-                if any(isinstance(r, cst.Call) and _kind(place, s, r) for s, r in receivers):
+                if any(r is made for _, r in receivers for of in trainers.values() for _, made in of):
                     return True
     return False
 

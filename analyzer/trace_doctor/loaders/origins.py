@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import libcst as cst
 
@@ -89,6 +89,7 @@ class Binding:
 
 Trail = tuple[Script, cst.BaseExpression, int | None]
 """an expression, the script it stands in, and which item of it is meant"""
+Steps = list[tuple[cst.BaseExpression, int | None]]
 
 
 def walk(
@@ -116,6 +117,8 @@ class Origins:
 
     def __init__(self, script: Script) -> None:
         self.script = script
+        self._steps: dict[tuple[cst.CSTNode, int | None], Steps | None] = {}
+        self._definitions: dict[cst.CSTNode, cst.FunctionDef | cst.ClassDef | None] = {}
 
     # ------------------------------------------------------------------ bindings
 
@@ -195,6 +198,11 @@ class Origins:
 
     def definition(self, func: cst.BaseExpression) -> cst.FunctionDef | cst.ClassDef | None:
         """The function or class of this script that an expression names, when there is exactly one."""
+        if func not in self._definitions:
+            self._definitions[func] = self._definition(func)
+        return self._definitions[func]
+
+    def _definition(self, func: cst.BaseExpression) -> cst.FunctionDef | cst.ClassDef | None:
         if self.script.qualified(func) is not None:
             return None
         if isinstance(func, cst.Name):
@@ -273,10 +281,13 @@ class Origins:
     def _step(self, trail: Trail) -> list[Trail]:
         return [(self.script, value, item) for value, item in self.step(*trail[1:]) or ()]
 
-    def step(
-        self, node: cst.BaseExpression, item: int | None
-    ) -> list[tuple[cst.BaseExpression, int | None]] | None:
+    def step(self, node: cst.BaseExpression, item: int | None) -> Steps | None:
         """One step back: the expressions this one takes its value from, or None where the trail ends."""
+        if (node, item) not in self._steps:
+            self._steps[node, item] = self._one_step(node, item)
+        return self._steps[node, item]
+
+    def _one_step(self, node: cst.BaseExpression, item: int | None) -> Steps | None:
         if isinstance(node, cst.Name | cst.Attribute):
             return self._step_name(node, item)
         if isinstance(node, cst.Tuple) and item is not None and item < len(node.elements):
@@ -289,9 +300,7 @@ class Origins:
             return self._step_call(node, item)
         return None
 
-    def _step_name(
-        self, node: cst.Name | cst.Attribute, item: int | None
-    ) -> list[tuple[cst.BaseExpression, int | None]] | None:
+    def _step_name(self, node: cst.Name | cst.Attribute, item: int | None) -> Steps | None:
         name = dotted(node)
         place = self._look_up(node, name) if name is not None else None
         if place is None or name is None:
@@ -302,9 +311,7 @@ class Origins:
         assert isinstance(scope, cst.FunctionDef)
         return [(value, item) for value in self._passed(scope, name)] or None
 
-    def _step_call(
-        self, call: cst.Call, item: int | None
-    ) -> list[tuple[cst.BaseExpression, int | None]] | None:
+    def _step_call(self, call: cst.Call, item: int | None) -> Steps | None:
         positional = [a.value for a in call.args if a.keyword is None and not a.star]
         if self.script.callee(call) in _WRAPPERS and positional:
             return [(positional[0], None)]
@@ -364,10 +371,11 @@ class Origins:
         return found
 
 
-@lru_cache(maxsize=64)
 def tracked(script: Script) -> Origins:
-    """Assignment tracking of a script, made once."""
-    return Origins(script)
+    """Assignment tracking of a script, made once and kept with it."""
+    if script.tracking is None:
+        script.tracking = Origins(script)
+    return script.tracking
 
 
 def _params(function: cst.FunctionDef) -> list[cst.Param]:

@@ -6,7 +6,8 @@ of another file that made the value, and from a parameter to the callers in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ Definition = cst.FunctionDef | cst.ClassDef
 Place = tuple[Script, cst.BaseExpression]
 """an expression and the script it stands in"""
 
+_CLASS = re.compile(rb"^[ \t]*class[ \t]+(\w+)[ \t]*\(", re.MULTILINE)
 _MAX_DEPTH = 24
 _MAX_REEXPORTS = 4
 
@@ -47,6 +49,9 @@ class Project:
         self._calls: dict[int, list[tuple[Script, cst.Call]]] = {}
         self._asked: set[int] = set()
         """receivers whose class is being looked for: `x = x.step()` asks for its own"""
+        self._cut_short = 0
+        """how often such a question went without an answer; what was found meanwhile may not be all and is not kept"""
+        self._defined: dict[int, tuple[Script, Definition] | None] = {}
 
     @classmethod
     def of_tree(cls, tree: SourceTree, names: Iterable[str]) -> Project:
@@ -100,6 +105,14 @@ class Project:
 
     def definition(self, script: Script, func: cst.BaseExpression) -> tuple[Script, Definition] | None:
         """The function or class of this program that an expression names."""
+        if id(func) not in self._defined:
+            before, found = self._cut_short, self._definition(script, func)
+            if self._cut_short != before:
+                return found
+            self._defined[id(func)] = found
+        return self._defined[id(func)]
+
+    def _definition(self, script: Script, func: cst.BaseExpression) -> tuple[Script, Definition] | None:
         local = tracked(script).definition(func)
         if local is not None:
             return script, local
@@ -117,6 +130,7 @@ class Project:
         if own is not None:
             return script, own
         if id(receiver) in self._asked:
+            self._cut_short += 1
             return None
         self._asked.add(id(receiver))
         try:
@@ -170,8 +184,8 @@ class Project:
         """The expressions that a value can come from, as `Origins.of`, across the files of the program."""
         if (known := self._made.get(id(node))) is not None:
             return list(known)
-        found = walk((script, node, None), self._step, _MAX_DEPTH)
-        if not self._asked:  # what is being asked for inside another question may be cut short
+        before, found = self._cut_short, walk((script, node, None), self._step, _MAX_DEPTH)
+        if self._cut_short == before:
             self._made[id(node)] = found
         return list(found)
 
@@ -209,6 +223,7 @@ class Project:
         if (known := self._calls.get(id(function))) is not None:
             return known
         owner = tracked(script).owner(function)
+        before = self._cut_short
         wanted: Definition = owner if owner is not None and function.name.value == "__init__" else function
         calls = [
             (other, call)
@@ -218,7 +233,7 @@ class Project:
             if _last_name(call.func) == wanted.name.value or isinstance(call.func, cst.Name)
             if (found := self.definition(other, call.func)) is not None and found[1] is wanted
         ]
-        if not self._asked:
+        if self._cut_short == before:
             self._calls[id(function)] = calls
         return calls
 
@@ -228,19 +243,38 @@ class Project:
         """Whether an expression constructs a DataLoader, or a subclass that this program defines."""
         if not isinstance(node, cst.Call):
             return False
-        if script.callee(node) in DATALOADERS:
+        if script.callee(node) in DATALOADERS or self._is_partial(script, node.func):
             return True
-        if isinstance(node.func, cst.Name | cst.Attribute) and self._is_partial(script, node.func):
-            return True
-        found = self.definition(script, node.func)
-        return (
-            found is not None
-            and isinstance(found[1], cst.ClassDef)
-            and not self.bases(found[0], found[1]).isdisjoint(DATALOADERS)
-        )
+        found = self.derived_class(script, node.func)
+        return found is not None and not self.bases(*found).isdisjoint(DATALOADERS)
+
+    def derived_class(self, script: Script, func: cst.BaseExpression) -> tuple[Script, cst.ClassDef] | None:
+        """The class of this program with a base of its own that an expression names. By its name first: most of what
+        is called is no such class, and a method's receiver is not looked for."""
+        name = script.qualified(func) or dotted(func) or ""
+        if name.rpartition(".")[2] not in self._derived:
+            return None
+        found = self.definition(script, func)
+        return (found[0], found[1]) if found is not None and isinstance(found[1], cst.ClassDef) else None
+
+    @cached_property
+    def _derived(self) -> frozenset[str]:
+        """Names of the classes that are defined with a base in the program's files, which are not parsed for it."""
+        return frozenset(name.decode() for data in self._data() for name in _CLASS.findall(data))
+
+    def _data(self) -> Iterator[bytes]:
+        if self._tree is None:
+            return (s.data for s in self._scripts)
+        return map(self._tree.data, self._names)
+
+    @cached_property
+    def _has_partials(self) -> bool:
+        return any(b"partial(" in data and b"DataLoader" in data for data in self._data())
 
     def _is_partial(self, script: Script, func: cst.BaseExpression) -> bool:
         """Whether a name is bound to `functools.partial(DataLoader, ...)`."""
+        if not self._has_partials or not isinstance(func, cst.Name | cst.Attribute):
+            return False
         return any(
             isinstance(made, cst.Call)
             and where.callee(made) == "functools.partial"

@@ -11,25 +11,22 @@ import io
 import json
 import re
 import tokenize
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import libcst as cst
-from libcst.metadata import (
-    MetadataWrapper,
-    PositionProvider,
-    QualifiedName,
-    QualifiedNameSource,
-    ScopeProvider,
-    WhitespaceInclusivePositionProvider,
-)
 
 from trace_doctor.errors import UnreadableScript
+from trace_doctor.loaders.layout import Layout
+from trace_doctor.loaders.names import Names
 from trace_doctor.loaders.nested import PLAIN, nesting, try_to_parse
+
+if TYPE_CHECKING:
+    from trace_doctor.loaders.origins import Origins
 
 N = TypeVar("N", bound=cst.CSTNode)
 Block = cst.Module | cst.IndentedBlock | cst.SimpleStatementSuite
@@ -111,47 +108,39 @@ class Script(TextFile):
 
     def __init__(self, data: bytes, name: str, path: Path | None = None) -> None:
         super().__init__(data, name, path)
-        if nesting(self.text) > PLAIN:
-            try_to_parse(self.text, name)
-        try:
-            self.module = cst.parse_module(self.text)
-        except cst.ParserSyntaxError as error:
-            where = f"line {error.raw_line}" if error.raw_line else "somewhere"
-            raise UnreadableScript(f"{name}: cannot be parsed ({where}); it is left alone") from None
-        except Exception as error:  # LibCST raises more than it documents on odd files
-            raise UnreadableScript(
-                f"{name}: cannot be parsed ({type(error).__name__}); it is left alone"
-            ) from None
-        if self.module.code != self.text:
+        self.module = _parsed(self.text, name)
+        self._layout = Layout.of(self.module)
+        if self._layout.text != self.text:
             raise UnreadableScript(f"{name}: cannot be written back unchanged; it is left alone")
+        self._rewritten: set[bytes] = set()
+        self.tracking: Origins | None = None
+        """where its values come from; filled by origins.tracked"""
 
     @classmethod
     def read(cls, path: Path, name: str) -> Script:
         return cls(path.read_bytes(), name, path)
 
     def rewritten(self, data: bytes) -> None:
-        Script(data, self.name)
+        if data not in self._rewritten:
+            _parsed(TextFile(data, self.name).text, self.name)
+            self._rewritten.add(data)
 
     # ------------------------------------------------------------------ places
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
         """Character range of a node, without the white space and comments around it."""
-        place = self._positions[node]
-        return self.offset(place.start.line, place.start.column), self.offset(
-            place.end.line, place.end.column
-        )
+        start, end = self._layout.inner.get(node) or self._layout.outer[node]
+        return start, min(end, len(self.text))  # LibCST ends the last line even where the file does not
 
     def outer_span(self, node: cst.CSTNode) -> tuple[int, int]:
         """Character range of a node with the white space, comments and punctuation that belong to it."""
-        place = self._outer_positions[node]
-        return self.offset(place.start.line, place.start.column), self.offset(
-            place.end.line, place.end.column
-        )
+        start, end = self._layout.outer[node]
+        return start, min(end, len(self.text))
 
     def lines(self, node: cst.CSTNode) -> tuple[int, int]:
         """First and last line of a node."""
-        place = self._positions[node]
-        return place.start.line, place.end.line
+        start, end = self._layout.inner.get(node) or self._layout.outer[node]
+        return self.line_of(start), self.line_of(end)
 
     def line(self, node: cst.CSTNode) -> int:
         return self.lines(node)[0]
@@ -168,11 +157,11 @@ class Script(TextFile):
     # ------------------------------------------------------------------ tree
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        return self._parents.get(node)
+        return self._layout.parents.get(node)
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """From the parent outwards."""
-        while (up := self._parents.get(node)) is not None:
+        while (up := self._layout.parents.get(node)) is not None:
             yield up
             node = up
 
@@ -182,11 +171,16 @@ class Script(TextFile):
 
     def all(self, kind: type[N], within: cst.CSTNode | None = None) -> list[N]:
         """Nodes of exactly this type, in source order."""
-        found: list[N] = [n for n in self._by_type.get(kind, []) if isinstance(n, kind)]
+        nodes: list[N] = self._layout.by_type.get(kind, [])  # type: ignore[assignment]
         if within is None:
-            return found
+            return list(nodes)
         start, end = self.span(within)
-        return [n for n in found if start <= self.span(n)[0] and self.span(n)[1] <= end]
+        first = bisect_left(nodes, start, key=self._start)
+        last = bisect_right(nodes, end, lo=first, key=self._start)
+        return [n for n in nodes[first:last] if self.span(n)[1] <= end]
+
+    def _start(self, node: cst.CSTNode) -> int:
+        return self.span(node)[0]
 
     def below(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """A node and all that is in it, in source order."""
@@ -220,7 +214,7 @@ class Script(TextFile):
     def statements_on(self, line: int) -> list[Statement]:
         """Small statements that cover a line, and compound statements whose header does; innermost first."""
         found: list[tuple[int, int, Statement]] = []
-        for kind, nodes in self._by_type.items():
+        for kind, nodes in self._layout.by_type.items():
             if not issubclass(kind, cst.BaseSmallStatement | cst.BaseCompoundStatement):
                 continue
             for node in nodes:
@@ -260,19 +254,21 @@ class Script(TextFile):
 
         None when it is local, shadowed, or has more than one meaning.
         """
-        names: set[str] = {n.name for n in self._qualified(node) if n.source is QualifiedNameSource.IMPORT}
-        others = {n.name for n in self._qualified(node) if n.source is not QualifiedNameSource.IMPORT}
-        return names.pop() if len(names) == 1 and not others else None
+        names, other = self._names.meaning(node)
+        return next(iter(names)) if len(names) == 1 and not other else None
 
     def callee(self, call: cst.CSTNode) -> str | None:
         """Qualified name of what a call calls; builtins by their bare name."""
         if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Name | cst.Attribute):
             return None
-        found = self._qualified(call.func)
-        builtin = isinstance(call.func, cst.Name)  # LibCST names methods of an expression `builtins.None`
-        if builtin and len(found) == 1 and (only := next(iter(found))).source is QualifiedNameSource.BUILTIN:
-            return str(only.name).removeprefix("builtins.")
-        return self.qualified(call.func)
+        names, other = self._names.meaning(call.func)
+        if len(names) != 1:
+            return None
+        name = next(iter(names))
+        if other:  # methods of an expression are named `builtins.None`
+            builtin = isinstance(call.func, cst.Name) and name.startswith("builtins.")
+            return name.removeprefix("builtins.") if builtin else None
+        return name
 
     def calls(self, *names: str) -> list[cst.Call]:
         """Calls of functions or classes with one of these qualified names."""
@@ -289,56 +285,24 @@ class Script(TextFile):
             roots |= {name.split(".")[0] for name in imported_modules(node)}
         return frozenset(FRAMEWORKS[r] for r in roots if r in FRAMEWORKS)
 
-    # ------------------------------------------------------------------ metadata
-
     @cached_property
-    def _wrapper(self) -> MetadataWrapper:
-        return MetadataWrapper(self.module, unsafe_skip_copy=True)
+    def _names(self) -> Names:
+        return Names(self)
 
-    @cached_property
-    def _positions(self):  # type: ignore[no-untyped-def]
-        return self._wrapper.resolve(PositionProvider)
 
-    @cached_property
-    def _outer_positions(self):  # type: ignore[no-untyped-def]
-        return self._wrapper.resolve(WhitespaceInclusivePositionProvider)
-
-    @cached_property
-    def _names(self) -> dict[cst.CSTNode, set[QualifiedName]]:
-        return {}
-
-    @cached_property
-    def _scopes(self):  # type: ignore[no-untyped-def]
-        return self._wrapper.resolve(ScopeProvider)
-
-    def _qualified(self, node: cst.CSTNode) -> set[QualifiedName]:
-        """Asked for node by node: LibCST's own provider names every node of the file."""
-        if node not in self._names:
-            scope = self._scopes.get(node)
-            self._names[node] = set(scope.get_qualified_names_for(node)) if scope is not None else set()
-        return self._names[node]
-
-    @cached_property
-    def _tree(self) -> tuple[dict[type[cst.CSTNode], list[cst.CSTNode]], dict[cst.CSTNode, cst.CSTNode]]:
-        """(nodes by their type, in source order; node -> its parent)"""
-        found: dict[type[cst.CSTNode], list[cst.CSTNode]] = {}
-        parents: dict[cst.CSTNode, cst.CSTNode] = {}
-        stack: list[cst.CSTNode] = [self.module]
-        while stack:
-            node = stack.pop()
-            found.setdefault(type(node), []).append(node)
-            children = node.children
-            parents.update((child, node) for child in children)
-            stack.extend(reversed(children))
-        return found, parents
-
-    @property
-    def _by_type(self) -> dict[type[cst.CSTNode], list[cst.CSTNode]]:
-        return self._tree[0]
-
-    @property
-    def _parents(self) -> dict[cst.CSTNode, cst.CSTNode]:
-        return self._tree[1]
+def _parsed(text: str, name: str) -> cst.Module:
+    """Raises UnreadableScript for what is no Python, or nested deeper than this process can follow."""
+    if nesting(text) > PLAIN:
+        try_to_parse(text, name)
+    try:
+        return cst.parse_module(text)
+    except cst.ParserSyntaxError as error:
+        where = f"line {error.raw_line}" if error.raw_line else "somewhere"
+        raise UnreadableScript(f"{name}: cannot be parsed ({where}); it is left alone") from None
+    except Exception as error:  # LibCST raises more than it documents on odd files
+        raise UnreadableScript(
+            f"{name}: cannot be parsed ({type(error).__name__}); it is left alone"
+        ) from None
 
 
 def imported_modules(node: cst.Import | cst.ImportFrom) -> list[str]:
