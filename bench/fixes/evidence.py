@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +28,30 @@ _SHAPING = ("mode", "call", "callee", "dtype", "args")
 """parameters that make another edit of a codemod; others only change a number in it"""
 _SEARCHED = 15
 """files of a folder in which a capture without stacks is tried: with more one names the script"""
+_CONVOLUTION = r"Conv[23]d|torchvision|timm|resnet"
+_ADAM = r"\bAdamW?\b|Trainer\("
+FAULTS: dict[str, str] = {
+    "TD101": r"DataLoader|Trainer\(",
+    "TD102": r"DataLoader|Trainer\(",
+    "TD103": r"DataLoader|Trainer\(",
+    "TD304": _ADAM,
+    "TD305": r"set_to_none\s*=\s*False",
+    "TD306": _CONVOLUTION,
+    "TD404 move": r"zero_grad\(",
+    "TD404 drop-set-to-none-false": r"set_to_none\s*=\s*False",
+    "TD404 add": r"(?s)\A(?!.*zero_grad\().*\.step\(",
+    "TD407": _ADAM,
+    "TD501": r"torch\.compile\(|torch_compile",
+    "TD502": r"torch\.compile\(|torch_compile",
+    "TD504": r"torch\.compile\(|torch_compile",
+    "TD601": r"DistributedDataParallel",
+    "TD604": r"DistributedDataParallel|Accelerator\(|Trainer\(|deepspeed",
+    "TD605": r"FullyShardedDataParallel|fully_shard",
+    "none mark-dynamic": r"torch\.compile\(|torch_compile",
+    "none set-config": _CONVOLUTION,
+}
+"""what the text of a program that has a rule's fault holds; of the rules left out any program can have the fault, or its
+site is the fault (a read, a copy, an attention)"""
 _NEEDS_STACKS = ("graph-break-line", "mark-dynamic")
 _WITH_LINES = ("TD4", "TD5")
 """memory snapshots and compile events name lines, stacks of the profiler only functions"""
@@ -122,17 +147,34 @@ def _sites(file: str, module: ast.Module) -> Iterator[Site]:
             yield Site(file, call.lineno, home, "sdpa")
         if name in _LOSSES:
             yield Site(file, call.lineno, home, "loss")
-        if within and name == "append":
+        if within and name == "append" and _keeps_loss(call):
             yield Site(file, call.lineno, home, "sum")
     for node in ast.walk(module):
-        if isinstance(node, ast.AugAssign) and function(node) in training and looped(node):
+        kept = isinstance(node, ast.AugAssign) and _keeps_loss(node.value)
+        if kept and function(node) in training and looped(node):
             yield Site(file, node.lineno, function(node), "sum")
         if isinstance(node, ast.FunctionDef) and node.name == "forward" and len(node.args.args) > 1:
             yield Site(file, node.lineno, node.name, "compiled", node.args.args[1].arg)
 
 
+def _keeps_loss(node: ast.expr) -> bool:
+    """Whether what is added to a sum or list is a loss that nothing takes out of its graph."""
+    text = ast.unparse(node)
+    return "loss" in text.lower() and not any(w in text for w in ("item(", "detach(", "float(", "numpy("))
+
+
 def _last(func: ast.expr) -> str:
     return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
+def possible(tree: SourceTree, file: str, finding: Finding) -> bool:
+    """Whether the program of a script can have a finding's fault, by FAULTS, and the rule has an edit that may be made."""
+    fix = next(f for f in finding.fixes if f.codemod)
+    mode = fix.params.get("mode", fix.codemod)
+    pattern = FAULTS.get(f"{finding.code} {mode}", FAULTS.get(finding.code))
+    text = "\n".join(tree.data(f).decode("utf-8", "replace") for f in tree.imports.reach(file))
+    applicable = any(f.codemod and f.safety != "display" for f in finding.fixes)
+    return applicable and (pattern is None or re.search(pattern, text) is not None)
 
 
 # ---------------------------------------------------------------------- findings

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import re
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from checks import Checker
-from evidence import Site, findings
+from evidence import Site, findings, possible
 
 from trace_doctor.fixes import Plan, plan
 from trace_doctor.fixes.planned import Planned
@@ -42,9 +43,19 @@ _FRAMEWORKS = (
 class Trial:
     scripts: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
     repositories: dict[str, set[str]] = field(default_factory=dict)
-    outcomes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    outcomes: Counter[tuple[str, str, str, bool]] = field(default_factory=Counter)
+    """(framework, rule, outcome, whether the script can have the fault) -> findings"""
     complaints: list[tuple[str, str]] = field(default_factory=list)
     together: Counter[str] = field(default_factory=Counter)
+    patches: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, other: Trial) -> None:
+        for name in ("scripts", "repositories"):
+            for kind, found in getattr(other, name).items():
+                getattr(self, name).setdefault(kind, set()).update(found)
+        self.outcomes += other.outcomes
+        self.together += other.together
+        self.complaints += other.complaints
 
 
 def sources(clones: Path, listing: Path) -> Iterator[tuple[str, Path]]:
@@ -85,7 +96,24 @@ def _outcome(item: Planned) -> str:
     return "by hand" if item.fix.text else "nothing"
 
 
-def run(source: Path, repository: str, trial: Trial, patches: list[dict[str, Any]]) -> None:
+def run(repository: str, source: Path) -> tuple[Trial, str]:
+    """One repository, and a line to say that it is done."""
+    trial, begun = Trial(), time.process_time()
+    try:
+        _run(source, repository, trial)
+    except Exception as error:
+        trial.complaints.append((str(source), f"{type(error).__name__}: {error}"))
+    return trial, f"{repository} {source.name} {time.process_time() - begun:.1f} s"
+
+
+def _run_one(asked: tuple[str, Path, float]) -> tuple[Trial, str]:
+    repository, source, end = asked
+    if time.monotonic() > end:
+        return Trial(), f"{repository} {source.name}: no time left"
+    return run(repository, source)
+
+
+def _run(source: Path, repository: str, trial: Trial) -> None:
     tree = SourceTree(source)
     checker = Checker(tree)
     all_ = findings(tree)
@@ -93,22 +121,25 @@ def run(source: Path, repository: str, trial: Trial, patches: list[dict[str, Any
     if main is None:
         print(f"{source}: no training loop was found", file=sys.stderr)
         return
-    for site, exact, finding in all_:
-        made = plan(Result(findings=[finding]), source, tree=tree, torch_version=TORCH)
-        kind = framework(tree, site.file if site else main)
-        trial.scripts.setdefault(kind, set()).add((str(source), site.file if site else main))
-        trial.repositories.setdefault(kind, set()).add(repository)
-        trial.outcomes[kind, finding.code, outcome(list(made.items))] += 1
-        wrong = checker.complaints(made, [finding], torch_version=TORCH)
-        trial.complaints += [(f"{source} {finding.id}", w) for w in wrong]
-        patches += [
-            _record(repository, source, kind, site, exact, item) for item in made.items if item.fix.codemod
-        ]
     for file in {s.file for s, _, _ in all_ if s is not None and s.kind == "loop"}:
         mine = [f for s, _, f in all_ if s is None or s.file == file]
         made = plan(Result(findings=mine), source, tree=tree, torch_version=TORCH)
         trial.together.update(i.status for i in made.items)
         trial.complaints += [(f"{source} {file} together", w) for w in _together(checker, made, mine)]
+    for site, exact, finding in all_:
+        made = plan(Result(findings=[finding]), source, tree=tree, torch_version=TORCH)
+        script = site.file if site else main
+        kind, can = framework(tree, script), possible(tree, script, finding)
+        trial.scripts.setdefault(kind, set()).add((str(source), script))
+        trial.repositories.setdefault(kind, set()).add(repository)
+        trial.outcomes[kind, finding.code, outcome(list(made.items)), can] += 1
+        wrong = checker.complaints(made, [finding], torch_version=TORCH)
+        trial.complaints += [(f"{source} {finding.id}", w) for w in wrong]
+        trial.patches += [
+            _record(repository, source, kind, site, exact, can, item)
+            for item in made.items
+            if item.fix.codemod
+        ]
 
 
 def _together(checker: Checker, made: Plan, mine: list[Finding]) -> list[str]:
@@ -119,7 +150,7 @@ def _together(checker: Checker, made: Plan, mine: list[Finding]) -> list[str]:
 
 
 def _record(
-    repository: str, source: Path, kind: str, site: Site | None, exact: bool, item: Planned
+    repository: str, source: Path, kind: str, site: Site | None, exact: bool, can: bool, item: Planned
 ) -> dict[str, Any]:
     return {
         "repository": repository,
@@ -127,6 +158,7 @@ def _record(
         "framework": kind,
         "at": f"{site.file}:{site.line if exact else '-'}:{site.function}" if site else "",
         "code": item.finding.code,
+        "possible": can,
         "codemod": item.fix.codemod,
         "params": item.fix.params,
         "status": item.status,
@@ -140,16 +172,24 @@ def _record(
 
 
 def table(trial: Trial, by: int) -> Iterator[str]:
-    """Findings by framework (0) or by rule (1). The share leaves out findings whose fault the script does not have."""
-    yield f"{'':28}" + "".join(f"{o:>9}" for o in ("findings", *OUTCOMES[:-1], "patch %"))
+    """Findings by framework (0) or by rule (1). Without those whose first fix the script holds already; the last two
+    columns count only findings whose fault the script can have."""
+    yield f"{'':28}" + "".join(
+        f"{o:>9}" for o in ("findings", *OUTCOMES[:-1], "patch %", "can have", "patch %")
+    )
     for key in [*sorted({k[by] for k in trial.outcomes}), "all"]:
-        row = Counter[str]()
+        rows = Counter[str](), Counter[str]()
         for parts, count in trial.outcomes.items():
-            if key in (parts[by], "all"):
-                row[parts[2]] += count
-        total = sum(row.values()) - row["no fault"]
-        share = 100 * (row["safe"] + row["unsafe"]) / max(1, total)
-        yield f"{key:28}{total:9}" + "".join(f"{row[o]:9}" for o in OUTCOMES[:-1]) + f"{share:9.0f}"
+            if key in (parts[by], "all") and parts[2] != "no fault":
+                for row in rows[: 1 + parts[3]]:
+                    row[parts[2]] += count
+        every, can = rows
+        cells = [f"{every.total():9}", *(f"{every[o]:9}" for o in OUTCOMES[:-1]), f"{_share(every):9.0f}"]
+        yield f"{key:28}" + "".join([*cells, f"{can.total():9}", f"{_share(can):9.0f}"])
+
+
+def _share(row: Counter[str]) -> float:
+    return 100 * (row["safe"] + row["unsafe"]) / max(1, row.total())
 
 
 def main() -> int:
@@ -161,15 +201,20 @@ def main() -> int:
     asked.add_argument(
         "--patches", type=Path, help="write every fix with its diff or refusal, a JSON object a line"
     )
+    asked.add_argument("--jobs", type=int, default=1)
     given = asked.parse_args()
-    trial, patches = Trial(), list[dict[str, Any]]()
-    end = time.monotonic() + 60 * given.minutes
-    for repository, source in sources(given.clones, given.list):
-        if given.only in repository and time.monotonic() < end:
-            run(source, repository, trial, patches)
-            print(f"{repository} {source.name}", file=sys.stderr)
     if given.patches is not None:
-        given.patches.write_text("".join(json.dumps(p) + "\n" for p in patches), encoding="utf-8")
+        given.patches.write_text("", encoding="utf-8")
+    trial = Trial()
+    end = time.monotonic() + 60 * given.minutes
+    asked_for = [(r, s) for r, s in sources(given.clones, given.list) if given.only in r]
+    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+        for done, line in pool.imap_unordered(_run_one, [(r, s, end) for r, s in asked_for]):
+            trial.add(done)
+            print(line, file=sys.stderr, flush=True)
+            if given.patches is not None:
+                with given.patches.open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(p) + "\n" for p in done.patches)
     for kind in sorted(trial.scripts):
         print(f"{kind}: {len(trial.scripts[kind])} scripts of {len(trial.repositories[kind])} repositories")
     print(f"{len(set().union(*trial.repositories.values()))} repositories\n")
