@@ -47,7 +47,15 @@ def masked(command: Sequence[str]) -> str:
             continue
         hide_next = word.startswith("-") and _is_secret(word)
         shown.append(_plain(word))
-    return " ".join(word if HIDDEN in word and " " not in word else shlex.quote(word) for word in shown)
+    return " ".join(map(_quoted, shown))
+
+
+def _quoted(word: str) -> str:
+    """As for a shell, but `***` and the `~` of the home folder stay as they are."""
+    home = "~/" if word.startswith("~/") else ""
+    rest = word[len(home) :]
+    plain = rest.replace(HIDDEN, "x")
+    return home + (rest if shlex.quote(plain) == plain else shlex.quote(rest))
 
 
 def _is_secret(name: str) -> bool:

@@ -1,0 +1,260 @@
+"""A recorded command behaves as it would without us, and leaves no process when we end it. No torch is needed here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.errors import UsageError
+from trace_doctor.recording import environment, presence, processes, steps
+from trace_doctor.recording.folder import read
+from trace_doctor.recording.launch import Recorded, new_folder, record_command
+from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
+
+CLI = [sys.executable, "-c", "from trace_doctor.cli import main; main()", "record"]
+
+
+def run(tmp_path: Path, program: str, *, flags: tuple[str, ...] = (), **options: object) -> Recorded:
+    folder = new_folder(tmp_path / "logs")
+    return record_command(
+        [sys.executable, *flags, "-c", program],
+        RecordOptions(folder, **options),
+        quiet_output=True,  # type: ignore[arg-type]
+    )
+
+
+def output(recorded: Recorded) -> str:
+    return (recorded.folder / "output.log").read_text(encoding="utf-8")
+
+
+def test_arguments_folder_and_environment_are_the_commands_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "theirs.py").write_text("word = 'found'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
+    recorded = run(tmp_path, "import os, theirs; print(theirs.word, os.getcwd())")
+    assert output(recorded) == f"found {Path.cwd()}\n"
+    assert recorded.exit_code == 0
+    assert not recorded.stopped_by_us
+
+
+def test_another_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.customized = True")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert output(run(tmp_path, "print(customized)")) == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "why"),
+    [
+        ("print(1)", (), "no process of the command imported torch"),
+        ("print(1)", ("-S",), "`python -S` loads no recorder"),
+        ("print(1)", ("-uI",), "`python -uI` loads no recorder"),
+    ],
+)
+def test_nothing_recorded_has_a_reason(
+    tmp_path: Path, program: str, flags: tuple[str, ...], why: str
+) -> None:
+    recorded = run(tmp_path, program, flags=flags)
+    assert recorded.exit_code == 0
+    assert recorded.recording is None
+    assert any(why in line for line in recorded.warnings)
+    assert json.loads((recorded.folder / "recording.json").read_bytes())["warnings"] == list(
+        recorded.warnings
+    )
+
+
+def test_a_command_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot start"):
+        record_command(["no-such-command"], RecordOptions(new_folder(tmp_path / "logs")))
+    assert not list((tmp_path / "logs").iterdir())
+
+
+def test_folders_of_one_second_are_apart(tmp_path: Path) -> None:
+    assert len({new_folder(tmp_path) for _ in range(3)}) == 3
+
+
+HANGS = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+stay = "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]; time.sleep(600)"
+if {orphan}:
+    subprocess.Popen([sys.executable, "-c", stay], start_new_session=True)
+time.sleep(600)
+"""
+
+
+def test_a_script_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    """One of its processes has a session of its own and ignores what it can."""
+    recorded = run(tmp_path, HANGS.format(orphan=True), max_seconds=2, grace_seconds=0.5)
+    assert recorded.stopped_by_us
+    assert recorded.exit_code == 125  # nothing was recorded
+    assert "--max-seconds 2" in recorded.warnings[0]
+    mark = str(recorded.folder / "options.json")
+    assert processes.started_with(OPTIONS_VARIABLE, mark, -1 << 20) == []
+
+
+def test_to_the_end_without_steps_is_no_hang_with_let_it_run(tmp_path: Path) -> None:
+    recorded = run(tmp_path, "import time; time.sleep(1.5)", max_seconds=0.1, let_it_run=True)
+    assert not recorded.stopped_by_us
+    assert recorded.exit_code == 0
+
+
+FAKE_RANK = """
+import json, os, time
+from pathlib import Path
+folder = Path(os.environ["TRACE_DOCTOR_RECORD"]).parent
+said = {"rank": 0, "world_size": 2, "ended": ENDED, "found_steps_by": "optimizer", "warnings": ["light: left out"],
+        "phases": [{"name": "timing", "first_step": 0, "last_step": 1}]}
+(folder / "rank0.recording.json").write_text(json.dumps(said))
+(folder / "rank0.steps.csv").write_text(
+    "rank,step,phase,milliseconds,loss\\n0,0,timing,1.5,0.30000000000000004\\n0,1,timing,2.5,\\n0,2,ti")
+"""
+
+
+def test_what_the_ranks_wrote_becomes_one_recording(tmp_path: Path) -> None:
+    recorded = run(tmp_path, FAKE_RANK.replace("ENDED", "'script'") + "raise SystemExit(7)")
+    assert recorded.exit_code == 7
+    assert [(s.milliseconds, s.loss) for s in recorded.steps[0]] == [(1.5, 0.30000000000000004), (2.5, None)]
+    again = read(recorded.folder)
+    assert again is not None and again.steps == recorded.steps
+    assert {p.name for p in recorded.folder.iterdir()} == {
+        "command.txt", "output.log", "rank0.recording.json", "recording.json", "steps.csv",
+    }  # fmt: skip
+    said = "\n".join(recorded.warnings)
+    assert "exit code 7" in said
+    assert "of 2 ranks 1 reported nothing" in said
+    assert said.count("light") == 1  # the rank's own word is enough
+    assert "detailed" in said
+
+
+def test_a_script_that_stays_after_enough_was_recorded_is_ended(tmp_path: Path) -> None:
+    recorded = run(tmp_path, FAKE_RANK.replace("ENDED", "'enough'") + "time.sleep(600)", grace_seconds=0.5)
+    assert recorded.stopped_by_us
+    assert recorded.exit_code == 0
+
+
+def test_a_script_that_goes_on_keeps_its_exit_code(tmp_path: Path) -> None:
+    program = FAKE_RANK.replace("ENDED", "'enough'") + "raise SystemExit(3)"
+    assert run(tmp_path, program, let_it_run=True).exit_code == 3
+
+
+def test_no_line_that_was_cut_is_joined(tmp_path: Path) -> None:
+    (tmp_path / "rank1.steps.csv").write_text(
+        "rank,step,phase,milliseconds,loss\n1,0,timing,1.5,2.0\n1,1,tim"
+    )
+    steps.join(tmp_path, [0, 1])
+    assert (tmp_path / "steps.csv").read_text() == "rank,step,phase,milliseconds,loss\n1,0,timing,1.5,2.0\n"
+    assert not (tmp_path / "rank1.steps.csv").exists()
+
+
+def test_processes_speak_in_whole_lines(tmp_path: Path) -> None:
+    say = f"from trace_doctor.recording import presence; [presence.say({str(tmp_path)!r}, str(i), 'x' * 600) for i in range(200)]"
+    for process in [subprocess.Popen([sys.executable, "-c", say]) for _ in range(2)]:
+        process.wait()
+    assert [len(of) for of in presence.heard(tmp_path).values()] == [200, 200]
+
+
+def test_an_environment_has_no_secret_no_host_and_no_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {
+        "WANDB_API_KEY": "s3cr3t",
+        "HF_TOKEN": "s3cr3t",
+        "OMP_NUM_THREADS": "3",
+        "HOME": "/home/somebody",
+    }
+    monkeypatch.setattr(
+        "sys.modules", {k: v for k, v in sys.modules.items() if k.partition(".")[0] != "torch"}
+    )
+    said = environment.describe(secrets)
+    assert said["settings"] == {"OMP_NUM_THREADS": "3"}
+    text = json.dumps(said)
+    assert not [word for word in ("s3cr3t", "somebody", os.uname().nodename) if word in text]
+
+
+# -- signals: of the command line, in a process of its own
+
+
+def start(tmp_path: Path, program: str, **kwargs: object) -> subprocess.Popen[str]:
+    """Waits until the program has written its first line."""
+    (tmp_path / "script.py").write_text(program)
+    process = subprocess.Popen(
+        [*CLI, "--", sys.executable, "-u", "script.py"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs,  # type: ignore[call-overload]
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process  # type: ignore[no-any-return]
+
+
+HEARS = """
+import signal, sys, time
+heard = []
+def hear(number, frame):
+    print("heard", number)
+    sys.exit(4)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT): signal.signal(number, hear)
+print("ready")
+while True: time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_to_us_reaches_the_script(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, HEARS, start_new_session=True)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert said == f"heard {number}\n"
+    assert process.returncode == 4
+
+
+def test_a_signal_that_ends_the_script_ends_us_the_same(tmp_path: Path) -> None:
+    process = start(tmp_path, "import os; print('ready'); os.kill(os.getpid(), 9)")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert "ended by SIGKILL" in said
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_script_once(tmp_path: Path) -> None:
+    """Its input and output are the terminal itself."""
+    pty = pytest.importorskip("pty")
+    (tmp_path / "script.py").write_text(
+        "import sys\nprint(sys.stdin.isatty(), sys.stdout.isatty(), input('name: '))\n"
+        + HEARS.replace("sys.exit(4)", "heard.append(number)\n    if len(heard) > 1: print('twice')").replace(
+            "while True: time.sleep(0.05)", "for _ in range(20): time.sleep(0.05)"
+        )
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(CLI[0], [*CLI, "--", sys.executable, "-u", "script.py"])
+    said = b""
+    typed = {b"name: ": b"somebody\n", b"ready": b"\x03"}
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            said += os.read(terminal, 4096)
+        except OSError:  # closed at the other end
+            break
+        for prompt in [p for p in typed if p in said]:
+            os.write(terminal, typed.pop(prompt))
+    _, status = os.waitpid(pid, 0)
+    assert b"True True somebody" in said
+    assert said.count(b"heard 2") == 1 and b"twice" not in said
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--no-such-option"], [], ["--max-steps", "0", "--", "true"], ["no-such-command"]]
+)
+def test_our_own_failures_exit_with_125(tmp_path: Path, arguments: list[str]) -> None:
+    done = subprocess.run([*CLI, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 125
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("logs/*"))
