@@ -155,6 +155,25 @@ class Plan:
             self.schedule = self.schedule.cut(step + 1 + self.lead)
         return "warmup" if self.schedule is None else self.schedule.phase(step + 1)
 
+    def prolong(self, step: int, steps: int) -> bool:
+        """The phase of `step` lasts so many steps longer and all behind it come later; False where the budget does not
+        reach, or others rely on what was laid out."""
+        schedule = self.schedule
+        if self.lead or schedule is None or schedule.end + steps > self.options.max_steps:
+            return False
+        self.schedule = Schedule(
+            tuple(
+                Span(
+                    s.phase,
+                    s.first + steps if s.first > step else s.first,
+                    s.last + steps if s.last >= step else s.last,
+                )
+                for s in schedule.spans
+            ),
+            schedule.begin,
+        )
+        return True
+
     def _laid_out(self, begin: int, elapsed: float) -> Schedule:
         pace = self.warm_up.pace
         counts = fitted(

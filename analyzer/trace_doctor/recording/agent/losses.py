@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trace_doctor.recording.agent.patches import Function, Patches
+from trace_doctor.recording.agent.unseen import Unseen
 
 
 class Losses:
@@ -21,8 +22,9 @@ class Losses:
         self._losses: list[Any] = []
         self._count = 0
         self._unscaled: tuple[Any, Any] | None = None
-        self._thread = threading.get_ident()
+        self._thread: int | None = None
         self._patches = Patches()
+        self._unseen = Unseen(torch)
 
     def install(self) -> None:
         self._patches.wrap(self.torch.autograd, "backward", self._around_backward)
@@ -34,29 +36,38 @@ class Losses:
         self.take()
 
     def _around_backward(self, backward: Function) -> Function:
-        compiling = self.torch.compiler.is_compiling
+        compiling, unseen = self.torch.compiler.is_compiling, self._unseen.call
 
         def watched(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not compiling():
-                self._seen(tensors, grad_tensors)
+                unseen(self._seen, tensors, grad_tensors)
             return backward(tensors, grad_tensors, *args, **kwargs)
 
+        self._unseen.skip(watched)
         return watched
 
     def _around_scale(self, scale: Function) -> Function:
         """The loss is what the script gave to GradScaler.scale(), not what came out."""
+        unseen = self._unseen.call
 
         def watched(scaler: Any, outputs: Any) -> Any:
             scaled = scale(scaler, outputs)
-            if scaled is not outputs and isinstance(scaled, self.torch.Tensor):
-                self._unscaled = (weakref.ref(scaled), weakref.ref(outputs))
+            unseen(self._scaled, scaled, outputs)
             return scaled
 
+        self._unseen.skip(watched)
         return watched
+
+    def _scaled(self, scaled: Any, outputs: Any) -> None:
+        if scaled is not outputs and isinstance(scaled, self.torch.Tensor):
+            self._unscaled = (weakref.ref(scaled), weakref.ref(outputs))
 
     def _seen(self, tensors: Any, gradients: Any) -> None:
         try:
-            if threading.get_ident() != self._thread:
+            thread = threading.get_ident()
+            if self._thread is None:
+                self._thread = thread
+            if thread != self._thread:
                 return
             self._count += 1
             if self.before_backward is not None:

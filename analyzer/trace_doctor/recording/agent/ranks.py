@@ -52,6 +52,10 @@ class Leader:
     def restart(self) -> None:
         self.plan.restart()
 
+    def prolong(self, step: int, steps: int) -> bool:
+        """The others would come to know of it too late."""
+        return False
+
     def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None:
         phase = self.plan.after(step, seconds, compiled, elapsed)
         if self.plan.schedule is not self._written and self.plan.schedule is not None:
@@ -73,6 +77,9 @@ class Follower:
 
     def restart(self) -> None:
         """The leader's business."""
+
+    def prolong(self, step: int, steps: int) -> bool:
+        return False
 
     def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None:
         try:

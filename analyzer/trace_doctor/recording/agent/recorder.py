@@ -21,12 +21,15 @@ FLUSH_SECONDS = 1.0
 """rows wait no longer than this for the file, so that a script that is killed leaves them"""
 STACKS_COST = 6
 """about how many times larger the trace of a step is with stacks and shapes"""
+TRIES = 3
+"""a trace is begun so often, when steps that compile something come in between"""
 
 
 class Deciding(Protocol):
     """A plan, a leader or a follower."""
 
     def restart(self) -> None: ...
+    def prolong(self, step: int, steps: int) -> bool: ...
     def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None: ...
 
 
@@ -77,8 +80,11 @@ class Recorder:
         self._backwards: list[int] = []
         self._compilations = Compilations(sys.modules)
         self._tracer: Tracer | None = None
+        self._unwatch: Callable[[], None] = lambda: None
+        self._tries = 0
+        self._again = False
         self._used = 0
-        self._light_size = 0
+        self._step_bytes = 0
         others.give_way = self._give_way
 
     # -- the end of a step
@@ -95,6 +101,8 @@ class Recorder:
         if compiled:
             self.status.said["compile_steps"].append(self.step)
         seconds = end.host - self._begin.host if self.step else None
+        if compiled and self.phase in TRACED:
+            self._trace_again()
         phase = self.plan.after(self.step, seconds, compiled, end.host - self._first.host)
         if phase != self.phase:
             self._leave("complete" if self.phase != "warmup" else self._why_settled())
@@ -139,6 +147,7 @@ class Recorder:
             self.finish("enough")
             return
         if phase in TRACED:
+            self._tries = 1
             self._warm_profiler(phase)
         elif phase == "timing" and self.others.busy:
             self.status.warn(
@@ -153,11 +162,15 @@ class Recorder:
 
     def _within(self) -> None:
         """The next step belongs to the same phase."""
-        if self._tracer is not None:
-            if self._tracer.running:
-                self._tracer.step(self.step)
-            else:
+        if self._again and self.phase is not None:
+            self._again = False
+            self._phase_step = self.step
+            self._warm_profiler(self.phase)
+        elif self._tracer is not None:
+            if not self._tracer.running:
                 self._tracer.start(self.step)
+            elif not self._enough_of_it(self._tracer):
+                self._tracer.step(self.step)
         elif self.phase == "memory":
             self.memory.at("at the step's end")
             if self.step == self._phase_step + 1:
@@ -193,7 +206,6 @@ class Recorder:
     def _warm_profiler(self, phase: Phase) -> None:
         if self.others.busy:
             self._phase_note = "left out: the script's own profiler was running"
-            self.status.warn(f"phase {phase} {self._phase_note}")
             return
         detailed = phase == "detailed"
         path = self.status.folder / capture_file(self.status.rank, phase)  # type: ignore[arg-type]
@@ -201,28 +213,60 @@ class Recorder:
             self.torch, path, shapes=detailed and self.options.shapes, stacks=detailed and self.options.stacks
         )
         self.others.warm(self._tracer)
+        if detailed:  # with stacks one compilation makes millions of events
+            self._unwatch = self._compilations.watch_beginnings(lambda _: self._stop_tracer())
+
+    def _trace_again(self) -> None:
+        """The step that is over has compiled something: a trace is to be of others, unless all of them are so."""
+        if self._tries < TRIES and self.plan.prolong(self.step, self.step - self._phase_step + 1):
+            self._tries += 1
+            self._stop_tracer()
+            self._again = True
+
+    def _stop_tracer(self) -> None:
+        """Without writing what it has recorded."""
+        self._unwatch()
+        self._unwatch = lambda: None
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            tracer.stop()
+
+    def _enough_of_it(self, tracer: Tracer) -> bool:
+        """Ends the trace early when the next step would not fit on the disk any more."""
+        step_bytes = self._step_bytes * (STACKS_COST if self.phase == "detailed" else 1)
+        if (tracer.steps + 1) * step_bytes <= self._room():
+            return False
+        self._phase_note = f"{tracer.steps} steps traced: more would not fit into max_mb"
+        tracer.end_steps()
+        return True
+
+    def _room(self) -> float:
+        return self.options.max_mb * 1e6 - self._used
 
     def _write_trace(self, phase: Phase) -> None:
+        self._unwatch()
         tracer, self._tracer = self._tracer, None
         if tracer is None or not tracer.running:
+            self._phase_note = self._phase_note or "left out: steps compiled something"
+            self.status.warn(f"{phase}: not captured: {self._phase_note}")
             return
         tracer.stop()
-        room = int(self.options.max_mb * 1e6) - self._used
+        room = self._room()
         size, kept = tracer.write(room)
+        if phase == "light":
+            self._step_bytes = size // max(tracer.steps, 1)
         if kept:
             self._used += size
             self.status.said["files"][phase] = tracer.path.name
         else:
-            self._phase_note = f"trace of {tracer.steps} steps left out: {size / 1e6:.1f} MB, and {room / 1e6:.1f} MB were left"
-            self.status.warn(f"{phase} {self._phase_note}; raise max_mb")
+            self._phase_note = f"trace of {tracer.steps} steps left out: {size / 1e6:.3g} MB, and {room / 1e6:.3g} MB were left"
+            self.status.warn(f"{phase}: not captured: {self._phase_note}; raise max_mb")
 
     def _give_way(self) -> None:
         """The script starts a profiler of its own: there can be only one."""
-        tracer, self._tracer = self._tracer, None
-        if tracer is not None:
+        if self._tracer is not None:
             self._phase_note = "stopped: the script started a profiler of its own"
-            self.status.warn(f"phase {self.phase} {self._phase_note}")
-            tracer.stop()
+            self._stop_tracer()
 
     # -- memory
 
@@ -274,7 +318,7 @@ class Recorder:
         self.step -= 1  # the last that came to its end
         try:
             if self.step >= self._phase_step:
-                self._leave(f"the script ended: {ended}")
+                self._leave(ended if ended == "recorder failed" else f"the script ended: {ended}")
             elif self._tracer is not None:
                 self._tracer.stop()
             self._flush(wait=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from trace_doctor.recording.agent.losses import grad_scaler
 from trace_doctor.recording.agent.patches import Function, Patches
+from trace_doctor.recording.agent.unseen import Unseen
 
 OnStep = Callable[[str], None]
 """is called behind each step with what ended it ("optimizer" or "module calls"); may raise SystemExit"""
@@ -92,6 +93,8 @@ class Finder:
         self.active = True
         self._thread: int | None = None
         self._depth = 0
+        self._inside = False
+        self._unseen = Unseen(torch)
         self._calls = 0
         self._optimizers = False
         self._trained = 0
@@ -117,53 +120,78 @@ class Finder:
     # -- optimizers
 
     def _around_hook(self, hook: Function) -> Function:
-        compiling = self.torch.compiler.is_compiling
+        compiling, unseen = self.torch.compiler.is_compiling, self._unseen.call
 
         def profile_hook_step(step: Function) -> Function:
             hooked = hook(step)
 
             @functools.wraps(step)
             def watched(*args: Any, **kwargs: Any) -> Any:
-                if compiling() or not self._mine():
+                if compiling() or not unseen(self._enter):
                     return hooked(*args, **kwargs)
-                self._depth += 1
-                self._begun()
                 try:
                     result = hooked(*args, **kwargs)
                 finally:
-                    self._depth -= 1
-                if self._depth == 0:
-                    self._optimizer_stepped(args[0])
-                else:
-                    self.closing.inside(id(args[0]))
+                    unseen(self._exit)
+                unseen(self._optimizer_returned, args[0])
                 return result
 
+            self._unseen.skip(watched)
             return watched
 
         return profile_hook_step
 
-    def _around_new_optimizer(self, init: Function) -> Function:
-        def watched(self_: Any, *args: Any, **kwargs: Any) -> None:
-            self.closing.made(id(self_))
-            if not self._optimizers:
-                self._optimizers = True
-                self._module_patch.undo()
-                self.on_optimizer()
-            init(self_, *args, **kwargs)
+    def _enter(self) -> bool:
+        """Whether the step of an optimizer begins that counts."""
+        if not self._mine():
+            return False
+        self._depth += 1
+        self._begun()
+        return True
 
+    def _exit(self) -> None:
+        self._depth -= 1
+
+    def _optimizer_returned(self, optimizer: Any) -> None:
+        if self._depth == 0:
+            self._optimizer_stepped(optimizer)
+        else:
+            self.closing.inside(id(optimizer))
+
+    def _around_new_optimizer(self, init: Function) -> Function:
+        unseen = self._unseen.call
+
+        def watched(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            unseen(self._optimizer_made, optimizer)
+            init(optimizer, *args, **kwargs)
+
+        self._unseen.skip(watched)
         return watched
+
+    def _optimizer_made(self, optimizer: Any) -> None:
+        self.closing.made(id(optimizer))
+        if not self._optimizers:
+            self._optimizers = True
+            self._module_patch.undo()
+            self.on_optimizer()
 
     def _around_scaled_step(self, step: Function) -> Function:
         """GradScaler.step() leaves the optimizer's step out where gradients overflowed: it ends a step all the same."""
+        unseen = self._unseen.call
 
         def watched(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._stepped
             result = step(scaler, optimizer, *args, **kwargs)
-            if self._stepped == before and self._depth == 0 and self._mine():
-                self._optimizer_stepped(optimizer)
+            if self._stepped == before:
+                unseen(self._step_left_out, optimizer)
             return result
 
+        self._unseen.skip(watched)
         return watched
+
+    def _step_left_out(self, optimizer: Any) -> None:
+        if self._depth == 0 and self._mine():
+            self._optimizer_stepped(optimizer)
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
         self._stepped += 1
@@ -174,24 +202,31 @@ class Finder:
 
     def _around_call(self, call: Function) -> Function:
         """Around calls from outside of any module."""
-        finder, depth = self, threading.local()
+        finder, unseen = self, self._unseen.call
         compiling = self.torch.compiler.is_compiling
 
         def watched(
             self: Any, *args: Any, **kwargs: Any
         ) -> Any:  # the profiler reads the module from this `self`
-            if compiling() or getattr(depth, "inside", False) or not finder._mine():
+            if compiling() or not unseen(finder._enter_module):
                 return call(self, *args, **kwargs)
-            depth.inside = True
-            finder._begun()
             try:
                 result = call(self, *args, **kwargs)
             finally:
-                depth.inside = False
-            finder._module_called(self)
+                finder._inside = False
+            unseen(finder._module_called, self)
             return result
 
+        self._unseen.skip(watched)
         return watched
+
+    def _enter_module(self) -> bool:
+        """Whether a call from outside begins, in the thread that trains."""
+        if not self._mine() or self._inside:
+            return False
+        self._inside = True
+        self._begun()
+        return True
 
     def _module_called(self, module: Any) -> None:
         if self.torch.jit.is_tracing() or (self._optimizers and self.step_every is None):

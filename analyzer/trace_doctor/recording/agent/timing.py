@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,14 @@ class Compilations:
         if not counters:
             return 0
         return int(counters["frames"]["total"]) + int(counters["stats"]["unique_graphs"])
+
+    def watch_beginnings(self, begins: Callable[[Any], None]) -> Callable[[], None]:
+        """`begins` is called when a compilation begins. Gives what ends that."""
+        handler = getattr(self._modules.get("torch._dynamo.callback"), "callback_handler", None)
+        if handler is None or not hasattr(handler, "register_start_callback"):
+            return lambda: None
+        handler.register_start_callback(begins)
+        return lambda: handler.remove_start_callback(begins)
 
     def new(self) -> bool:
         """Whether anything was compiled since the last call."""

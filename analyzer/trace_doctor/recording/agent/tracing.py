@@ -22,6 +22,7 @@ class Tracer:
         self.path = path
         self.steps = 0
         self.running = False
+        self._stopped = False
         self._mark: Any = None
         on_gpu = torch.cuda.is_initialized()
         self.profile = profiler._KinetoProfile(
@@ -45,14 +46,19 @@ class Tracer:
         self._close()
         self._open(step)
 
-    def stop(self) -> None:
-        """The last step is over."""
+    def end_steps(self) -> None:
+        """The last step is over; what follows is not recorded."""
         self._close()
-        if self.running:
-            self.running = False
+        if self.running and not self._stopped:
+            self._stopped = True
             if self.torch.cuda.is_initialized():
                 self.torch.cuda.synchronize()
             self.profile.stop_trace()
+
+    def stop(self) -> None:
+        """The last step is over, and the recording of this trace."""
+        self.end_steps()
+        self.running = False
 
     def _open(self, step: int) -> None:
         self._mark = self.torch.autograd.profiler.record_function(f"ProfilerStep#{step}")
@@ -64,7 +70,7 @@ class Tracer:
             mark, self._mark = self._mark, None
             mark.__exit__(None, None, None)
 
-    def write(self, room: int) -> tuple[int, bool]:
+    def write(self, room: float) -> tuple[int, bool]:
         """Writes the trace. (bytes on disk, whether they are within `room` and the file was kept)"""
         plain = self.path.with_name(f".{self.path.name}.{os.getpid()}.json")
         packed = plain.with_suffix(".gz")
