@@ -64,6 +64,8 @@ class StepTime(Struct, frozen=True, kw_only=True):
     """median absolute deviation"""
     noise_us: float
     """standard error of the median, or half the range of the captures' medians where that is more"""
+    plain: bool = False
+    """the steps ran without the profiler"""
 
 
 class StepChange(Struct, frozen=True, kw_only=True):

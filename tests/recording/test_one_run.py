@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trace_doctor.api import analyze, read_captures
+from trace_doctor.api import analyze, diff, read_captures
 from trace_doctor.errors import NoCaptures
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.call_sites import CallSites
@@ -374,3 +374,31 @@ def test_peak_and_boundary_are_one_memory_story(tmp_path: Path) -> None:
     assert len(result.memory_ledger) == 1 and len(result.memory_timeline) == 1
     assert result.memory_ledger[0].peak_bytes == 100 << 20
     assert len({(f.code, f.fingerprint) for f in result.findings}) == len(result.findings)
+
+
+def test_a_function_open_all_through_is_one_frame(tmp_path: Path) -> None:
+    """Although some of its steps begin with operators that the detailed trace never shows."""
+
+    def begins_otherwise(b: RunBuilder, step: int) -> None:
+        if step in (21, 23):
+            with b.op("aten::print"):
+                b.wait(50)
+        reads_the_loss(b, step)
+
+    run = only(recording(tmp_path, begins_otherwise)).run
+    assert run is not None
+    [row] = run.named(lambda n: n == "train.py(60): main").tolist()
+    marks = run.named(lambda n: n.startswith("ProfilerStep"))
+    assert run.ts[row] == run.ts[marks].min() and run.end[row] >= run.end[marks].max()
+
+
+def test_two_recordings_are_compared_by_their_plain_steps(tmp_path: Path) -> None:
+    """Where both have them; of a trace alone there are profiled steps only."""
+    before, after = (recording(tmp_path / n, plain_ms=ms) for n, ms in (("before", 1.25), ("after", 1.0)))
+    step = diff(before, after).step_time
+    assert step.before and step.after and step.before.plain and step.after.plain
+    assert (step.verdict, step.change_us, step.before.steps) == ("faster", pytest.approx(-250), 20)
+    for name in ("recording.json", rank_file(0), capture_file(0, "detailed")):
+        (after / name).unlink()
+    step = diff(before, after).step_time
+    assert step.before and not step.before.plain and step.verdict == "within_noise"

@@ -13,7 +13,7 @@ from trace_doctor.gate.comparable import comparable, side
 from trace_doctor.gate.matching import follow
 from trace_doctor.gate.runs import cost, runs_of
 from trace_doctor.gate.samples import Figures, Sample, kernels, operators, peak_parts, time_parts
-from trace_doctor.gate.step_times import LEAST_CHANGE, LEAST_STEPS, step_change, step_time
+from trace_doctor.gate.step_times import LEAST_CHANGE, LEAST_STEPS, step_times
 from trace_doctor.gate.verify import memory_change
 from trace_doctor.model import Confidence, Finding, Outcome, Result, Unit
 
@@ -28,7 +28,7 @@ _CONFIDENCE: tuple[Confidence, ...] = ("low", "medium", "high")
 def difference(before: Result, after: Result) -> Difference:
     """Compares two results of one job: the step and its parts, operators, kernels, the peak's make-up, the rules."""
     followed, new = follow(before, after, before.findings)
-    step = step_change(step_time(before), step_time(after))
+    step = step_times(before, after)
     warnings = comparable(before, after)
     judge = _Judge(before, after, step, bool(warnings))
     limits: list[str] = []

@@ -6,7 +6,7 @@ from math import hypot, sqrt
 from statistics import median
 
 from trace_doctor.comparison import StepChange, StepTime
-from trace_doctor.model import Result
+from trace_doctor.model import Pace, Result
 
 LEAST_STEPS = 3
 LEAST_CHANGE = 0.02
@@ -15,7 +15,15 @@ _SIGMA_OF_MAD, _MEDIAN_OF_MEAN = 1.4826, 1.2533
 """normal distribution: standard deviation = 1.4826 MAD; the median's standard error is 1.2533 that of the mean"""
 
 
-def step_time(result: Result) -> StepTime | None:
+def step_times(before: Result, after: Result) -> StepChange:
+    """What a step takes on both sides: without the profiler where both were recorded with plain steps, else with it."""
+    plain = _plain(before), _plain(after)
+    if plain[0] is not None and plain[1] is not None:
+        return _change(*plain, "medians of steps without the profiler")
+    return _change(_profiled(before), _profiled(after), "medians of steady steps with the profiler running")
+
+
+def _profiled(result: Result) -> StepTime | None:
     """The slowest rank's steady steps; None where no capture has steps. The rank's captures are pooled."""
     captures: dict[int, dict[int, list[float]]] = {}
     for row in result.steps:
@@ -30,19 +38,48 @@ def _of_rank(rank: int, runs: list[list[float]]) -> StepTime:
     steps = [t for run in runs for t in run]
     middle = median(steps)
     spread = median(abs(t - middle) for t in steps)
-    noise = _MEDIAN_OF_MEAN * _SIGMA_OF_MAD * spread / sqrt(len(steps))
-    middles = [median(run) for run in runs]
+    return _time(rank, len(steps), middle, spread, [median(run) for run in runs])
+
+
+def _plain(result: Result) -> StepTime | None:
+    """The slowest rank's steps without the profiler; None where a capture that has steps lacks them."""
+    ranks: dict[int, list[Pace]] = {}
+    for source in result.inputs:
+        if source.plain is not None:
+            ranks.setdefault(source.rank, []).append(source.plain)
+        elif source.pace is not None:
+            return None
+    times = [
+        _time(
+            rank,
+            sum(p.steps for p in paces),
+            median(p.median_us for p in paces),
+            median(p.mad_us for p in paces),
+            [p.median_us for p in paces],
+            plain=True,
+        )
+        for rank, paces in sorted(ranks.items())
+    ]
+    return max(times, key=lambda t: t.median_us, default=None)
+
+
+def _time(
+    rank: int, steps: int, middle: float, spread: float, middles: list[float], *, plain: bool = False
+) -> StepTime:
+    """`middles`: the median of each recording."""
+    noise = _MEDIAN_OF_MEAN * _SIGMA_OF_MAD * spread / sqrt(steps)
     return StepTime(
         rank=rank,
-        steps=len(steps),
-        captures=len(runs),
+        steps=steps,
+        captures=len(middles),
         median_us=middle,
         spread_us=spread,
         noise_us=max(noise, (max(middles) - min(middles)) / 2),
+        plain=plain,
     )
 
 
-def step_change(before: StepTime | None, after: StepTime | None) -> StepChange:
+def _change(before: StepTime | None, after: StepTime | None, what: str) -> StepChange:
     if before is None or after is None:
         missing = " and ".join(n for n, t in (("before", before), ("after", after)) if t is None)
         return StepChange(before=before, after=after, how=f"no steps in what was recorded {missing}")
@@ -52,7 +89,7 @@ def step_change(before: StepTime | None, after: StepTime | None) -> StepChange:
     few = min(before.steps, after.steps)
     if few < LEAST_STEPS:
         return _judged(made, "too_few_steps", f"{few} steady steps on a side do not show how much they vary")
-    how = "medians of steady steps with the profiler running; noise is three standard errors, at least 2 %"
+    how = f"{what}; noise is three standard errors, at least 2 %"
     if before.captures == after.captures == 1:
         how += "; one recording on each side does not show how much runs differ"
     if abs(change) <= noise:

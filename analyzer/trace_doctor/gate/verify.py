@@ -11,7 +11,7 @@ from trace_doctor.comparison import Appeared, Followed, MemoryChange, StepChange
 from trace_doctor.gate.comparable import comparable, side
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.gate.matching import follow
-from trace_doctor.gate.step_times import step_change, step_time
+from trace_doctor.gate.step_times import step_times
 from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf
 from trace_doctor.verification import Promise, Verification
 
@@ -29,7 +29,7 @@ def verify(
     """
     asked = [f for f in before.findings if chosen is None or f.id in chosen]
     followed, new = follow(before, after, asked)
-    change = step_change(step_time(before), step_time(after))
+    change = step_times(before, after)
     memory = memory_change(before, after)
     promise = _promise(before, asked, followed, change, memory)
     code, verdict = _decide(followed if chosen is not None else _deciding(followed, fail_on), new, fail_on)

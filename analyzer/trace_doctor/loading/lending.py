@@ -127,15 +127,14 @@ class _Pair:
         """The frames open in the model's step, between the same operators as there, cut at the borders of the step."""
         stretch, model = self.stretch, self.model
         rows = python[(detailed.ts[python] < model.end) & (detailed.end[python] > model.start)]
-        start = np.clip(detailed.ts[rows], model.start, model.end)
-        end = np.clip(detailed.end[rows], model.start, model.end)
+        start, end = detailed.ts[rows], detailed.end[rows]
         if self.head + self.tail < max(len(stretch.rows), len(model.rows)):
             before, behind = self._unknown(detailed)
             inside = (start >= before) & (start < behind)
             start = np.where(inside, behind, start)
             end = np.where((end > before) & (end <= behind), before, end)
         clock = _Clock(light, detailed, self)
-        start, end = clock(start), clock(end)
+        start, end = (clock(np.clip(t, model.start, model.end)) for t in (start, end))
         kept = end > start
         return _Frames(rows[kept], start[kept], end[kept], np.full(int(kept.sum()), thread, dtype=np.int32))
 

@@ -35,7 +35,7 @@ def header(paper: Paper, made: Comparison) -> None:
             ", ".join(shown) or "no capture",
             *side.device_names[:2],
             plural(side.ranks, "rank") if side.ranks > 1 else "",
-            f"{plural(time.steps, 'steady step')} of {duration(time.median_us)}" if time else "no steps",
+            f"{_steps(time)} of {duration(time.median_us)}" if time else "no steps",
             plural(side.findings, "finding"),
         ]
         paper.put(" · ".join(f for f in facts if f), indent=9, first=label)
@@ -101,7 +101,11 @@ def step_time(paper: Paper, change: StepChange) -> None:
 
 def _spread(time: StepTime) -> str:
     several = f" in {time.captures} recordings" if time.captures > 1 else ""
-    return f"{plural(time.steps, 'steady step')}{several} (spread ±{duration(time.spread_us)})"
+    return f"{_steps(time)}{several} (spread ±{duration(time.spread_us)})"
+
+
+def _steps(time: StepTime) -> str:
+    return plural(time.steps, "plain step" if time.plain else "steady step")
 
 
 def memory(paper: Paper, made: Comparison) -> None:
