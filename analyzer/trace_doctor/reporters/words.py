@@ -172,7 +172,11 @@ class Names:
         self._names = {n: f"rank {rank}" if self.ranked else _tail(paths, n) for n, rank in captures}
 
     def capture(self, row: OnDevice) -> str:
-        return self._names.get(row.input, f"rank {row.rank}") if self.several else ""
+        return self.of(row.input) or (f"rank {row.rank}" if self.several else "")
+
+    def of(self, number: int) -> str:
+        """Of a position in `Result.inputs`; nothing for one that has no picture."""
+        return self._names.get(number, "") if self.several else ""
 
     def place(self, row: OnDevice) -> str:
         """`rank 3 · GPU 0`, or `GPU 0` where there is one capture."""

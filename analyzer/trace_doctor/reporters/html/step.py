@@ -54,12 +54,24 @@ def where_the_step_goes(result: Result) -> Html:
 
 
 def _time_lead(rows: list[TimeLedgerRow], result: Result) -> list[Child]:
-    of = plural(rows[0].steps, "steady step") if rows[0].steps else "the whole window: no steps were recorded"
-    if rows[0].phase != "steady":
-        of = f"the {rows[0].phase} phase: no steady step was left"
-    if is_cpu(result):
-        return [f"Time of the main thread over {of}. Solid: working. Hatched: waiting, by cause."]
-    return [f"GPU time over {of}. Solid: the GPU works. Hatched: it is ", term("idle", "idle, by cause"), "."]
+    whose = "the main thread" if is_cpu(result) else "the GPU"
+    idle = ["waiting, by cause"] if is_cpu(result) else [term("idle", "idle, by cause")]
+    if any(r.device < 0 for r in rows) and not is_cpu(result):
+        whose, idle = "each device, the main thread where no GPU was recorded", ["idle or waiting, by cause"]
+    return [f"Time of {whose} over {_over(rows)}. Solid: working. Hatched: ", *idle, "."]
+
+
+def _over(rows: list[TimeLedgerRow]) -> str:
+    """What the bars are of, in words."""
+    kinds = {(r.phase if r.steps else "window") for r in rows}
+    if len(kinds) > 1:
+        return "its steady steps, or the whole window where there are none"
+    steps = {r.steps for r in rows}
+    if not any(steps):
+        return "the whole window: no steps were recorded"
+    if kinds != {"steady"}:
+        return f"the {rows[0].phase} phase: no steady step was left"
+    return plural(rows[0].steps, "steady step") if len(steps) == 1 else "the steady steps"
 
 
 def _legend(row: TimeLedgerRow, result: Result) -> Html:

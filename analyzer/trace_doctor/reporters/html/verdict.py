@@ -14,7 +14,7 @@ from trace_doctor.reporters.units import (
     share,
     size,
 )
-from trace_doctor.reporters.words import SEVERITIES, headline, where, where_briefly
+from trace_doctor.reporters.words import SEVERITIES, Names, headline, where, where_briefly
 
 _TOP = 3
 
@@ -91,7 +91,9 @@ def _busy(result: Result) -> Html:
     name = "CPU busy" if is_cpu(result) else term("busy", "GPU busy")
     busy = result.summary.gpu_busy_share
     if busy is None:
-        return _missing(name, "no GPU work in the capture" if result.time_ledger else "no trace given")
+        some = any(row.device >= 0 for row in result.time_ledger)
+        without = "not every capture has GPU work" if some else "no GPU work in the capture"
+        return _missing(name, without if result.time_ledger else "no trace given")
     idle = result.summary.gpu_idle_share
     captures = len({r.input for r in result.time_ledger})
     of = f" of {captures:,} captures together" if captures > 1 else ""
@@ -127,6 +129,7 @@ def _saving(result: Result) -> Html:
         more = f", {estimate_size(upto.bytes)} of memory" if upto.bytes else ""
         most = max((f.saving.share_of_step or 0.0 for f in result.findings if f.saving), default=0.0)
         gain = estimate_share(upto.share_of_step)
+        more += _of_captures(result)
         if most > 1.05 * upto.share_of_step:  # what the page's title says is not to be had by a patch
             return _tile(
                 name, f"−{estimate_share(most)}", f"by hand; patches give {gain}, {time}{more}", class_="gain"
@@ -139,6 +142,12 @@ def _saving(result: Result) -> Html:
         if result.findings
         else _tile(name, "–", "nothing found", class_="missing")
     )
+
+
+def _of_captures(result: Result) -> str:
+    """Of captures that have nothing to do with each other, a saving is the largest of one of them."""
+    several = 0 if Names(result).ranked else len({row.input for row in result.time_ledger})
+    return f"; the most of {several:,} captures" if several > 1 else ""
 
 
 def _counts(result: Result) -> Html:
@@ -164,17 +173,19 @@ def _first_things(result: Result) -> Html | None:
     return el(
         "div",
         el("h2", "What to change first"),
-        el("ol", [_first(f) for f in worth]),
+        el("ol", [_first(f, result) for f in worth]),
         el("p", el("a", f"{plural(more, 'more finding')} below", href="#findings")) if more else None,
         class_="first",
     )
 
 
-def _first(finding: Finding) -> Html:
+def _first(finding: Finding, result: Result) -> Html:
+    names = Names(result)
     return el(
         "li",
         badge(finding.severity),
         el("a", finding.title or finding.name, href=f"#{finding.id}"),
         el("span", gain(finding.saving), class_="gain-words"),
         el("code", where_briefly(finding.location), class_="where") if where(finding.location) else None,
+        el("bdi", names.of(finding.input), class_="where") if not names.ranked else None,
     )
