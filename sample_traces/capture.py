@@ -1,13 +1,12 @@
 """Records every scenario that this machine can show: `python sample_traces/capture.py [SCENARIO ...]`.
 
-Each script runs in processes of its own, one at a time and with one torch thread, from its own folder. Captures go to
-`SCENARIO/cpu/` or, where CUDA is available, to `SCENARIO/gpu/`.
+Each script runs under `trace-doctor record` as anybody would start it, one at a time and with one torch thread, from its
+own folder. Recordings go to `SCENARIO/cpu/` or, where CUDA is available, to `SCENARIO/gpu/`.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,14 +37,14 @@ def main() -> None:
 
 
 def capture(folder: Path, twin: str, machine: str, options: dict[str, object]) -> None:
-    """One script: the profiled run, then one without the profiler for its step times."""
+    """One script: all that `record.py` keeps of it."""
     out = folder / machine / twin
-    shutil.rmtree(out, ignore_errors=True)
-    profiled = ["--out", str(out.relative_to(folder))]
-    if "active" in options:
-        profiled += ["--active", str(options["active"])]
+    command = [sys.executable, str(HERE / "record.py"), f"{twin}.py", "--out", str(out.relative_to(folder))]
+    for name in ("active", "processes"):
+        if name in options:
+            command += [f"--{name}", str(options[name])]
     if options.get("stacks") is False:
-        profiled += ["--no-stacks"]
+        command.append("--no-stacks")
     with tempfile.TemporaryDirectory() as scratch:
         environment = {
             **os.environ,
@@ -53,25 +52,11 @@ def capture(folder: Path, twin: str, machine: str, options: dict[str, object]) -
             "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/torchinductor_user",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
-        for arguments in (profiled, ["--times", str((out / "steps.csv").relative_to(folder))]):
-            command = [
-                *launcher(options.get("processes", 1)),
-                str(HERE / "record.py"),
-                f"{twin}.py",
-                *arguments,
-            ]
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(f"{folder.name}/{twin}.py failed:\n{done.stderr}")
-    kept = ", ".join(f"{p.name} {p.stat().st_size / 1024:.0f} KiB" for p in sorted(out.iterdir()))
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{folder.name}/{twin}.py failed:\n{done.stdout}{done.stderr}")
+    kept = ", ".join(f"{p.name} {p.stat().st_size / 1024:.0f} KiB" for p in sorted(out.rglob("*.gz")))
     print(f"{folder.name}/{machine}/{twin}: {kept}", flush=True)
-
-
-def launcher(processes: object) -> list[str]:
-    """What starts a script in so many processes, one for each rank."""
-    if processes == 1:
-        return [sys.executable]
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
 
 
 def check_sizes() -> None:

@@ -147,9 +147,11 @@ def twins() -> None:
 
 
 def steady(path: Path) -> float:
-    """Median milliseconds of the steps after the first ones."""
+    """Median milliseconds of the steps that were timed without the profiler; without phases, of those after the first ones."""
     with path.open(encoding="utf-8") as file:
-        return median([float(row["milliseconds"]) for row in csv.DictReader(file)][STEADY:])
+        rows = list(csv.DictReader(file))
+    timed = [row for row in rows if row["phase"] == "timing"] if "phase" in rows[0] else rows[STEADY:]
+    return median(float(row["milliseconds"]) for row in timed)
 
 
 def command(*arguments: str | Path, cwd: Path, environment: dict[str, str] | None = None, codes: tuple[int, ...] = (0,)) -> str:

@@ -1,38 +1,66 @@
-"""Records one training script of this folder, from the folder that the script is in.
+"""Records one training script of this folder with `trace-doctor record`, from the folder that the script is in.
 
-    python ../record.py fault.py --out cpu/fault        trace, on a GPU also a memory snapshot
-    python ../record.py fault.py --times steps.csv      step times and losses without the profiler
+    python ../record.py fault.py --out cpu/fault        the recording: traces, snapshots, step times, environment
 
-The script has a function `train(profiler=None)` that calls `profiler.step()` after each step and returns its losses.
-A script whose fault is the recording itself has `record(trace)` instead, with a profiler of its own.
+What names the machine is taken out of it. A script whose fault is the recording itself has `record(trace)`, with a
+profiler of its own, and is run as it is.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import gzip
 import json
 import os
 import pickle
-import platform
 import re
+import shutil
 import sys
 import sysconfig
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+# The scripts take some twenty steps: enough for each phase, few enough for files below 2 MB.
+SHORT = {"warmup_steps": 3, "max_warmup_steps": 4, "timing_steps": 4, "light_steps": 4, "detailed_steps": 2, "memory_steps": 2}
+TEXTS = re.compile(r"(?:rank\d+\.)?recording\.json|environment\.json|steps\.csv|command\.txt")
+CAPTURES = re.compile(r"rank\d+\.\w+\.(?:json\.gz|pickle)")
 
-ON_GPU = torch.cuda.is_available()
-WAIT, WARMUP = 4, 2
-RANK = os.environ.get("RANK")
-"""of several, where a launcher started this process"""
-TRACE = "trace.json" if RANK is None else f"rank{RANK}.json"
-SNAPSHOT = "snapshot.pickle" if RANK is None else f"rank{RANK}.pickle"
+
+def record(script: str, folder: Path, processes: int, active: int, stacks: bool) -> None:
+    """The script's recording. One that ends in an out-of-memory error is kept: it is the capture."""
+    from trace_doctor.recording.launch import record_command
+    from trace_doctor.recording.options import RecordOptions
+
+    command = [*launcher(processes), script]
+    with tempfile.TemporaryDirectory() as scratch:
+        options = RecordOptions(folder=scratch, stacks=stacks, **{**SHORT, "light_steps": active})
+        done = record_command(command, options, quiet_output=True)
+        made = sorted(Path(scratch).iterdir())
+        if not any(CAPTURES.fullmatch(p.name) for p in made):
+            output = (Path(scratch) / "output.log").read_text(errors="replace")
+            sys.exit(f"{script}: exit {done.exit_code}, nothing recorded: {'; '.join(done.warnings)}\n{output}")
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in made:
+            if TEXTS.fullmatch(file.name) or CAPTURES.fullmatch(file.name):
+                keep(file, folder)
+        for log in sorted(Path(scratch).glob("torch_trace/*.log*")):
+            (folder / "torch_trace").mkdir(exist_ok=True)
+            keep_log(log, folder / "torch_trace")
+    print(f"{script}: {'; '.join(done.warnings) or 'all phases recorded'}")
+
+
+def launcher(processes: int) -> list[str]:
+    """What starts a script in so many processes, one for each rank."""
+    if processes == 1:
+        return [sys.executable]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+
+
+# -- a script that records itself, and plain runs ----------------------------------------------------------------------
 
 
 def load(script: str) -> ModuleType:
@@ -44,6 +72,18 @@ def load(script: str) -> ModuleType:
     return module
 
 
+def run_recorder(script: str, folder: Path) -> None:
+    """The trace that the script writes itself, and what it ran on."""
+    from trace_doctor.recording import environment
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        trace = Path(scratch) / "trace.json"
+        load(script).record(str(trace))
+        keep(trace, folder)
+    environment.write(folder)
+
+
 class Clock:
     """Stands for the profiler in a plain run: notes when each step ends, with the device's work done."""
 
@@ -51,79 +91,18 @@ class Clock:
         self.ends = [time.perf_counter()]
 
     def step(self) -> None:
-        if ON_GPU:
+        torch = sys.modules["torch"]
+        if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.ends.append(time.perf_counter())
-
-
-def measure(module: ModuleType, path: Path) -> None:
-    """Step times and losses of a run without the profiler. A run that ends in an out-of-memory error gives none."""
-    clock = Clock()
-    try:
-        losses = module.train(clock)
-    except torch.OutOfMemoryError:
-        return
-    if RANK not in (None, "0"):
-        return
-    with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["step", "milliseconds", "loss"])
-        for i, loss in enumerate(losses):
-            rows.writerow([i, f"{(clock.ends[i + 1] - clock.ends[i]) * 1e3:.3f}", f"{loss:.6f}"])
-
-
-def record(module: ModuleType, folder: Path, active: int, stacks: bool) -> None:
-    """Profiles the script's training loop. A run that ends in an out-of-memory error is kept: it is the capture."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if hasattr(module, "record"):
-        module.record(str(folder / TRACE))
-    else:
-        profile_training(module, folder, active, stacks)
-    compress(folder)
-    environment = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_name() if ON_GPU else "cpu",
-        "cpu_count": len(os.sched_getaffinity(0)),
-        "torch_threads": torch.get_num_threads(),
-    }
-    text = json.dumps(environment, indent=2)
-    (folder / "environment.json").write_text(text + "\n", encoding="utf-8")
-
-
-def profile_training(module: ModuleType, folder: Path, active: int, stacks: bool) -> None:
-    def finish(profiler: profile) -> None:
-        profiler.export_chrome_trace(str(folder / TRACE))
-        dump_snapshot(folder)
-
-    if ON_GPU:  # the backward pass has no Python frames, hence the C++ ones
-        torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="all")
-    profiler = profile(
-        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ON_GPU else [])],
-        schedule=schedule(wait=WAIT, warmup=WARMUP, active=active, repeat=1),
-        on_trace_ready=finish,
-        record_shapes=True,
-        profile_memory=True,
-        with_stack=stacks,
-    )
-    try:
-        with profiler:
-            module.train(profiler)
-    except torch.OutOfMemoryError as error:
-        print(f"{module.__name__}: {str(error).splitlines()[0]}")
-        dump_snapshot(folder)
-
-
-def dump_snapshot(folder: Path) -> None:
-    if ON_GPU:
-        torch.cuda.memory._dump_snapshot(str(folder / SNAPSHOT))
-        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 # -- what is kept of a recording: nothing that names the machine it was made on --------------------------------------
 
 LIBRARIES = sorted({sysconfig.get_path(p) for p in ("purelib", "platlib", "stdlib")}, key=len, reverse=True)
+LOGGED = ("str", "dynamo_start", "compilation_metrics")
+ARTIFACTS = ("dynamo_graph_break_reason", "recompile_reasons", "torch_version")
+METRICS = ("compile_id", "co_name", "co_filename", "co_firstlineno", "entire_frame_compile_time_s")
 
 
 def portable(path: str) -> str:
@@ -136,25 +115,36 @@ def portable(path: str) -> str:
     return "/".join(Path(path).parts[-3:]) if path.startswith("/") else path
 
 
-def compress(folder: Path) -> None:
-    """Gzips trace and snapshot without the machine's paths and names."""
-    trace = folder / TRACE
-    if trace.exists():
-        text = trace.read_text(encoding="utf-8", errors="surrogateescape")
-        text = re.sub(r'(?<=")(/[^"(]+\.py)(?=[("])', lambda m: portable(m[1]), text)
-        text = re.sub(r'"(host_name|username|hostname)": "[^"]*",?\s*', "", text)
-        text = re.sub(r'"traceName": "[^"]*"', '"traceName": "trace.json"', text)
-        trace.unlink()
-        write_gzip(folder / f"{TRACE}.gz", text.encode("utf-8", errors="surrogateescape"))
-    snapshot = folder / SNAPSHOT
-    if snapshot.exists():
-        with snapshot.open("rb") as file:
-            content = pickle.load(file)
-        for frames in frame_lists(content):
-            for frame in frames:
-                frame["filename"] = portable(frame["filename"])
-        snapshot.unlink()
-        write_gzip(folder / f"{SNAPSHOT}.gz", pickle.dumps(content, protocol=4))
+def without_paths(text: str) -> str:
+    text = re.sub(r'(?<=")(/[^"(]+\.py)(?=[("])', lambda m: portable(m[1]), text)
+    text = re.sub(r"(?<![\w.])/[^\s\"'(),:;]+/python[\d.]*(?![\w./])", "python", text)
+    return re.sub(r"(?<![\w.~-])/[^\s\"'(),:;<>]+\.(?:py|log|so)\b", lambda m: portable(m[0]), text)
+
+
+def keep(file: Path, folder: Path) -> None:
+    """A file of the recording without the machine's paths and names; traces and snapshots packed."""
+    content = pickled(file) if file.suffix == ".pickle" else plain(file)
+    if TEXTS.fullmatch(file.name):
+        (folder / file.name).write_bytes(content)
+    else:
+        write_gzip(folder / f"{file.name.removesuffix('.gz')}.gz", content)
+
+
+def plain(file: Path) -> bytes:
+    content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    text = content.decode("utf-8", "surrogateescape")
+    text = re.sub(r'"(host_name|username|hostname)": "[^"]*",?\s*', "", text)
+    text = re.sub(r'"traceName": "[^"]*"', '"traceName": "trace.json"', text)
+    return without_paths(text).encode("utf-8", "surrogateescape")
+
+
+def pickled(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        content = pickle.load(stream)
+    for frames in frame_lists(content):
+        for frame in frames:
+            frame["filename"] = portable(frame["filename"])
+    return pickle.dumps(content, protocol=4)
 
 
 def frame_lists(snapshot: dict[str, Any]) -> list[list[dict[str, Any]]]:
@@ -162,6 +152,29 @@ def frame_lists(snapshot: dict[str, Any]) -> list[list[dict[str, Any]]]:
     owners = [*(e for device in snapshot["device_traces"] for e in device), *snapshot["segments"]]
     owners += [block for segment in snapshot["segments"] for block in segment["blocks"]]
     return [owner["frames"] for owner in owners if "frames" in owner]
+
+
+def keep_log(log: Path, folder: Path) -> None:
+    """Of a TORCH_TRACE log what says why a graph broke or was compiled again: graphs and generated code are large."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    content = without_paths("".join(records(text)))
+    if content:
+        write_gzip(folder / f"{log.name.removesuffix('.gz')}.gz", content.encode())
+
+
+def records(text: str) -> Iterator[str]:
+    for record in re.split(r"^(?=V\d{4} )", text, flags=re.M):
+        head, _, payload = record.partition("\n")
+        prefix, brace, rest = head.partition("{")
+        try:
+            said = json.loads(brace + rest)
+        except ValueError:
+            continue
+        if not any(key in said for key in LOGGED) and said.get("artifact", {}).get("name") not in ARTIFACTS:
+            continue
+        if "compilation_metrics" in said:
+            said["compilation_metrics"] = {k: said["compilation_metrics"].get(k) for k in METRICS}
+        yield f"{prefix}{json.dumps(said)}\n{payload}"
 
 
 def write_gzip(path: Path, content: bytes) -> None:
@@ -173,17 +186,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument("script")
-    arguments.add_argument("--out", type=Path, help="folder for trace, snapshot and environment")
-    arguments.add_argument("--times", type=Path, help="CSV file for step times and losses")
-    arguments.add_argument("--active", type=int, default=6, help="profiled steps")
+    arguments.add_argument("--out", type=Path, required=True, help="folder of the recording")
+    arguments.add_argument("--processes", type=int, default=1, help="ranks, started by torchrun")
+    arguments.add_argument("--active", type=int, default=SHORT["light_steps"], help="steps of the light trace")
     arguments.add_argument("--no-stacks", action="store_true", help="without Python frames")
     given = arguments.parse_args()
-    sys.path.insert(0, "")  # worker processes import the script by name
-    module = load(given.script)
-    if given.out:
-        record(module, given.out, given.active, stacks=not given.no_stacks)
-    if given.times and hasattr(module, "train"):
-        measure(module, given.times)
+    shutil.rmtree(given.out, ignore_errors=True)
+    if re.search(r"^def record\(", Path(given.script).read_text(encoding="utf-8"), re.M):
+        sys.path.insert(0, "")
+        run_recorder(given.script, given.out)
+    else:
+        record(given.script, given.out, given.processes, given.active, stacks=not given.no_stacks)
 
 
 if __name__ == "__main__":
