@@ -184,8 +184,12 @@ def remove(script: Script, statement: cst.BaseSmallStatement) -> Edit:
 
 
 def _cut_lines(script: Script, node: cst.CSTNode) -> Edit:
-    """Takes whole lines out; the last line of a file that ends without a line end takes the one before it along."""
+    """Takes whole lines out, with one of the empty lines around them where there are two; the last line of a file that
+    ends without a line end takes the one before it along."""
     start, end = line_span(script, node)
+    first, last = script.lines(node)
+    if first > 1 and not script.line_text(first - 1).strip() and not script.line_text(last + 1).strip():
+        end = script.line_starts[last + 1] if last + 1 < len(script.line_starts) else end
     if end == len(script.text) and start and script.text[end - 1] not in "\r\n":
         start -= 2 if script.text[start - 2 : start] == "\r\n" else 1
     return Edit(start, end, "")

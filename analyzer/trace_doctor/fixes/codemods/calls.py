@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from trace_doctor.fixes.edits import (
 from trace_doctor.fixes.loops import enclosing_loop, of_steps
 from trace_doctor.loaders.script import Script, argument
 
+_CLOCK = re.compile(r"(?:^|\.)(?:time|perf_counter|monotonic|process_time|now|elapsed_time)(?:_ns)?$")
 _EXCLUSIVE = {"torch.compile": (("mode", "options"),)}
 _POSITIONS = {
     "torch.compile": {"model": 0},
@@ -43,7 +45,28 @@ def remove_call(place: Place, params: Mapping[str, Any]) -> Change:
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr) or statement.value is not call:
         raise NoEdit("display", f"the value of {name}() is used", [candidate(script, call)])
+    if name.endswith(".synchronize") and (clock := _measured(script, statement)) is not None:
+        why = "the clock is read right after it: without the wait the time that is taken means nothing"
+        raise NoEdit("display", why, [candidate(script, call), candidate(script, clock)])
     return Change(script, (remove(script, statement),), script.line(call))
+
+
+def _measured(script: Script, statement: cst.CSTNode) -> cst.CSTNode | None:
+    """The statement behind another one, or behind the `if` around it, where that reads a clock."""
+    while True:
+        block, index = script.block_of(statement)
+        following = block.body[index + 1] if index + 1 < len(block.body) else None
+        owner = script.parent(block)
+        if following is not None or not isinstance(owner, cst.If | cst.Else):
+            break
+        while isinstance(owner, cst.Else) or isinstance(script.parent(owner), cst.If):
+            owner = script.parent(owner)
+            assert owner is not None
+        statement = owner
+    if following is None:
+        return None
+    calls = script.all(cst.Call, within=following)
+    return following if any(_CLOCK.search(script.code(c.func)) for c in calls) else None
 
 
 def _repeats(script: Script, call: cst.Call) -> bool:
