@@ -11,20 +11,22 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import IO, Literal
 
 from trace_doctor.errors import UsageError
-from trace_doctor.recording import folder, processes
+from trace_doctor.recording import folder, presence, processes
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
 
 _LOOKS_EVERY = 0.25
 _TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
 """what a terminal sends to everybody in the foreground"""
 _SENT = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+_START_UP = 30.0
+"""seconds that a command gets to import torch, however little is to be recorded"""
 _TO_END = ((signal.SIGINT, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 """what ends a script, and how many seconds it gets before the next"""
 
@@ -67,7 +69,7 @@ def run(
             ) from None
         mark = env[OPTIONS_VARIABLE]
         watch = _Watch(options, say, lambda: processes.started_with(OPTIONS_VARIABLE, mark, process.pid))
-        with _handing_on(process) as told:
+        with _handing_on(process) as told, _leaving_nothing(watch.pids):
             while process.poll() is None:
                 try:
                     process.wait(_LOOKS_EVERY)
@@ -76,6 +78,16 @@ def run(
         if watch.why is not None or any(n in (signal.SIGTERM, signal.SIGHUP) for n in told):
             _end_rest(watch.pids, options.grace_seconds)
     return Ended(process.returncode, time.monotonic() - began, watch.why, told[-1] if told else None)
+
+
+@contextmanager
+def _leaving_nothing(pids: Callable[[], list[int]]) -> Iterator[None]:
+    """A failure of ours, or an interrupt that we do not handle, ends the command as well."""
+    try:
+        yield
+    except BaseException:
+        _end_rest(pids, 5.0)
+        raise
 
 
 @contextmanager
@@ -100,7 +112,8 @@ class _Watch:
         self._say = say
         self._now = time.monotonic()
         self._age = 0.0
-        self._first_step: float | None = None
+        self._last = max(options.max_seconds, _START_UP)
+        self._torch = False
         self._enough: float | None = None
         self._to_come = iter(_TO_END)
         self._next = 0.0
@@ -123,33 +136,32 @@ class _Watch:
         self._hear()
         if self._enough is not None and self._age >= self._enough + self._options.grace_seconds:
             return "enough"
-        # once there are steps, the recorder inside keeps to the time, and needs a moment to write
-        last = self._options.max_seconds
-        if self._first_step is not None:
-            last += self._first_step + self._options.grace_seconds
-        if self._age < last:
+        if self._age < self._last:
             return None
-        self._say(
-            f"ending the script: it has run for {self._age:.0f} s (--max-seconds {self._options.max_seconds:g})"
-        )
+        self._say(f"ending the script after {self._age:.0f} s (--max-seconds {self._options.max_seconds:g})")
         return "time"
 
     def _hear(self) -> None:
-        """What the ranks have said since."""
+        """What the processes have said since. The time is counted from the import of torch, then from the first step; then
+        the recorder inside keeps to it, and needs a moment to write."""
+        if not self._torch and (self._folder / presence.PRESENCE_FILE).exists():
+            self._torch = any(presence.TORCH in said for said in presence.heard(self._folder).values())
+            if self._torch:
+                self._last = self._age + self._options.max_seconds
         manifests = tuple(
             sorted((p.name, p.stat().st_mtime_ns) for p in self._folder.glob("rank*.recording.json"))
         )
         if manifests == self._manifests:
             return
+        if not self._manifests:
+            self._last = self._age + self._options.max_seconds + self._options.grace_seconds
         self._manifests = manifests
         ranks = recording.ranks.values() if (recording := folder.read(self._folder)) else ()
-        if ranks and self._first_step is None:
-            self._first_step = self._age
         if ranks and self._enough is None and all(r.ended == "enough" for r in ranks):
             self._enough = self._age
 
     def _end(self) -> None:
-        size = sum(p.stat().st_size for p in self._folder.glob("*") if p.is_file())
+        size = _size(self._folder)
         writing, self._size = size != self._size, size
         if writing and self._next:  # the recorder inside writes what it has: not to be cut short
             self._next = self._age + self._options.grace_seconds / 2
@@ -157,6 +169,15 @@ class _Watch:
         number, patience = next(self._to_come, _TO_END[-1])
         processes.send(number, self.pids())
         self._next = self._age + max(patience, self._options.grace_seconds if number == signal.SIGINT else 0)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files in the folder; they come and go meanwhile."""
+    total = 0
+    for entry in os.scandir(folder):
+        with suppress(OSError):
+            total += entry.stat().st_size
+    return total
 
 
 def _end_rest(pids: Callable[[], list[int]], grace: float) -> None:
