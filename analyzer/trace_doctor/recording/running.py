@@ -113,7 +113,7 @@ class _Watch:
         self._now = time.monotonic()
         self._age = 0.0
         self._last = max(options.max_seconds, _START_UP)
-        self._torch = False
+        self._torches = 0
         self._enough: float | None = None
         self._to_come = iter(_TO_END)
         self._next = 0.0
@@ -142,11 +142,14 @@ class _Watch:
         return "time"
 
     def _hear(self) -> None:
-        """What the processes have said since. The time is counted from the import of torch, then from the first step; then
-        the recorder inside keeps to it, and needs a moment to write."""
-        if not self._torch and (self._folder / presence.PRESENCE_FILE).exists():
-            self._torch = any(presence.TORCH in said for said in presence.heard(self._folder).values())
-            if self._torch:
+        """What the processes have said since. The time is counted from the last import of torch (a launcher imports it
+        before its workers do), then from the first step; then the recorder inside keeps to it, and needs a moment to
+        write."""
+        if not self._manifests:
+            said = presence.heard(self._folder).values()
+            torches = sum(presence.TORCH in events for events in said)
+            if torches > self._torches:
+                self._torches = torches
                 self._last = self._age + self._options.max_seconds
         manifests = tuple(
             sorted((p.name, p.stat().st_mtime_ns) for p in self._folder.glob("rank*.recording.json"))
