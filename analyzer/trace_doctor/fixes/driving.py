@@ -14,7 +14,7 @@ from trace_doctor.fixes.accelerator import in_accelerator
 from trace_doctor.fixes.arguments import Arguments
 from trace_doctor.fixes.codemods import Place, candidate, codemods, only
 from trace_doctor.fixes.deepspeed_config import agreeing, find_config, in_config
-from trace_doctor.fixes.edits import Change, NoEdit, remove_argument
+from trace_doctor.fixes.edits import Candidate, Change, NoEdit, remove_argument
 from trace_doctor.fixes.feeding import training_loops
 from trace_doctor.fixes.frameworks import MANAGED, TRAINING_ARGUMENTS, wishes
 from trace_doctor.fixes.launchers import pass_options
@@ -212,6 +212,8 @@ def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, st
                 and all(c is not origin for _, c in made)
             ):
                 made.append((home, origin))
+    if "num_workers" in wanted:
+        _refuse_iterable(place)
     if made and not parsed:
         script, call = only(made, "construct the Trainer's arguments", "")
         if "log_every" in wanted and Arguments(place.program, script, call, {}).find("logging_steps") is None:
@@ -224,6 +226,19 @@ def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, st
     if parsed and "log_every" not in wanted:
         return _together(place, _on_command_line(place, parsed[0], wanted), wanted)
     return None
+
+
+def _refuse_iterable(place: Place) -> None:
+    """Workers multiply the data of an IterableDataset that does not share it out."""
+    for word in _ITERABLE:
+        for script in place.program.mentioning(word):
+            line = script.line_of(script.text.index(word))
+            where = [Candidate(script.name, line, script.line_text(line).strip())]
+            why = f"{word}: each worker would deliver all of it unless its __iter__ takes a share"
+            raise NoEdit("display", why, where, framework="transformers")
+
+
+_ITERABLE = ("IterableDataset", "ConstantLengthDataset")
 
 
 def _together(place: Place, made: Change, wanted: Mapping[str, str]) -> Change:

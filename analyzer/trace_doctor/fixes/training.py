@@ -121,6 +121,24 @@ def model_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
     return found
 
 
+_NO_FORWARD = re.compile(
+    r"train|eval|zero_grad|(?:named_)?(?:parameters|buffers|modules|children)|to|cuda|cpu|half|float|bfloat16|apply|requires_grad_"
+    r"|(?:load_)?state_dict|register_\w+|get_\w+|set_\w+|save\w*|update\w*|no_sync|compile|backward|step"
+)
+"""methods of a module that compute nothing of its forward pass"""
+
+
+def part_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
+    """Calls of a part of a model or of another method that computes: `model.encoder(images)`."""
+    script, found = step.script, []
+    for call in script.all(cst.Call, within=within):
+        if isinstance(call.func, cst.Attribute) and not _NO_FORWARD.fullmatch(call.func.attr.value):
+            made = step.program.of(script, call.func.value)
+            if made and all(_is_model(step.program, *m) for m in made):
+                found.append(call)
+    return found
+
+
 def _is_model(program: Project, script: Script, origin: cst.BaseExpression) -> bool:
     if not isinstance(origin, cst.Call):
         return False

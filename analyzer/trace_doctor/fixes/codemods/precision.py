@@ -11,7 +11,15 @@ from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before, wrap
 from trace_doctor.fixes.imports import below_imports, last_import, name_for
 from trace_doctor.fixes.loops import Loop, method_calls, optimizer_steps
-from trace_doctor.fixes.training import Step, find_step, model_calls, outermost, refuse_frameworks, whole_line
+from trace_doctor.fixes.training import (
+    Step,
+    find_step,
+    model_calls,
+    outermost,
+    part_calls,
+    refuse_frameworks,
+    whole_line,
+)
 from trace_doctor.fixes.versions import TorchBounds
 from trace_doctor.loaders.script import Script, dotted, literal
 
@@ -87,6 +95,8 @@ def _forward(step: Step) -> tuple[cst.CSTNode, cst.CSTNode]:
         raise NoEdit(
             "unresolved", "the step calls no model that is made in this script", [candidate(script, last)]
         )
+    parts = [c for c in part_calls(step, step.home) if script.span(c)[0] < script.span(calls[0])[0]]
+    calls = [*parts, *calls]
     block, end = script.block_of(targets[-1])
     for index, line in enumerate(block.body[: end + 1]):
         if script.span(line)[0] <= script.span(calls[0])[0] < script.span(line)[1]:
