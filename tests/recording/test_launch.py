@@ -17,6 +17,8 @@ from trace_doctor.recording import environment, presence, processes, steps
 from trace_doctor.recording.folder import read
 from trace_doctor.recording.launch import Recorded, new_folder, record_command
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
+from trace_doctor.recording.running import Ended
+from trace_doctor.recording.shortcomings import shortcomings
 
 CLI = [sys.executable, "-c", "from trace_doctor.cli import main; main()", "record"]
 
@@ -155,6 +157,14 @@ def test_no_line_that_was_cut_is_joined(tmp_path: Path) -> None:
     steps.join(tmp_path, [0, 1])
     assert (tmp_path / "steps.csv").read_text() == "rank,step,phase,milliseconds,loss\n1,0,timing,1.5,2.0\n"
     assert not (tmp_path / "rank1.steps.csv").exists()
+
+
+def test_a_busy_machine_is_named() -> None:
+    """Half of the wall time was another process's: no time of the recording is worth much."""
+    said = [
+        shortcomings(["true"], RecordOptions("."), Ended(0, 9.0, waited=w), None, {}) for w in (0.5, 0.01)
+    ]
+    assert ["waited 50% of the time for a CPU" in "".join(lines) for lines in said] == [True, False]
 
 
 def test_processes_speak_in_whole_lines(tmp_path: Path) -> None:

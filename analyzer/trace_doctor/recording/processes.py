@@ -53,6 +53,15 @@ def alive(pid: int) -> bool:
     return True
 
 
+def waited_for_cpu(pid: int) -> float | None:
+    """Seconds that the main thread of the process was ready to run, and another ran in its place; None where Linux does
+    not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def send(number: signal.Signals, pids: list[int]) -> None:
     """Sends the signal to each; one that is stopped is continued, so that it can act on it."""
     for pid in pids:

@@ -45,6 +45,8 @@ class Ended:
     """why we ended it; None: it ended by itself"""
     told: int | None = None
     """the signal that somebody sent us and we handed on"""
+    waited: float = 0.0
+    """share of its time that the main thread of a rank was ready and waited for a CPU, of the rank that waited most"""
 
 
 def run(
@@ -77,7 +79,9 @@ def run(
                     watch.look()
         if watch.why is not None or any(n in (signal.SIGTERM, signal.SIGHUP) for n in told):
             _end_rest(watch.pids, options.grace_seconds)
-    return Ended(process.returncode, time.monotonic() - began, watch.why, told[-1] if told else None)
+    return Ended(
+        process.returncode, time.monotonic() - began, watch.why, told[-1] if told else None, watch.waited
+    )
 
 
 @contextmanager
@@ -119,12 +123,25 @@ class _Watch:
         self._next = 0.0
         self._size = 0
         self._manifests: tuple[tuple[str, int], ...] = ()
+        self._ranks: dict[int, int] = {}
+        self._waits: dict[int, list[tuple[float, float]]] = {}
+        """rank -> (seconds, seconds waited), first and last"""
+
+    @property
+    def waited(self) -> float:
+        """Share of the time since its first step that a rank waited for a CPU: of the one that waited most."""
+        spans = [(seen[-1][0] - seen[0][0], seen[-1][1] - seen[0][1]) for seen in self._waits.values()]
+        return max((waited / age for age, waited in spans if age > 0), default=0.0)
 
     def look(self) -> None:
         """Time in which we were stopped (Ctrl-Z) does not count: the command was stopped as well."""
         now = time.monotonic()
         self._age += min(now - self._now, 4 * _LOOKS_EVERY)
         self._now = now
+        self._hear()
+        for rank, pid in self._ranks.items():
+            if (waited := processes.waited_for_cpu(pid)) is not None:
+                self._waits.setdefault(rank, [(self._age, waited)] * 2)[1] = (self._age, waited)
         if self._options.let_it_run:
             return
         if self.why is None:
@@ -133,7 +150,6 @@ class _Watch:
             self._end()
 
     def _time_to_end(self) -> Why | None:
-        self._hear()
         if self._enough is not None and self._age >= self._enough + self._options.grace_seconds:
             return "enough"
         if self._age < self._last:
@@ -160,6 +176,7 @@ class _Watch:
             self._last = self._age + self._options.max_seconds + self._options.grace_seconds
         self._manifests = manifests
         ranks = recording.ranks.values() if (recording := folder.read(self._folder)) else ()
+        self._ranks = {r.rank: r.pid for r in ranks if r.pid is not None and processes.alive(r.pid)}
         if ranks and self._enough is None and all(r.ended == "enough" for r in ranks):
             self._enough = self._age
 

@@ -12,6 +12,9 @@ from trace_doctor.recording.options import RecordOptions
 from trace_doctor.recording.presence import FAILED, SECOND, TORCH
 from trace_doctor.recording.running import Ended
 
+BUSY = 0.1
+"""waiting for a CPU above this share of the time is worth a word"""
+
 
 def shortcomings(
     command: Sequence[str],
@@ -28,10 +31,19 @@ def shortcomings(
     return [
         *_ends(ended, options),
         *([_nothing(command, processes)] if not ranks else []),
+        *_busy(ended),
         *_silent(ranks),
         *_others(processes),
         *(line for rank in ranks for line in _of_rank(rank, options, several=len(ranks) > 1)),
     ]
+
+
+def _busy(ended: Ended) -> Iterator[str]:
+    if ended.waited >= BUSY:
+        yield (
+            f"training waited {ended.waited:.0%} of the time for a CPU (other work on the machine, or more workers than "
+            "cores): times vary"
+        )
 
 
 def _ends(ended: Ended, options: RecordOptions) -> Iterator[str]:
