@@ -79,7 +79,7 @@ def frame(run: Run, symbols: dict[str, int], *, args: bool = True) -> pd.DataFra
     where it has fractions, starts are rounded up and ends down, as HTA does."""
     import pandas as pd
 
-    shown = np.flatnonzero(run.cat != Cat.SPAN)
+    shown = np.flatnonzero((run.cat != Cat.SPAN) & run.own)
     shown = shown[np.argsort(run.offset[shown], kind="stable")]
     start, end = _microseconds(run, shown)
     linked = _linked(run, shown)

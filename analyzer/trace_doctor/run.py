@@ -165,6 +165,12 @@ class Run:
         return mask
 
     @property
+    def span_ns(self) -> tuple[int, int] | None:
+        """The first and the last moment of its events; None without any."""
+        own = self.own
+        return (int(self.ts[own].min()), int(self.end[own].max())) if own.any() else None
+
+    @property
     def own(self) -> Bool:
         """Mask of the rows that are events of this file: all but those that `loading.lending` laid into it."""
         return self.offset > BORROWED
@@ -278,6 +284,8 @@ class Capture:
     step_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """phase of the recording -> wall milliseconds of its steps; in `timing` there is no profiler, and the device's work
     is done at the end of each step"""
+    began_ns: int | None = None
+    """the first moment that any trace or snapshot of the recording shows, in the clock of all (of the epoch)"""
     record: RankRecord | None = None
     """what the recording says of this rank"""
     warnings: tuple[str, ...] = ()

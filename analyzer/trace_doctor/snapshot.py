@@ -133,6 +133,13 @@ class Snapshot:
     def has_clock(self) -> bool:
         return bool(len(self.time_us)) and bool((self.time_us >= 0).all())
 
+    @property
+    def span_ns(self) -> tuple[int, int] | None:
+        """The first and the last moment of its history, in nanoseconds; None where it has no clock."""
+        if not self.has_clock:
+            return None
+        return int(self.time_us.min()) * 1000, int(self.time_us.max()) * 1000
+
     @cached_property
     def frames_kind(self) -> Literal["all", "python", "cpp", "none"]:
         """Which frames the stacks hold: `_record_memory_history(stacks="all"|"python")`, C++ only, or none."""

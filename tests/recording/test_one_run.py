@@ -21,6 +21,7 @@ from trace_doctor.recording.options import capture_file, rank_file
 from trace_doctor.reporters import render
 from trace_doctor.run import Capture, Cat
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
+from trace_doctor.testing.run_builder import BASE_NS
 
 Script = Callable[[RunBuilder, int], None]
 FRAME_US = 60
@@ -351,10 +352,11 @@ def test_an_environment_of_the_recording_counts_for_all_its_files(tmp_path: Path
     assert {i.torch_version.min for i in result.inputs} == {"2.9.1"}
 
 
-def snapshots(folder: Path) -> None:
+def snapshots(folder: Path, now_us: int = 1_000_000) -> None:
     """A peak inside a step, and a boundary at which little is left: the boundary's record goes on from the peak's."""
     for role in ("peak", "boundary"):
         b = SnapshotBuilder()
+        b.now = now_us
         kept = b.alloc(4 << 20)
         more = [b.alloc(32 << 20) for _ in range(3)]
         if role == "boundary":
@@ -402,3 +404,15 @@ def test_two_recordings_are_compared_by_their_plain_steps(tmp_path: Path) -> Non
         (after / name).unlink()
     step = diff(before, after).step_time
     assert step.before and not step.before.plain and step.verdict == "within_noise"
+
+
+def test_traces_and_snapshots_share_one_clock(tmp_path: Path) -> None:
+    folder = recording(tmp_path)
+    snapshots(folder, BASE_NS // 1000 + 2_500_000)
+    seconds = {i.role: i.seconds or (-1.0, -1.0) for i in analyze(folder).inputs}
+    assert seconds["light"] == (0, pytest.approx(0.008, abs=0.001))
+    assert seconds["detailed"][0] == 0  # both builders start at the same moment
+    assert seconds["peak"][0] == seconds["boundary"][0] == pytest.approx(2.499, abs=0.001)
+    assert seconds["peak"][1] < seconds["boundary"][1] < 2.6
+    snapshots(folder, 1_000_000)
+    assert [i.seconds for i in analyze(folder).inputs] == [None] * 4

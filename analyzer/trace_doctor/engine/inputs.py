@@ -62,6 +62,7 @@ def _trace(run: Run, capture: Capture, steps: Steps | None) -> Input:
         path=run.path,
         kind="trace",
         role=capture.roles.get(run.path),
+        seconds=_seconds(run.span_ns, capture),
         run_steps=(steps.steps[0].index, steps.steps[-1].index) if steps and numbered else None,
         rank=capture.rank,
         rank_how=run.rank_how,
@@ -78,6 +79,7 @@ def _snapshot(snapshot: Snapshot, capture: Capture) -> Input:
         path=snapshot.path,
         kind="snapshot",
         role=capture.roles.get(snapshot.path),
+        seconds=_seconds(snapshot.span_ns, capture),
         run_steps=_memory_steps(capture),
         rank=capture.rank,
         rank_how=snapshot.rank_how,
@@ -85,6 +87,13 @@ def _snapshot(snapshot: Snapshot, capture: Capture) -> Input:
         events=len(snapshot),
         warnings=list(snapshot.warnings),
     )
+
+
+def _seconds(span: tuple[int, int] | None, capture: Capture) -> tuple[float, float] | None:
+    """A stretch of the recording, on the clock that all its files share."""
+    if span is None or capture.began_ns is None:
+        return None
+    return (span[0] - capture.began_ns) / 1e9, (span[1] - capture.began_ns) / 1e9
 
 
 def _memory_steps(capture: Capture) -> tuple[int, int] | None:

@@ -184,7 +184,7 @@ def _walk(root: Path) -> Iterator[Path]:
             continue
         seen.add((status.st_dev, status.st_ino))
         below = []
-        recorded = recordings.is_recording(folder)
+        recorded = any(recordings.is_manifest(entry.name) for entry in entries)
         for entry in entries:
             try:
                 if entry.is_dir():

@@ -19,6 +19,8 @@ from trace_doctor.recording.folder import Recording
 from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Action, Snapshot
 
+_LONGEST_NS = 7 * 86_400 * 10**9
+"""No recording shows two moments further apart."""
 Files = Sequence[tuple[Found, Content]]
 
 
@@ -73,10 +75,23 @@ def _of_recording(recording: Recording | None, files: Files) -> list[Capture]:
             by_rank.setdefault(named[0], {})[named[1]] = content
     logs = _logs([c for _, c in files if isinstance(c, CompileLog)], recording, by_rank)
     said = _warnings(recording, min(by_rank, default=0))
+    began = _began(content for mine in by_rank.values() for content in mine.values())
     return [
-        replace(_rank(rank, mine, logs.get(rank, ()), recording), warnings=said.get(rank, ()))
+        replace(
+            _rank(rank, mine, logs.get(rank, ()), recording),
+            warnings=said.get(rank, ()),
+            began_ns=began,
+        )
         for rank, mine in by_rank.items()
     ]
+
+
+def _began(contents: Iterable[Run | Snapshot]) -> int | None:
+    """The first moment that any file shows. None where they have no clock in common: before torch 2.4 traces count from
+    the start of the machine."""
+    spans = [span for content in contents if (span := content.span_ns) is not None]
+    first, last = min((s for s, _ in spans), default=0), max((e for _, e in spans), default=0)
+    return first if spans and last - first < _LONGEST_NS else None
 
 
 def _warnings(recording: Recording | None, first: int) -> dict[int, tuple[str, ...]]:

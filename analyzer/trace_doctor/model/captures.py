@@ -65,6 +65,8 @@ class Input(Struct, frozen=True, kw_only=True):
     """of a recording: light, detailed, peak, boundary, oom or exception"""
     run_steps: tuple[int, int] | None = None
     """of a recording: the first and the last step of the run that the file shows, as `steps.csv` counts them"""
+    seconds: tuple[float, float] | None = None
+    """of a recording: from when to when the file shows it, from the first moment that any of its files shows"""
     step_source: str | None = None
     """what marks the steps: profiler_step, loader, optimizer, marker; None without steps"""
     work: Work = Work()

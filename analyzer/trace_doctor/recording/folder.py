@@ -111,6 +111,12 @@ def is_recording(folder: Path) -> bool:
         return False
 
 
+def is_manifest(name: str) -> bool:
+    """Whether a file of this name makes its folder a recording."""
+    found = _RANK.fullmatch(name)
+    return name == RECORDING_FILE or (found is not None and name == rank_file(int(found[1])))
+
+
 def role_of(name: str) -> tuple[int, Role] | None:
     """Rank and role of a capture by the name of its file, packed or unpacked since; None for any other name."""
     plain = name.removesuffix(".gz")
@@ -125,8 +131,10 @@ def role_of(name: str) -> tuple[int, Role] | None:
 def is_companion(name: str) -> bool:
     """Whether this file of a recording is no capture, and nothing to speak of."""
     found = _RANK.fullmatch(name)
-    return name in _COMPANIONS or (
-        found is not None and name in (rank_file(int(found[1])), rank_steps_file(int(found[1])))
+    return (
+        name in _COMPANIONS
+        or is_manifest(name)
+        or (found is not None and name == rank_steps_file(int(found[1])))
     )
 
 

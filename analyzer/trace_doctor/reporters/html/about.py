@@ -89,7 +89,9 @@ def _version(version: TorchVersion) -> str | None:
 def _recorded(source: Input) -> str | None:
     said = []
     if source.run_steps is not None:
-        said.append("steps {} to {} of the run".format(*source.run_steps))
+        said.append(f"steps {source.run_steps[0]:,} to {source.run_steps[1]:,} of the run")
+    if source.seconds is not None:
+        said.append(f"{source.seconds[0]:,.2f} s to {source.seconds[1]:,.2f} s")
     if source.kind == "trace":
         flags = {n: getattr(source.recorded, n) for n in ("shapes", "stacks", "memory", "flops", "modules")}
         yes = [n for n, v in flags.items() if v]
