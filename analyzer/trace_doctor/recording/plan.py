@@ -93,7 +93,7 @@ class WarmUp:
     @property
     def settled(self) -> bool:
         """The last steps compiled nothing, and their pace is the best so far or that of the steps before them."""
-        if self.steps < self.least or self.quiet < min(self.least, 3) or len(self.times) < min(self.least, 2):
+        if self.steps < self.least or min(self.quiet, len(self.times)) < min(self.least, 3):
             return False
         if len(self.times) < 3:
             return True

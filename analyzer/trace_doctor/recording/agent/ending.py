@@ -61,8 +61,10 @@ def watch_termination(finish: Finish) -> None:
     signal.signal(signal.SIGTERM, handler)
 
 
-def leave_within(seconds: float, said: Callable[[], None]) -> None:
-    """A script that was asked to stop and is still there after so many seconds is ended without asking."""
+def leave_within(seconds: float, said: Callable[[], None]) -> Callable[[], None]:
+    """A script that was asked to stop and is still there after so many seconds is ended without asking.
+
+    Gives what calls that off."""
 
     def end() -> None:
         said()
@@ -73,3 +75,4 @@ def leave_within(seconds: float, said: Callable[[], None]) -> None:
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
+    return timer.cancel

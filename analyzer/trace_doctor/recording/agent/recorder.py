@@ -124,12 +124,18 @@ class Recorder:
         """What ends a step has changed."""
         self.plan.restart()
 
+    def let_go(self) -> None:
+        """Nothing of ours is on any more: a process must not end under a profiler."""
+        self.phase = None
+        self.losses.before_backward = None
+        try:
+            self._stop_tracer()
+        finally:
+            self.memory.stop()
+
     def discard(self) -> None:
         """Nothing of this counts: leaves no capture behind."""
-        self.phase = None
-        self._give_way()
-        self.losses.before_backward = None
-        self.memory.stop()
+        self.let_go()
         for name in self.status.said["files"].values():
             (self.status.folder / name).unlink(missing_ok=True)
         self.table.path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -51,6 +52,7 @@ class Session:
         self.done = False
         self._begin: Moment | None = None
         self._stopping = False
+        self._call_off: Callable[[], None] = lambda: None
         self._busy = False
         self.losses = Losses(torch)
         self.others = OtherProfilers(torch)
@@ -100,7 +102,8 @@ class Session:
             self._start(found_by)
         if self.recorder is not None:
             by_optimizer = found_by == "optimizer"
-            if by_optimizer and (self.finder.closing.changed or not self.finder.closing.sure):
+            closing = self.finder.closing if by_optimizer else self.finder.calling
+            if closing.changed or (by_optimizer and not closing.sure):
                 self.recorder.restart()
             self.done = self.recorder.boundary()
             if self.recorder.phase == "timing":
@@ -171,6 +174,7 @@ class Session:
     def close(self) -> None:
         """Nothing of this session sees anything from now on; what it has recorded stays."""
         self.passive = True
+        self._call_off()
         self._uninstall()
 
     def finish(self, ended: str) -> None:
@@ -196,15 +200,19 @@ class Session:
     def give_up(self, error: Exception) -> None:
         """Something of ours failed: the recorder is off from here on, and says so."""
         why = f"the recorder failed and switched itself off: {type(error).__name__}: {error}"
-        self._withdraw()
-        if self.recorder is None:
-            presence.say(str(self.folder), "failed", why=why)
-            return
-        try:
-            self.recorder.status.warn(why)
-            self.recorder.finish("recorder failed")
-        except Exception:
-            presence.say(str(self.folder), "failed", why=why)
+        recorder = self.recorder
+        acts: list[Callable[[], None]] = [self._withdraw]
+        if recorder is None:
+            acts.append(lambda: presence.say(str(self.folder), "failed", why=why))
+        else:
+            acts += [
+                lambda: recorder.status.warn(why),
+                lambda: recorder.finish("recorder failed"),
+                recorder.let_go,
+            ]
+        for act in acts:  # what one of them leaves undone the next may still do
+            with contextlib.suppress(Exception):
+                act()
 
     def _stop(self) -> None:
         """At a step boundary, by SystemExit: `finally` blocks, context managers and exit handlers of the script run.
@@ -212,7 +220,7 @@ class Session:
         A script that catches it is asked again at each step, and after the grace period ended."""
         if not self._stopping:
             self._stopping = True
-            ending.leave_within(self.options.grace_seconds, self._quietly(self._forced))
+            self._call_off = ending.leave_within(self.options.grace_seconds, self._quietly(self._forced))
         if threading.current_thread() is threading.main_thread() or self.recorder is not None:
             raise SystemExit(0)
 

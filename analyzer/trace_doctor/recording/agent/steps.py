@@ -1,4 +1,5 @@
-"""Where steps end: optimizer steps, of several optimizers the one that steps least often; without any, module calls."""
+"""Where steps end: optimizer steps, of several optimizers the one that steps least often; without any, module calls, of
+several modules those of the one that is called least often."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _PATIENCE = 32
 
 
 class Closing:
-    """Of optimizers that step in turns, the one whose step ends the whole (a GAN's generator, not its discriminator).
+    """Of optimizers that step in turns, the one whose step ends the whole (a GAN's generator, not its discriminator); and of
+    modules that are called in turns, the one whose call does (the loss behind the model).
 
     It is the one that steps least often among those that have stepped twice, of several the one that began last."""
 
@@ -90,6 +92,8 @@ class Finder:
         """is called when an optimizer begins to step or a module is called from outside"""
         self.step_every = step_every
         self.closing = Closing()
+        self.calling = Closing()
+        """the same of modules, where there is no optimizer"""
         self.active = True
         self._thread: int | None = None
         self._depth = 0
@@ -230,6 +234,8 @@ class Finder:
 
     def _module_called(self, module: Any) -> None:
         if self.torch.jit.is_tracing() or (self._optimizers and self.step_every is None):
+            return
+        if self.step_every is None and not self.calling.ends_step(id(module)):
             return
         if self.step_every is None and module.training and self.torch.is_grad_enabled():
             self._trained += 1  # training: an optimizer is still to come

@@ -1,0 +1,218 @@
+"""Scripts that know nothing of being recorded."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+Make = Callable[..., "Made"]  # type: ignore[name-defined]  # noqa: F821  conftest's
+pytestmark = pytest.mark.torch
+
+MODEL = """
+import os, signal, sys, time
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(parts=1):
+    optimizer.zero_grad()
+    losses = [model(torch.randn(8, 16)).pow(2).mean() / parts for _ in range(parts)]
+    for loss in losses:
+        loss.backward()
+    optimizer.step()
+    return [loss.item() for loss in losses]
+"""
+
+ACCUMULATING = (
+    MODEL
+    + """
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        return model(torch.randn(1, 16)).detach()  # a worker that calls a module
+
+def main():
+    for i, _ in enumerate(torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)):
+        print("step", i, *map(repr, step(parts=2)))
+    print("random", torch.rand(1).item(), [p.sum().item() for p in model.parameters()])
+
+main()
+sys.exit(3)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def accumulating(make: Make):  # type: ignore[no-untyped-def]
+    return make(ACCUMULATING, let_it_run=True)
+
+
+def test_a_script_computes_what_it_computes_without_us(accumulating, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    script = tmp_path / "script.py"
+    script.write_text(ACCUMULATING)
+    alone = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert alone.returncode == accumulating.recorded.exit_code == 3
+    assert accumulating.output == alone.stdout
+    assert not accumulating.recorded.stopped_by_us
+
+
+def test_losses_are_those_of_the_script_bit_by_bit(accumulating) -> None:  # type: ignore[no-untyped-def]
+    printed = {
+        int(n): repr(float(a) + float(b))
+        for n, a, b in re.findall(r"step (\d+) (\S+) (\S+)", accumulating.output)
+    }
+    plain = [r for r in accumulating.rows() if r["phase"] in ("warmup", "timing")]
+    assert len(plain) > 8
+    assert {int(r["step"]): r["loss"] for r in plain} == {
+        int(r["step"]): printed[int(r["step"])] for r in plain
+    }
+    assert not any(r["loss"] for r in accumulating.rows() if r["phase"] in ("light", "detailed"))
+
+
+def test_phases_follow_one_another_without_a_gap(accumulating) -> None:  # type: ignore[no-untyped-def]
+    phases = accumulating.phases()
+    assert [name for name, _, _ in phases][:4] == ["warmup", "timing", "light", "detailed"]
+    assert phases[0][1] == 0
+    assert all(b[1] == a[2] + 1 for a, b in pairwise(phases))
+    rows = {int(r["step"]): r["phase"] for r in accumulating.rows()}
+    assert rows == {n: name for name, first, last in phases for n in range(first, last + 1)}
+    assert all(float(r["milliseconds"]) > 0 for r in accumulating.rows())
+
+
+def test_traces_mark_the_steps_of_their_phase_but_the_first(accumulating) -> None:  # type: ignore[no-untyped-def]
+    for name, first, last in accumulating.phases():
+        if name in ("light", "detailed"):
+            assert accumulating.marks(name) == list(range(first + 1, last + 1))
+
+
+def test_what_the_recorder_says(accumulating) -> None:  # type: ignore[no-untyped-def]
+    said = accumulating.said()
+    assert said["found_steps_by"] == "optimizer" and said["accumulation"] == 2
+    assert said["ended"] == "enough" and said["rank"] == 0 and said["world_size"] == 1
+    assert said["files"] == {"light": "rank0.light.json.gz", "detailed": "rank0.detailed.json.gz"}
+    overheads = {p["name"]: p["overhead"] for p in said["phases"]}
+    assert overheads["detailed"]["per_step_us"] > 0 and overheads["timing"] is None
+    assert [p.name for p in accumulating.folder.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_script_is_stopped_at_a_step_and_cleans_up(make: Make) -> None:
+    made = make(
+        MODEL
+        + """
+turn = [torch.optim.Adam(model[2].parameters()) for _ in range(1)]  # a second optimizer: three steps to one
+try:
+    for i in range(10_000):
+        for _ in range(3):
+            step()
+        model(torch.randn(4, 16)).mean().backward()
+        turn[0].step()
+        print("turn", i)
+finally:
+    print("cleaned up")
+"""
+    )
+    assert made.recorded.exit_code == 0 and made.recorded.stopped_by_us
+    assert made.output.endswith("cleaned up\n")
+    said = made.said()
+    assert said["ended"] == "enough" and said["accumulation"] is None
+    assert said["backward_passes_per_step"] == 4, "the optimizer that steps least often ends a step"
+
+
+@pytest.mark.parametrize(
+    ("end", "ended", "code"),
+    [
+        ("raise ValueError('so')", "exception", 1),
+        ("os._exit(7)", "os._exit", 7),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", "signal", -signal.SIGTERM),
+    ],
+)
+def test_what_was_recorded_outlives_every_end(make: Make, end: str, ended: str, code: int) -> None:
+    made = make(MODEL + f"\nfor _ in range(14):\n    step()\n{end}\n", timing_steps=30)
+    assert made.recorded.exit_code == code
+    said = made.said()
+    assert said["ended"] == ended
+    assert len(made.rows()) == 14
+    assert said["phases"][-1]["last_step"] == 13
+
+
+def test_inference_has_steps_too_and_a_failure_of_ours_is_none_of_the_script(make: Make) -> None:
+    """Two things in one process: calls of the model are steps; then the recorder breaks."""
+    made = make(
+        MODEL.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", "model.eval()")
+        + """
+import trace_doctor.recording.agent.recorder as ours
+with torch.inference_mode():
+    for i in range(40):
+        if i == 12:
+            ours.now = None
+        model(torch.randn(8, 16))
+print("went on")
+sys.exit(5)
+"""
+    )
+    assert made.recorded.exit_code == 5 and made.output == "went on\n"
+    said = made.said()
+    assert said["found_steps_by"] == "module calls" and said["accumulation"] is None
+    assert said["ended"] == "recorder failed" and "switched itself off" in said["warnings"][-1]
+    assert len(made.rows()) == 12 or "not callable" in said["warnings"][-1]
+
+
+def test_the_compiler_sees_nothing_of_us(make: Make) -> None:
+    """A compiled optimizer step has graph breaks of its own, behind which torch.compile looks at all that is called."""
+    made = make(
+        MODEL
+        + """
+from torch._dynamo.utils import counters
+model = torch.compile(model, backend="eager")
+compiled = torch.compile(optimizer.step, backend="eager")
+for i in range(60):
+    optimizer.zero_grad()
+    model(torch.randn(8, 16)).pow(2).mean().backward()
+    compiled()
+print(dict(counters["graph_break"]), dict(counters["frames"]))
+""",
+        let_it_run=True,
+    )
+    assert "trace_doctor" not in made.output
+    said = made.said()
+    assert said["ended"] == "enough"
+    assert set(said["compile_steps"]) <= {0, 1}, "only the script's own functions are compiled"
+    assert said["compile_steps"]
+
+
+def test_ranks_change_phase_at_the_same_step(make: Make) -> None:
+    made = make(
+        MODEL
+        + """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(model)
+try:
+    for i in range(10_000):
+        step()
+finally:
+    print("rank", dist.get_rank(), "stopped behind", i, flush=True)
+""",
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+    )
+    assert made.recorded.exit_code == 0 and made.recorded.stopped_by_us
+    assert made.phases(0) == made.phases(1)
+    assert made.said(1)["world_size"] == 2 and made.said(1)["ended"] == "enough"
+    assert made.marks("light", 0) == made.marks("light", 1)
+    assert len({*re.findall(r"stopped behind (\d+)", made.output)}) == 1
+    assert len(made.rows(0)) == len(made.rows(1))

@@ -1,0 +1,197 @@
+"""`trace_doctor.record` in the script itself: in this process, which goes on afterwards."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trace_doctor
+from trace_doctor.recording.agent import session
+from trace_doctor.recording.inside import InsideRecording
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch", reason="needs the torch extra")
+
+PHASES = ("warmup", "timing", "light", "detailed")
+SHORT: dict[str, Any] = {
+    "phases": PHASES,
+    "timing_steps": 3,
+    "light_steps": 1,
+    "detailed_steps": 1,
+    "max_warmup_steps": 3,
+}
+
+
+@pytest.fixture
+def train() -> Callable[[], float]:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    return step
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """Torch is as it was, whatever a test did."""
+    watched = [
+        (torch.autograd, "backward"),
+        (torch.amp.GradScaler, "scale"),
+        (torch.profiler.profile, "start"),
+        (torch.autograd.profiler.profile, "_prepare_trace"),
+    ]
+    before = [getattr(owner, name) for owner, name in watched]
+    yield
+    assert [getattr(owner, name) for owner, name in watched] == before
+    assert not torch.autograd._profiler_enabled()
+
+
+def said(recording: InsideRecording) -> dict[str, Any]:
+    assert recording.folder is not None
+    return json.loads((recording.folder / "rank0.recording.json").read_text())
+
+
+def test_two_lines_make_a_recording(tmp_path: Path, train: Callable[[], float]) -> None:
+    losses = []
+    with trace_doctor.record(tmp_path / "logs", **SHORT) as recording:
+        while not recording.done:
+            losses.append(train())
+            recording.step()
+    folder = recording.folder
+    assert folder is not None and folder.parent == tmp_path / "logs"
+    assert said(recording)["found_steps_by"] == "step()" and said(recording)["ended"] == "enough"
+    assert {p.name for p in folder.iterdir()} == {
+        "environment.json", "recording.json", "steps.csv",
+        "rank0.recording.json", "rank0.light.json.gz", "rank0.detailed.json.gz",
+    }  # fmt: skip
+    rows = [line.split(",") for line in (folder / "steps.csv").read_text().splitlines()[1:]]
+    assert [r[4] for r in rows if r[2] in ("warmup", "timing")] == [
+        repr(loss) for loss, r in zip(losses, rows, strict=True) if r[2] in ("warmup", "timing")
+    ]
+
+
+def test_a_second_recording_is_another_one(tmp_path: Path, train: Callable[[], float]) -> None:
+    folders = []
+    for _ in range(2):
+        with trace_doctor.record(tmp_path, **{**SHORT, "phases": ("warmup", "timing")}) as recording:
+            for _ in range(10):
+                train()
+                recording.step()
+        assert said(recording)["ended"] == "enough" and said(recording)["backward_passes_per_step"] == 1
+        folders.append(recording.folder)
+    assert len(set(folders)) == 2
+
+
+def test_an_exception_goes_through_and_is_written_down(tmp_path: Path, train: Callable[[], float]) -> None:
+    recording = trace_doctor.record(tmp_path, **SHORT)
+
+    def fails() -> None:
+        with recording:
+            for _ in range(7):
+                train()
+                recording.step()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert said(recording)["ended"] == "exception"
+    assert "the script ended with KeyError" in said(recording)["warnings"]
+    assert said(recording)["phases"][-1]["last_step"] == 6
+
+
+def test_a_block_that_is_stopped_leaves_by_system_exit(tmp_path: Path, train: Callable[[], float]) -> None:
+    recording = trace_doctor.record(tmp_path, let_it_run=False, grace_seconds=0.2, **SHORT)
+    cleaned = False
+
+    def trains() -> None:
+        nonlocal cleaned
+        with recording:
+            try:
+                for _ in range(1000):
+                    train()
+                    recording.step()
+            finally:
+                cleaned = True
+
+    with pytest.raises(SystemExit) as left:
+        trains()
+    time.sleep(0.5)  # outside of the block nobody ends this process any more
+    assert left.value.code == 0 and cleaned
+    assert said(recording)["ended"] == "enough"
+
+
+@pytest.mark.parametrize("begin", [1, 8])
+def test_the_scripts_own_profiler_comes_first(tmp_path: Path, train: Callable[[], float], begin: int) -> None:
+    """Whether it runs before ours would start, or starts while ours runs."""
+    theirs = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with trace_doctor.record(tmp_path, **{**SHORT, "light_steps": 9}) as recording:
+        for i in range(40):
+            if i == begin:
+                theirs.start()
+            train()
+            recording.step()
+            if i == 30:
+                theirs.stop()
+    assert any(e.key == "aten::addmm" for e in theirs.key_averages()), "it has recorded"
+    assert said(recording)["ended"] == "enough"
+    assert "light" not in said(recording)["files"]
+    assert any("light: not captured" in w and "own" in w for w in said(recording)["warnings"])
+
+
+def test_what_is_larger_than_allowed_is_left_out_and_said(tmp_path: Path, train: Callable[[], float]) -> None:
+    with trace_doctor.record(tmp_path, max_mb=1e-4, **SHORT) as recording:
+        for _ in range(30):
+            train()
+            recording.step()
+    assert said(recording)["files"] == {}
+    assert [w for w in said(recording)["warnings"] if "max_mb" in w]
+    assert recording.folder is not None
+    assert not [p for p in recording.folder.iterdir() if p.suffix == ".gz"]
+
+
+def test_steps_without_gradients_that_overflowed_are_steps(tmp_path: Path) -> None:
+    """A scaler leaves the optimizer's step out; the loss is the one before scaling."""
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:  # not yet looked at by anybody: a class of its own
+            return super().step(closure)
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    options = trace_doctor.record(tmp_path, **SHORT)._with_folder()
+    assert options is not None
+    running = session.begin(torch, options)
+    try:
+        model = torch.nn.Linear(4, 1)
+        optimizer = Own(model.parameters(), lr=0.1)
+        losses = []
+        for i in range(6):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4)).pow(2).mean() * (float("inf") if i == 3 else 1.0)
+            losses.append(loss.item())
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        running.finish("script")
+    finally:
+        running.close()
+    rows = (Path(options.folder) / "rank0.steps.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[4] for row in rows] == [repr(loss) for loss in losses]
+
+
+def test_options_are_checked_where_they_are_given(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_steps is at least 1"):
+        trace_doctor.record(tmp_path, max_steps=0)
+    with pytest.raises(ValueError, match="phases"):
+        trace_doctor.record(tmp_path, phases=("light", "warmup"))
+    assert list(tmp_path.iterdir()) == []
