@@ -76,15 +76,20 @@ def analyze(
     max_memory: str = "",
     with_source_lines: bool = True,
     perfetto: str | Path | None = None,
+    critical_path: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """The diagnosis of all traces and snapshots below the paths; the library's twin of `trace-doctor analyze`.
 
     `source` is the folder or file of the training script: findings then name its lines and fixes carry their diff.
     `perfetto` names a file for the trace again with causes and findings as tracks (gzip where it ends in .gz; of several
-    traces a file each). `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. Without `config` only defaults apply: no file and no environment is read.
+    traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. Without `config` only defaults apply: no file and no environment is read.
     Raises NoCaptures where nothing readable is found.
     """
+    if critical_path:
+        from trace_doctor.critical_path import usable
+
+        usable()
     if config is None:
         config = defaults(select=list(select), ignore=list(ignore), max_memory=max_memory)
     settings = config.settings
@@ -123,6 +128,12 @@ def analyze(
         )
     if perfetto is not None:
         _write_tracks(Path(perfetto), everything, result)
+    if critical_path:
+        from trace_doctor.critical_path import critical_paths
+
+        runs = [(number, facts.capture.run) for number, facts in everything if facts.capture.run is not None]
+        found, said = critical_paths(runs, result.steps)
+        result = msgspec.structs.replace(result, critical_path=found, limits=[*result.limits, *said])
     return msgspec.structs.replace(result, limits=[*result.limits, *suppressions.said(result)])
 
 

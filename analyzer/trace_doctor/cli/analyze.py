@@ -30,6 +30,7 @@ def analyze(
     torch_version: c.TorchVersion = None,
     config: c.ConfigFile = None,
     no_source: c.NoSource = False,
+    critical_path: c.CriticalPath = False,
     no_zoom: c.NoZoom = False,
     show_skipped: c.ShowSkipped = False,
     force: c.Force = False,
@@ -57,7 +58,18 @@ def analyze(
     )  # fmt: skip
     sinks = c.sinks_for(settings.settings.output, force=force, quiet=quiet, default_report=True)
     with c.progress(quiet, not no_progress) as progress:
-        result = run(paths, settings, source, rank, steps, device, no_source, progress, c.tracks_of(sinks))
+        result = run(
+            paths,
+            settings,
+            source,
+            rank,
+            steps,
+            device,
+            no_source,
+            progress,
+            c.tracks_of(sinks),
+            critical_path,
+        )
     c.emit(result, sinks, color=color, quiet=quiet, show_skipped=show_skipped, zoom=not no_zoom)
 
 
@@ -71,6 +83,7 @@ def run(
     no_source: bool,
     progress: Progress,
     perfetto: Path | None = None,
+    critical_path: bool = False,
 ) -> Result:
     """What `analyze` and `check` do alike."""
     from trace_doctor.api import analyze as api_analyze
@@ -87,5 +100,6 @@ def run(
             device=device,
             with_source_lines=not no_source,
             perfetto=perfetto,
+            critical_path=critical_path,
             progress=progress,
         )

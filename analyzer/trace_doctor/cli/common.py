@@ -64,6 +64,13 @@ ShowSkipped = Annotated[
     bool, typer.Option("--show-skipped", help="List skipped rules with how to capture them.")
 ]
 NoZoom = Annotated[bool, typer.Option("--no-zoom", help="HTML without the zoomable panels: 2 MB less.")]
+CriticalPath = Annotated[
+    bool,
+    typer.Option(
+        "--critical-path",
+        help="HTA's critical path of one step of each trace as well; needs the extra hta, and pandas 2.",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace a report file that is not ours.")]
 Color = Annotated[str, typer.Option(help="auto, always or never.")]
 Jobs = Annotated[

@@ -40,12 +40,14 @@ from trace_doctor.model.ledgers import IdleNs as IdleNs
 from trace_doctor.model.ledgers import MemoryLedgerRow as MemoryLedgerRow
 from trace_doctor.model.ledgers import TimeLedgerRow as TimeLedgerRow
 from trace_doctor.model.pictures import CollectiveRow as CollectiveRow
+from trace_doctor.model.pictures import CriticalPath as CriticalPath
 from trace_doctor.model.pictures import Gap as Gap
 from trace_doctor.model.pictures import KernelRow as KernelRow
 from trace_doctor.model.pictures import Lane as Lane
 from trace_doctor.model.pictures import MemoryMark as MemoryMark
 from trace_doctor.model.pictures import MemorySeries as MemorySeries
 from trace_doctor.model.pictures import OperatorRow as OperatorRow
+from trace_doctor.model.pictures import PathPart as PathPart
 from trace_doctor.model.pictures import Segment as Segment
 from trace_doctor.model.pictures import StepRow as StepRow
 from trace_doctor.model.pictures import Strip as Strip

@@ -143,6 +143,29 @@ class CollectiveRow(Struct, frozen=True, kw_only=True):
     exposed_us: float
 
 
+class PathPart(Struct, frozen=True, kw_only=True):
+    """What one operator, call or kernel has of a critical path."""
+
+    name: str
+    kind: str
+    """host, kernels, communication, between kernels, launch delay or other"""
+    count: int
+    us: float
+
+
+class CriticalPath(Struct, frozen=True, kw_only=True):
+    """HolisticTraceAnalysis' longest chain of work through one step of a trace; times in us."""
+
+    input: int = 0
+    rank: int
+    step: int
+    """the number of its mark"""
+    path_us: float
+    by_kind: dict[str, float]
+    parts: list[PathPart]
+    """the largest ones, largest first"""
+
+
 class WhatIf(Struct, frozen=True, kw_only=True):
     """Step time after the fixes named (finding ids), replayed together. The first entry, with none, is today."""
 

@@ -17,6 +17,7 @@ from trace_doctor.model.inert import inert
 from trace_doctor.model.ledgers import MemoryLedgerRow, TimeLedgerRow
 from trace_doctor.model.pictures import (
     CollectiveRow,
+    CriticalPath,
     KernelRow,
     Lane,
     MemorySeries,
@@ -74,6 +75,8 @@ class Result(Struct, frozen=True, kw_only=True):
     operators: list[OperatorRow] = field(default_factory=list)
     collectives: list[CollectiveRow] = field(default_factory=list)
     what_if: list[WhatIf] = field(default_factory=list)
+    critical_path: list[CriticalPath] = field(default_factory=list)
+    """only where it was asked for"""
     findings: list[Finding] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     suppressed: list[Suppressed] = field(default_factory=list)

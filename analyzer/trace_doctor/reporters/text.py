@@ -8,6 +8,7 @@ import msgspec
 
 from trace_doctor.model import Cell, Finding, Fix, Gate, Outcome, Result, Table, TimeLedgerRow
 from trace_doctor.reporters import Options
+from trace_doctor.reporters.critical import shares_of_path
 from trace_doctor.reporters.paper import Paper, Piece
 from trace_doctor.reporters.units import (
     Scale,
@@ -205,6 +206,8 @@ def _footer(paper: Paper, result: Result, options: Options) -> None:
         said = ", ".join(f"{i.path} ({i.reason})" for i in result.ignored[:3])
         more = f" and {len(result.ignored) - 3:,} more" if len(result.ignored) > 3 else ""
         paper.put(f"{plural(len(result.ignored), 'file')} not analysed: {said}{more}")
+    for path in result.critical_path[:8]:
+        paper.put(f"Critical path (HTA), rank {path.rank}, step {path.step}: {shares_of_path(path)}")
     for limit in result.limits:
         paper.put(limit, "dim")
     if options.report:

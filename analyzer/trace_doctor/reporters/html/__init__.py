@@ -41,6 +41,7 @@ _PARTS = (
     ("timeline", "Timeline"),
     ("memory", "Memory"),
     ("what-if", "What if"),
+    ("critical-path", "Critical path"),
     ("findings", "Findings"),
     ("kernels", "Kernels"),
     ("operators", "Operators"),
@@ -62,6 +63,7 @@ def render(result: Result, options: Options) -> str:
         lanes.timeline(result),
         memory.memory(result),
         panels.what_if(result),
+        *panels.critical_path(result),
     ]
     below = [
         panels.kernels(result),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from trace_doctor.model import Column, KernelRow, OperatorRow, Result, WhatIf
+from trace_doctor.reporters.critical import shares_of_path
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, mini_bar, section, term
 from trace_doctor.reporters.units import estimate_share
@@ -30,6 +31,23 @@ def what_if(result: Result) -> Html | None:
             " – never a sum of savings. Every figure is a lower bound of the step.",
         ],
     )
+
+
+def critical_path(result: Result) -> list[Html]:
+    """What another tool holds for the chain of work that decides the length of a step."""
+    if not result.critical_path:
+        return []
+    columns = [Column("On the path"), Column("As"), Column("Times", "count"), Column("Time", "us")]
+    tables = [
+        data_table(
+            f"Step {path.step} of rank {path.rank}: " + shares_of_path(path),
+            columns,
+            [[el("span", el("bdi", p.name), class_="kernel"), p.kind, p.count, p.us] for p in path.parts],
+        )
+        for path in result.critical_path[:8]
+    ]
+    lead = "By HolisticTraceAnalysis, of the steady step nearest the median: its model, not this report's."
+    return [section("critical-path", "Critical path", tables, lead=lead)]
 
 
 def _of_capture(entries: list[WhatIf], result: Result, named: bool) -> Html | None:
