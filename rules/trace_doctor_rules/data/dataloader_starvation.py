@@ -304,7 +304,7 @@ def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table
     durations = {s.index: s.dur for s in ctx[Steps].steady}
     tables = [
         Table(
-            title="Data loading in each steady step",
+            title="Data loading in each steady step, longest wait first",
             columns=[
                 Column("step", "count"),
                 Column("takes", "us"),
@@ -313,7 +313,7 @@ def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table
             ],
             rows=[
                 [index, durations.get(index, seen.length) / 1e3, inside / 1e3, exposed / 1e3]
-                for index, inside, exposed in seen.steps
+                for index, inside, exposed in sorted(seen.steps, key=lambda s: (-s[2], s[0]))
             ],
         ),
         outcome.table("What if the next batch were always ready", "without waiting for data"),
