@@ -16,14 +16,17 @@ from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.operator_inputs import OperatorInputs
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
+from trace_doctor.evidence.threads import Threads
 from trace_doctor.model import Result
 from trace_doctor.recording.options import capture_file, rank_file
 from trace_doctor.reporters import render
-from trace_doctor.run import Capture, Cat
+from trace_doctor.run import Capture, Cat, Run
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
 from trace_doctor.testing.run_builder import BASE_NS
+from trace_doctor_rules.kernels.unaligned_dims import UnalignedDims
 
 Script = Callable[[RunBuilder, int], None]
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 FRAME_US = 60
 """What a Python frame takes longer in the detailed trace: far more than in truth."""
 
@@ -416,3 +419,118 @@ def test_traces_and_snapshots_share_one_clock(tmp_path: Path) -> None:
     assert seconds["peak"][1] < seconds["boundary"][1] < 2.6
     snapshots(folder, 1_000_000)
     assert [i.seconds for i in analyze(folder).inputs] == [None] * 4
+
+
+def test_where_the_light_trace_cannot_tell_the_detailed_one_is_asked(tmp_path: Path) -> None:
+    """Two traces without a step in common: shapes cannot be lent, and the rule about them speaks from the other trace.
+    Its time is told as a share of the light trace's step, and takes no part in the replay of that."""
+    folder = recording(tmp_path / "run")
+    case = next(c for c in UnalignedDims.INVALID if c.name == "as large as an aligned one, and slower")
+    made = case.build()
+    assert isinstance(made, RunBuilder)
+    pack(made.write(tmp_path / "made"), folder / capture_file(0, "detailed"))
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "trace.json.gz").write_bytes((folder / capture_file(0, "detailed")).read_bytes())
+    result, other = analyze(folder), analyze(alone)
+    told, seen = ({f.fingerprint: f for f in r.findings if f.code == "TD302"} for r in (result, other))
+    assert told and told.keys() == seen.keys()
+    assert result.summary.step_us and other.summary.step_us
+    pace = min(1, result.summary.step_us / other.summary.step_us)
+    for key, found in told.items():
+        assert found.input == 0 and found.message == seen[key].message
+        mine, theirs = found.saving, seen[key].saving
+        assert mine and theirs and mine.share_of_step == theirs.share_of_step
+        assert mine.time_us_per_step == pytest.approx((theirs.time_us_per_step or 0) * pace)
+        assert all(found.id not in w.fixes for w in result.what_if)
+    assert {r.input for r in result.time_ledger} == {0}
+
+
+def compiled(b: RunBuilder, step: int) -> None:
+    """`forward` prints on line 17, and the graph breaks there."""
+    b.wait(5)
+    with b.region(0):
+        b.wait(5)
+        with frame(b, "train.py", 5, "forward"):
+            with b.op("aten::mm"):
+                b.launch(5)
+            b.wait(50)
+            with b.region(1):
+                b.wait(5)
+                with frame(b, "train.py", 17, "torch_dynamo_resume_in_forward_at_17"), b.op("aten::mm"):
+                    b.launch(5)
+
+
+def compile_log(pid: int, reason: str, rank: int | None = None) -> str:
+    """What TORCH_TRACE holds of it."""
+
+    def line(header: dict[str, object], payload: str = "") -> str:
+        said = header if rank is None else {**header, "rank": rank}
+        text = "".join(f"\t{part}\n" for part in payload.splitlines())
+        return f"V1121 12:56:07.760000 {pid} torch/_dynamo/x.py:5098] {json.dumps(said)}\n{text}"
+
+    def compiled(number: int, first: int, name: str) -> str:
+        said = {
+            "co_name": name,
+            "co_filename": "/home/me/train.py",
+            "co_firstlineno": first,
+            "compile_id": f"{number}/0",
+        }
+        return line({"compilation_metrics": said, "frame_id": number, "frame_compile_id": 0})
+
+    why = (
+        f"Graph break in user code at /home/me/train.py:17\nGraph Break Reason: x\n\n{reason}\n  Explanation: It is so.\n"
+        f'  Hint: Do without.\n\nUser code traceback:\n  File "/home/me/train.py", line 17, in forward\n    print(x)\n'
+    )
+    broken = {"artifact": {"name": "dynamo_graph_break_reason"}, "frame_id": 0, "frame_compile_id": 0}
+    names = compiled(0, 5, "forward") + compiled(1, 17, "torch_dynamo_resume_in_forward_at_17")
+    return line(broken, why) + names
+
+
+def test_each_rank_quotes_its_own_compile_log(tmp_path: Path) -> None:
+    """Logs are told apart by the process that wrote them; one of a process that was not recorded is nobody's."""
+    folder = recording(tmp_path, compiled, ranks=2)
+    logs = folder / "torch_trace"
+    logs.mkdir()
+    (logs / "dedicated_log_torch_trace_aaa.log").write_text(compile_log(101, "Said by rank 1"))
+    (logs / "dedicated_log_torch_trace_bbb.log").write_text(compile_log(100, "Said by rank 0"))
+    (logs / "dedicated_log_torch_trace_ccc.log").write_text(compile_log(999, "Said by a compile worker"))
+    captures, _ = read_captures([folder])
+    assert [[log.pid for log in c.torch_logs] for c in captures] == [[100], [101]]
+    result = analyze(folder)
+    [found] = [f for f in result.findings if f.code == "TD501"]
+    assert f"Said by rank {found.rank}" in found.message
+    [says] = [t for t in found.evidence if "TORCH_TRACE" in t.title]
+    assert "Do without." in str(says.rows)
+    assert [(i.rank, i.path[-7:]) for i in result.inputs if i.kind == "torch_trace"] == [
+        (0, "bbb.log"),
+        (1, "aaa.log"),
+    ]
+
+
+@pytest.mark.parametrize("sample", ["graph_break_item/cpu/fault", "straggler/cpu/healthy"])
+def test_lent_frames_of_a_real_recording_are_those_of_the_detailed_trace(sample: str) -> None:
+    """Every operator of a steady step stands in frames that the same operator has in the detailed trace."""
+    captures, _ = read_captures([SAMPLES / sample])
+    for capture in captures:
+        assert capture.frames_from and capture.run is not None
+        detailed = next(r for r in capture.further if isinstance(r, Run))
+        known = stacks(detailed)
+        lent = stacks(capture.run)
+        assert lent.keys() <= known.keys()
+        told = sum(lent[name] <= known[name] for name in lent)
+        assert told == len(lent), {n: lent[n] - known[n] for n in lent if not lent[n] <= known[n]}
+        assert sum(len(s) for of in lent.values() for s in of) > 100
+
+
+def stacks(run: Run) -> dict[str, set[tuple[str, ...]]]:
+    """The frames of the program around each operator of the main thread, in steady steps."""
+    facts = Facts(Capture(run.rank, run))
+    nesting, steps = facts[Nesting], facts[Steps].steady
+    found: dict[str, set[tuple[str, ...]]] = {}
+    rows = run.named(lambda n: n.startswith("aten::"), Cat.CPU_OP)
+    for row in rows[run.thread[rows] == facts[Threads].main].tolist():
+        if any(s.start <= run.ts[row] < s.end for s in steps):
+            above = [run.text(r) for r in nesting.ancestors(row) if run.cat[r] == Cat.PYTHON]
+            found.setdefault(run.text(row), set()).add(tuple(n for n in above if "trace_doctor/" not in n))
+    return found

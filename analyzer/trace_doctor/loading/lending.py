@@ -206,14 +206,15 @@ class _Clock:
 
 
 def _joined(light: Run, detailed: Run, frames: Sequence[_Frames], pairs: Sequence[_Pair]) -> Run:
-    """One run with the rows of both, in the order that runs have; frames come before the events they enclose."""
+    """One run with the rows of both, in the order that runs have. What begins and ends together (small clocks do that)
+    is ordered as in the detailed trace."""
     rows = np.concatenate([f.rows for f in frames])
     start = np.concatenate([f.start for f in frames])
     dur = np.concatenate([f.end for f in frames]) - start
     threads = np.concatenate([f.thread for f in frames])
     used, numbers = np.unique(detailed.name[rows], return_inverse=True)
     ts, lasts = np.concatenate([start, light.ts]), np.concatenate([dur, light.dur])
-    order = np.lexsort((-lasts, ts))
+    order = np.lexsort((np.concatenate([rows, _places(light, pairs)]), -lasts, ts))
 
     def column(theirs: npt.NDArray[Any], ours: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.concatenate([theirs.astype(ours.dtype), ours])[order]
@@ -241,6 +242,16 @@ def _joined(light: Run, detailed: Run, frames: Sequence[_Frames], pairs: Sequenc
         ),
         read_args=reader,
     )
+
+
+def _places(light: Run, pairs: Sequence[_Pair]) -> I64:
+    """For each row of the light trace that of its double in the detailed one; without a double, as the row before."""
+    place = np.full(len(light), -1, dtype=np.int64)
+    for pair in pairs:
+        ours, theirs = pair.doubles
+        place[ours] = theirs
+    known = np.where(place >= 0, np.arange(len(light)), 0)
+    return place[np.maximum.accumulate(known)] if len(light) else place
 
 
 class _Arguments(ArgsReader):
