@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.model import Finding, Fix, Location, Result, Safety, Saving
+from trace_doctor.reporters import Options
+from trace_doctor.reporters.island import extract
+from trace_doctor.treatment import page, text
 from trace_doctor.treatment.candidates import Setup, candidates
 from trace_doctor.treatment.loop import Loop
-from trace_doctor.treatment.measurement import Measured, RunFailed
+from trace_doctor.treatment.measurement import LONG_STEPS, Measured, RunFailed
+from trace_doctor.treatment.outcome import ByHand, Method, Treatment
+from trace_doctor.treatment.summary import verdict
 from trace_doctor.treatment.trial import Clock, Rules
 
 SCRIPT = """\
@@ -285,3 +291,60 @@ def test_what_is_unsafe_or_changes_the_work_or_is_advice_is_left_to_the_person(s
     queue, left = candidates(plan(Result(findings=findings), source))
     assert [c.label for c in queue] == ["TD101-1"]
     assert {b.label for b in left} == {"TD308-1", "TD204-1"}
+
+
+def test_one_figure_a_run_and_the_mean_where_the_time_lies_in_few_long_steps() -> None:
+    steady = {(0, n): 100.0 for n in range(40)}
+    compiles = {**steady, (0, 20): 4000.0}
+    waits = {**compiles, **{(1, n): 150.0 for n in range(40)}}
+    assert Measured(compiles).time_us() == 100.0 and Measured(waits).time_us() == 150.0
+    assert Measured(steady).in_long_steps() == 0.0 and Measured(compiles).in_long_steps() > LONG_STEPS
+    assert Measured(compiles, by="mean").time_us() == pytest.approx(197.5)
+
+
+def test_the_verdict_says_what_helped_and_what_the_exit_code_is(treated: Run) -> None:
+    method = Method(
+        warmup_steps=1,
+        timed_steps=9,
+        figure="median",
+        repeats=4,
+        alpha=0.05,
+        least_gain=0.01,
+        loss_tolerance=0.02,
+    )
+    helped, _ = treated(Pretender({"TD101-1": 0.5, "TD102-1": 0.8}), *THREE)
+    made = Treatment(code=0, verdict="", method=method, attempts=helped.attempts, together=helped.together)
+    assert verdict(made).code == 0
+    assert "TD101-1, TD102-1" in verdict(made).verdict and "60" in verdict(made).verdict
+    assert verdict(replace_struct(made, confirmed=False)).code == 1
+    assert verdict(made, 143).code == 143 and "interrupted" in verdict(made, 143).verdict
+    useless, _ = treated(Pretender({}), *THREE)
+    assert verdict(replace_struct(made, attempts=useless.attempts)).code == 1
+    assert verdict(replace_struct(made, attempts=[])).code == 0
+    held = [ByHand(label="TD101-1", fix="f", why="unsafe: needs --unsafe-fixes")]
+    assert "1 fix with --unsafe-fixes" in verdict(replace_struct(made, attempts=[], by_hand=held)).verdict
+
+
+@pytest.mark.parametrize("ascii", [False, True])
+def test_the_table_fits_the_terminal_and_the_page_holds_the_result(treated: Run, ascii: bool) -> None:
+    loop, _ = treated(
+        Pretender({"TD101-1": 0.5}, fails=frozenset(["TD304-1"]), peaks={"TD101-1": 0.9}), *THREE
+    )
+    method = Method(
+        warmup_steps=1,
+        timed_steps=9,
+        figure="median",
+        repeats=4,
+        alpha=0.05,
+        least_gain=0.01,
+        loss_tolerance=0.02,
+    )
+    made = verdict(
+        Treatment(code=0, verdict="", method=method, attempts=loop.attempts, together=loop.together)
+    )
+    shown = text.render(made, Options(width=80, ascii=ascii))
+    assert max(map(len, shown.splitlines())) <= 80 and shown.isascii() == ascii
+    for said in ("kept", "rejected", "TD101-1", "ValueError: no", "100.0 ms", made.verdict):
+        assert said in " ".join(shown.split())
+    assert extract(page.render(made, Options())) == made.to_json()
+    assert Treatment.from_json(made.to_json()) == made

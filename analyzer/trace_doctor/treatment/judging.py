@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trace_doctor.reporters.units import duration, share, size
+from trace_doctor.reporters.units import share
 from trace_doctor.treatment.outcome import Effect, Effects
 from trace_doctor.treatment.trial import Rules, Trial
 
@@ -63,15 +63,6 @@ def _nothing(shown: Effects, rules: Rules) -> str:
     worse = [e for e in effects if e.verdict == "more"]
     if worse:
         return ", ".join(_cost(e) for e in worse)
-    said = "no gain beyond the noise"
-    parts = [f"{'time' if e.unit == 'us' else 'memory'} {_moved(e)}" for e in effects]
     scatter = max(effects[0].detectable, rules.least_gain)
     pairs = f"{shown.pairs} pairs of runs" if shown.pairs > 1 else "a pair of runs"
-    parts.append(f"a gain of {share(scatter)} would have shown in {pairs}")
-    return f"{said}: {', '.join(parts)}"
-
-
-def _moved(effect: Effect) -> str:
-    words = duration if effect.unit == "us" else size
-    sign = "−" if effect.ratio < 1 else "+"
-    return f"{words(effect.before)} → {words(effect.after)} ({sign}{share(abs(1 - effect.ratio))})"
+    return f"no gain beyond the noise; {share(scatter)} would have shown in {pairs}"

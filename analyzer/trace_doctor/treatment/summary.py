@@ -7,6 +7,9 @@ from msgspec.structs import replace
 from trace_doctor.reporters.units import plural, share
 from trace_doctor.treatment.outcome import Effects, Treatment
 
+NEEDS_UNSAFE = "--unsafe-fixes"
+"""in the reason of a fix that was held back"""
+
 
 def verdict(made: Treatment, interrupted: int | None = None) -> Treatment:
     """The treatment with its verdict and exit code: 0 something helped or nothing was to be tried, 1 nothing helped,
@@ -29,9 +32,11 @@ def verdict(made: Treatment, interrupted: int | None = None) -> Treatment:
 
 
 def _nothing_to_try(made: Treatment) -> str:
-    if made.by_hand:
-        return f"no fix to try; {plural(len(made.by_hand), 'fix', 'fixes')} for you to judge"
-    return "no finding has a fix to try"
+    held = sum(NEEDS_UNSAFE in left.why for left in made.by_hand)
+    judge = len(made.by_hand) - held
+    said = [f"{plural(held, 'fix', 'fixes')} with --unsafe-fixes"] * bool(held)
+    said += [f"{plural(judge, 'fix', 'fixes')} for you to judge"] * bool(judge)
+    return f"no fix to try; {', '.join(said)}" if said else "no finding has a fix to try"
 
 
 def _gain(effects: Effects) -> str:
