@@ -1,0 +1,206 @@
+"""`trace-doctor treat` as a user runs it, on scripts that are really run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from trace_doctor.reporters.island import extract
+from trace_doctor.treatment.outcome import Treatment, json_schema
+
+EXECUTABLE = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
+SCRIPT = '''\
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Samples(Dataset):
+    """From a disk that needs 10 ms for each of them."""
+
+    def __len__(self):
+        return 8 * 100
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.full((16,), index / 800), index % 3
+
+
+class Model(nn.Module):
+    """Uses its second branch in every third step only."""
+
+    def __init__(self):
+        super().__init__()
+        self.often, self.rarely, self.calls = nn.Linear(16, 3), nn.Linear(16, 3), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.often(x) + (self.rarely(x) if self.calls % 3 == 0 else 0)
+
+
+torch.manual_seed(0)
+model = Model()
+loader = DataLoader(Samples(), batch_size=8)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, weight_decay=1.0)
+for x, y in loader:
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+'''
+live = [
+    pytest.mark.torch,
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None,
+        reason="runs scripts with PyTorch, which is not installed: pip install 'trace-doctor[torch]'",
+    ),
+]
+
+
+def environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TRACE_DOCTOR", "GIT_"))}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+
+
+def treat(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*EXECUTABLE, "treat", *arguments],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "train.py").write_text(SCRIPT)
+    (root / ".gitignore").write_text("trace-doctor-*\n")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--repeats", "3"], "--repeats"),
+        (["--max-steps", "2"], "--max-steps"),
+        (["--min-gain", "much"], "--min-gain"),
+        (["-o", "sarif"], "treat writes text, json, html"),
+        (["--source", "nowhere"], "no such folder"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(tmp_path: Path, options: list[str], said: str) -> None:
+    done = treat(*options, "--", sys.executable, "-c", "open('ran', 'w')", cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_to_apply_a_clean_tree_is_wanted_before_an_hour_of_trials(project: Path) -> None:
+    (project / "train.py").write_text(SCRIPT + "\n")
+    done = treat("--apply", "--", sys.executable, "train.py", cwd=project)
+    assert done.returncode == 2
+    assert "uncommitted changes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("print('the first'); raise ValueError('the last line')", "exit code 1: ValueError: the last line"),
+        ("print('no torch here')", "no step was seen"),
+    ],
+)
+def test_a_command_that_cannot_be_treated_says_why(tmp_path: Path, code: str, said: str) -> None:
+    (tmp_path / "train.py").write_text(code)
+    done = treat("--", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr and "before anything was changed" in done.stderr
+    assert not list(tmp_path.glob("trace-doctor-*"))
+
+
+class TestLive:
+    pytestmark = live
+
+    def test_the_fix_that_helps_is_kept_and_the_one_that_changes_the_losses_is_not(
+        self, project: Path
+    ) -> None:
+        outputs = ["text", "json=trace-doctor-t.json", "html=trace-doctor-t.html"]
+        done = treat(
+            "--unsafe-fixes", "--max-steps", "16", *(o for out in outputs for o in ("-o", out)), "--",
+            sys.executable, "train.py", cwd=project,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        made = Treatment.from_json((project / "trace-doctor-t.json").read_bytes())
+        jsonschema.validate(json.loads(made.to_json()), json_schema())
+        fates = {a.code: (a.fate, a.reason) for a in made.attempts}
+        assert fates["TD101"][0] == "kept", done.stdout
+        assert fates["TD305"][0] == "rejected" and "losses differ" in fates["TD305"][1]
+        assert made.together.time is not None and made.together.time.ratio < 0.9
+        assert made.difference is not None
+        assert {f.code: f.fate for f in made.difference.findings}["TD305"] == "still_there"
+        page = (project / "trace-doctor-t.html").read_text()
+        assert extract(page) == made.to_json()
+        # until it is asked for, nothing is changed; and nothing is left behind
+        assert (project / "train.py").read_text() == SCRIPT
+        assert (
+            git(project, "status", "--porcelain") == "" and git(project, "worktree", "list").count("\n") == 1
+        )
+        git(project, "apply", "trace-doctor-treat.patch")
+        patched = (project / "train.py").read_text()
+        assert "num_workers=" in patched and "set_to_none=False" in patched
+
+    def test_interrupted_it_says_what_it_knows_and_leaves_nothing(
+        self, project: Path, tmp_path: Path
+    ) -> None:
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
+        command = [
+            *EXECUTABLE,
+            "treat",
+            "--unsafe-fixes",
+            "--max-steps",
+            "16",
+            "-o",
+            "text",
+            "--",
+            sys.executable,
+            "train.py",
+        ]
+        process = subprocess.Popen(
+            command, cwd=project, env={**environment(), "TMPDIR": str(temporary)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("[1/"):
+                break
+        time.sleep(0.5)  # the first run of the first trial has begun
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 130, out + err
+        assert "interrupted" in out and "not decided" in out
+        assert list(temporary.iterdir()) == []
+        assert git(project, "worktree", "list").count("\n") == 1
+        assert (project / "train.py").read_text() == SCRIPT
