@@ -34,7 +34,7 @@ def shortcomings(
         *_busy(ended),
         *_silent(ranks),
         *_others(processes),
-        *(line for rank in ranks for line in _of_rank(rank, options, several=len(ranks) > 1)),
+        *_of_ranks(ranks, options),
     ]
 
 
@@ -84,14 +84,26 @@ def _others(processes: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
         yield f"{more} more process{'es' * (more > 1)} trained: only the first one is recorded"
 
 
-def _of_rank(rank: RankRecord, options: RecordOptions, *, several: bool) -> Iterator[str]:
-    whose = f"rank {rank.rank}: " if several else ""
+def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions) -> Iterator[str]:
+    """What ranks say of themselves; what all say is said once."""
+    whose: dict[str, list[int]] = {}
+    for rank in ranks:
+        for line in _of_rank(rank, options):
+            whose.setdefault(line, []).append(rank.rank)
+    for line, of in whose.items():
+        if len(of) == len(ranks):
+            yield line
+        else:
+            yield f"rank {', '.join(map(str, of[:8]))}{', …' if len(of) > 8 else ''}: {line}"
+
+
+def _of_rank(rank: RankRecord, options: RecordOptions) -> Iterator[str]:
     if not rank.ended:
-        yield f"{whose}the process ended without a word; what it had written until then is kept"
+        yield "the process ended without a word; what it had written until then is kept"
     came = {p.name for p in rank.phases} | {warning.partition(":")[0] for warning in rank.warnings}
     if missing := [p for p in options.phases if p not in came]:
-        yield f"{whose}{', '.join(missing)}: not captured" + (_too_few(rank) if rank.ended else "")
-    yield from (f"{whose}{warning}" for warning in rank.warnings)
+        yield f"{', '.join(missing)}: not captured" + (_too_few(rank) if rank.ended else "")
+    yield from rank.warnings
 
 
 def _too_few(rank: RankRecord) -> str:

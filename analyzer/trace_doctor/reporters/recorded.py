@@ -63,19 +63,20 @@ def _accumulation(recording: Recording) -> str:
 
 
 def _contents(recording: Recording) -> Iterator[str]:
-    for rank, record in sorted(recording.ranks.items()):
-        whose = f"rank {rank} " if len(recording.ranks) > 1 else ""
-        timed = [s.milliseconds for s in recording.steps.get(rank, ()) if s.phase == "timing"]
-        if timed:
-            middle = statistics.median(timed)
-            spread = statistics.median(abs(t - middle) for t in timed)
-            yield f"  step    {whose}{duration(middle * 1e3)} ± {duration(spread * 1e3)} plain (median of {len(timed)} steps)"
-        if record.phases:
-            yield f"  phases  {whose}{_phases(record)}"
+    times = {rank: recording.timed(rank) for rank in recording.ranks}
+    if medians := {rank: statistics.median(of) for rank, of in times.items() if of}:
+        slowest = max(medians, key=lambda rank: medians[rank])
+        middle, count = medians[slowest], len(times[slowest])
+        spread = statistics.median(abs(t - middle) for t in times[slowest])
+        others = (
+            f", rank {slowest}; fastest {duration(min(medians.values()) * 1e3)}" if len(medians) > 1 else ""
+        )
+        yield f"  step    {duration(middle * 1e3)} ± {duration(spread * 1e3)} plain (median of {count}{others})"
+    if said := next((r for _, r in sorted(recording.ranks.items()) if r.phases), None):
+        yield f"  phases  {_phases(said)}"
     files = captures(recording.folder)
     sizes = [f"{p.name} {size(p.stat().st_size)}" for p in files[:_FILES_SHOWN]]
-    if len(files) > _FILES_SHOWN:
-        rest = files[_FILES_SHOWN:]
+    if rest := files[_FILES_SHOWN:]:
         sizes.append(f"{len(rest)} more {size(sum(p.stat().st_size for p in rest))}")
     if sizes:
         yield f"  files   {', '.join(sizes)}"
