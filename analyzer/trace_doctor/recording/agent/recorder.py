@@ -21,6 +21,7 @@ FLUSH_SECONDS = 1.0
 """rows wait no longer than this for the file, so that a script that is killed leaves them"""
 STACKS_COST = 6
 """about how many times larger the trace of a step is with stacks and shapes"""
+STEP_END = "at the step's end"
 TRIES = 3
 """a trace is begun so often, when steps that compile something come in between"""
 
@@ -162,7 +163,6 @@ class Recorder:
         elif phase == "memory":
             self.memory.start()
             self.losses.before_backward = lambda: self.memory.at("before backward")
-            self.memory.seek_peak()
         self._phase_begin = now(self.torch)
         self.status.write()
 
@@ -178,7 +178,7 @@ class Recorder:
             elif not self._enough_of_it(self._tracer):
                 self._tracer.step(self.step)
         elif self.phase == "memory":
-            self.memory.at("at the step's end")
+            self.memory.at(STEP_END)
             if self.step == self._phase_step + 1:
                 self.memory.take_peak(self.status.folder / capture_file(self.status.rank, "peak"))
 
@@ -278,12 +278,12 @@ class Recorder:
 
     def _end_memory(self) -> None:
         self.losses.before_backward = None
+        self.memory.at(STEP_END)
         self.memory.peak_path = None
+        if (self.status.folder / capture_file(self.status.rank, "peak")).exists():
+            self._count_file("peak")
         self._keep_snapshot("boundary")
         self.memory.stop()
-        peak = self.status.folder / capture_file(self.status.rank, "peak")
-        if peak.exists():
-            self._count_file("peak")
 
     def _keep_snapshot(self, role: Role) -> None:
         self.memory.dump(self.status.folder / capture_file(self.status.rank, role))
@@ -291,7 +291,14 @@ class Recorder:
 
     def _count_file(self, role: Role) -> None:
         name = capture_file(self.status.rank, role)
-        self._used += (self.status.folder / name).stat().st_size
+        size = (self.status.folder / name).stat().st_size
+        if size > self._room():
+            (self.status.folder / name).unlink()
+            self.status.warn(
+                f"{role}: not captured: the snapshot of {size / 1e6:.3g} MB is too large; raise max_mb"
+            )
+            return
+        self._used += size
         self.status.said["files"][role] = name
 
     def snapshot_of_failure(self, role: Role) -> None:

@@ -68,8 +68,10 @@ class Session:
         self.losses.install()
         self.others.install()
         if "memory" in self.options.phases:
-            self.memory.start_with_cuda()
-            self.torch.cuda._lazy_call(self._watch_out_of_memory)
+            self.memory.install()
+            # what runs out of memory mostly does so at once: from the initialisation of CUDA on, whenever that comes
+            self.torch.cuda._lazy_call(self._quietly(self.memory.start))
+            self.torch.cuda._lazy_call(self._quietly(self._watch_out_of_memory))
         ending.watch(self._quietly(self.finish), self._quietly(self.failed))
         os.register_at_fork(after_in_child=self._forked)
 
@@ -125,9 +127,14 @@ class Session:
             self._withdraw()
             return
         without: tuple[Phase, ...] = ()
-        if "memory" in self.options.phases and not self.memory.possible:
+        if "memory" in self.options.phases and (self.memory.theirs or not self.memory.possible):
             without = ("memory",)
-            status.warn("memory: not captured: the allocator keeps a history on CUDA only")
+            why = (
+                "the script keeps a history itself"
+                if self.memory.theirs
+                else "the allocator keeps a history on CUDA only"
+            )
+            status.warn(f"memory: not captured: {why}")
         plan = Plan(self.options, without, lead=ranks.LEAD if size > 1 else 0)
         deciding: Any = plan
         if size > 1:
@@ -162,7 +169,7 @@ class Session:
 
     def _uninstall(self) -> None:
         """Nothing more is to be seen."""
-        for watcher in (self.finder, self.losses, self.others):
+        for watcher in (self.finder, self.losses, self.others, self.memory):
             watcher.uninstall()
 
     def _training_begins(self) -> None:

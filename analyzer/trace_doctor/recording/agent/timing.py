@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ def now(torch: Any) -> Moment:
 def between(begin: Moment, end: Moment) -> float:
     """Seconds, with the device's work where both moments are in its stream: it has reached them."""
     if begin.event is not None and end.event is not None:
-        return float(begin.event.elapsed_time(end.event)) / 1e3
+        with contextlib.suppress(RuntimeError):  # the script has gone on to another device
+            return float(begin.event.elapsed_time(end.event)) / 1e3
     return end.host - begin.host
 
 
