@@ -282,8 +282,7 @@ class Capture:
     frames_from: str = ""
     """the trace of the same steps whose Python frames and input shapes were laid into `run`; "": all is its own"""
     step_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """phase of the recording -> wall milliseconds of its steps; in `timing` there is no profiler, and the device's work
-    is done at the end of each step"""
+    """phase of the recording -> milliseconds of its steps; in `timing` there is no profiler"""
     began_ns: int | None = None
     """the first moment that any trace or snapshot of the recording shows, in the clock of all (of the epoch)"""
     record: RankRecord | None = None
