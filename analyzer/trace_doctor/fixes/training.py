@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import libcst as cst
@@ -26,6 +26,7 @@ WRAPPERS = (
 _NO_MODEL = re.compile(
     r"Tokenizer|Processor|Config|Collator|[Ss]chedule|pipeline|timm\.(data|loss|optim|utils|scheduler)"
 )
+_LOSS_NAME = re.compile(r".*(?:crit|loss)", re.IGNORECASE)
 _LOSS_CLASS = re.compile(r"(.*\.)?\w*(Loss|Criterion|Metric)\w*$")
 
 
@@ -115,6 +116,8 @@ def model_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
     """Calls of a model inside a node, outermost first: every value it can have is a module that is no loss."""
     script, found = step.script, []
     for call in script.all(cst.Call, within=within):
+        if _LOSS_NAME.match((dotted(call.func) or "").rpartition(".")[2]):
+            continue
         made = step.program.of(script, call.func)
         if made and all(_is_model(step.program, *m) for m in made):
             found.append(call)
@@ -157,6 +160,43 @@ def _is_model(program: Project, script: Script, origin: cst.BaseExpression) -> b
 def _is_module(program: Project, script: Script, owner: cst.ClassDef) -> bool:
     bases = program.bases(script, owner)
     return bool(bases & {"torch.nn.Module", "torch.nn.Sequential", "transformers.PreTrainedModel"})
+
+
+def trained_classes(program: Project) -> Iterator[tuple[Script, cst.ClassDef]]:
+    """The classes of the models that training steps of a program call, or whose parameters an optimizer takes."""
+    for script in program.mentioning("backward("):
+        for backward, _ in method_calls(script, "backward"):
+            for call in script.all(cst.Call, within=home_of(script, backward)):
+                yield from _module_classes(program, script, call.func)
+    for script in program.mentioning(".parameters("):
+        for call in script.all(cst.Call):
+            if origins(script).is_optimizer(call):
+                for _, receiver in method_calls(script, "parameters", call):
+                    yield from _module_classes(program, script, receiver)
+
+
+def _module_classes(
+    program: Project, script: Script, node: cst.BaseExpression, depth: int = 0
+) -> Iterator[tuple[Script, cst.ClassDef]]:
+    """The modules of this program that a value can be an instance of; through a table of constructors as well."""
+    for where, origin in program.of(script, node):
+        if not isinstance(origin, cst.Call):
+            continue
+        made = [(where, origin.func)]
+        if isinstance(origin.func, cst.Subscript):
+            tables = program.of(where, origin.func.value)
+            elements = [(w, e) for w, t in tables if isinstance(t, cst.Dict) for e in t.elements]
+            made = [(w, e.value) for w, e in elements if isinstance(e, cst.DictElement)]
+        for home, func in made:
+            found = program.definition(home, func)
+            if found is None:
+                continue
+            file, definition = found
+            if isinstance(definition, cst.ClassDef) and _is_module(program, file, definition):
+                yield file, definition
+            elif isinstance(definition, cst.FunctionDef) and depth < 3:
+                for value in origins(file).returns(definition):
+                    yield from _module_classes(program, file, value, depth + 1)
 
 
 def find_model(step: Step) -> Model:

@@ -100,7 +100,9 @@ def _option_default(project: Project, name: str) -> WhereSet | None:
     if len(options) != 1:
         return None
     script, call = options[0]
-    default = argument(call, "default")
+    default, action = argument(call, "default"), argument(call, "action")
+    if action is not None and literal(action.value) in ("store_true", "store_false"):
+        return None  # another default would leave nothing that switches it back
     if default is None or literal(default.value) is ...:
         return None
     return WhereSet(default.value, "default", script, _flag(call))

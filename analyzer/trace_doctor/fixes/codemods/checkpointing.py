@@ -11,7 +11,7 @@ from trace_doctor.fixes.blocks import Blocks, repeated_blocks
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, insert_after
 from trace_doctor.fixes.imports import name_for
-from trace_doctor.fixes.training import find_model, find_step, refuse_frameworks
+from trace_doctor.fixes.training import find_model, find_step, refuse_frameworks, trained_classes
 from trace_doctor.loaders.script import Script, dotted
 
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
@@ -31,11 +31,10 @@ def checkpoint_blocks(place: Place, params: Mapping[str, Any]) -> Change:
         if done:
             raise NoEdit("already", f"{script.name}:{script.line(done[0])} recomputes activations already")
     uses = [(s, u) for s in place.scripts for b in repeated_blocks(s) for u in _uses(s, b)]
-    if place.line is not None:
-        here = [(s, u) for s, u in uses if _around(s, u, place.line)]
-        uses = here or uses
+    here = [(s, u) for s, u in uses if place.line is not None and _around(s, u, place.line)]
     if not uses:
         return _pretrained(place)
+    uses = here or _of_trained(place, uses)
     script, call = only(uses, "run repeated blocks", "")
     if script.callee(call) is None and _is_list(script, call):
         return _sequential(script, call)
@@ -47,6 +46,31 @@ def checkpoint_blocks(place: Place, params: Mapping[str, Any]) -> Change:
     edits = [Edit(start, end, name), Edit(first, first, f"{script.code(call.func)}, ")]
     edits += add_arguments(script, call, {"use_reentrant": "False"})
     return Change(script, (*imports, *edits), script.line(call))
+
+
+def _of_trained(place: Place, uses: list[tuple[Script, cst.Call]]) -> list[tuple[Script, cst.Call]]:
+    """Those in classes that the model of a training step is made of: a frozen encoder has blocks as well."""
+    program = place.program
+    if not program.mentioning(".backward("):
+        return uses
+    classes = list(trained_classes(program))
+    seen: set[int] = set()
+    while classes:
+        where, owner = classes.pop()
+        if id(owner) in seen:
+            continue
+        seen.add(id(owner))
+        for line, node in program.lineage(where, owner):
+            seen.add(id(node))
+            for name in line.all(cst.Name, within=node):
+                found = program.definition(line, name) if name.value[:1].isupper() else None
+                if found is not None and isinstance(found[1], cst.ClassDef):
+                    classes.append((found[0], found[1]))
+    found_uses = [(s, u) for s, u in uses if id(s.nearest(u, cst.ClassDef)) in seen]
+    if not found_uses:
+        why = "cannot see whether the model that is trained is made of these blocks"
+        raise NoEdit("display", why, [candidate(s, u) for s, u in uses])
+    return found_uses
 
 
 def _enabled(script: Script) -> list[cst.Call]:

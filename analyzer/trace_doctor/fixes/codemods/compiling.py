@@ -23,6 +23,7 @@ from trace_doctor.fixes.training import (
     refuse_frameworks,
     whole_line,
 )
+from trace_doctor.loaders.origins import parameters
 from trace_doctor.loaders.script import Script, argument, dotted
 
 _INSTEAD = {
@@ -194,12 +195,23 @@ def _losses(step: Step, value: cst.BaseExpression) -> list[cst.Call]:
     name = script.callee(value) or ""
     tracked = origins(script)
     made = tracked.of(value.func)
-    local = isinstance(tracked.definition(value.func), cst.FunctionDef)
+    definition = tracked.definition(value.func)
+    local = isinstance(definition, cst.FunctionDef) and not _runs_a_model(script, definition)
     constructed = [script.callee(o) or "" for o in made if isinstance(o, cst.Call)]
     compiled = any(n == "torch.compile" for n in constructed)
     functional = re.fullmatch(r"torch\.nn\.functional\.\w*(loss|entropy|div)\w*", name) is not None
     classes = bool(constructed) and all(re.fullmatch(r"torch\.nn\.\w+Loss", n) for n in constructed)
     return [value] if local or compiled or functional or classes else []
+
+
+_MODEL_NAME = re.compile(r"(?:.*[._])?(?:model|net|network|module|backbone|encoder|decoder|generator|unet)")
+
+
+def _runs_a_model(script: Script, function: cst.FunctionDef) -> bool:
+    """Whether a function calls what it is passed, or something with a model's name: more than a loss."""
+    names = parameters(function)
+    called = [dotted(c.func) or "" for c in script.all(cst.Call, within=function.body)]
+    return any(name in names or _MODEL_NAME.fullmatch(name.lower()) for name in called)
 
 
 def _compile_function(

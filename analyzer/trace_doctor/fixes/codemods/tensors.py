@@ -104,7 +104,10 @@ def _keeps_graph(
         return True
     if not losses and _returned(script, home, sums):
         return False  # `total += loss; return total`: the caller may differentiate it
-    computed = [b for b in origins(script).bound(value) if isinstance(b.value, cst.Call) and not b.loop]
+    bound = origins(script).bound(value)
+    if any(_takes_out(script, b.value) for b in bound):
+        return False
+    computed = [b for b in bound if isinstance(b.value, cst.Call) and not b.loop]
     return (
         isinstance(value, cst.Name | cst.Attribute) and bool(computed) and (named or "loss" in root.lower())
     )
@@ -115,6 +118,18 @@ def _loss_root(value: cst.BaseExpression) -> str | None:
     if isinstance(value, cst.BinaryOperation):
         return _loss_root(value.left) or _loss_root(value.right)
     return dotted(value)
+
+
+_OUT_OF_GRAPH = ("item", "tolist", "numpy", "detach")
+
+
+def _takes_out(script: Script, value: cst.BaseExpression) -> bool:
+    """`loss.detach()`, `reduce(loss).item()`, `float(loss)`: a number, or a tensor without a graph."""
+    if not isinstance(value, cst.Call):
+        return False
+    if isinstance(value.func, cst.Attribute):
+        return value.func.attr.value in _OUT_OF_GRAPH
+    return script.callee(value) in ("float", "int", "round")
 
 
 def _made_from(script: Script, home: cst.CSTNode, kept: str) -> set[str]:
