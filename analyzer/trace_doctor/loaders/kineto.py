@@ -16,7 +16,7 @@ from trace_doctor.loaders import exact_times, identify, kineto_args, limits, met
 from trace_doctor.loaders.categories import BY_NAME, CATEGORIES, LEGACY, LEGACY_GPU, category
 from trace_doctor.loaders.kineto_decode import LONGEST_US, PER_EVENT_TEXT, Columns, nanoseconds
 from trace_doctor.loaders.kineto_document import Document
-from trace_doctor.loaders.stream import ByteStream
+from trace_doctor.loaders.stream import ByteStream, ahead
 from trace_doctor.run import GPU_CATS, I32, I64, Bool, Cat, Damage, Run, Thread
 
 MOST_RESERVED = 4 << 30
@@ -39,7 +39,7 @@ def load_trace(
     """
     np.empty(_FREED, np.uint8)
     stream = ByteStream(path)
-    keep = _Keep(stream.pieces())
+    keep = _Keep(ahead(stream.pieces()))
     columns, damage = Columns(min(stream.length, MOST_RESERVED) // PER_EVENT_TEXT), Damage()
     document = Document(_within(max_memory or limits.memory_limit(), keep, columns, display), columns, damage)
     document.watch(meta.MARKERS)

@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Event, Thread
 from typing import BinaryIO
 
-from isal import isal_zlib
-from isal.igzip_lib import IsalError
+from isal.igzip_lib import DECOMP_GZIP, IgzipDecompressor, IsalError
 
-from trace_doctor.loaders.progress import advanced
+from trace_doctor.loaders.progress import advanced, listening
 
 GZIP_MAGIC = b"\x1f\x8b"
 GROWS = 12
 """Traces grow about this much when they are unpacked."""
-READ = 1 << 18
+READ = 1 << 16
 PIECE = 1 << 20
 BOMB, RATIO = 1 << 28, 200
 """Beyond so many decompressed bytes, no sound file holds more than this many times its compressed size (most: 10 to 40)."""
 MEMBERS = 2_000
 """So many gzip members may hold less than as many bytes each."""
+AHEAD = 8
+"""Pieces that wait for whoever uses them."""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -62,26 +66,27 @@ class ByteStream:
 
     def _gunzip(self) -> Iterator[bytes]:
         with open_regular(self.path) as file:
-            member, pending, fresh = isal_zlib.decompressobj(wbits=31), b"", True
+            member, pending, fresh = IgzipDecompressor(flag=DECOMP_GZIP), b"", True
             made = members = 0
             while True:
-                if not pending:
+                if not pending and member.needs_input:
                     pending = file.read(READ)
                     advanced(len(pending))
-                if not pending:
-                    if not fresh:
-                        self.problem = "the gzip data ends early"
-                    return
+                    if not pending:
+                        if not fresh:
+                            self.problem = "the gzip data ends early"
+                        return
                 try:
                     out = member.decompress(pending, PIECE)
                 except (IsalError, ValueError) as error:  # type: ignore[misc]  # isal's stub types the class as an instance
-                    if not fresh:
+                    if not fresh or pending.startswith(GZIP_MAGIC):
                         self.problem = f"the gzip data is damaged ({error})"
-                    return  # bytes behind the last complete member are padding, as gzip itself treats them
+                    return  # other bytes behind the last complete member are padding, as gzip itself treats them
+                pending, fresh = b"", False
                 if out:
                     yield out
                 made += len(out)
-                if made > BOMB and made > RATIO * (file.tell() - len(member.unconsumed_tail)):
+                if made > BOMB and made > RATIO * file.tell():
                     self.problem = f"the gzip data unpacks to more than {RATIO} times its size"
                     return
                 if member.eof:
@@ -90,9 +95,49 @@ class ByteStream:
                         self.problem = "the gzip data has thousands of empty members"
                         return
                     pending = member.unused_data.lstrip(b"\0")
-                    member, fresh = isal_zlib.decompressobj(wbits=31), True
-                else:
-                    pending, fresh = member.unconsumed_tail, False
+                    member, fresh = IgzipDecompressor(flag=DECOMP_GZIP), True
+
+
+def ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same pieces, made in a thread of their own while those before are used: reading, inflating and the decoder in
+    C all let other threads run meanwhile. Where no thread can be had, one after another."""
+    made: Queue[tuple[bytes, int] | BaseException | None] = Queue(AHEAD)
+    enough = Event()
+    thread = Thread(target=_make, args=(pieces, made, enough), daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        yield from pieces
+        return
+    try:
+        while (item := made.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            advanced(item[1])
+            yield item[0]
+    finally:
+        enough.set()
+        while thread.is_alive():
+            with suppress(Empty):
+                made.get(timeout=0.01)
+
+
+def _make(
+    pieces: Iterator[bytes], made: Queue[tuple[bytes, int] | BaseException | None], enough: Event
+) -> None:
+    """Fills the queue with pieces, each with the bytes of the file that were read for it; at the end, or with the
+    error that ended it, None."""
+    read: list[int] = []
+    try:
+        with listening(read.append):
+            for piece in pieces:
+                made.put((piece, sum(read)))
+                read.clear()
+                if enough.is_set():
+                    return
+    except BaseException as error:
+        made.put(error)
+    made.put(None)
 
 
 def head(path: Path, size: int) -> bytes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -101,11 +102,19 @@ def _lines(events: Iterable[Event]) -> bytes:
 
 
 def _line(event: Event) -> str:
-    """One event as JSON. Times are written as decimals of microseconds: as floats, the clock of an epoch would lose
-    the nanoseconds."""
-    fields = {k: v for k, v in event.items() if k not in ("ts", "dur")}
-    times = "".join(f', "{k}": {_us(event[k])}' for k in ("ts", "dur") if k in event)
-    return f"{json.dumps(fields)[:-1]}{times}}},\n"
+    times = {k: event[k] for k in ("ts", "dur") if k in event}
+    return _at(_head({k: v for k, v in event.items() if k not in times}), **times)
+
+
+def _head(fields: Event) -> str:
+    """An event as JSON, up to its times."""
+    return json.dumps(fields)[:-1]
+
+
+def _at(head: str, **times: int) -> str:
+    """The event at these times, ns. They are written as decimals of microseconds: as floats, the clock of an epoch would
+    lose the nanoseconds."""
+    return head + "".join([f', "{name}": {_us(ns)}' for name, ns in times.items()]) + "},\n"
 
 
 def _us(ns: int) -> str:
@@ -144,13 +153,20 @@ def _idle(run: Run, idle: IdleLedger) -> Iterator[bytes]:
     labels = [IDLE[cause].label for cause in IDLE_CAUSES]
     owners = np.where(idle.row >= 0, run.name[np.maximum(idle.row, 0)], -1)
     waits = np.where(idle.sync_row >= 0, run.name[np.maximum(idle.sync_row, 0)], -1)
+
+    @cache  # a few kinds of piece, each of them thousands of times
+    def head(device: int, cause: int, owner: int, wait: int) -> str:
+        kind = _slice(_IDLE + 1 + device, 0, 0, labels[cause], _owned(run, owner, wait))
+        return _head({k: v for k, v in kind.items() if k not in ("ts", "dur")})
+
     for first in range(0, len(idle.start), _BATCH):
         part = slice(first, first + _BATCH)
-        columns = (idle.device, idle.start, idle.end, idle.cause, owners, waits)
-        yield _lines(
-            _slice(_IDLE + 1 + device, start, end, labels[cause], _owned(run, owner, wait))
-            for device, start, end, cause, owner, wait in zip(*(c[part].tolist() for c in columns), strict=True)
-        )  # fmt: skip
+        columns = (idle.start, idle.end, idle.device, idle.cause, owners, waits)
+        lines = [
+            _at(head(*kind), ts=start, dur=end - start)
+            for start, end, *kind in zip(*(c[part].tolist() for c in columns), strict=True)
+        ]
+        yield "".join(lines).encode()
 
 
 def _owned(run: Run, owner: int, wait: int) -> dict[str, str]:
@@ -206,7 +222,6 @@ def _memory(run: Run) -> Iterator[bytes]:
 
 
 def _counters(name: str, ts: I64, column: I64, rows: I64) -> bytes:
-    return _lines(
-        {"ph": "C", "cat": _CATEGORY, "name": name, "pid": PROCESS, "ts": at, "args": {"bytes": value}}
-        for at, value in zip(ts[rows].tolist(), column[rows].tolist(), strict=True)
-    )
+    head = _head({"ph": "C", "cat": _CATEGORY, "name": name, "pid": PROCESS})
+    times = zip(ts[rows].tolist(), column[rows].tolist(), strict=True)
+    return "".join([_at(f'{head}, "args": {{"bytes": {value}}}', ts=at) for at, value in times]).encode()
