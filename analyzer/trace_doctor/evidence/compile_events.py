@@ -106,16 +106,21 @@ def _steady_roots(facts: Facts, regions: Regions) -> list[int]:
 
 
 def _log_of(run: Run, regions: Regions, logs: Sequence[CompileLog]) -> CompileLog | None:
-    """The log of the process that was traced: of this rank, knowing all code that ran, and the only nearest one.
+    """The log of the process that was traced: of this rank, knowing all code that ran, written by a process of the trace
+    where one is, and the only nearest one.
 
-    Of two logs that fit equally nobody can say which is meant. A trace without regions takes a log of its own folder.
+    Of two logs that fit equally nobody can say which is meant. A trace without regions takes a log of its process, or of
+    its own folder.
     """
     fitting = [log for log in logs if log.rank in (None, run.rank) and _agrees(log, regions)]
+    traced = {thread.pid for thread in run.threads}
+    own = [log for log in fitting if log.pid is not None and str(log.pid) in traced]
+    fitting = own or fitting
     near = {id(log): _shared_folders(run.path, log.path) for log in fitting}
     nearest = [log for log in fitting if near[id(log)] == max(near.values())]
     if len(nearest) != 1:
         return None
-    together = PurePosixPath(nearest[0].path).parent == PurePosixPath(run.path).parent
+    together = bool(own) or PurePosixPath(nearest[0].path).parent == PurePosixPath(run.path).parent
     return nearest[0] if regions.all or together else None
 
 

@@ -73,7 +73,8 @@ def _of_recording(recording: Recording | None, files: Files) -> list[Capture]:
         named = recordings.role_of(found.path.name)
         if named is not None and not isinstance(content, CompileLog):
             by_rank.setdefault(named[0], {})[named[1]] = content
-    logs = _logs([c for _, c in files if isinstance(c, CompileLog)], recording, by_rank)
+    ranks = {*by_rank, *(recording.ranks if recording else ())}
+    logs = _logs([c for _, c in files if isinstance(c, CompileLog)], recording, sorted(ranks))
     said = _warnings(recording, min(by_rank, default=0))
     began = _began(content for mine in by_rank.values() for content in mine.values())
     return [
@@ -143,11 +144,10 @@ def _peak(snapshot: Snapshot) -> int:
 
 
 def _logs(
-    logs: Sequence[CompileLog], recording: Recording | None, ranks: Iterable[int]
+    logs: Sequence[CompileLog], recording: Recording | None, ranks: Sequence[int]
 ) -> dict[int, tuple[CompileLog, ...]]:
     """The logs of each rank: by the process that wrote them, else by the rank they name; those of one rank alone that
     say neither are its own."""
-    ranks = list(ranks)
     by_pid = {r.pid: r.rank for r in (recording.ranks.values() if recording else ()) if r.pid is not None}
     found: dict[int, tuple[CompileLog, ...]] = {}
     for log in logs:
