@@ -39,7 +39,7 @@ def load_trace(
     """
     np.empty(_FREED, np.uint8)
     stream = ByteStream(path)
-    keep = _Keep(ahead(stream.pieces()))
+    keep = _Keep(ahead(stream.pieces()) if stream.gzipped else stream.pieces())
     columns, damage = Columns(min(stream.length, MOST_RESERVED) // PER_EVENT_TEXT), Damage()
     document = Document(_within(max_memory or limits.memory_limit(), keep, columns, display), columns, damage)
     document.watch(meta.MARKERS)

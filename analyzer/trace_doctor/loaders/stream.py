@@ -99,8 +99,8 @@ class ByteStream:
 
 
 def ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same pieces, made in a thread of their own while those before are used: reading, inflating and the decoder in
-    C all let other threads run meanwhile. Where no thread can be had, one after another."""
+    """The same pieces, made in a thread of their own while those before are used: inflating and the decoder in C both
+    let other threads run meanwhile. Where no thread can be had, one after another."""
     made: Queue[tuple[bytes, int] | BaseException | None] = Queue(AHEAD)
     enough = Event()
     thread = Thread(target=_make, args=(pieces, made, enough), daemon=True)
