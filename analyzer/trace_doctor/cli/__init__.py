@@ -9,7 +9,6 @@ import signal
 import sys
 from typing import NoReturn
 
-
 COLLECT = (100_000, 20, 100)
 """Objects made until the collector looks at the youngest, and how often then at the older ones. By default it looks at
 the hundred thousand objects of the imported modules again and again: a tenth of a short run."""
