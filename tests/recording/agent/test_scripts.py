@@ -189,6 +189,7 @@ print(dict(counters["graph_break"]), dict(counters["frames"]))
     assert said["ended"] == "enough"
     assert set(said["compile_steps"]) <= {0, 1}, "only the script's own functions are compiled"
     assert said["compile_steps"]
+    assert [*(made.folder / "torch_trace").glob("dedicated_log_torch_trace_*.log")]
 
 
 def test_ranks_change_phase_at_the_same_step(make: Make) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ class TorchWatch:
 
     def __init__(self, options_file: str) -> None:
         self._options_file = options_file
+        self._folder = os.path.dirname(options_file)
         self._looking = False
 
     def find_spec(
@@ -39,23 +41,35 @@ class TorchWatch:
 
         def watched(module: ModuleType) -> None:
             del loader.exec_module
+            self._quietly(self._prepare)
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-            self._begin(module)
+            self._quietly(lambda: self._begin(module))
 
         loader.exec_module = watched
 
-    def _begin(self, torch: ModuleType) -> None:
-        folder = os.path.dirname(self._options_file)
-        try:
-            from trace_doctor.recording.agent.session import begin
-            from trace_doctor.recording.options import RecordOptions
+    def _prepare(self) -> None:
+        """torch reads TORCH_TRACE when it is imported, and writes there when something is compiled."""
+        from trace_doctor.recording.options import TORCH_TRACE_FOLDER, RecordOptions
+        from trace_doctor.recording.plan import TRACED
 
-            presence.say(folder, presence.TORCH)
-            begin(torch, RecordOptions.from_environment({"TRACE_DOCTOR_RECORD": self._options_file}))  # type: ignore[arg-type]
+        options = RecordOptions.read(Path(self._options_file))
+        if set(TRACED) & set(options.phases):
+            os.environ.setdefault("TORCH_TRACE", os.path.join(options.folder, TORCH_TRACE_FOLDER))
+
+    def _begin(self, torch: ModuleType) -> None:
+        from trace_doctor.recording.agent.session import begin
+        from trace_doctor.recording.options import RecordOptions
+
+        presence.say(self._folder, presence.TORCH)
+        begin(torch, RecordOptions.read(Path(self._options_file)))
+
+    def _quietly(self, act: Callable[[], None]) -> None:
+        try:
+            act()
         except Exception as error:
-            presence.say(folder, "failed", why=f"{type(error).__name__}: {error}")
+            presence.say(self._folder, "failed", why=f"{type(error).__name__}: {error}")
 
 
 def wait_for_torch(options_file: str) -> None:
