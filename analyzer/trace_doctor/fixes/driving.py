@@ -159,6 +159,8 @@ def _kind(program: Project, script: Script, call: cst.Call) -> str | None:
         return "lightning"
     if names & set(_FABRIC):
         return "fabric"
+    if name == "accelerate.Accelerator" and isinstance(script.parent(call), cst.Attribute):
+        return None  # `Accelerator().device`: made to be asked, not to train with
     return {"accelerate.Accelerator": "accelerate", "deepspeed.initialize": "deepspeed"}.get(name or "")
 
 
@@ -204,7 +206,7 @@ def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, st
         if value is None and (second := argument(trainer, "args", 1)) is not None:
             value = second.value
         for home, origin in place.program.of(where, value) if value is not None else ():
-            if isinstance(origin, cst.Call) and _is_parser(origin):
+            if isinstance(origin, cst.Call) and _is_parser(place.program, home, origin):
                 parsed.append((home, origin))
             elif (
                 isinstance(origin, cst.Call)
@@ -253,8 +255,15 @@ def _is_arguments(call: cst.Call) -> bool:
     return (dotted(call.func) or "").split(".")[-1].endswith(("Arguments", "Args", "Config"))
 
 
-def _is_parser(call: cst.Call) -> bool:
-    return isinstance(call.func, cst.Attribute) and call.func.attr.value in _PARSERS
+def _is_parser(program: Project, script: Script, call: cst.Call) -> bool:
+    """Whether a call parses into the Trainer's arguments: by the methods of HfArgumentParser, or of a class of its own."""
+    if not isinstance(call.func, cst.Attribute):
+        return False
+    if call.func.attr.value in _PARSERS:
+        return True
+    made = [(s, o) for s, o in program.of(script, call.func.value) if isinstance(o, cst.Call)]
+    names = {(s.callee(o) or dotted(o.func) or "").rpartition(".")[2] for s, o in made}
+    return call.func.attr.value == "parse" and any(n.endswith("ArgumentParser") for n in names)
 
 
 def _accumulated(place: Place, script: Script, call: cst.Call, steps: int) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import libcst as cst
 
+from trace_doctor.fixes.arguments import Arguments
 from trace_doctor.fixes.codemods import Place, candidate, only, origins
 from trace_doctor.fixes.codemods.batches import smaller
 from trace_doctor.fixes.edits import Change, NoEdit, insert_before
@@ -24,6 +25,8 @@ from trace_doctor.loaders.script import Script, argument, dotted
 _TAKES = {"lightning": ("fit", (2, 0)), "fabric": ("setup", (2, 2))}
 """the method that is given the model, and the first release in which that may be compiled"""
 _CLASS = {"lightning": "Trainer", "fabric": "Fabric"}
+_LOGS_EVERY = 50
+"""steps, of a Trainer that is told nothing"""
 _OPTIONS = ("mode", "dynamic", "fullgraph", "backend")
 
 
@@ -37,8 +40,16 @@ def in_lightning(
     if not set(wanted) <= set(table):
         return None
     call = only(calls, f"construct the {_CLASS[framework]}", "")
+    steps = wanted.get("log_every")
+    if steps is not None and int(steps) <= _LOGS_EVERY and not _says(place, call, table["log_every"].name):
+        return None
     made = set_arguments(place, call, "lightning", table, wanted)
     return together(made, smaller(place, int(wanted["accumulate"]))) if "accumulate" in wanted else made
+
+
+def _says(place: Place, call: Call, name: str) -> bool:
+    arguments = Arguments(place.program, *call, {})
+    return bool(arguments.hidden) or arguments.find(name) is not None
 
 
 def _compiled(place: Place, framework: str, calls: list[Call], params: Mapping[str, Any]) -> Change:
