@@ -6,6 +6,7 @@ what is sent to the group. What is sent to us alone is handed on.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -119,6 +120,7 @@ class _Watch:
         self._last = max(options.max_seconds, _START_UP)
         self._torches = 0
         self._enough: float | None = None
+        self._left: float | None = None
         self._to_come = iter(_TO_END)
         self._next = 0.0
         self._size = 0
@@ -150,12 +152,21 @@ class _Watch:
             self._end()
 
     def _time_to_end(self) -> Why | None:
-        if self._enough is not None and self._age >= self._enough + self._options.grace_seconds:
+        if self._enough is not None and self._stays():
+            self._to_come = iter(_TO_END[1:])
             return "enough"
         if self._age < self._last:
             return None
         self._say(f"ending the script after {self._age:.0f} s (--max-seconds {self._options.max_seconds:g})")
         return "time"
+
+    def _stays(self) -> bool:
+        """Whether the command is still there long after its ranks have left, or they do not leave at all, though they
+        end themselves."""
+        if self._left is None and not any(map(processes.alive, self._ranks.values())):
+            self._left = self._age
+        grace = self._options.grace_seconds
+        return self._age >= min((self._enough or 0) + 3 * grace, (self._left or math.inf) + grace)
 
     def _hear(self) -> None:
         """What the processes have said since. The time is counted from the last import of torch (a launcher imports it
