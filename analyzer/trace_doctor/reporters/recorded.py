@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,13 +22,18 @@ def render(recorded: Recorded, command: Sequence[str]) -> str:
     folder = shown(recorded.folder)
     lines = [f"trace-doctor: {_headline(recorded)} {folder}"]
     if recorded.recording:
-        lines += _contents(recorded.recording)
-    lines += [f"  note    {warning}" for warning in recorded.warnings]
+        lines += map(_wrapped, _contents(recorded.recording))
+    lines += [_wrapped(f"  note    {warning}") for warning in recorded.warnings]
     if captures(recorded.folder):
         lines.append(f"next: trace-doctor analyze {shlex.quote(folder)}{_source(command)}")
     elif not recorded.recording:
         lines.append(f"or in the script itself: {_IN_SCRIPT}")
     return printable("\n".join(lines))
+
+
+def _wrapped(line: str) -> str:
+    """Lines of a terminal; words (files, options) stay whole."""
+    return textwrap.fill(line, 80, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False)
 
 
 def shown(path: Path) -> str:
