@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,8 +227,7 @@ class Session:
         if not self._stopping:
             self._stopping = True
             self._call_off = ending.leave_within(self.options.grace_seconds, self._quietly(self._forced))
-        if threading.current_thread() is threading.main_thread() or self.recorder is not None:
-            raise SystemExit(0)
+        raise SystemExit(0)
 
     def _forced(self) -> None:
         if self.recorder is not None:
