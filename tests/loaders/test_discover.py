@@ -228,3 +228,20 @@ def test_the_folder_of_real_captures(captures_dir: Path) -> None:
     assert len(found.ignored) == 10
     assert len({f.display for f in found.found}) == len(found.found)
     assert found == discover([str(captures_dir)])
+
+
+def test_a_folder_that_cannot_be_entered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "a.json")
+    (tmp_path / "sub").mkdir()
+    entered = os.scandir
+
+    def scandir(folder: str | os.PathLike[str]) -> object:  # root may enter any
+        if Path(folder).name == "sub":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return entered(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = discover([tmp_path])
+    assert [(i.display, i.reason) for i in found.ignored] == [("sub", "cannot be read (Permission denied)")]
+    with pytest.raises(DamagedCapture, match=r"sub: cannot be read \(Permission denied\)"):
+        discover([tmp_path / "sub"])

@@ -1,16 +1,21 @@
-"""Pieces of a file made ahead of their use, and gzip members that do not check out."""
+"""Pieces of a file made ahead of their use, gzip members that do not check out, files that change meanwhile."""
 
 from __future__ import annotations
 
 import gzip
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from trace_doctor.errors import DamagedCapture
+from trace_doctor.loaders import kineto_args
+from trace_doctor.loaders.kineto import load_trace
 from trace_doctor.loaders.progress import listening
-from trace_doctor.loaders.stream import AHEAD, ByteStream, ahead
+from trace_doctor.loaders.stream import AHEAD, PIECE, ByteStream, ahead
+from trace_doctor.run import Run
 
 
 def test_pieces_come_in_order_and_progress_is_told_by_whoever_uses_them(tmp_path: Path) -> None:
@@ -61,3 +66,65 @@ def test_a_small_member_with_a_wrong_checksum_is_no_padding(tmp_path: Path) -> N
     stream = ByteStream(path)
     list(stream.pieces())
     assert "damaged" in stream.problem
+
+
+# -- a file that is another by the time it is read on ----------------------------------------------------------------
+
+COUNT = 40_000
+
+
+def trace(first: int, count: int) -> bytes:
+    return b"".join(
+        b',\n{"ph": "X", "cat": "cpu_op", "name": "op", "pid": 1, "tid": 1, "ts": %d, "dur": 1, "args": {"n": %d}}' % (i, i)
+        for i in range(first, first + count)
+    )  # fmt: skip
+
+
+HEAD = b'{"schemaVersion": 1, "deviceProperties": [], "traceEvents": [' + trace(0, 1)[1:]
+
+
+def load_while(path: Path, change: Callable[[], object]) -> Run:
+    """The trace; after its first piece something happens to the file."""
+    told = iter([change])
+    with listening(lambda _: next(told, int)()):
+        return load_trace(path, "trace.json")
+
+
+def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(HEAD + trace(1, COUNT) + b"]}")
+    run = load_while(path, lambda: os.truncate(path, PIECE + 1000))
+    assert 0 < len(run) < COUNT and run.ts.tolist() == [1000 * i for i in range(len(run))]
+    assert run.damage.truncated
+
+
+def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(HEAD + trace(1, COUNT))
+
+    def grow() -> None:
+        with path.open("ab") as file:
+            file.write(trace(COUNT + 1, 10)[:-20])
+
+    run = load_while(path, grow)
+    assert len(run) >= COUNT + 10
+    assert run.damage.truncated
+
+
+def test_a_file_that_another_takes_the_place_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto_args, "KEPT", 0)  # as with large files: arguments are read again
+    path, other = tmp_path / "trace.json", tmp_path / "other.json"
+    path.write_bytes(HEAD + trace(1, COUNT) + b"]}")
+    other.write_bytes(b" " * path.stat().st_size)
+    run = load_while(path, lambda: os.replace(other, path))
+    assert len(run) == COUNT + 1 and not run.damage.truncated  # what was opened is read to its end
+    with pytest.raises(DamagedCapture, match="changed while it was being read"):
+        run.args([COUNT])
+    path.unlink()
+    with pytest.raises(DamagedCapture, match="cannot be read any more"):
+        load_while(put_again(path), path.unlink).args([COUNT])
+
+
+def put_again(path: Path) -> Path:
+    path.write_bytes(HEAD + trace(1, COUNT) + b"]}")
+    return path

@@ -124,6 +124,8 @@ def _recording(path: Path, kind: Kind) -> Path | None:
 def sniff(path: Path, display: str) -> Kind:
     """What a file is, from its first bytes. Raises NotACapture or DamagedCapture with one line, or OSError."""
     status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
+        os.scandir(path).close()  # raises: a folder is asked for only where it cannot be read
     if not stat.S_ISREG(status.st_mode):
         raise NotACapture(f"{display}: not a regular file")
     # What the kernel makes up on reading has no size, and reading it can take for ever.
@@ -144,7 +146,7 @@ def sniff(path: Path, display: str) -> Kind:
 def _candidates(given: Path) -> Iterator[_Candidate]:
     if given.is_dir():
         for path in _walk(given):
-            yield _Candidate(path, given, named=False)
+            yield _Candidate(path, given, named=path == given)
     elif given.exists():
         yield _Candidate(given, given.parent, named=True)
     elif glob.has_magic(str(given)):
@@ -178,6 +180,9 @@ def _walk(root: Path) -> Iterator[Path]:
         try:
             status = folder.stat()
             entries = sorted(os.scandir(folder), key=lambda e: (e.is_symlink(), e.name))
+        except PermissionError:
+            yield folder  # to be named among what cannot be read
+            continue
         except OSError:
             continue
         if (status.st_dev, status.st_ino) in seen:
