@@ -39,6 +39,8 @@ class Setting:
     value: str = "{}"
     since: Version | None = None
     """None: in every release since torch 2.0"""
+    always: str = ""
+    """a text that every release takes, for releases that may be older than `since`; empty where there is none"""
     excludes: tuple[str, ...] = ()
     """arguments that contradict it"""
     plugin: Plugin | None = None
@@ -78,8 +80,8 @@ TRAINING_ARGUMENTS: Mapping[str, Setting] = {
     "non_blocking": Setting("accelerator_config", '{{"non_blocking": True}}', since=(4, 41)),
 }
 LIGHTNING: Mapping[str, Setting] = {
-    "bf16": Setting("precision", '"bf16-mixed"', since=(2, 0), instead_of=_FP32),
-    "fp16": Setting("precision", '"16-mixed"', since=(2, 0), instead_of=_FP32),
+    "bf16": Setting("precision", '"bf16-mixed"', since=(2, 0), always='"bf16"', instead_of=_FP32),
+    "fp16": Setting("precision", '"16-mixed"', since=(2, 0), always="16", instead_of=_FP32),
     "accumulate": Setting("accumulate_grad_batches"),
     "log_every": Setting("log_every_n_steps"),
     "benchmark": Setting("benchmark", excludes=("deterministic",)),

@@ -93,6 +93,8 @@ def _set(
     inside: dict[Plugin, dict[str, str]] = {}
     for wish, value in wanted.items():
         setting = table[wish]
+        if setting.always and not known(place, framework, setting):
+            setting = replace(setting, value=setting.always, since=None)
         if not known(place, framework, setting) or (
             setting.plugin is not None and not known(place, framework, setting.plugin)
         ):
