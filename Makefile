@@ -36,10 +36,10 @@ contracts: install
 docs: install
 	$(BIN)/python -m docs.generate --check
 
-# What records with PyTorch runs alone: a busy second core stretches waits and steps.
+# What records and measures runs alone: a busy second core stretches waits and steps.
 test: install
-	$(BIN)/python -m pytest -n auto -m "not torch"
-	$(BIN)/python -m pytest -m torch
+	$(BIN)/python -m pytest -n auto -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 # Generated pages: rule pages, the command-line reference, the JSON Schema.
 generate: install

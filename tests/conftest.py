@@ -35,6 +35,14 @@ def trace_facts(trace_file: Path) -> Facts:
         pytest.skip(f"no PyTorch trace: {why}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Recordings of running programs are timed: nothing may run beside them."""
+    for item in items:
+        family = item.path.relative_to(Path(__file__).parent).parts[0]
+        if family in ("recording", "treatment") and item.get_closest_marker("torch"):
+            item.add_marker("alone")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for argument, kind, suffixes in (
         ("trace_file", "traces", (".json", ".json.gz")),

@@ -69,6 +69,7 @@ def record_again(options: dict[str, Any], folder: Path, out: Path) -> None:
     run(sys.executable, *command, cwd=folder)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("scenario", [s for s in PATCHED if "cpu" in EXPECTED[s]["machines"]])
 def test_the_patch_applies_and_the_next_capture_is_clear(scenario: str, tmp_path: Path) -> None:
     script = (SAMPLES / scenario / "fault.py").read_text(encoding="utf-8")

@@ -240,7 +240,7 @@ RESULTS = {
     "unrelated": unrelated,
     "rich": rich,
     "ranks": lambda: rich(ranks=8),
-    "many ranks": lambda: rich(ranks=200),
+    "many ranks": lambda: rich(ranks=40),
     "hostile": lambda: rich(HOSTILE),
     "snapshot only": snapshot_only,
     "cpu only": cpu_only,
@@ -277,4 +277,4 @@ def cpu_result() -> m.Result:
 
 @pytest.fixture
 def many_ranks() -> m.Result:
-    return rich(ranks=200)
+    return rich(ranks=40)
