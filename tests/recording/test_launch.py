@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import trace_doctor
 from trace_doctor.errors import UsageError
 from trace_doctor.recording import environment, presence, processes, steps
 from trace_doctor.recording.folder import read
@@ -19,6 +20,7 @@ from trace_doctor.recording.launch import Recorded, new_folder, record_command
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
 from trace_doctor.recording.running import Ended
 from trace_doctor.recording.shortcomings import shortcomings
+from trace_doctor.testing import RunBuilder
 
 CLI = [sys.executable, "-c", "from trace_doctor.cli import main; main()", "record"]
 
@@ -162,9 +164,27 @@ def test_no_line_that_was_cut_is_joined(tmp_path: Path) -> None:
 def test_a_busy_machine_is_named() -> None:
     """Half of the wall time was another process's: no time of the recording is worth much."""
     said = [
-        shortcomings(["true"], RecordOptions("."), Ended(0, 9.0, waited=w), None, {}) for w in (0.5, 0.01)
+        shortcomings(["true"], RecordOptions("."), Ended(0, 9.0, waited={0: w}), None, {})
+        for w in (0.5, 0.01)
     ]
     assert ["waited 50% of the time for a CPU" in "".join(lines) for lines in said] == [True, False]
+
+
+@pytest.mark.parametrize(("waited", "found"), [(0.5, "skipped"), (0.01, "fired")])
+def test_a_busy_machine_is_not_blamed_on_the_script(tmp_path: Path, waited: float, found: str) -> None:
+    """The same trace, with a pause of the host in each step."""
+    b = RunBuilder(gpu=None)
+    for _ in range(6):
+        with b.step():
+            with b.op("aten::mm"):
+                b.wait(1000)
+            with b.annotation("log_metrics"):
+                b.wait(5000)
+    b.write(tmp_path / "rank0.light.json.gz")
+    (tmp_path / "rank0.recording.json").write_text(json.dumps({"rank": 0, "ended": "enough"}))
+    (tmp_path / "recording.json").write_text(json.dumps({"waited_for_cpu": {"0": waited}}))
+    outcomes = {o.code: o.outcome for o in trace_doctor.analyze(tmp_path).outcomes}
+    assert outcomes["TD203"] == found
 
 
 def test_processes_speak_in_whole_lines(tmp_path: Path) -> None:

@@ -37,6 +37,10 @@ _RANK = re.compile(r"rank(\d{1,6})\.(recording\.json|steps\.csv|\w+\.(?:json|pic
 _COMPANIONS = frozenset({RECORDING_FILE, PLAN_FILE, OPTIONS_FILE, STEPS_FILE, ENVIRONMENT_FILE, COMMAND_FILE})
 
 
+BUSY = 0.1
+"""waiting for a CPU above this share of the time, host times are the machine's as much as the script's"""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedPhase:
     """One phase of one rank; -1 and None where the manifest does not say."""
@@ -65,6 +69,8 @@ class RankRecord:
     """of the device of this process that held most, from its start to the end of the recording"""
     phases: tuple[RecordedPhase, ...] = ()
     warnings: tuple[str, ...] = ()
+    waited_for_cpu: float | None = None
+    """share of the time that its main thread could have run and did not, because others did; None: not known"""
 
     def phase(self, name: str) -> RecordedPhase | None:
         return next((p for p in self.phases if p.name == name), None)
@@ -142,8 +148,9 @@ def read(folder: Path) -> Recording | None:
     """The recording in a folder; None where there is none."""
     if not is_recording(folder):
         return None
-    ranks = {r.rank: r for r in _rank_records(folder)}
     said = _object(folder / RECORDING_FILE)
+    waited = said.get("waited_for_cpu")
+    ranks = {r.rank: r for r in _rank_records(folder, waited if isinstance(waited, dict) else {})}
     return Recording(
         folder=folder,
         ranks=ranks,
@@ -153,7 +160,7 @@ def read(folder: Path) -> Recording | None:
     )
 
 
-def _rank_records(folder: Path) -> Iterator[RankRecord]:
+def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecord]:
     numbered = ((int(m[1]), p) for p in folder.glob("rank*.recording.json") if (m := _RANK.fullmatch(p.name)))
     for rank, path in sorted(numbered)[:_MOST_RANKS]:
         said = _object(path)
@@ -170,6 +177,7 @@ def _rank_records(folder: Path) -> Iterator[RankRecord]:
                 _phase(p) for p in (phases if isinstance(phases, list) else []) if isinstance(p, dict)
             ),
             warnings=_texts(said.get("warnings")),
+            waited_for_cpu=_number(waited.get(str(rank))),
         )
 
 

@@ -151,7 +151,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         "signal": signal_name(-code) if code < 0 else None,
         "stopped_by_us": stopped,
         "seconds": recorded.seconds,
-        "waited_for_cpu": round(ended.waited, 4),
+        "waited_for_cpu": dict(ended.waited),
         "ranks": sorted(found.ranks) if found else [],
         "warnings": list(recorded.warnings),
     }

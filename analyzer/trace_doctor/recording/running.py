@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import IO, Literal
@@ -46,8 +46,8 @@ class Ended:
     """why we ended it; None: it ended by itself"""
     told: int | None = None
     """the signal that somebody sent us and we handed on"""
-    waited: float = 0.0
-    """share of its time that the main thread of a rank was ready and waited for a CPU, of the rank that waited most"""
+    waited: Mapping[int, float] = field(default_factory=dict)
+    """rank -> share of its time that its main thread was ready and waited for a CPU; empty where Linux does not say"""
 
 
 def run(
@@ -130,10 +130,12 @@ class _Watch:
         """rank -> (seconds, seconds waited), first and last"""
 
     @property
-    def waited(self) -> float:
-        """Share of the time since its first step that a rank waited for a CPU: of the one that waited most."""
-        spans = [(seen[-1][0] - seen[0][0], seen[-1][1] - seen[0][1]) for seen in self._waits.values()]
-        return max((waited / age for age, waited in spans if age > 0), default=0.0)
+    def waited(self) -> dict[int, float]:
+        """Rank -> share of the time since its first step that it waited for a CPU."""
+        spans = {
+            rank: (last[0] - first[0], last[1] - first[1]) for rank, (first, last) in self._waits.items()
+        }
+        return {rank: round(waited / age, 4) for rank, (age, waited) in spans.items() if age > 0}
 
     def look(self) -> None:
         """Time in which we were stopped (Ctrl-Z) does not count: the command was stopped as well."""

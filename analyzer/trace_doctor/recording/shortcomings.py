@@ -7,13 +7,10 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from trace_doctor.recording.folder import RankRecord, Recording
+from trace_doctor.recording.folder import BUSY, RankRecord, Recording
 from trace_doctor.recording.options import RecordOptions
 from trace_doctor.recording.presence import FAILED, SECOND, TORCH
 from trace_doctor.recording.running import Ended
-
-BUSY = 0.1
-"""waiting for a CPU above this share of the time is worth a word"""
 
 
 def shortcomings(
@@ -39,9 +36,10 @@ def shortcomings(
 
 
 def _busy(ended: Ended) -> Iterator[str]:
-    if ended.waited >= BUSY:
+    waited = max(ended.waited.values(), default=0.0)
+    if waited >= BUSY:
         yield (
-            f"training waited {ended.waited:.0%} of the time for a CPU (other work on the machine, or more workers than "
+            f"training waited {waited:.0%} of the time for a CPU (other work on the machine, or more workers than "
             "cores): times vary"
         )
 
