@@ -36,6 +36,7 @@ def zero_grad(place: Place, params: Mapping[str, Any]) -> Change:
     if not clears:
         if isinstance(home, cst.FunctionDef):
             _refuse_cleared_elsewhere(place, script, home)
+        _refuse_own_optimizer(place, script, call)
         return _add(script, statement, optimizer)
     return _move(script, statement, optimizer, clears, home)
 
@@ -138,6 +139,23 @@ def _refuse_cleared_elsewhere(place: Place, script: Script, home: cst.FunctionDe
     ]
     if others:
         raise NoEdit("display", "the gradients are cleared elsewhere", others)
+
+
+def _refuse_own_optimizer(place: Place, script: Script, call: cst.Call) -> None:
+    """An optimizer of a class that is not known to be torch's may clear in its step, or have no zero_grad()."""
+    assert isinstance(call.func, cst.Attribute)
+    receiver = call.args[0].value if call.args else call.func.value
+    for where, origin in place.program.of(script, receiver):
+        if not isinstance(origin, cst.Call) or origins(where).is_optimizer(origin):
+            continue
+        found = place.program.definition(where, origin.func)
+        known = found is not None and isinstance(found[1], cst.ClassDef)
+        bases = (
+            place.program.bases(found[0], found[1]) if found and isinstance(found[1], cst.ClassDef) else set()
+        )
+        if (known or where.callee(origin)) and not any(b.startswith("torch.optim.") for b in bases):
+            why = "the optimizer is of a class of its own, which may clear the gradients in its step"
+            raise NoEdit("display", why, [candidate(where, origin)])
 
 
 def _move(script: Script, statement: cst.Expr, optimizer: str, clears: list[Step], home: Home) -> Change:
