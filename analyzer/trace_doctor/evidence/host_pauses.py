@@ -162,7 +162,8 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
 def _usually(facts: Facts, run: Run, rows: I64, main: int) -> Bool:
     """Which of the rows bear a name that lasts long in half of the cases: else the machine held them up. The cases in
     the trace that lent its frames count as well."""
-    often = np.bincount(run.name[run.thread == main], minlength=len(run.names))
+    alike = run.rows_of(np.unique(run.name[rows]).tolist())
+    often = np.bincount(run.name[alike[run.thread[alike] == main]], minlength=len(run.names))
     long = np.bincount(run.name[rows], minlength=len(run.names))
     for other in facts.capture.further:
         if isinstance(other, Run) and other.path == facts.capture.frames_from:
