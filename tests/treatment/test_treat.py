@@ -193,14 +193,15 @@ class TestLive:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("[1/"):
-                break
+        said: list[str] = []
+        while not said or not said[-1].startswith("[1/"):
+            said.append(process.stderr.readline())
+            assert said[-1], f"ended before the first trial: {said}"
         time.sleep(0.5)  # the first run of the first trial has begun
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 130, out + err
         assert "interrupted" in out and "not decided" in out
-        assert list(temporary.iterdir()) == []
+        assert list(temporary.glob("trace-doctor-*")) == []
         assert git(project, "worktree", "list").count("\n") == 1
         assert (project / "train.py").read_text() == SCRIPT

@@ -29,7 +29,7 @@ def _verdict(made: Treatment) -> Html:
         el("p", "Treatment", class_="subject"),
         el("h1", made.verdict, id="verdict-title"),
         el("dl", _tile("Step time", together.time), _tile("Peak memory", together.memory), class_="tiles"),
-        el("p", how(made), class_="lead"),
+        el("p", how(made), class_="lead") if made.attempts else None,
         el("ul", [el("li", n) for n in made.notes]) if made.notes else None,
         id="verdict",
         aria_labelledby="verdict-title",

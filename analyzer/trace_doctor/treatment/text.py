@@ -30,7 +30,8 @@ def render(made: Treatment, options: Options) -> str:
         paper.put(f"{left.label} {left.fix}: {left.why}", "dim", indent=_INDENT, first="by hand")
     for note in made.notes:
         paper.put(note, "dim", indent=2, first="-")
-    paper.put(how(made), "dim")
+    if made.attempts:
+        paper.put(how(made), "dim")
     paper.blank()
     paper.put(made.verdict, "bold")
     return paper.text()
