@@ -36,7 +36,11 @@ def _version(source: Input) -> str:
     low, high = source.torch_version.min, source.torch_version.max
     if not low and not high:
         return ""
-    return str(low) if low == high else f"{low or 'any'} to {high or 'any'}"
+    if low == high:
+        return str(low)
+    if low and high:
+        return f"{low} to {high}"
+    return f"{low} or newer" if low else f"{high} or older"
 
 
 def comparable(before: Result, after: Result) -> list[str]:

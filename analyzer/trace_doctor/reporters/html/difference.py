@@ -52,7 +52,7 @@ def _verdict(made: Difference) -> Html:
 def _side(side: Side) -> list[Child]:
     more = f"and {plural(len(side.paths) - 3, 'more file')}" if len(side.paths) > 3 else ""
     said: list[Child] = [el("bdi", p) for p in side.paths[:3]] or ["no capture"]
-    said += [p for p in (more, *side.device_names[:2], *side.torch_version[:2]) if p]
+    said += [p for p in (more, *side.device_names[:2], *(f"torch {v}" for v in side.torch_version[:2])) if p]
     said.append(plural(side.findings, "finding"))
     return [[" · " if n else None, part] for n, part in enumerate(said)]
 
