@@ -534,3 +534,9 @@ def stacks(run: Run) -> dict[str, set[tuple[str, ...]]]:
             above = [run.text(r) for r in nesting.ancestors(row) if run.cat[r] == Cat.PYTHON]
             found.setdefault(run.text(row), set()).add(tuple(n for n in above if "trace_doctor/" not in n))
     return found
+
+
+def test_a_real_recording_quotes_why_its_graph_breaks() -> None:
+    [found] = [f for f in analyze(SAMPLES / "graph_break_item/cpu/fault").findings if f.code == "TD501"]
+    assert "Unsupported Tensor.item() call" in found.message
+    assert (found.location.file, found.location.line) == ("fault.py", 22)
