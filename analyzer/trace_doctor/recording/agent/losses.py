@@ -36,7 +36,7 @@ class Losses:
         self.take()
 
     def _around_backward(self, backward: Function) -> Function:
-        compiling, unseen = self.torch.compiler.is_compiling, self._unseen.call
+        compiling, unseen = self._unseen.compiling, self._unseen.call
 
         def watched(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not compiling():

@@ -124,7 +124,7 @@ class Finder:
     # -- optimizers
 
     def _around_hook(self, hook: Function) -> Function:
-        compiling, unseen = self.torch.compiler.is_compiling, self._unseen.call
+        compiling, unseen = self._unseen.compiling, self._unseen.call
 
         def profile_hook_step(step: Function) -> Function:
             hooked = hook(step)
@@ -207,7 +207,7 @@ class Finder:
     def _around_call(self, call: Function) -> Function:
         """Around calls from outside of any module."""
         finder, unseen = self, self._unseen.call
-        compiling = self.torch.compiler.is_compiling
+        compiling = self._unseen.compiling
 
         def watched(
             self: Any, *args: Any, **kwargs: Any

@@ -16,6 +16,8 @@ class Unseen:
     def __init__(self, torch: Any) -> None:
         dynamo = getattr(torch._C, "_dynamo", None)
         self._frames = getattr(dynamo, "eval_frame", None)
+        self.compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+        """whether what calls this is being compiled; torch.compile knows the answer while it looks at the caller"""
         self.call = self._around_calls()
 
     def _around_calls(self) -> Call:
