@@ -212,6 +212,8 @@ def main() -> int:
         for done, line in pool.imap_unordered(_run_one, [(r, s, end) for r, s in asked_for]):
             trial.add(done)
             print(line, file=sys.stderr, flush=True)
+            for where, what in done.complaints:
+                print(f"NOT SOUND {where}\n{what}", flush=True)
             if given.patches is not None:
                 with given.patches.open("a", encoding="utf-8") as file:
                     file.writelines(json.dumps(p) + "\n" for p in done.patches)
@@ -220,8 +222,6 @@ def main() -> int:
     print(f"{len(set().union(*trial.repositories.values()))} repositories\n")
     print("\n".join([*table(trial, 0), "", *table(trial, 1), ""]))
     print("all of a script together:", dict(sorted(trial.together.items())))
-    for where, what in trial.complaints:
-        print(f"NOT SOUND {where}\n{what}")
     return bool(trial.complaints)
 
 
