@@ -49,9 +49,7 @@ MAIN = "from trace_doctor.cli import main; main()"
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("scenarios", nargs="*")
     arguments.add_argument("--runs", type=int, default=3, help="recordings and plain runs of each script")
     arguments.add_argument("--table", action="store_true", help="measure nothing")
@@ -67,10 +65,7 @@ def main() -> None:
 
 def scenarios() -> dict[str, dict[str, Any]]:
     """Those whose fault has a fix that edits the script."""
-    found = {
-        p.parent.name: tomllib.loads(p.read_text(encoding="utf-8"))
-        for p in sorted(HERE.glob("*/expected.toml"))
-    }
+    found = {p.parent.name: tomllib.loads(p.read_text(encoding="utf-8")) for p in sorted(HERE.glob("*/expected.toml"))}
     return {name: e for name, e in found.items() if all("fix" in f for f in e["fault"])}
 
 
@@ -100,15 +95,11 @@ def measure(wanted: list[str], runs: int) -> None:
             continue
         DATA.mkdir(exist_ok=True)
         path.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        print(
-            name,
-            json.dumps({k: v for k, v in data["scenarios"][name].items() if k != "plain_ms"}),
-            flush=True,
-        )
+        print(name, json.dumps({k: v for k, v in data["scenarios"][name].items() if k != "plain_ms"}), flush=True)
 
 
 class NoPatch(Exception):
-    """The recording of the faulty script shows no fault that has an edit: on a busy machine, steps are no longer like others."""
+    """The recording of the faulty script shows no fault that has an edit: on a busy machine, steps are no longer alike."""
 
 
 def scenario(name: str, expected: dict[str, Any], machine: str, runs: int, scratch: Path) -> dict[str, Any]:
@@ -153,18 +144,11 @@ def twins() -> None:
         captures = HERE / name / "cpu"
         if not captures.is_dir():
             continue
-        plain = {
-            side: steady(captures / twin / "steps.csv")
-            for side, twin in (("before", "fault"), ("after", "healthy"))
-        }
-        said = verified(
-            captures / "fault", captures / "healthy", sorted({f["code"] for f in expected["fault"]})
-        )
+        plain = {side: steady(captures / twin / "steps.csv") for side, twin in (("before", "fault"), ("after", "healthy"))}
+        said = verified(captures / "fault", captures / "healthy", sorted({f["code"] for f in expected["fault"]}))
         found[name] = {**said, "plain_ms": {side: [ms] for side, ms in plain.items()}}
     first = next(iter(found))
-    environment = json.loads(
-        (HERE / first / "cpu" / "fault" / "environment.json").read_text(encoding="utf-8")
-    )
+    environment = json.loads((HERE / first / "cpu" / "fault" / "environment.json").read_text(encoding="utf-8"))
     DATA.mkdir(exist_ok=True)
     data = {"machine": environment, "scenarios": found}
     (DATA / "twins.json").write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -178,19 +162,10 @@ def steady(path: Path) -> float:
     return median(float(row["milliseconds"]) for row in timed)
 
 
-def command(
-    *arguments: str | Path,
-    cwd: Path,
-    environment: dict[str, str] | None = None,
-    codes: tuple[int, ...] = (0,),
-) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+def command(*arguments: str | Path, cwd: Path, environment: dict[str, str] | None = None, codes: tuple[int, ...] = (0,)) -> str:
+    done = subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True)
     if done.returncode not in codes:
-        sys.exit(
-            f"{' '.join(map(str, arguments))} in {cwd}: exit {done.returncode}\n{done.stdout}{done.stderr}"
-        )
+        sys.exit(f"{' '.join(map(str, arguments))} in {cwd}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
@@ -221,10 +196,7 @@ def verified(before: Path, after: Path, codes: list[str]) -> dict[str, Any]:
     said = json.loads(text)
     return {
         "fates": sorted({f"{f['code']} {f['fate']}" for f in said["findings"]}),
-        "promise": {
-            k: said["promise"][k]
-            for k in ("time_us_per_step", "measured_us", "basis", "bytes", "measured_bytes")
-        },
+        "promise": {k: said["promise"][k] for k in ("time_us_per_step", "measured_us", "basis", "bytes", "measured_bytes")},
         "step_time": {
             "verdict": said["step_time"]["verdict"],
             "noise_us": said["step_time"]["noise_us"],
@@ -246,12 +218,7 @@ def losses(plain: dict[str, list[dict[str, list[Any]]]]) -> dict[str, Any]:
     repeated = all(r["losses"] == ran[0]["losses"] for ran in plain.values() for r in ran)
     worst = max((abs(a - b) / max(abs(a), 1e-12) for a, b in zip(before, after)), default=0.0)
     last = abs(before[-1] - after[-1]) / max(abs(before[-1]), 1e-12)
-    return {
-        "losses_same": before == after,
-        "losses_worst": worst,
-        "losses_last": last,
-        "losses_repeat": repeated,
-    }
+    return {"losses_same": before == after, "losses_worst": worst, "losses_last": last, "losses_repeat": repeated}
 
 
 # -- the table ------------------------------------------------------------------------------------------------------
@@ -303,32 +270,20 @@ def _twins(data: dict[str, Any]) -> list[str]:
         "| scenario | finding after | promised | with the profiler | without the profiler |",
         "| --- | --- | --- | --- | --- |",
     ]
-    return [
-        *lines,
-        *(f"| `{name}` | {' | '.join(_compared(row))} |" for name, row in sorted(data["scenarios"].items())),
-    ]
+    return [*lines, *(f"| `{name}` | {' | '.join(_compared(row))} |" for name, row in sorted(data["scenarios"].items()))]
 
 
 def _machine(data: dict[str, Any]) -> list[str]:
     about = data["machine"]
-    lines = [
-        f"{about['device']}, {about['cores']} cores; PyTorch {about['torch']}, Python {about['python']}.",
-        "",
-    ]
+    lines = [f"{about['device']}, {about['cores']} cores; PyTorch {about['torch']}, Python {about['python']}.", ""]
     lines += [
         "| scenario | fix | finding after | promised | with the profiler | without the profiler | losses |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in scenarios():
         row = data["scenarios"].get(name)
-        lines.append(
-            f"| `{name}` | {' | '.join(_row(row) if row else ['not measured', '', '', '', '', ''])} |"
-        )
-    noisy = [
-        (n, r["machine_load"])
-        for n, r in sorted(data["scenarios"].items())
-        if r["machine_load"] > about["cores"]
-    ]
+        lines.append(f"| `{name}` | {' | '.join(_row(row) if row else ['not measured', '', '', '', '', ''])} |")
+    noisy = [(n, r["machine_load"]) for n, r in sorted(data["scenarios"].items()) if r["machine_load"] > about["cores"]]
     if noisy:
         said = ", ".join(f"`{n}` {load}" for n, load in noisy)
         lines += [
@@ -349,11 +304,7 @@ def _row(row: dict[str, Any]) -> list[str]:
 def _compared(row: dict[str, Any]) -> list[str]:
     """What became of the findings, promised, measured with and without the profiler."""
     promise, step = row["promise"], row["step_time"]
-    promised = (
-        f"up to {_ms(promise['time_us_per_step'])}, {promise['basis']}"
-        if promise["time_us_per_step"]
-        else "–"
-    )
+    promised = f"up to {_ms(promise['time_us_per_step'])}, {promise['basis']}" if promise["time_us_per_step"] else "–"
     gain = f"{_ms(promise['measured_us'])} ({_ms(step['before'])} → {_ms(step['after'])})"
     if (promise["time_us_per_step"] or 0.0) > (step["before"] or 0.0):
         gain += ", the promise lies in few long steps, which the median leaves out"
