@@ -20,6 +20,7 @@ ORIGINS = {
     "others": "captures of others, labelled by hand",
     "blind": "never seen before",
     "seen": "seen before, in no set",
+    "second": "never seen before, second set",
 }
 
 
@@ -54,7 +55,7 @@ def _held_out(folders: list[Path]) -> tuple[str, Figures]:
         raise SystemExit(
             "skipped: no capture of bench/accuracy/heldout.toml lies in " + ", ".join(map(str, folders))
         )
-    text, figures = _tables(_analysed(found), ("blind", "seen"))
+    text, figures = _tables(_analysed(found), ("blind", "seen", "second"))
     if absent:
         text += f"\n\n{len(absent)} of {len(found) + len(absent)} captures are not in these folders."
     return text, figures

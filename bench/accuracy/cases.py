@@ -37,7 +37,7 @@ class Case:
     name: str
     paths: tuple[Path, ...]
     kind: str
-    """`real` or `simulated` for samples, `others` for captures of other people, `blind` and `seen` for those held out"""
+    """`real` or `simulated` for samples, `others` for captures of other people, `blind`, `seen` and `second` for those held out"""
     faults: tuple[Planted, ...] = ()
     either: frozenset[str] = frozenset()
     """rules of which nobody can tell: not counted"""
@@ -112,7 +112,7 @@ def held_out(folders: Sequence[Path]) -> tuple[list[Case], list[str]]:
             Case(
                 name=name,
                 paths=tuple(here[file["sha256"]] for file in files),
-                kind="blind" if label["blind"] else "seen",
+                kind=label.get("set", "blind" if label["blind"] else "seen"),
                 faults=tuple(Planted(code) for code in label["faults"]),
                 either=frozenset(label["either"]),
             )
