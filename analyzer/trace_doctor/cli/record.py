@@ -67,7 +67,9 @@ def record(
 ) -> None:
     """Run a training script as it is and record a capture of it. Exit: the script's, 0 if stopped, 125 if ours failed."""
     if os.name == "nt":
-        raise UsageError("record needs Linux or macOS; trace_doctor.record() in the script works on Windows too")
+        raise UsageError(
+            "record needs Linux or macOS; trace_doctor.record() in the script works on Windows too"
+        )
     from trace_doctor.recording.launch import new_folder, record_command
     from trace_doctor.recording.options import RecordOptions
     from trace_doctor.reporters.recorded import render

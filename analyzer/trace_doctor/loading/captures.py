@@ -100,7 +100,8 @@ def _warnings(recording: Recording | None, first: int) -> dict[int, tuple[str, .
     if recording is None:
         return {}
     found = {rank: record.warnings for rank, record in recording.ranks.items()}
-    known = {said for rank, mine in found.items() for w in mine for said in (w, f"rank {rank}: {w}")}
+    of_ranks = ((r.rank, w) for r in recording.ranks.values() for w in (*r.warnings, *r.impossible))
+    known = {said for rank, w in of_ranks for said in (w, f"rank {rank}: {w}")}
     found[first] = (*(w for w in recording.warnings if w not in known), *found.get(first, ()))
     return found
 

@@ -68,6 +68,8 @@ class RankRecord:
     peak_allocated_bytes: int | None = None
     """of the device of this process that held most, from its start to the end of the recording"""
     phases: tuple[RecordedPhase, ...] = ()
+    impossible: tuple[str, ...] = ()
+    """phases that this machine cannot record, each with why: no shortcoming of the recording"""
     warnings: tuple[str, ...] = ()
     waited_for_cpu: float | None = None
     """share of the time that its main thread could have run and did not, because others did; None: not known"""
@@ -164,7 +166,7 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
     numbered = ((int(m[1]), p) for p in folder.glob("rank*.recording.json") if (m := _RANK.fullmatch(p.name)))
     for rank, path in sorted(numbered)[:_MOST_RANKS]:
         said = _object(path)
-        phases = said.get("phases")
+        phases, without = said.get("phases"), said.get("without")
         yield RankRecord(
             rank=rank,
             pid=_whole(said.get("pid")),
@@ -175,6 +177,11 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
             peak_allocated_bytes=_whole(said.get("peak_allocated_bytes")),
             phases=tuple(
                 _phase(p) for p in (phases if isinstance(phases, list) else []) if isinstance(p, dict)
+            ),
+            impossible=_texts(
+                [f"{phase}: not captured: {why}" for phase, why in without.items()]
+                if isinstance(without, dict)
+                else None
             ),
             warnings=_texts(said.get("warnings")),
             waited_for_cpu=_number(waited.get(str(rank))),

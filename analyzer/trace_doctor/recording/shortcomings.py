@@ -98,10 +98,11 @@ def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions) -> Iterator[s
 def _of_rank(rank: RankRecord, options: RecordOptions) -> Iterator[str]:
     if not rank.ended:
         yield "the process ended without a word; what it had written until then is kept"
-    came = {p.name for p in rank.phases} | {warning.partition(":")[0] for warning in rank.warnings}
+    said = (*rank.impossible, *rank.warnings)
+    came = {p.name for p in rank.phases} | {warning.partition(":")[0] for warning in said}
     if missing := [p for p in options.phases if p not in came]:
         yield f"{', '.join(missing)}: not captured" + (_too_few(rank) if rank.ended else "")
-    yield from rank.warnings
+    yield from said
 
 
 def _too_few(rank: RankRecord) -> str:

@@ -102,7 +102,7 @@ class Recorder:
         if compiled:
             self.status.said["compile_steps"].append(self.step)
         seconds = end.host - self._begin.host if self.step else None
-        if compiled and self.phase in TRACED:
+        if compiled and self.phase == "detailed":
             self._trace_again()
         phase = self.plan.after(self.step, seconds, compiled, end.host - self._first.host)
         if phase != self.phase:
@@ -223,7 +223,9 @@ class Recorder:
             self._unwatch = self._compilations.watch_beginnings(lambda _: self._stop_tracer())
 
     def _trace_again(self) -> None:
-        """The step that is over has compiled something: a trace is to be of others, unless all of them are so."""
+        """The step that is over has compiled something: stacks are to be of others, unless all of them are so.
+
+        The light trace keeps such steps: behind warm-up they are what the script is slow by."""
         if self._tries < TRIES and self.plan.prolong(self.step, self.step - self._phase_step + 1):
             self._tries += 1
             self._stop_tracer()

@@ -128,12 +128,10 @@ class Session:
         without: tuple[Phase, ...] = ()
         if "memory" in self.options.phases and (self.memory.theirs or not self.memory.possible):
             without = ("memory",)
-            why = (
-                "the script keeps a history itself"
-                if self.memory.theirs
-                else "the allocator keeps a history on CUDA only"
-            )
-            status.warn(f"memory: not captured: {why}")
+            if self.memory.theirs:
+                status.warn("memory: not captured: the script keeps a history itself")
+            else:
+                status.said["without"]["memory"] = "the allocator keeps a history on CUDA only"
         plan = Plan(self.options, without, lead=ranks.LEAD if size > 1 else 0)
         deciding: Any = plan
         if size > 1:

@@ -26,6 +26,7 @@ class Status:
             "accumulation": None,
             "backward_passes_per_step": None,
             "phases": [],
+            "without": {},
             "files": {},
             "compile_steps": [],
             "ended": None,
