@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 FEATURES = 64
-LENGTHS = [48] * 9 + [80, 48, 80, 48, 112, 80, 48, 112, 80, 48, 80]
+LENGTHS = [48] * 11 + [80, 48, 80, 48, 112, 80, 48, 112, 80, 48, 80]
 
 
 class Classifier(nn.Module):

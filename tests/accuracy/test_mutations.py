@@ -15,7 +15,7 @@ from trace_doctor import analyze
 from trace_doctor.model import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = ROOT / "sample_traces/dataloader_starvation/cpu/healthy/trace.json.gz"
+SAMPLE = ROOT / "sample_traces/dataloader_starvation/cpu/healthy/rank0.light.json.gz"
 DLRM = "traces/facebookresearch_HolisticTraceAnalysis/control_control.json.gz"
 """six steps of 77 ms; the loader delivers at once and the GPU has nothing to do at that moment"""
 MEGATRON = "traces/astra-sim_astra-sim/*megatron_kineto_*.json"

@@ -23,7 +23,7 @@ from trace_doctor.testing import RunBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = [
-    ROOT / "sample_traces" / name / "cpu" / "fault" / "trace.json.gz"
+    ROOT / "sample_traces" / name / "cpu" / "fault" / "rank0.light.json.gz"
     for name in ("dataloader_starvation", "graph_break_two", "recompile_shapes")
 ]
 COPIES = 3
