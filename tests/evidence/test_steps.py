@@ -77,6 +77,13 @@ def test_several_loaders_read_in_a_row_open_one_step(facts: Make) -> None:
     assert [s.start for s in facts(events)[Steps].steps] == [0, 100_000]
 
 
+def test_batches_fetched_with_no_kernel_between_are_no_step(facts: Make) -> None:
+    copy = [(OP, "aten::to", 35, 4, {}), (CALL, "cudaMemcpyAsync", 36, 2, {"correlation": 8})]
+    waits = [(NOTE, LOADER, 10, 20, {}), (NOTE, LOADER, 50, 20, {})]
+    steps = facts([*waits, *copy, *work(80, 1), *work(300, 2)])[Steps]
+    assert (steps.source, steps.window, steps.steps) == ("none", (10_000, 309_000), ())
+
+
 def test_the_optimizer_that_steps_least_often_closes_the_step(facts: Make) -> None:
     events = []
     for n in range(6):

@@ -148,8 +148,15 @@ def _from_marks(facts: Facts) -> Cut:
         if len(marks) >= 2:
             closes = source == "optimizer"
             borders = (run.end if closes else run.ts)[marks].tolist()
-            return window, source, borders, [run.text(m) for m in (marks[1:] if closes else marks[:-1])]
+            if _computes(run, facts[Launches], (borders[0], borders[-1])):
+                return window, source, borders, [run.text(m) for m in (marks[1:] if closes else marks[:-1])]
     return window, "none", [], []
+
+
+def _computes(run: Run, launches: Launches, span: Span) -> bool:
+    """Whether a kernel is launched in the span, or in none at all: two fetched batches with nothing between are no step."""
+    at = run.ts[launches.launch[(launches.launch >= 0) & (run.cat[run.gpu] == Cat.KERNEL)]]
+    return not len(at) or bool(((at >= span[0]) & (at < span[1])).any())
 
 
 def _extent(run: Run) -> Span:
