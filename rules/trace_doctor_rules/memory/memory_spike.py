@@ -18,6 +18,8 @@ from trace_doctor_rules.memory._remedies import remedies
 from trace_doctor_rules.memory._shared import MiB, location, make_up, size, target
 
 Mask = npt.NDArray[np.bool_]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 
 
 def _forwards(layers: int, scores: int, *, clock: bool = True) -> SnapshotBuilder:
@@ -66,6 +68,21 @@ def _in_backward() -> SnapshotBuilder:
             b.free(*kept)
         with b.optimizer_step():
             pass
+    return b
+
+
+def _an_output_held_until_the_next() -> SnapshotBuilder:
+    """Inference without a mark at its steps: `logits = model(x)` keeps the old ones until the new ones are there."""
+    b = SnapshotBuilder(annotate=False)
+    old = [b.held(MIB)]
+    for _ in range(30):
+        with b.forward(line=20):
+            for _ in range(12):
+                b.temporary(8 * MIB)
+        with b.forward(line=30):
+            new = b.alloc(600 * MIB)
+        b.free(*old)
+        old = [new]
     return b
 
 
@@ -174,6 +191,7 @@ class MemorySpike(Rule):
         Valid("activations that backward needs", _kept),
         Valid("weight copies that live through the forward", _weight_copies),
         Valid("a record that ends at the peak", _ends_at_the_peak),
+        Valid("an output that is held until the next one is there", _an_output_held_until_the_next),
         Valid("small", lambda: _forwards(20, 16)),
         Valid("no frames", _without_frames, skipped="frames"),
     ]
@@ -251,8 +269,25 @@ class MemorySpike(Rule):
         lived = allocations[history.freed] - allocations[np.maximum(history.born, 0)]
         recorded = (history.born != BEFORE) & (history.freed < history.n)
         one_phase = phases.stretch_of(history.born) == phases.stretch_of(history.freed)
-        short: Mask = recorded & one_phase & (lived <= max(self.min_lifetime, self.max_lifetime * per_step))
+        of_a_step = lived <= self.max_lifetime * per_step
+        if not len(
+            phases.step_ends
+        ):  # how long a step is, nobody knows: what stays until it is made again stays for one
+            of_a_step &= 2 * lived <= _made_again_after(
+                history.stack, allocations[np.maximum(history.born, 0)]
+            )
+        short: Mask = recorded & one_phase & ((lived <= self.min_lifetime) | of_a_step)
         return short
+
+
+def _made_again_after(stack: I32, at: I64) -> I64:
+    """For each block, the most allocations between two blocks of its stack: no limit where the stack made one only."""
+    order = np.lexsort((at, stack))
+    again = np.flatnonzero(np.diff(stack[order]) == 0)
+    longest = np.zeros(int(stack.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(longest, stack[order][again], np.diff(at[order])[again])
+    after: I64 = np.where(longest[stack] > 0, longest[stack], np.iinfo(np.int64).max)
+    return after
 
 
 def _largest_first(device: DeviceBlocks, blocks: Mask) -> list[int]:
