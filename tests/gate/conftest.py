@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import math
@@ -65,16 +66,25 @@ def record(repository: Path) -> Callable[..., None]:
             shutil.rmtree(repository / "logs", ignore_errors=True)
         shutil.copy(SAMPLES / scenario / f"{twin}.py", repository / "train")
         folder = repository / "logs" / str(run)
-        folder.mkdir(parents=True)
-        [source] = (SAMPLES / scenario / machine / twin).glob("*.gz")
-        if not noise:
-            shutil.copy(source, folder)
-            return
-        trace = json.loads(gzip.decompress(source.read_bytes()))
-        _uneven(trace["traceEvents"], noise, run)
-        (folder / "trace.json").write_text(json.dumps(trace))
+        shutil.copytree(SAMPLES / scenario / machine / twin, folder)
+        for trace in folder.glob("*.json.gz") if noise else ():
+            content = json.loads(gzip.decompress(trace.read_bytes()))
+            _uneven(content["traceEvents"], noise, run)
+            trace.write_bytes(gzip.compress(json.dumps(content).encode()))
+        for steps in folder.glob("steps.csv") if noise else ():
+            _slower(steps, 1.03)
 
     return leave
+
+
+def _slower(steps: Path, factor: float) -> None:
+    """The plain step times of a recording."""
+    with steps.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with steps.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(row | {"milliseconds": float(row["milliseconds"]) * factor} for row in rows)
 
 
 def _uneven(events: list[dict[str, Any]], noise: float, phase: int) -> None:
