@@ -85,7 +85,8 @@ def _is_smaller(before: Saving | None, after: Saving | None) -> bool:
         return False
     pairs = [(before.time_us_per_step, after.time_us_per_step), (before.bytes, after.bytes)]
     known = [(a, b) for a, b in pairs if a and b is not None]
-    return bool(known) and all(b < a and b <= SMALLER * a for a, b in known)  # the least float times 0.8 is itself
+    # `b < a`: the least float there is, times 0.8, is itself.
+    return bool(known) and all(b < a and b <= SMALLER * a for a, b in known)
 
 
 def _lost(finding: Finding, before: Result, after: Result) -> Followed:
