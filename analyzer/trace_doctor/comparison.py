@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, field
 
 from trace_doctor.model import Location, Mention, Saving, Severity, Tool
-from trace_doctor.model.inert import inert
+from trace_doctor.model.inert import written
 
 SCHEMA_VERSION = 1
 
@@ -116,7 +116,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def to_json(self) -> bytes:
         """UTF-8 JSON with sorted keys, two-space indent and a final newline; a report holds it as it is. Same input, same
         bytes."""
-        return inert(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)) + b"\n"
+        return written(self)
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:

@@ -7,11 +7,11 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -22,6 +22,8 @@ from trace_doctor.model import Result
 
 if TYPE_CHECKING:
     from trace_doctor.reporters import Options
+
+T = TypeVar("T")
 
 DEFAULT_REPORT = Path("trace-doctor-report.html")
 MARKER = b'name="generator" content="trace-doctor'
@@ -125,7 +127,23 @@ def note(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
-def answer(question: str) -> str:
+def chosen(items: Iterable[T], shown: Callable[[T], str], question: Callable[[T], str]) -> list[T]:
+    """Those that were answered with y: each is shown and asked for, n leaves it out, q and all behind it."""
+    taken = []
+    for item in items:
+        sys.stdout.write(shown(item))
+        sys.stdout.flush()
+        answer = ""
+        while answer not in ("y", "n", "q"):
+            answer = _answer(f"{question(item)} (y/n/q) ")
+        if answer == "q":
+            break
+        if answer == "y":
+            taken.append(item)
+    return taken
+
+
+def _answer(question: str) -> str:
     """What was typed; the end of the input is q."""
     sys.stderr.write(question)
     sys.stderr.flush()

@@ -170,18 +170,12 @@ _VERIFY = "capture again; `trace-doctor verify BEFORE AFTER` compares the captur
 
 def _ask(made: Plan) -> Plan:
     """y, n or q for each fix that can be made."""
-    chosen = []
-    for item in made.of("ready"):
-        sys.stdout.write(item.diff.decode("utf-8", "replace"))
-        sys.stdout.flush()
-        answer = ""
-        while answer not in ("y", "n", "q"):
-            answer = c.answer(f"{item.label} {item.fix.title} [{item.safety}]: apply? (y/n/q) ")
-        if answer == "q":
-            break
-        if answer == "y":
-            chosen.append(item)
-    return made.only(chosen)
+    ready = c.chosen(
+        made.of("ready"),
+        lambda item: item.diff.decode("utf-8", "replace"),
+        lambda item: f"{item.label} {item.fix.title} [{item.safety}]: apply?",
+    )
+    return made.only(ready)
 
 
 def _print_patch(made: Plan, quiet: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -154,19 +153,13 @@ def _refuse_dirty(source: Path) -> None:
 
 def _choose(queue: list[Candidate]) -> list[Candidate]:
     """y, n or q for each fix that can be tried."""
-    chosen = []
-    for candidate in queue:
-        item = candidate.item
-        sys.stdout.write(item.diff.decode("utf-8", "replace") or item.fix.text + "\n")
-        sys.stdout.flush()
-        answer = ""
-        while answer not in ("y", "n", "q"):
-            answer = c.answer(f"{item.label} {item.fix.title} [{item.safety}]: try it? (y/n/q) ")
-        if answer == "q":
-            break
-        if answer == "y":
-            chosen.append(candidate)
-    return chosen
+    return c.chosen(
+        queue,
+        lambda candidate: candidate.item.diff.decode("utf-8", "replace") or candidate.item.fix.text + "\n",
+        lambda candidate: (
+            f"{candidate.item.label} {candidate.item.fix.title} [{candidate.item.safety}]: try it?"
+        ),
+    )
 
 
 def _share(option: str, text: str) -> float:

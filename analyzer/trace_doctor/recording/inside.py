@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from trace_doctor import __version__
 from trace_doctor.recording.options import OPTIONS_FILE, PLAN_FILE, RECORDING_FILE, RecordOptions
 
 _FOLDER_SECONDS = 60.0
@@ -134,24 +133,15 @@ def _sum_up(folder: Path, seconds: float) -> None:
     """By the last rank to end: the steps of all in one table, and what a launcher would say."""
     from trace_doctor.recording import steps
     from trace_doctor.recording.folder import read
-    from trace_doctor.recording.launch import SCHEMA
+    from trace_doctor.recording.launch import manifest
 
     found = read(folder)
     ranks = list(found.ranks.values()) if found else []
     if not ranks or any(not r.ended for r in ranks) or len(ranks) < (ranks[0].world_size or 1):
         return
-    said = {
-        "schema": SCHEMA,
-        "version": __version__,
-        "exit_code": None,
-        "signal": None,
-        "stopped_by_us": False,
-        "seconds": round(seconds, 3),
-        "ranks": [r.rank for r in ranks],
-        "warnings": list(dict.fromkeys(warning for r in ranks for warning in r.warnings)),
-    }
+    warnings = list(dict.fromkeys(warning for r in ranks for warning in r.warnings))
     temporary = folder / f".{RECORDING_FILE}.{os.getpid()}"
-    temporary.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(manifest([r.rank for r in ranks], warnings, seconds), encoding="utf-8")
     try:
         os.link(temporary, folder / RECORDING_FILE)
     except FileExistsError:  # another rank has ended at the same time

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from trace_doctor import __version__
 from trace_doctor.errors import UsageError
@@ -144,21 +145,34 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         warnings=tuple(shortcomings(command, options, ended, found, presence.heard(folder))),
         told=ended.told,
     )
-    said = {
-        "schema": SCHEMA,
-        "version": __version__,
-        "exit_code": shell_code(code),
-        "signal": signal_name(-code) if code < 0 else None,
-        "stopped_by_us": stopped,
-        "seconds": recorded.seconds,
-        "waited_for_cpu": dict(ended.waited),
-        "ranks": sorted(found.ranks) if found else [],
-        "warnings": list(recorded.warnings),
-    }
-    (folder / RECORDING_FILE).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    said = manifest(
+        list(found.ranks) if found else [],
+        recorded.warnings,
+        recorded.seconds,
+        exit_code=shell_code(code),
+        signal=signal_name(-code) if code < 0 else None,
+        stopped_by_us=stopped,
+        waited_for_cpu=dict(ended.waited),
+    )
+    (folder / RECORDING_FILE).write_text(said, encoding="utf-8")
     for name in (OPTIONS_FILE, PLAN_FILE, presence.PRESENCE_FILE):
         (folder / name).unlink(missing_ok=True)
     return recorded
+
+
+def manifest(ranks: Sequence[int], warnings: Sequence[str], seconds: float, **of_a_command: Any) -> str:
+    """What `recording.json` says; a recording from inside a script knows nothing of a command."""
+    said = {
+        "schema": SCHEMA,
+        "version": __version__,
+        "exit_code": None,
+        "signal": None,
+        "stopped_by_us": False,
+        "seconds": round(seconds, 3),
+        "ranks": sorted(ranks),
+        "warnings": list(warnings),
+    }
+    return json.dumps(said | of_a_command, indent=2) + "\n"
 
 
 def shell_code(code: int) -> int:

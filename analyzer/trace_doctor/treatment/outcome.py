@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from trace_doctor.difference import Difference
 from trace_doctor.model import FixKind, Mention, Safety, Saving, Tool
-from trace_doctor.model.inert import inert
+from trace_doctor.model.inert import written
 
 SCHEMA_VERSION = 1
 
@@ -129,7 +129,7 @@ class Treatment(Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         """UTF-8 JSON with sorted keys, two-space indent and a final newline."""
-        return inert(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)) + b"\n"
+        return written(self)
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
