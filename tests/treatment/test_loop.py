@@ -127,6 +127,15 @@ def treated(source: Path) -> Callable[..., tuple[Loop, Pretender]]:
 
 
 Run = Callable[..., tuple[Loop, Pretender]]
+METHOD = Method(
+    warmup_steps=1,
+    timed_steps=9,
+    figure="median",
+    repeats=4,
+    alpha=0.05,
+    least_gain=0.01,
+    loss_tolerance=0.02,
+)
 THREE = (
     make_finding("TD101", 0.5, WORKERS),
     make_finding("TD102", 0.3, PIN),
@@ -303,17 +312,8 @@ def test_one_figure_a_run_and_the_mean_where_the_time_lies_in_few_long_steps() -
 
 
 def test_the_verdict_says_what_helped_and_what_the_exit_code_is(treated: Run) -> None:
-    method = Method(
-        warmup_steps=1,
-        timed_steps=9,
-        figure="median",
-        repeats=4,
-        alpha=0.05,
-        least_gain=0.01,
-        loss_tolerance=0.02,
-    )
     helped, _ = treated(Pretender({"TD101-1": 0.5, "TD102-1": 0.8}), *THREE)
-    made = Treatment(code=0, verdict="", method=method, attempts=helped.attempts, together=helped.together)
+    made = Treatment(code=0, verdict="", method=METHOD, attempts=helped.attempts, together=helped.together)
     assert verdict(made).code == 0
     assert "TD101-1, TD102-1" in verdict(made).verdict and "60" in verdict(made).verdict
     assert verdict(replace_struct(made, confirmed=False)).code == 1
@@ -330,17 +330,8 @@ def test_the_table_fits_the_terminal_and_the_page_holds_the_result(treated: Run,
     loop, _ = treated(
         Pretender({"TD101-1": 0.5}, fails=frozenset(["TD304-1"]), peaks={"TD101-1": 0.9}), *THREE
     )
-    method = Method(
-        warmup_steps=1,
-        timed_steps=9,
-        figure="median",
-        repeats=4,
-        alpha=0.05,
-        least_gain=0.01,
-        loss_tolerance=0.02,
-    )
     made = verdict(
-        Treatment(code=0, verdict="", method=method, attempts=loop.attempts, together=loop.together)
+        Treatment(code=0, verdict="", method=METHOD, attempts=loop.attempts, together=loop.together)
     )
     shown = text.render(made, Options(width=80, ascii=ascii))
     assert max(map(len, shown.splitlines())) <= 80 and shown.isascii() == ascii
