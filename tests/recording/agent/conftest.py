@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
         place = tmp_path_factory.mktemp("recording")
         (place / "script.py").write_text(textwrap.dedent(script))
         recorded = record_command(
-            [*(command or ("python",)), str(place / "script.py")],
+            [*(command or (sys.executable,)), str(place / "script.py")],
             RecordOptions(folder=new_folder(place / "logs"), **{**FEW, **options}),
             cwd=place,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
