@@ -54,7 +54,7 @@ _WRITES: dict[str, set[str]] = {
     "fully-shard": {"distributed", "fsdp", "fully_shard", "block"},
     "gradient-accumulation": {"enumerate", "step", "len", "gradient_accumulation_steps", "per_device_train_batch_size",
                               "accumulate_grad_batches"},
-    "graph-break-line": {"pass", "_dynamo", "config", "capture_scalar_outputs"},
+    "graph-break-line": {"pass", "compiler", "is_compiling", "_dynamo", "config", "capture_scalar_outputs"},
     "mark-dynamic": {"_dynamo", "mark_dynamic"},
     "matmul-precision": {"set_float32_matmul_precision", "backends", "cuda", "matmul", "fp32_precision", "tf32"},
     "no-sync": {"contextlib", "nullcontext", "no_sync", "len"},
@@ -66,6 +66,9 @@ _WRITES: dict[str, set[str]] = {
     "zero-grad": {"zero_grad", "optimizer", "set_to_none"},
 }  # fmt: skip
 """names that an edit may bring into a file that has them not; of the codemods left out anything goes"""
+_OF_THE_MODEL = {"compile-blocks", "checkpoint-blocks", "fully-shard"}
+"""what writes the names of a model's parts, which another file may define"""
+_PART = re.compile(r"""self\.(\w+)\s*=|(\w+)['"]?\s*[:=]\s*(?:torch\.)?nn\.""")
 
 
 class Checker:
@@ -91,14 +94,20 @@ class Checker:
             written = [
                 i.fix.codemod or ""
                 for i in made.of("ready")
-                if i.change and file in [f for f, _ in i.change.files]
+                if i.change and name in [f.name for f, _ in i.change.files]
             ]
-            found += _unexpected(name, file.data, new, written)
+            known = self._blocks() if _OF_THE_MODEL & set(written) else set()
+            found += _unexpected(name, file.data, new, written, known)
         written = {(i.fix.codemod, i.change.script.name) for i in made.of("ready") if i.change}
         if found or written <= self._repeated:
             return found
         self._repeated |= written
         return self._second(made, findings, torch_version)
+
+    def _blocks(self) -> set[str]:
+        """What the classes of the source call their parts: `transformer`, `h`."""
+        texts = (self.tree.data(n).decode("utf-8", "replace") for n in self.tree.files)
+        return {name for text in texts for names in _PART.findall(text) for name in names if name}
 
     def _second(self, made: Plan, findings: list[Finding], torch_version: str | None) -> list[str]:
         """What a second run, of the same fixes, still wants to change."""
@@ -175,11 +184,11 @@ def undefined(data: bytes, name: str) -> set[str]:
     return found
 
 
-def _unexpected(name: str, old: bytes, new: bytes, codemods: list[str]) -> Iterator[str]:
+def _unexpected(name: str, old: bytes, new: bytes, codemods: list[str], known: set[str]) -> Iterator[str]:
     """Names that the edits bring in and that none of their codemods writes."""
     if not all(c in _WRITES for c in codemods):
         return
-    allowed = _FREELY.union(*(_WRITES[c] for c in codemods))
+    allowed = _FREELY.union(known, *(_WRITES[c] for c in codemods))
     before, after = Counter(_words(name, old)), Counter(_words(name, new))
     new = {w for w in after if w not in before and w.removeprefix("compiled_") not in before}
     if strange := new - allowed:

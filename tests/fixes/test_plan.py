@@ -235,6 +235,44 @@ def test_script_that_changed_since_the_capture_is_left_alone(tmp_path: Path) -> 
     assert "has changed" in item.why
 
 
+FORWARD = """import torch
+
+
+@torch.compile
+def forward(x):
+    x = x * 2
+    print(x)
+    print(x.mean())
+    return x
+"""
+
+
+def test_the_next_line_of_the_kind_is_not_taken_for_the_one_that_went(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FORWARD)
+    broken = result(finding(1, fix("graph-break-line"), file="train.py", line=7, function="forward"))
+    unknown = plan(broken, tmp_path).items[0]
+    assert (unknown.status, unknown.candidates[0].code) == ("display", "print(x)")
+    made = plan(broken, tmp_path, torch_version="2.6")
+    (tmp_path / "train.py").write_bytes(made.outputs["train.py"][1])
+    assert plan(broken, tmp_path, torch_version="2.6").items[0].status == "already"
+
+
+def test_lines_of_a_saved_result_are_found_where_they_are_by_now(tmp_path: Path) -> None:
+    from trace_doctor.fixes import with_diffs
+
+    script = tmp_path / "train.py"
+    script.write_text(FORWARD)
+    broken = finding(1, fix("graph-break-line"), file="train.py", line=8, function="forward")
+    saved = with_diffs(result(broken), tmp_path)
+    script.write_text("import os\n\n" + FORWARD)
+    assert b"-    print(x.mean())" in plan(saved, tmp_path).patch()
+    script.write_text(FORWARD.replace("    print(x.mean())\n", "    print(x.max())\n"))
+    assert (
+        plan(saved, tmp_path).items[0].why
+        == "train.py:8 reads otherwise by now: the script has changed since"
+    )
+
+
 def test_file_that_is_not_below_the_source(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP)
     item = plan(result(finding(1, ZERO, file="/home/someone/job/other.py", line=3)), tmp_path).items[0]

@@ -98,6 +98,7 @@ WRITTEN = {
     "torch.nn.functional.scaled_dot_product_attention(scale)": "x = F.scaled_dot_product_attention(q, k.f(), v, scale=2)",
     "torch.compiler.disable": "@torch.compiler.disable",
     "torch.nn.Module.compile": "model.compile()",
+    "torch.compiler.is_compiling": "if not torch.compiler.is_compiling():",
     "torch.nn.attention.sdpa_kernel": "with sdpa_kernel(SDPBackend.MATH):",
     "torch.amp.GradScaler": 'scaler = torch.amp.GradScaler("cuda")',
     "torch.cuda.amp.GradScaler": "scaler = torch.cuda.amp.GradScaler()",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -107,9 +108,10 @@ def plan(
     tree = tree or SourceTree(source)
     prefix = git_prefix(tree.root)
     torch = bounds(result, _requirements(tree.root), torch_version)
-    named = _named_files(result, tree)
+    excerpts = {name: dict(lines) for name, lines in result.source_excerpts.items()}
+    source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts)
     planned = [
-        _resolve(finding, index, fix, tree, torch, named, prefix)
+        _resolve(finding, index, fix, source_)
         for finding in result.findings
         if selected(finding, select)
         for index, fix in enumerate(finding.fixes)
@@ -129,15 +131,20 @@ def selected(finding: Finding, select: Sequence[str]) -> bool:
 # ---------------------------------------------------------------------- resolving one fix
 
 
-def _resolve(
-    finding: Finding,
-    index: int,
-    fix: Fix,
-    tree: SourceTree,
-    torch: TorchBounds,
-    named: list[str],
-    prefix: str,
-) -> Planned:
+@dataclass(frozen=True)
+class _Source:
+    """What fixes are resolved against."""
+
+    tree: SourceTree
+    prefix: str
+    torch: TorchBounds
+    named: list[str]
+    """scripts that any finding of the result points into"""
+    excerpts: Mapping[str, Mapping[int, str]]
+    """file -> line -> its text when the result was made, as far as the result holds it"""
+
+
+def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned:
     fix = _untold(fix)
     bare = Planned(finding, index, fix, "advice")
     if fix.codemod is None:
@@ -146,15 +153,15 @@ def _resolve(
         return replace(bare, status="unresolved", why=f"this version has no codemod named {fix.codemod}")
     mod = codemods()[fix.codemod]
     try:
-        change = _run(mod, finding, fix, tree, torch, named)
+        change = _run(mod, finding, fix, source)
         after = [(file, checked(file, changes)) for file, changes in change.files]
-        _accepted(change, torch)
+        _accepted(change, source.torch)
     except NoEdit as refused:
         said = _instead(fix, refused)
         return replace(bare, status=refused.kind, why=refused.why, candidates=refused.candidates, fix=said)
     except UnreadableScript as error:
         return replace(bare, status="unresolved", why=str(error))
-    diff = b"".join(unified(prefix + file.name, file.data, new) for file, new in after)
+    diff = b"".join(unified(source.prefix + file.name, file.data, new) for file, new in after)
     if not diff:
         return replace(bare, status="already", why="nothing to change")
     status: Status = "display" if fix.safety == "display" else "ready"
@@ -188,17 +195,18 @@ def _untold(fix: Fix) -> Fix:
     return msgspec.structs.replace(fix, safety="unsafe", text="\n".join(own))
 
 
-def _run(
-    mod: Codemod, finding: Finding, fix: Fix, tree: SourceTree, torch: TorchBounds, named: list[str]
-) -> Change:
+def _run(mod: Codemod, finding: Finding, fix: Fix, source: _Source) -> Change:
     """Tries the places from the narrowest to the widest; the first that holds what the codemod looks for decides.
 
     The widest is the program that the capture ran: other scripts of the folder are not what the finding is about.
     """
-    own = _named(finding, fix, tree) or named
+    tree = source.tree
+    own = _named(finding, fix, tree) or source.named
     names = tree.imports.program(own) if own else training_files(tree)
-    anywhere = Place((), torch=torch, project=Project.of_tree(tree, names), packages=_packages(tree, names))
-    place = _place(_target(mod, finding, fix), tree, anywhere)
+    anywhere = Place(
+        (), torch=source.torch, project=Project.of_tree(tree, names), packages=_packages(tree, names)
+    )
+    place = _place(_target(mod, finding, fix), source, anywhere)
     if settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, fix.params)):
         return change
     if mod.scope == "program" and fix.target is None:
@@ -214,7 +222,7 @@ def _run(
     missing = NoEdit("unresolved", f"no script of the program holds what {mod.name} looks for")
     for attempt in places:
         try:
-            return mod.run(attempt, fix.params)
+            return _once(mod, attempt, fix.params, mod.run(attempt, fix.params))
         except NoEdit as refused:
             if refused.kind != "unresolved":
                 raise
@@ -224,6 +232,25 @@ def _run(
     raise missing
 
 
+def _once(mod: Codemod, place: Place, params: Mapping[str, Any], change: Change) -> Change:
+    """The change, if a second run at the line that the capture names would leave its result alone: an edit moves lines,
+    and the next statement of the same kind may come to stand there. Raises NoEdit (display) where it would not."""
+    script = change.script
+    if place.line is None or not isinstance(script, Script) or script is not place.script:
+        return change
+    after = Script(checked(script, change.edits), script.name, script.path)
+    try:
+        again = mod.run(replace(place, scripts=[after], project=None), params)
+    except NoEdit:
+        return change
+    if again.script is not after or checked(after, again.edits) == after.data:
+        return change
+    where = Candidate(script.name, change.line, script.line_text(change.line).strip())
+    raise NoEdit(
+        "display", f"after the edit {after.name}:{place.line} would be another place like it", [where]
+    )
+
+
 def _packages(tree: SourceTree, names: list[str]) -> dict[str, tuple[int, int]]:
     scripts = (
         tree.data(n).decode("utf-8", "replace") for n in names if b"check_min_version(" in tree.data(n)
@@ -231,8 +258,9 @@ def _packages(tree: SourceTree, names: list[str]) -> dict[str, tuple[int, int]]:
     return minimum_versions(_requirements(tree.root), scripts)
 
 
-def _place(target: Target | None, tree: SourceTree, anywhere: Place) -> Place | None:
+def _place(target: Target | None, source: _Source, anywhere: Place) -> Place | None:
     """The script and line that a target names; None where it names no file of the user's (or one script was given)."""
+    tree = source.tree
     if target is None or target.file is None or not is_user_frame(target.file):
         return None
     names = tree.matches(target.file, target.function, target.line)
@@ -248,10 +276,23 @@ def _place(target: Target | None, tree: SourceTree, anywhere: Place) -> Place | 
     script = tree.script(names[0])
     if script is None:
         raise NoEdit("unresolved", tree.unreadable.get(names[0], f"{names[0]} cannot be read"))
-    if target.line is not None and not same_function(script.enclosing_function(target.line), target.function):
-        where = f"{script.name}:{target.line} is not in {target.function}"
+    line = target.line and _line_now(script, target.line, source.excerpts.get(script.name, {}))
+    if line is not None and not same_function(script.enclosing_function(line), target.function):
+        where = f"{script.name}:{line} is not in {target.function}"
         raise NoEdit("unresolved", f"{where}: the script has changed since the capture")
-    return replace(anywhere, scripts=[script], line=target.line, function=target.function)
+    return replace(anywhere, scripts=[script], line=line, function=target.function)
+
+
+def _line_now(script: Script, line: int, known: Mapping[int, str]) -> int:
+    """Where the statement of a line stands by now, which earlier fixes may have moved; the line as it is where the result
+    does not hold its text. Raises NoEdit (unresolved) where it is gone, or could be one of several."""
+    text = known.get(line)
+    if text is None or script.line_text(line) == text:
+        return line
+    same = [n for n in range(1, len(script.line_starts) + 1) if script.line_text(n) == text]
+    if len(same) == 1 and text.strip():
+        return same[0]
+    raise NoEdit("unresolved", f"{script.name}:{line} reads otherwise by now: the script has changed since")
 
 
 def _target(mod: Codemod, finding: Finding, fix: Fix) -> Target | None:

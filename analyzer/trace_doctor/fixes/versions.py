@@ -89,6 +89,7 @@ FORMS: tuple[Form, ...] = (
     ),
     Form("torch.compiler.disable", (2, 1), r"\bcompiler\.disable\b"),
     Form("torch.nn.Module.compile", (2, 2), r"(?<!\btorch)(?<!\bre)\.compile\("),
+    Form("torch.compiler.is_compiling", (2, 3), r"\bcompiler\.is_compiling\("),
     Form("torch.nn.attention.sdpa_kernel", (2, 3), r"\bsdpa_kernel\("),
     Form("torch.amp.GradScaler", (2, 3), r"(?<!cuda\.)\bamp\.GradScaler\("),
     Form("torch.cuda.amp.GradScaler", (2, 0), r"\bcuda\.amp\.GradScaler\(", deprecated=(2, 4)),

@@ -11,7 +11,9 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod
 from trace_doctor.fixes.codemods.program import configure
-from trace_doctor.fixes.edits import Change, NoEdit, remove
+from trace_doctor.fixes.edits import Change, NoEdit, remove, shares_line, wrap
+from trace_doctor.fixes.imports import name_for
+from trace_doctor.fixes.versions import TorchBounds, accepts
 from trace_doctor.loaders.script import Script, Statement, dotted
 
 _PRINTS = ("print", "breakpoint", "pdb.set_trace", "warnings.warn", "sys.stdout.write", "sys.stderr.write")
@@ -19,11 +21,12 @@ _LOGGER = re.compile(
     r"(?:self\.)?_?(?:log|logger|logging)\.(?:debug|info|warning|error|critical|exception|log)", re.I
 )
 _SCALARS = ("item",)
+_IS_COMPILING = "torch.compiler.is_compiling"
 
 
 @codemod("graph-break-line")
 def graph_break_line(place: Place, params: Mapping[str, Any]) -> Change:
-    """Drops a print or log line inside compiled code, or captures the scalar that is read there."""
+    """Keeps a print or log line out of compiled code, or captures the scalar that is read there."""
     line = place.line or params.get("line")
     script = place.script
     if script is None or not isinstance(line, int):
@@ -35,7 +38,11 @@ def graph_break_line(place: Place, params: Mapping[str, Any]) -> Change:
         )
     statement = statements[0]
     if isinstance(statement, cst.Expr) and _is_output(script, statement.value):
-        return _drop(script, statement)
+        return _silenced(script, statement, place.torch)
+    if isinstance(statement, cst.If) and any(
+        script.callee(c) == _IS_COMPILING for c in script.all(cst.Call, within=statement.test)
+    ):
+        raise NoEdit("already", f"{script.name}:{line} is left out of compiled code already")
     branch = _branch(script, statements, line)
     if branch is not None:
         raise NoEdit("display", _BRANCH, [candidate(script, branch)])
@@ -62,13 +69,19 @@ def _is_output(script: Script, call: cst.BaseExpression) -> bool:
     )
 
 
-def _drop(script: Script, statement: cst.Expr) -> Change:
+def _silenced(script: Script, statement: cst.Expr, torch: TorchBounds) -> Change:
+    """The line under `if not torch.compiler.is_compiling():`, which the compiler leaves out; without it where torch may
+    not have that, or where other statements share the line."""
+    where = candidate(script, statement)
     if any(isinstance(n, cst.NamedExpr | cst.Await) for n in script.below(statement)):
-        raise NoEdit(
-            "display", "the line also assigns: move the print out by hand", [candidate(script, statement)]
-        )
-    gone = ("the output of that line disappears",)
-    return Change(script, (remove(script, statement),), script.line(statement), notes=gone)
+        raise NoEdit("display", "the line also assigns: move the print out by hand", [where])
+    if not accepts(torch, _IS_COMPILING) or shares_line(script, statement):
+        gone = ("the output of that line disappears",)
+        return Change(script, (remove(script, statement),), script.line(statement), notes=gone)
+    name, imports = name_for(script, _IS_COMPILING, statement)
+    edits = (*imports, *wrap(script, statement, statement, f"if not {name}():"))
+    gone = ("the output of that line disappears from compiled runs",)
+    return Change(script, edits, script.line(statement), notes=gone)
 
 
 def _branch(script: Script, statements: list[Statement], line: int) -> cst.CSTNode | None:
