@@ -243,3 +243,16 @@ def test_the_summary_says_how_busy_the_gpus_are() -> None:
 
     assert busy_and_idle(RunBuilder(launch_us=4, latency_us=1)) == pytest.approx((0.5, 0.5))
     assert busy_and_idle(RunBuilder(gpu=None)) == (None, None)
+
+
+def test_events_of_other_programs_are_none() -> None:
+    """A file of another program in the same format: nothing in it could be looked at, so nothing may pass for healthy."""
+    b = RunBuilder(gpu=None)
+    for line in range(3):
+        with b.event(f"Line {line}", cat=f"Line {line}"):
+            b.wait(5)
+    other = diagnose([Capture(rank=0, run=b.run())], [], defaults())
+    assert other.inputs[0].events == 0
+    with b.op("aten::mm"):
+        b.wait(5)
+    assert diagnose([Capture(rank=0, run=b.run())], [], defaults()).inputs[0].events == 4

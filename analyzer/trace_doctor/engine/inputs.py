@@ -17,7 +17,7 @@ from trace_doctor.evidence.profiler_cost import PlainPace
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.workload import Workload
 from trace_doctor.model import Input, Pace, Work
-from trace_doctor.run import Capture, Run
+from trace_doctor.run import Capture, Cat, Run
 from trace_doctor.snapshot import Snapshot
 
 
@@ -68,10 +68,16 @@ def _trace(run: Run, capture: Capture, steps: Steps | None) -> Input:
         rank_how=run.rank_how,
         device_name=next(iter(run.device_names.values()), None),
         torch_version=run.torch_version,
-        events=int(np.count_nonzero(run.own)) + len(run.memory),
+        events=_events(run),
         recorded=run.recorded,
         warnings=list(run.warnings),
     )
+
+
+def _events(run: Run) -> int:
+    """All of them, or none where the only ones are of other programs that write the same format."""
+    known = run.own & ~run.is_cat(Cat.OTHER, Cat.SPAN)
+    return (int(np.count_nonzero(run.own)) if known.any() else 0) + len(run.memory)
 
 
 def _snapshot(snapshot: Snapshot, capture: Capture) -> Input:
@@ -135,8 +141,10 @@ def must_select(examined: Sequence[Examined], options: Options) -> None:
         raise UsageError(f"--steps: {_missing(examined[0].facts, Steps)}")
     if options.device is not None:
         there = sorted({d for e in examined for d in _devices(e.facts.capture)})
-        if there and options.device not in there:
-            raise UsageError(f"--device {options.device}: the captures have {', '.join(map(str, there))}")
+        if options.device not in there:
+            raise UsageError(
+                f"--device {options.device}: the captures have {', '.join(map(str, there)) or 'no GPU work'}"
+            )
 
 
 def _missing(facts: Facts, kind: type[Evidence]) -> str:
