@@ -28,6 +28,11 @@ MOST_STATE_COPIES = 3
 """Optimizer state of a parameter is at most this many blocks of its size (AMSGrad)."""
 
 
+GRAPH_STACKS, GRAPH_BLOCKS = 5, 4
+"""A graph that is let go frees blocks of so many stacks, so many of each, between two allocations. Keys, values, attention
+weights and hidden states of all layers, as inference may return them, are four."""
+
+
 class Reason(enum.IntEnum):
     """How a class is known."""
 
@@ -40,6 +45,7 @@ class Reason(enum.IntEnum):
     SIZES = 6
     IN_PLACE = 7
     REPLACED = 8
+    LET_GO = 9
 
 
 REASONS = {
@@ -51,6 +57,7 @@ REASONS = {
     Reason.SIZES: "by their sizes",
     Reason.IN_PLACE: "older than the record, equal copies while no gradient outlives backward (accumulated in place)",
     Reason.REPLACED: "takes the place of a block of its size in optimizer.step()",
+    Reason.LET_GO: "freed at once with the graph of their forward, which no backward used",
 }
 
 
@@ -128,9 +135,24 @@ class _Classifier:
         self._set(
             (forward | script) & transfer & (into_backward | into_forward | self.kept), INPUTS, Reason.FRAMES
         )
+        self._set(self._let_go(forward & ~into_backward & ~self.kept), ACTIVATIONS, Reason.LET_GO)
         lasting = script & self.kept & (born < phases.next_of(np.zeros(1, np.int64), Stage.FORWARD))
         self._set(lasting & ~transfer, UNKNOWN, Reason.NONE)
         self._set(self._built(), PARAMETERS, Reason.FRAMES)
+
+    def _let_go(self, temporary: Bool) -> I64:
+        """Of a forward's blocks those that die together with many of its others: what one layer needs dies before the
+        next allocates, what a graph keeps dies with the graph."""
+        blocks = np.flatnonzero(temporary & (self.h.stack != NO_STACK))
+        allocations = np.flatnonzero(self.h.action == Action.ALLOC)
+        moment = np.searchsorted(allocations, self.freed[blocks])
+        of_stack = moment * (int(self.h.stack.max(initial=0)) + 1) + self.h.stack[blocks]
+        _, first, which, count = np.unique(
+            of_stack, return_index=True, return_inverse=True, return_counts=True
+        )
+        stacks = np.bincount(moment[first[count >= GRAPH_BLOCKS]], minlength=len(allocations) + 1)
+        graph: I64 = blocks[(count[which] >= GRAPH_BLOCKS) & (stacks[moment] >= GRAPH_STACKS)]
+        return graph
 
     def _built(self) -> Bool:
         """Recorded blocks that a module (or a user's own optimizer) made when it was built, moved or loaded."""

@@ -41,6 +41,8 @@ _BACKWARD = re.compile(r"(?:^|/)torch/(?:autograd/__init__|autograd/graph|_tenso
 _BACKWARD_CALLS = frozenset({"backward", "grad", "_make_grads", "_engine_run_backward"})
 _ROOTS = frozenset({"<module>", "_bootstrap", "_bootstrap_inner", "_run_code", "_run_module_as_main", "main"})
 _ENGINE = "torch::autograd::Engine::"
+_AOT = re.compile(r"(?:^|/)torch/_functorch/_aot_autograd/")
+_FUNCTION = re.compile(r"(?:^|/)torch/autograd/function\.py$")
 _SETUP = frozenset(
     {"__init__", "_apply", "_load_from_state_dict", "load_state_dict", "from_pretrained", "to_empty"}
 )
@@ -113,6 +115,9 @@ class MemoryStacks(Evidence):
     """a copy to the device outside of modules: a batch on its way"""
     native: Bool
     """holds C++ frames, so that a workspace would show"""
+    for_backward: Bool
+    """a compiled forward that is an autograd function: it returns what its backward needs. Without gradients compiled
+    code is called as it is"""
     source: Path | None = None
 
     @classmethod
@@ -133,6 +138,7 @@ class MemoryStacks(Evidence):
             setup=plain & flags(lambda fs: any(f.is_python and f.name in _SETUP for f in fs)),
             transfer=plain & flags(_is_transfer),
             native=flags(lambda fs: any(not f.is_python for f in fs)),
+            for_backward=flags(_is_autograd_function),
             source=facts.options.source,
         )
 
@@ -215,6 +221,11 @@ class MemoryStacks(Evidence):
     def site_of(self, frame: StackFrame) -> Site:
         """A frame as people see it: below `--source` where that has the file."""
         return Site(shown_path(frame.filename, self.source), frame.line, frame.name, exact=True)
+
+
+def _is_autograd_function(frames: Sequence[StackFrame]) -> bool:
+    paths = [f.filename.replace("\\", "/") for f in frames if f.is_python]
+    return any(map(_AOT.search, paths)) and any(map(_FUNCTION.search, paths))
 
 
 def _is_transfer(frames: Sequence[StackFrame]) -> bool:

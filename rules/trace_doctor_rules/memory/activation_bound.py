@@ -7,13 +7,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
+from trace_doctor.evidence.call_sites import Site
 from trace_doctor.evidence.device_memory import DeviceMemory
 from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory_repeats import Repeats, peak_when_recomputed, repeats
 from trace_doctor.evidence.memory_stages import Stage
+from trace_doctor.run import Bool
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.memory._shared import NEARLY_FULL, how_full, location, make_up, size, where_tightest
+from trace_doctor_rules.memory._shared import (
+    NEARLY_FULL,
+    how_full,
+    location,
+    make_up,
+    size,
+    target,
+    where_tightest,
+)
 
 _CHECKPOINT = re.compile(r"(?:^|[\\/])torch[\\/]utils[\\/]checkpoint\.py$")
 LAYERS = 12
@@ -67,6 +78,36 @@ def _key_value_cache() -> SnapshotBuilder:
     return b
 
 
+def _evaluation(kept: tuple[int, ...]) -> SnapshotBuilder:
+    """Forwards without a backward; of each layer blocks of these MiB live until the result is dropped."""
+    b = SnapshotBuilder(annotate=False)
+    b.held(LAYERS * 10 * MIB)
+    for _ in range(3):
+        result = []
+        for _ in range(LAYERS):
+            for line, count in enumerate(kept):
+                with b.forward("/home/me/model.py", 30 + line):
+                    result.append(b.alloc(count * MIB))
+        with b.script_line(21):
+            b.free(*result)
+    return b
+
+
+def _compiled(*, gradients: bool) -> SnapshotBuilder:
+    """A compiled forward, the last thing recorded: every block has a line of its own in the generated code."""
+    function = [("/venv/site-packages/torch/autograd/function.py", 575, "apply")] if gradients else []
+    b = SnapshotBuilder(annotate=False)
+    b.held(LAYERS * 10 * MIB)
+    for line in range(LAYERS * 3):
+        with b.forward("/home/me/model.py", 9):
+            generated = ("/tmp/torchinductor_me/kb/ckbf.py", 1600 + line, "call")
+            aot = ("/venv/site-packages/torch/_functorch/_aot_autograd/runtime_wrappers.py", 672, "inner_fn")
+            module = ("/venv/site-packages/torch/nn/modules/module.py", 1790, "_call_impl")
+            script = ("/home/me/train.py", 12, "main")
+            b.alloc(40 * MIB, frames=[generated, aot, *function, module, script])
+    return b
+
+
 @dataclass(frozen=True)
 class ActivationBound(Rule):
     """Most of the memory is kept for the backward pass.
@@ -82,7 +123,9 @@ class ActivationBound(Rule):
     Evidence
     A snapshot's history: blocks born in the forward that live into backward. Activations grow with the batch, parameters and
     optimizer state do not. How large the device is comes from a failed allocation, a trace of the run, or the settings; where
-    nothing says it, this is a note. A forward without gradients keeps nothing, and is none of this.
+    nothing says it, this is a note. A forward without gradients keeps nothing, and is none of this; one with gradients whose
+    blocks all go at once, without a backward, kept them for nothing. Where the record ends with a forward, repeated layers
+    or compiled code that autograd called tell.
 
     How the saving is estimated
     The fall of the highest live bytes when every layer keeps only the last block it makes, from which the next layer starts,
@@ -91,7 +134,7 @@ class ActivationBound(Rule):
 
     Fix
     `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` for each repeated block (HF `gradient_checkpointing`), or
-    smaller batches and gradient accumulation.
+    smaller batches and gradient accumulation. Where no backward follows `with torch.inference_mode():` around the forward.
 
     Fix safety
     Unsafe: checkpointing runs the forward twice, and random numbers are drawn again in the same order. Accumulation is shown
@@ -127,6 +170,11 @@ class ActivationBound(Rule):
         Valid("more weights than activations", lambda: _layers(weights=200)),
         Valid("inference keeps nothing", lambda: _layers(train=False)),
         Valid("a cache of keys and values", _key_value_cache),
+        Valid(
+            "inference returns keys, values, attentions and hidden states",
+            lambda: _evaluation((60, 60, 40, 20)),
+        ),
+        Valid("compiled inference whose results are kept", lambda: _compiled(gradients=False)),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
     ]
     INVALID = [
@@ -146,6 +194,15 @@ class ActivationBound(Rule):
         ),
         Invalid("room enough", _layers, options={"device_bytes": 80 * GIB}, severity="info"),
         Invalid("nothing says how large the device is", _layers, severity="info", message="was not recorded"),
+        Invalid(
+            "evaluation with gradients",
+            lambda: _evaluation((60, 40, 20, 20, 10)),
+            message="never comes",
+            severity="info",
+            file="/home/me/train.py",
+            saving_bytes=1540 * MIB,
+        ),
+        Invalid("a compiled forward, cut before its backward", lambda: _compiled(gradients=True)),
         Invalid("Python frames only", lambda: _layers(stacks="python"), confidence="medium"),
     ]
 
@@ -155,7 +212,7 @@ class ActivationBound(Rule):
             moment = memory.moment(device)
             held = device.at(moment)["activations"]
             found = repeats(device, moment)
-            if held < self.min_share * int(device.history.live[moment]) or not _trains(device, found):
+            if held < self.min_share * int(device.history.live[moment]) or not _trains(device, moment, found):
                 continue
             yield self._claim(memory, device, held, found, sure=evidence.frames_kind == "all")
 
@@ -164,9 +221,12 @@ class ActivationBound(Rule):
     ) -> Claim:
         history, moment = device.history, memory.moment(device)
         failed = device.device in memory.failures
-        saving = None if found is None else _saving(device, found, moment if failed else history.n)
-        site = None if found is None else device.stacks.user_site(int(found.stacks[0]))
+        unused = _let_go(device, moment)
+        until = moment if failed else history.n
+        saving = None if found is None else _saving(device, found, until, unused=unused)
+        site = None if found is None else self._site(device, int(found.stacks[0]), unused=unused)
         layers = f"; {found.count} layers keep {size(found.bytes)} for backward" if found is not None else ""
+        layers += ", which never comes: their graph is let go unused" if unused else ""
         live = int(history.live[moment])
         where = where_tightest(memory, device)
         evidence = [make_up(device, moment, f"Live {where}")]
@@ -180,17 +240,41 @@ class ActivationBound(Rule):
             saving=saving,
             location=location(site, device.device),
             evidence=evidence,
-            fixes=[
+            fixes=[techniques.release_output(_VERIFY, target(site), inference=True)]
+            if unused
+            else [
                 *([] if _recomputes(device) else [techniques.checkpoint_blocks(_VERIFY)]),
                 techniques.gradient_accumulation(_VERIFY),
             ],
             key="activations",
         )
 
+    def _site(self, device: DeviceBlocks, stack: int, *, unused: bool) -> Site | None:
+        """Where a layer makes most of it; of a graph that nobody uses where the model was called."""
+        stacks = device.stacks
+        return stacks.module_caller(stack) if unused else stacks.user_site(stack)
 
-def _trains(device: DeviceBlocks, found: Repeats | None) -> bool:
-    """A backward will come: the record has one, or whole layers have left their activations for it."""
-    return device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER, Stage.ZERO_GRAD) or found is not None
+
+def _trains(device: DeviceBlocks, moment: int, found: Repeats | None) -> bool:
+    """Kept for a backward: the record has one, whole layers have left their activations for it, or a compiled forward
+    returned them for it."""
+    if device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER, Stage.ZERO_GRAD) or found is not None:
+        return True
+    history, stacks = device.history, device.stacks
+    compiled = stacks.marked(stacks.for_backward, history.stack)
+    return _most(device, moment, compiled)
+
+
+def _let_go(device: DeviceBlocks, moment: int) -> bool:
+    """Most of them went with a graph that no backward used."""
+    return _most(device, moment, device.classes.reason == Reason.LET_GO)
+
+
+def _most(device: DeviceBlocks, moment: int, blocks: Bool) -> bool:
+    """Whether these are more than half of the activations alive at a moment."""
+    history = device.history
+    activations = device.classes.where(ACTIVATIONS) & history.alive(moment)
+    return int(history.size[activations & blocks].sum()) * 2 > int(history.size[activations].sum())
 
 
 def _recomputes(device: DeviceBlocks) -> bool:
@@ -198,7 +282,7 @@ def _recomputes(device: DeviceBlocks) -> bool:
     return any(f.is_python and _CHECKPOINT.search(f.filename) for f in device.stacks.snapshot.frames)
 
 
-def _saving(device: DeviceBlocks, found: Repeats, until: int) -> Saving | None:
+def _saving(device: DeviceBlocks, found: Repeats, until: int, *, unused: bool) -> Saving | None:
     history = device.history
     before = int(history.live[: until + 1].max())
     without = min(peak_when_recomputed(device, found, until), before)
@@ -209,7 +293,7 @@ def _saving(device: DeviceBlocks, found: Repeats, until: int) -> Saving | None:
         share_of_peak=(before - without) / before,
         basis="bound",
         how=f"highest live bytes {size(before)}, {size(without)} when each of {found.count} layers keeps only the last block it makes "
-        "until backward comes to it",
+        f"until {'the graph goes' if unused else 'backward comes to it'}",
     )
 
 
