@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.event_names import (
-    is_backward,
-    is_loader,
-    is_optimizer,
-    is_step,
-    is_synchronize,
-    is_torch_mark,
-)
+from trace_doctor.evidence.copying import MOST_ARGS, copying
 from trace_doctor.evidence.host_bound import with_stacks
 from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, union
 from trace_doctor.evidence.launches import Launches
@@ -27,14 +19,9 @@ from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import exposed
 from trace_doctor.run import I64, Bool, Cat, Run
 
-_MAKERS = re.compile(
-    r"aten::(?:zeros|ones|full|eye|arange|linspace|logspace|rand|randn|randint|randperm|normal|tril_indices|triu_indices)"
-)
 _LINK_GBS = {9: 50.0, 8: 25.0}
 """PCIe 5 and 4 with 16 lanes, by compute capability; older ones have PCIe 3"""
 _OLDEST_GBS = 12.5
-_MOST_ARGS = 2000
-"""copies whose sizes are read again from the file: the longest"""
 
 
 @dataclass(frozen=True)
@@ -80,21 +67,20 @@ class DeviceCopies(Evidence):
         alone = {device: intersect(parts[2], steady) for device, parts in exposed(facts).items()}
         rows = copies[pageable]
         call = np.array([launches.launch_of(r) for r in rows.tolist()], dtype=np.int64)
-        tops = _outermost_operators(run, nesting)
         link = _link_gbs(run, copies[pinned])
         bare = np.zeros(len(rows), dtype=np.int64)
         for device, some in alone.items():
             mine = run.device[rows] == device
             bare[mine] = covered(pairs(run.ts[rows], run.end[rows])[mine], some)
-        op = np.array([_outermost(nesting, tops, c) for c in call.tolist()], dtype=np.int64)
+        made = copying(run, nesting, call, launches.calls)
         return cls(
             row=rows,
             call=call,
-            op=op,
-            maker=_makers(run, launches, np.flatnonzero(tops), op),
+            op=made.op,
+            maker=made.maker,
             exposed=bare,
             faster=_faster(run, rows, link),
-            waits=tuple(_waits(run, nesting, c) for c in call.tolist()),
+            waits=made.waits,
             link_gbs=link,
             stacks=with_stacks(run),
             run=run,
@@ -110,71 +96,6 @@ class DeviceCopies(Evidence):
     def alone(self, which: Bool) -> I64:
         """When these copies ran: a set of intervals."""
         return union(pairs(self.run.ts[self.row[which]], self.run.end[self.row[which]]))
-
-
-def _outermost_operators(run: Run, nesting: Nesting) -> Bool:
-    """Mask of the operators that lie in no other; marks around the loop's parts do not count as operators."""
-    marks = run.is_named(
-        lambda n: is_step(n) or is_loader(n) or is_optimizer(n) or is_torch_mark(n) or is_backward(n)
-    )
-    mask = np.zeros(len(run), dtype=bool)
-    mask[nesting.outermost(np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks))] = True
-    return mask
-
-
-def _outermost(nesting: Nesting, tops: Bool, call: int) -> int:
-    return next((a for a in nesting.ancestors(call) if tops[a]), call) if call >= 0 else -1
-
-
-def _makers(run: Run, launches: Launches, tops: I64, op: I64) -> I64:
-    """For each copying operator the one just before it on its thread, where that made a tensor of the same shape and
-    launched nothing."""
-    found = np.full(len(op), -1, dtype=np.int64)
-    makes = np.isin(run.name, run.name_ids(lambda n: _MAKERS.fullmatch(n) is not None))
-    for thread in np.unique(run.thread[op[op >= 0]]).tolist():
-        own = tops[run.thread[tops] == thread]
-        launched = run.ts[launches.calls[run.thread[launches.calls] == thread]]
-        mine = np.flatnonzero((op >= 0) & (run.thread[op] == thread))
-        at = np.searchsorted(own, op[mine])
-        first = (at > 0) & (own[np.minimum(at, len(own) - 1)] == op[mine]) if len(own) else at < 0
-        before = own[np.maximum(at - 1, 0)] if len(own) else op[mine]
-        quiet = np.searchsorted(launched, run.ts[before]) == np.searchsorted(launched, run.end[before])
-        chosen = first & makes[before] & quiet
-        found[mine[chosen]] = before[chosen]
-    pairs_ = [(i, m, o) for i, (m, o) in enumerate(zip(found.tolist(), op.tolist(), strict=True)) if m >= 0]
-    if run.recorded.shapes:
-        for i, maker, copying in pairs_[:_MOST_ARGS]:
-            if not _same_shape(run, maker, copying):
-                found[i] = -1
-    return found
-
-
-def _same_shape(run: Run, maker: int, copying: int) -> bool:
-    """Whether what was filled has the shape of what is copied; yes where the file does not say."""
-    behind = int(np.searchsorted(run.ts, run.end[maker]))
-    inside = [r for r in range(maker, behind) if run.thread[r] == run.thread[maker]]
-    seen = [_first_dims(a) for a in run.args(inside[-4:])]
-    filled = next((d for d in reversed(seen) if d), None)
-    wanted = _first_dims(run.args([copying])[0])
-    return filled is None or wanted is None or filled == wanted
-
-
-def _first_dims(args: dict[str, Any]) -> list[Any] | None:
-    dims = args.get("Input Dims")
-    return dims[0] if isinstance(dims, list) and dims and isinstance(dims[0], list) and dims[0] else None
-
-
-def _waits(run: Run, nesting: Nesting, call: int) -> tuple[int, ...]:
-    """The copy call and the synchronises beside it in the operator that copies."""
-    if call < 0:
-        return ()
-    parent = int(nesting.parent[call])
-    if parent < 0 or run.cat[parent] != Cat.CPU_OP:
-        return (call,)
-    return (
-        call,
-        *(int(r) for r in nesting.children(parent) if r > call and is_synchronize(run.text(int(r)))),
-    )
 
 
 def _bytes(run: Run, rows: I64) -> I64:
@@ -196,7 +117,7 @@ def _link_gbs(run: Run, pinned: I64) -> float:
 
 def _faster(run: Run, rows: I64, link_gbs: float) -> I64:
     found = np.zeros(len(rows), dtype=np.int64)
-    longest = np.argsort(-run.dur[rows], kind="stable")[:_MOST_ARGS]
+    longest = np.argsort(-run.dur[rows], kind="stable")[:MOST_ARGS]
     size = _bytes(run, rows[longest])
     least = np.where(size > 0, (size / link_gbs).astype(np.int64), run.dur[rows[longest]])
     found[longest] = np.maximum(run.dur[rows[longest]] - least, 0)

@@ -10,13 +10,15 @@ import numpy as np
 from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.copying import UnseenCopies
 from trace_doctor.evidence.device_copies import DeviceCopies
 from trace_doctor.evidence.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import TimeLedger
-from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.run import I64, Run
+from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 
 
@@ -56,6 +58,22 @@ def _training(
     return b
 
 
+def _device_lost(fill_us: float, products: int = 20) -> RunBuilder:
+    """Noise made on the host; the runtime's calls were recorded, and nothing of the GPU."""
+    b = RunBuilder()
+    for _ in range(3):
+        with b.step():
+            with b.op("aten::randn"), b.op("aten::normal_", us=fill_us):
+                pass
+            with b.op("aten::to"), b.op("aten::copy_"):
+                b.runtime("cudaMemcpyAsync", 90)
+                b.runtime("cudaStreamSynchronize", 5)
+            for _ in range(products):
+                with b.op("aten::mm", us=20):
+                    b.runtime("cudaLaunchKernel", 5)
+    return b
+
+
 _SCRIPT = """import torch
 for step, x in enumerate(batches):
     mask = torch.zeros(1024, 256).to(device)
@@ -80,7 +98,8 @@ class CpuTensorThenCopy(Rule):
     Evidence
     A factory operator that launched nothing, followed at once by an operator that copies from pageable memory to the
     device, on the same thread. With `record_shapes=True` both must have the same shape. `torch.tensor(data)` is left
-    out: with device= it is copied from the host just the same.
+    out: with device= it is copied from the host just the same. Where the GPU's side was lost the calls of the runtime
+    tell, and it is a note.
 
     How the saving is estimated
     The captured steps are re-timed without the factory operator, the copy and its waits: an upper bound, for the device
@@ -103,8 +122,8 @@ class CpuTensorThenCopy(Rule):
     code = "TD104"
     name = "cpu-tensor-then-copy"
     title = "A tensor is made on the host and then copied"
-    needs = (Steps, GpuTimeline, DeviceCopies, Replay, Moments)
-    wants = (CallSites, TimeLedger)
+    needs = (Steps, Replay, Moments)
+    wants = (CallSites, TimeLedger, GpuTimeline, DeviceCopies, UnseenCopies)
 
     min_times: int = threshold(
         10, "times that count however they are spread", unit="count", source="as TD201: fewer are preparation"
@@ -115,6 +134,12 @@ class CpuTensorThenCopy(Rule):
         unit="share",
         source="noise between steps is larger",
     )
+    min_share_unseen: float = threshold(
+        0.05,
+        "time of the host below which it is not worth a line where the GPU's side was lost",
+        unit="share",
+        source="the GPU may be busy meanwhile",
+    )
     max_unattributed: float = threshold(
         0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
     )
@@ -124,6 +149,8 @@ class CpuTensorThenCopy(Rule):
         Valid("something else is copied", lambda: _training("between")),
         Valid("another shape is copied", lambda: _training(shape=(4, 4))),
         Valid("once in six steps", lambda: _training(every=6)),
+        Valid("little, and the GPU's side was lost", lambda: _device_lost(2, 200)),
+        Valid("nothing runs on a GPU", without_gpu, skipped="no GPU work"),
     ]
     INVALID = [
         Invalid(
@@ -137,10 +164,14 @@ class CpuTensorThenCopy(Rule):
             after=_PATCHED,
         ),
         Invalid("without stacks", lambda: _training(stacks=False), confidence="medium"),
+        Invalid(
+            "the GPU's side was lost", lambda: _device_lost(800), severity="info", message="was not recorded"
+        ),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        copies, replay, steps = ctx[DeviceCopies], ctx[Replay], ctx[Steps]
+        copies, replay, steps = _copies(ctx), ctx[Replay], ctx[Steps]
+        least = self.min_share_unseen if copies.unseen else self.min_share
         sites = ctx.get(CallSites)
         groups: dict[tuple[str, Site | None], list[int]] = {}
         for i in np.flatnonzero(copies.maker >= 0).tolist():
@@ -154,7 +185,7 @@ class CpuTensorThenCopy(Rule):
                 continue
             removal = _removal(copies, members)
             outcome = replay.without(removal)
-            if outcome.share_of_step < self.min_share:
+            if outcome.share_of_step < least:
                 continue
             if again:
                 claimed = True
@@ -167,7 +198,7 @@ class CpuTensorThenCopy(Rule):
                 "call prof.step() after each training step",
             )
 
-    def _again_and_again(self, ctx: Context, copies: DeviceCopies, members: list[int]) -> bool:
+    def _again_and_again(self, ctx: Context, copies: _Copies, members: list[int]) -> bool:
         """Ten times, or in every step (one may lack it) of two or more."""
         starts = np.sort(copies.run.ts[copies.maker[members]])
         spans = np.array(ctx[Steps].spans("steady"), dtype=np.int64)
@@ -177,7 +208,7 @@ class CpuTensorThenCopy(Rule):
     def _claim(
         self,
         ctx: Context,
-        copies: DeviceCopies,
+        copies: _Copies,
         members: list[int],
         name: str,
         site: Site | None,
@@ -188,10 +219,10 @@ class CpuTensorThenCopy(Rule):
         run, moments = copies.run, ctx[Moments]
         spans = [(int(run.ts[copies.maker[i]]), int(run.end[copies.op[i]])) for i in members]
         longest = max(spans, key=lambda s: s[1] - s[0])
-        confidence = self._confidence(ctx, outcome, site)
+        confidence = "low" if copies.unseen else self._confidence(ctx, outcome, site)
         target = site.target if site else None
         return Claim(
-            message=_message(name, site, len(members) / count, outcome),
+            message=_message(name, site, len(members) / count, outcome, copies),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving(),
@@ -213,33 +244,55 @@ class CpuTensorThenCopy(Rule):
         return "high"
 
 
+@dataclass(frozen=True)
+class _Copies:
+    """Aligned columns, as those of `DeviceCopies`; `row` is -1 where the device's side was lost."""
+
+    row: I64
+    op: I64
+    maker: I64
+    waits: tuple[tuple[int, ...], ...]
+    run: Run
+    unseen: bool
+
+
+def _copies(ctx: Context) -> _Copies:
+    """What was copied to the device; where that did no work in the capture, what the host asked it to copy."""
+    if ctx.get(GpuTimeline) is None and (lost := ctx.get(UnseenCopies)) is not None:
+        of = lost.copying
+        return _Copies(np.full(len(of.op), -1), of.op, of.maker, of.waits, lost.run, unseen=True)
+    ctx[GpuTimeline]
+    seen = ctx[DeviceCopies]
+    return _Copies(seen.row, seen.op, seen.maker, seen.waits, seen.run, unseen=False)
+
+
 _VERIFY = "record the same steps again: the copy to the device is gone from this line"
 _WHAT_IF = "What if it were made on the device"
 
 
-def _removal(copies: DeviceCopies, members: list[int]) -> Removal:
+def _removal(copies: _Copies, members: list[int]) -> Removal:
     """Without making it, without copying it, and nobody waits."""
     run = copies.run
     rows = sorted({int(r) for i in members for r in (copies.maker[i], copies.op[i])})
     return Removal(
         host_spans=tuple((int(run.thread[r]), int(run.ts[r]), int(run.end[r])) for r in rows),
         make_async=tuple(sorted({w for i in members for w in copies.waits[i]})),
-        gpu_rows=tuple(sorted(int(copies.row[i]) for i in members)),
+        gpu_rows=tuple(sorted(int(copies.row[i]) for i in members if not copies.unseen)),
     )
 
 
-def _message(name: str, site: Site | None, times: float, outcome: ReplayOutcome) -> str:
+def _message(name: str, site: Site | None, times: float, outcome: ReplayOutcome, copies: _Copies) -> str:
     where = f" in {site}" if site else ""
     often = "once" if round(times, 1) == 1 else f"{times:.1f}".removesuffix(".0") + " times"
     return (
         f"{name}{where} makes a tensor on the host {often} a step, which is copied to the GPU at once: made there, "
-        f"{outcome.promise}."
+        f"{outcome.promise}{'; what the GPU did meanwhile was not recorded' if copies.unseen else ''}."
     )
 
 
-def _table(copies: DeviceCopies, members: list[int], name: str, count: int) -> Table:
+def _table(copies: _Copies, members: list[int], name: str, count: int) -> Table:
     run = copies.run
-    rows = copies.row[members]
+    on_device = None if copies.unseen else float(run.dur[copies.row[members]].sum()) / count / 1e3
     return Table(
         title="Made on the host, then copied (per steady step)",
         columns=[
@@ -255,7 +308,7 @@ def _table(copies: DeviceCopies, members: list[int], name: str, count: int) -> T
                 round(len(members) / count, 2),
                 float(run.dur[copies.maker[members]].sum()) / count / 1e3,
                 float(run.dur[copies.op[members]].sum()) / count / 1e3,
-                float(run.dur[rows].sum()) / count / 1e3,
+                on_device,
             ]
         ],
     )
