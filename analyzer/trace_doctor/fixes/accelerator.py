@@ -11,7 +11,7 @@ from typing import Any
 
 from trace_doctor.fixes.arguments import Arguments
 from trace_doctor.fixes.codemods import Place, candidate, only
-from trace_doctor.fixes.codemods.batches import smaller
+from trace_doctor.fixes.codemods.batches import divided_batch
 from trace_doctor.fixes.deepspeed_config import agreeing, find_config
 from trace_doctor.fixes.documents import Document
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
@@ -64,7 +64,7 @@ def in_accelerator(place: Place, calls: list[Call], wanted: Mapping[str, str]) -
         return in_file
     made = set_arguments(place, call, "accelerate", table, wanted)
     if "accumulate" in wanted:
-        made = together(made, smaller(place, int(wanted["accumulate"])))
+        made = together(made, divided_batch(place, int(wanted["accumulate"])))
     config = find_config(place)
     also = agreeing(config, wanted) if config is not None else None
     return together(made, also) if also is not None else made

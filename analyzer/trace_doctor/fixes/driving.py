@@ -79,10 +79,26 @@ def _refuse_by_hand(place: Place, framework: str, wanted: Mapping[str, str]) -> 
             for call in script.calls("torch.compile"):
                 where = f"{script.name}:{script.line(call)}"
                 raise NoEdit("already", f"{where} compiles already", framework=framework)
+    if "checkpointing" in wanted:
+        _refuse_prepared(place, framework)
     adapters = "checkpointing" in wanted and place.program.mentioning("get_peft_model", "peft_config")
     if adapters and not place.program.mentioning(*_INPUTS_WITH_GRADIENTS):
         why = "the base model is frozen: call model.enable_input_require_grads() first, or no gradient gets through"
         raise NoEdit("display", why, framework=framework)
+
+
+def _refuse_prepared(place: Place, framework: str) -> None:
+    """What makes a quantized model ready for training recomputes activations, unless it is told not to."""
+    for script in place.program.mentioning("prepare_model_for_"):
+        for call in script.all(cst.Call):
+            name, told = dotted(call.func) or "", argument(call, "use_gradient_checkpointing", 1)
+            prepares = name.split(".")[-1] in (
+                "prepare_model_for_kbit_training",
+                "prepare_model_for_int8_training",
+            )
+            if prepares and (told is None or literal(told.value) is True):
+                where = f"{script.name}:{script.line(call)}"
+                raise NoEdit("already", f"{where} recomputes activations already", framework=framework)
 
 
 _INPUTS_WITH_GRADIENTS = ("enable_input_require_grads", "prepare_model_for_", "use_reentrant", "SFTTrainer")

@@ -13,7 +13,7 @@ import libcst as cst
 
 from trace_doctor.fixes.arguments import Arguments
 from trace_doctor.fixes.codemods import Place, candidate, only, origins
-from trace_doctor.fixes.codemods.batches import smaller
+from trace_doctor.fixes.codemods.batches import divided_batch
 from trace_doctor.fixes.edits import Change, NoEdit, insert_before
 from trace_doctor.fixes.frameworks import FABRIC, LIGHTNING
 from trace_doctor.fixes.imports import name_for
@@ -44,7 +44,7 @@ def in_lightning(
     if steps is not None and int(steps) <= _LOGS_EVERY and not _says(place, call, table["log_every"].name):
         return None
     made = set_arguments(place, call, "lightning", table, wanted)
-    return together(made, smaller(place, int(wanted["accumulate"]))) if "accumulate" in wanted else made
+    return together(made, divided_batch(place, int(wanted["accumulate"]))) if "accumulate" in wanted else made
 
 
 def _says(place: Place, call: Call, name: str) -> bool:

@@ -13,7 +13,7 @@ from trace_doctor.fixes.codemods import Place, candidate
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
 from trace_doctor.fixes.frameworks import Plugin, Setting
 from trace_doctor.fixes.imports import name_for
-from trace_doctor.fixes.values import divided, where_set
+from trace_doctor.fixes.values import divided, set_origin, where_set
 from trace_doctor.loaders.script import Script, TextFile, literal
 
 Call = tuple[Script, cst.Call]
@@ -158,12 +158,12 @@ def _change(
             where = [candidate(given.script, given.value)]
             raise NoEdit("display", f"{given.script.code(given.value)} is set somewhere else", where)
         refuse_chosen(given.name, literal(origin.value), wished, instead_of)
-        if wish == "batch_size" and (user := divided(origin)) is not None:
-            where = [candidate(origin.script, user)]
-            raise NoEdit("display", f"other values are computed from {origin.script.code(user)}", where)
+        if wish == "batch_size" and (user := divided(origin, place.program)) is not None:
+            raise NoEdit(
+                "display", f"other values are computed from {user[0].code(user[1])}", [candidate(*user)]
+            )
         if not _as_wished(wish, literal(origin.value), wished):
-            start, end = origin.script.outer_span(origin.value)
-            keep(edits, origin.script, [Edit(start, end, text, f"default:{start}", text)])
+            keep(edits, origin.script, set_origin(origin, text, "default"))
 
 
 def _literal(text: str) -> object:

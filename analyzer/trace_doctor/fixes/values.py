@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import libcst as cst
 
+from trace_doctor.fixes.edits import Edit
 from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import Script, argument, dotted, literal
 
@@ -40,23 +43,59 @@ def where_set(script: Script, node: cst.BaseExpression, project: Project | None 
     return _field_default(project, home, origin) or _option_default(project, name.split(".")[-1])
 
 
-def divided(origin: WhereSet) -> cst.BaseExpression | None:
-    """A division by (or of) the value in the script that sets it: accumulation steps computed from a batch size may
-    become 0 where the size grows."""
+def set_origin(origin: WhereSet, text: str, name: str) -> list[Edit]:
+    """Edits that set a value where it is set, and what the help of its option says is the default. `name`: what it is."""
+    script = origin.script
+    start, end = script.outer_span(origin.value)
+    edits = [Edit(start, end, text, f"{name}:{start}", text)]
+    option = script.nearest(origin.value, cst.Call) if origin.how == "default" else None
+    now = re.escape(script.code(origin.value))
+    for said in script.all(cst.SimpleString, within=option) if option is not None else ():
+        first, last = script.span(said)
+        for found in re.finditer(
+            rf"(?i)\bdefault(?:s to| is|:|=|)\s*(?P<now>{now})(?![\w.])", script.text[first:last]
+        ):
+            at = first + found.start("now")
+            edits.append(Edit(at, first + found.end("now"), text, f"help:{at}", text))
+    return edits
+
+
+def divided(origin: WhereSet, project: Project | None = None) -> tuple[Script, cst.BaseExpression] | None:
+    """A division with the value in it: accumulation steps or a learning rate computed from a batch size. An option or a
+    field is looked for in the whole program, a constant in the script that sets it."""
+    home = origin.script
+    name = _bound_name(origin)
+    others = project.mentioning(name) if project is not None and name and origin.how == "default" else ()
+    for script in (home, *(s for s in others if s is not home)) if name else ():
+        for operation in script.all(cst.BinaryOperation):
+            if isinstance(operation.operator, cst.Divide | cst.FloorDivide | cst.Modulo):
+                read = [dotted(n) or "" for n in _operands(operation)]
+                if any(n.split(".")[-1] == name and ("." in n or script is home) for n in read):
+                    return script, operation
+    return None
+
+
+def _bound_name(origin: WhereSet) -> str | None:
+    """What the program calls the value."""
+    if origin.flag:
+        return origin.flag.lstrip("-").replace("-", "_")
     script = origin.script
     statement = script.statement_of(origin.value)
     target = script.parent(origin.value)
-    name = target.name.value if isinstance(target, cst.Param) else None
+    if isinstance(target, cst.Param):
+        return target.name.value
     if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
-        name = dotted(statement.targets[0].target)
-    elif isinstance(statement, cst.AnnAssign):
-        name = dotted(statement.target)
-    for operation in script.all(cst.BinaryOperation) if name else ():
-        if isinstance(operation.operator, cst.Divide | cst.FloorDivide | cst.Modulo):
-            for side in (operation.left, operation.right):
-                if (dotted(side) or "").split(".")[-1] == name:
-                    return operation
-    return None
+        return dotted(statement.targets[0].target)
+    return dotted(statement.target) if isinstance(statement, cst.AnnAssign) else None
+
+
+def _operands(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """The factors of an arithmetic expression."""
+    if isinstance(node, cst.BinaryOperation):
+        yield from _operands(node.left)
+        yield from _operands(node.right)
+    else:
+        yield node
 
 
 def _field_default(project: Project, script: Script, node: cst.Attribute) -> WhereSet | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, NoEdit, wrap
 from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.training import whole_line
-from trace_doctor.loaders.script import Script
+from trace_doctor.loaders.script import Script, argument, literal
 
 _SDPA = "torch.nn.functional.scaled_dot_product_attention"
 _BACKENDS = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
@@ -36,9 +37,16 @@ def sdpa_backend(place: Place, params: Mapping[str, Any]) -> Change:
         raise NoEdit(
             "display", "sdpa_kernel needs torch 2.3 or newer (say --torch-version)", [candidate(script, call)]
         )
+    mask = argument(call, "attn_mask", 3)
+    if names == ["FLASH_ATTENTION"] and mask is not None and literal(mask.value) is not None:
+        why = "FlashAttention takes no attn_mask: is_causal=True says the same of a causal one"
+        raise NoEdit("display", why, [candidate(script, call)])
     line = whole_line(script, call)
     kernel, imports = name_for(script, "torch.nn.attention.sdpa_kernel", call)
     backend, more = name_for(script, "torch.nn.attention.SDPBackend", call)
+    if (kernel, backend) == ("sdpa_kernel", "SDPBackend") and imports and more:
+        text = imports[0].text.replace("import sdpa_kernel", "import SDPBackend, sdpa_kernel")
+        imports, more = (replace(imports[0], text=text, meaning=text),), ()
     chosen = [f"{backend}.{n}" for n in names]
     inside = chosen[0] if len(chosen) == 1 else f"[{', '.join(chosen)}]"
     return Change(

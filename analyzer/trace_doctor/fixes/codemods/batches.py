@@ -13,7 +13,7 @@ from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, remove,
 from trace_doctor.fixes.feeding import loaders_on_line, training_loaders
 from trace_doctor.fixes.loops import method_calls, optimizer_steps, zero_grads
 from trace_doctor.fixes.training import Step, find_step, refuse_frameworks, whole_line
-from trace_doctor.fixes.values import WhereSet, divided, where_set
+from trace_doctor.fixes.values import WhereSet, divided, set_origin, where_set
 from trace_doctor.loaders.script import Script, argument, dotted, literal
 
 _SIZE = {"transformers": "TrainingArguments(per_device_train_batch_size=...)"}
@@ -33,17 +33,15 @@ def batch_size(place: Place, params: Mapping[str, Any]) -> Change:
         refuse_frameworks(script, _SIZE)
     found: list[tuple[Script, Any]] = [*(loaders_on_line(place) or training_loaders(place))]
     script, call = only(found, "construct a DataLoader that feeds training", "no DataLoader(...) was found")
-    value, size = _batch_size(script, call)
+    origin, size = _batch_size(place, script, call)
     wanted = int(params["size"])
     if size >= wanted:
-        raise NoEdit("already", f"{script.name}:{script.line(value)} sets a batch of {size} already")
-    if (user := divided(WhereSet(value, "constant", script))) is not None:
-        why = f"other values are computed from {script.code(user)}"
-        raise NoEdit("display", why, [candidate(script, user)])
-    return Change(script, (_set_size(script, value, wanted),), script.line(value))
+        where = f"{origin.script.name}:{origin.script.line(origin.value)}"
+        raise NoEdit("already", f"{where} sets a batch of {size} already")
+    return _resized(place, origin, wanted)
 
 
-def smaller(place: Place, count: int) -> Change:
+def divided_batch(place: Place, count: int) -> Change:
     """Divides the batch size of the training loader, for gradients that are accumulated over `count` batches."""
     scripts = place.program.mentioning("DataLoader")
     found = training_loaders(replace(place, scripts=scripts, line=None, function=None))
@@ -52,14 +50,20 @@ def smaller(place: Place, count: int) -> Change:
         "construct a DataLoader that feeds training",
         "the loader whose batches get smaller was not found",
     )
-    value, size = _batch_size(script, call)
+    return _resized(place, *_part(place, script, call, count))
+
+
+def _part(place: Place, script: Script, call: cst.Call, count: int) -> tuple[WhereSet, int]:
+    """Where a loader's batch size is set, and the size of one of `count` equal parts of it."""
+    origin, size = _batch_size(place, script, call)
     if size % count:
-        raise NoEdit("display", f"a batch of {size} cannot be divided by {count}", [candidate(script, value)])
-    return Change(script, (_set_size(script, value, size // count),), script.line(value))
+        here = [candidate(origin.script, origin.value)]
+        raise NoEdit("display", f"a batch of {size} cannot be divided by {count}", here)
+    return origin, size // count
 
 
-def _batch_size(script: Script, call: cst.Call) -> tuple[cst.BaseExpression, int]:
-    """The expression that sets a loader's batch size, and its value."""
+def _batch_size(place: Place, script: Script, call: cst.Call) -> tuple[WhereSet, int]:
+    """Where a loader's batch size is set, and its value."""
     given = argument(call, "batch_size", 1)
     where = [candidate(script, call)]
     if given is None:
@@ -68,17 +72,22 @@ def _batch_size(script: Script, call: cst.Call) -> tuple[cst.BaseExpression, int
         )
     size = literal(given.value)
     if isinstance(size, int):
-        return given.value, size
-    origin = where_set(script, given.value)
+        return WhereSet(given.value, "constant", script), size
+    origin = where_set(script, given.value, place.program)
     size = literal(origin.value) if origin is not None else ...
     if origin is None or not isinstance(size, int):
         raise NoEdit("display", f"batch_size={script.code(given.value)} is set somewhere else", where)
-    return origin.value, size
+    return origin, size
 
 
-def _set_size(script: Script, value: cst.BaseExpression, size: int) -> Edit:
-    start, end = script.span(value)
-    return Edit(start, end, str(size), f"batch-size:{start}", str(size))
+def _resized(place: Place, origin: WhereSet, size: int) -> Change:
+    """Another batch size, where no learning rate or number of steps is computed from it."""
+    if (user := divided(origin, place.program)) is not None:
+        why = f"other values are computed from {user[0].code(user[1])}"
+        raise NoEdit("display", why, [candidate(*user)])
+    edits = set_origin(origin, str(size), "batch-size")
+    notes = (f"a command line that passes {origin.flag} decides itself",) if origin.flag else ()
+    return Change(origin.script, tuple(edits), origin.script.line(origin.value), notes=notes)
 
 
 # ---------------------------------------------------------------------- gradient accumulation
@@ -109,22 +118,24 @@ def gradient_accumulation(place: Place, params: Mapping[str, Any]) -> Change:
             "the loader of the loop, whose batches get smaller, was not found",
             [candidate(script, loop)],
         )
-    value, size = _batch_size(script, loaders[0])
-    if size % count:
-        raise NoEdit("display", f"a batch of {size} cannot be divided by {count}", [candidate(script, value)])
+    smaller = _resized(place, *_part(place, script, loaders[0], count))
     counter, counting = _counter(script, loop)
     run, moved = _stepping(step, loop)
     test = f"({counter} + 1) % {count} == 0"
     length = _length(script, loop)
     header = f"if {test} or {counter} + 1 == len({length}):" if length else f"if {test}:"
-    edits = [_set_size(script, value, size // count), *counting, _divided(step, count)]
+    edits = [*counting, _divided(step, count)]
     edits += wrap(script, run[0], run[-1], header)
     if moved is not None:
         edits.append(remove(script, moved))
         inner = "\t" if "\t" in script.indent(run[-1]) else script.module.default_indent
         after = insert_after(script, run[-1].body[-1], inner + script.code(moved), "accumulate")
         edits.append(after)
-    return Change(script, tuple(edits), script.line(step.backward))
+    line = script.line(step.backward)
+    if smaller.script.name != script.name:
+        more = ((smaller.script, smaller.edits),)
+        return Change(script, tuple(edits), line, notes=smaller.notes, more=more)
+    return Change(script, (*smaller.edits, *edits), line, notes=smaller.notes)
 
 
 def _between(script: Script, node: cst.CSTNode, home: cst.CSTNode) -> list[cst.CSTNode]:

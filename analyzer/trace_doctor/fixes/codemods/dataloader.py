@@ -11,7 +11,7 @@ from trace_doctor.fixes.arguments import Arguments, Given, set_value
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit
 from trace_doctor.fixes.feeding import loaders_on_line, training_loaders
-from trace_doctor.fixes.values import where_set
+from trace_doctor.fixes.values import set_origin, where_set
 from trace_doctor.loaders.origins import method_of
 from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import Script, TextFile, argument, literal
@@ -83,6 +83,7 @@ class _Loader:
         if not self.edits:
             raise NoEdit("already", f"{script.name}:{line} sets its workers and pinning already")
         names = {e.key.rpartition(":")[2] for _, edits in self.edits.values() for e in edits}
+        self._refuse_explained(names)
         if names - {"pin_memory"} and not any(
             "__main__" in s.text for s in self.project.mentioning("__main__", "DataLoader")
         ):
@@ -113,6 +114,18 @@ class _Loader:
                     [candidate(self.script, self.call)],
                 )
 
+    def _refuse_explained(self, names: set[str]) -> None:
+        """A comment at the loader that speaks of what would change may say why it is as it is."""
+        script = self.script
+        first, last = script.lines(script.statement_of(self.call) or self.call)
+        while first > 1 and script.line_text(first - 1).strip().startswith("#"):
+            first -= 1
+        said = [script.line_text(n).partition("#")[2].lower() for n in range(first, last + 1)]
+        about = [name for name in names & set(_ORDER) if any(name in comment for comment in said)]
+        if about:
+            why = f"a comment at the loader speaks of {about[0]}"
+            raise NoEdit("display", why, [candidate(script, self.call)])
+
     def _set_workers(self, workers: Given | None, target: int) -> int:
         """Raises the worker count where it is set. Returns the count afterwards."""
         if workers is None:
@@ -133,8 +146,7 @@ class _Loader:
         if not isinstance(current, int):
             raise NoEdit("display", f"num_workers comes from {origin.script.code(origin.value)}", here)
         if current < target:
-            start, end = origin.script.outer_span(origin.value)
-            self._keep(origin.script, [Edit(start, end, str(target), f"default:{start}", str(target))])
+            self._keep(origin.script, set_origin(origin, str(target), "default"))
             where = f"{origin.script.name}:{origin.script.line(origin.value)}"
             flag = f"; a command line that passes {origin.flag} decides itself" if origin.flag else ""
             self.notes.append(f"num_workers is set in {where}{flag}")

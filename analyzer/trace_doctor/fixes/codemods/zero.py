@@ -9,7 +9,7 @@ from trace_doctor.fixes.accelerator import launch_config
 from trace_doctor.fixes.codemods import Place, codemod
 from trace_doctor.fixes.deepspeed_config import Config, change, find_config, shown_in
 from trace_doctor.fixes.documents import Document
-from trace_doctor.fixes.edits import Change, NoEdit
+from trace_doctor.fixes.edits import Candidate, Change, NoEdit
 
 _HOST = {"device": "cpu", "pin_memory": True}
 _OFFLOADED = ("cpu", "nvme")
@@ -43,8 +43,17 @@ def deepspeed_zero(place: Place, params: Mapping[str, Any]) -> Change:
     for name in ("offload_optimizer", "offload_param"):
         if params.get(name) and config.value("zero_optimization", name, "device") not in _OFFLOADED:
             wanted[name] = dict(_HOST)
+    if config.value("zero_optimization", "offload_param", "device") in _OFFLOADED:
+        _refuse_woken(wanted, shown_in(config, "zero_optimization", "offload_param"))
     _refuse(place, config, last, int(now or 0), wanted)
     return change(config, {"zero_optimization": wanted} if wanted else {}, *_notes(last, wanted))
+
+
+def _refuse_woken(wanted: Mapping[str, Any], where: Candidate) -> None:
+    """A section that lower stages ignore."""
+    if 3 in (wanted.get("stage"), wanted.get("zero_stage")):
+        why = "the configuration offloads parameters, which only stage 3 does: every step would wait for them"
+        raise NoEdit("display", why, [where], framework="deepspeed")
 
 
 def _refuse(place: Place, config: Config, stage: int, now: int, wanted: Mapping[str, Any]) -> None:
@@ -89,6 +98,8 @@ def _in_settings(settings: Document, stage: int, params: Mapping[str, Any]) -> C
         key = f"{name}_device"
         if params.get(name) and settings.value("deepspeed_config", key) not in _OFFLOADED:
             wanted[key] = "cpu"
+    if last != now and settings.value("deepspeed_config", "offload_param_device") in _OFFLOADED:
+        _refuse_woken(wanted, shown_in(settings, "deepspeed_config", "offload_param_device"))
     if "offload_param_device" in wanted and last < 3:
         raise NoEdit("display", "only ZeRO stage 3 offloads parameters", framework="accelerate")
     return change(settings, {"deepspeed_config": wanted}, *_notes(last, wanted if last != now else {}))
