@@ -111,7 +111,7 @@ class Damage:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """One profiler trace of one rank."""
 
@@ -145,6 +145,9 @@ class Run:
     derived: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
     """columns of evidence that follow from these alone, by `Evidence.field`: made once. A `replace` begins without."""
     _masks: dict[tuple[Cat, ...], Bool] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return f"Run({self.path!r}, {len(self)} events)"
 
     def __len__(self) -> int:
         return len(self.ts)

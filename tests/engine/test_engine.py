@@ -20,8 +20,7 @@ from trace_doctor.run import Capture
 from trace_doctor.testing import RunBuilder
 
 
-@dataclass(frozen=True)
-class Missing(Evidence):
+class Missing(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Missing:
         raise NotCaptured("no such recording", "record it")

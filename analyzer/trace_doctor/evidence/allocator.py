@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -31,8 +32,7 @@ _GROWS = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 _SHRINKS = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
-@dataclass(frozen=True, slots=True)
-class Episode:
+class Episode(Struct, frozen=True):
     """Memory given back and taken again. Positions are entries of a snapshot, or ns of a trace."""
 
     given: int
@@ -46,8 +46,7 @@ class Episode:
     """of the first segment given back (snapshot)"""
 
 
-@dataclass(frozen=True)
-class DeviceActivity:
+class DeviceActivity(Struct, frozen=True):
     """One device's segments."""
 
     device: int
@@ -59,8 +58,7 @@ class DeviceActivity:
     gives: int
 
 
-@dataclass(frozen=True)
-class DriverCalls:
+class DriverCalls(Struct, frozen=True):
     """Calls of a trace that take memory from the driver or give it back, in time order: cudaMalloc, cuMemCreate, hipFree
     and their like. Stream-ordered ones (`…Async`) are not among them: they are cheap by design."""
 
@@ -108,8 +106,7 @@ class DriverCalls:
         )
 
 
-@dataclass(frozen=True)
-class AllocatorActivity(Evidence):
+class AllocatorActivity(Evidence, frozen=True):
     """Segment events of a snapshot, reserved totals of a trace, and the driver calls of a trace.
 
     Raises NotCaptured where none of them was recorded.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from math import prod
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -22,8 +22,7 @@ _BATCHED = re.compile(r"aten::(?:bmm|baddbmm_?)")
 _SOFTMAX = re.compile(r"aten::_?(?:safe_|masked_)?softmax(?:_backward_data|_backward)?")
 
 
-@dataclass(frozen=True)
-class AttentionChains(Evidence):
+class AttentionChains(Evidence, frozen=True):
     """Each softmax between two batched products of its stream. Raises NotCaptured without kernels, or where no kernel's
     operator is known: then products of batches cannot be told from others.
     """
@@ -38,7 +37,7 @@ class AttentionChains(Evidence):
     """mask over `kernels.rows`: what ran between them, the softmax included: all that a fused kernel keeps on the chip"""
     score_bytes: int | None
     """of all score matrices in the forward of a typical step; None where shapes were not recorded"""
-    kernels: Kernels = field(repr=False)
+    kernels: Kernels
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -112,8 +111,7 @@ def _products(kernels: Kernels, order: I64) -> tuple[I64, I64, Bool]:
     return places[starts], places[ends], batched[places[starts]]
 
 
-@dataclass(frozen=True)
-class _Gaps:
+class _Gaps(Struct, frozen=True):
     """How far products lie apart."""
 
     first: I64

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
+
+from msgspec import Struct, field
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Snapshot
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(Struct, frozen=True):
     """What the user may tell the analysis about a capture. Defaults are those of the command line."""
 
     source: Path | None = None
@@ -30,8 +30,8 @@ class Options:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Evidence:
-    """Base of derived facts. A subclass is a frozen dataclass with a `build`."""
+class Evidence(Struct, frozen=True, dict=True):
+    """Base of derived facts: fields that stay as they are, and a `build` that makes them."""
 
     kept: ClassVar[tuple[str, ...]] = ()
     """Its columns, where they and `run` are all it has and follow from the trace alone: `Run.derived` keeps them."""

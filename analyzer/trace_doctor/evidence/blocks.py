@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Self
 
 from trace_doctor.errors import NotCaptured
@@ -22,8 +21,7 @@ FEWEST = 4
 """instances that make a block repeated"""
 
 
-@dataclass(frozen=True)
-class RepeatedBlocks(Evidence):
+class RepeatedBlocks(Evidence, frozen=True):
     """Raises NotCaptured without modules in the stacks."""
 
     classes: tuple[tuple[str, int], ...]

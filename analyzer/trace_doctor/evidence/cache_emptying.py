@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.allocator import AllocatorActivity, DriverCalls, caused_by
 from trace_doctor.evidence.base import Evidence, Facts
@@ -23,8 +23,7 @@ _GRAPH_CAPTURE = re.compile(r"cuda[\\/]graphs\.py")
 _SHRINKS = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
-@dataclass(frozen=True, slots=True)
-class Burst:
+class Burst(Struct, frozen=True):
     """Segments given back one after another, with no allocation in between."""
 
     start: int
@@ -39,8 +38,7 @@ class Burst:
     """of the Python frame of empty_cache, else of the first call (trace)"""
 
 
-@dataclass(frozen=True)
-class CacheEmptying(Evidence):
+class CacheEmptying(Evidence, frozen=True):
     """Bursts that empty_cache() makes. Raises NotCaptured where segments were not recorded."""
 
     source: Literal["snapshot", "trace"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -25,8 +25,7 @@ _PROBED = 64
 """Operators whose arguments are looked at for the `Call stack` of torch 1.8 to 1.10."""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(Struct, frozen=True):
     """A frame of the user's code.
 
     Traces of today hold the functions that were open, not the lines that ran: then `exact` is False and `line` is the
@@ -61,17 +60,16 @@ def location(site: Site | Frame | None, *, device: int | None = None, ts_us: flo
     return Location(file=site.file, line=line, function=site.function, device=device, ts_us=ts_us)
 
 
-@dataclass(frozen=True)
-class CallSites(Evidence):
+class CallSites(Evidence, frozen=True):
     """User frames around events, from `python_function` events of the same thread or old `Call stack` arguments.
 
     Raises NotCaptured where the trace has no user frame at all. Events of autograd threads have none: backward runs
     without Python.
     """
 
-    run: Run = field(repr=False)
-    nesting: Nesting = field(repr=False)
-    launches: Launches | None = field(repr=False)
+    run: Run
+    nesting: Nesting
+    launches: Launches | None
     source: Path | None = None
     old_stacks: bool = False
     """the stacks are arguments of the operators, as torch 1.8 to 1.10 wrote them"""

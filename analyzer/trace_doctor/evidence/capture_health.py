@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -18,8 +17,7 @@ _CPU_LIBRARY = re.compile(r"(?:aten::|mkldnn::)_?(?:mkldnn|nnpack)\w*|mkldnn::\w
 _LAUNCH = re.compile(r"(?:cuda|hip|cu|musa)(?:\w*Launch\w*|Memcpy\w*|Memset\w*)")
 
 
-@dataclass(frozen=True)
-class CaptureHealth(Evidence):
+class CaptureHealth(Evidence, frozen=True):
     """Counts over the whole file, except where the window is named."""
 
     events: int

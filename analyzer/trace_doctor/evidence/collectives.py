@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -34,8 +34,7 @@ Key = tuple[str, str]
 """name of the kernel or host event, process group where the file names it"""
 
 
-@dataclass(frozen=True)
-class Collectives(Evidence):
+class Collectives(Evidence, frozen=True):
     """GPU collectives of the capture, else those of gloo and MPI on the host. Raises NotCaptured where there is none."""
 
     rows: I64
@@ -93,8 +92,7 @@ def _sequence(args: dict[str, Any]) -> int:
     return number if isinstance(number, int) and number >= 0 else -1
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(Struct, frozen=True):
     """Collectives of one kind on the ranks that took part: arrays of ranks × collectives, in order of time."""
 
     name: str
@@ -119,8 +117,7 @@ class Match:
         return np.asarray(self.members[np.argmin(self.end - self.start, axis=0)])
 
 
-@dataclass(frozen=True)
-class RankedCollectives(Evidence):
+class RankedCollectives(Evidence, frozen=True):
     """The collectives of all ranks of a job, matched: the k-th of a kind counted from the end of the capture.
 
     Raises NotCaptured for one rank alone, or where less than 95 % of a kind overlap in time on all ranks.
@@ -136,7 +133,7 @@ class RankedCollectives(Evidence):
     """per rank and steady step: time in collectives that is no waiting, with no compute beside it"""
     last: Bool
     """collectives × ranks: who came last"""
-    members: tuple[Facts, ...] = field(repr=False)
+    members: tuple[Facts, ...]
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

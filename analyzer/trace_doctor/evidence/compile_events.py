@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path, PurePosixPath
 from typing import Self
 
 import numpy as np
+from msgspec.structs import replace
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compile_regions import Regions, read_regions
@@ -30,8 +30,7 @@ from trace_doctor.loaders.torch_trace import CompileLog, LoggedBreak
 from trace_doctor.run import Cat, Run
 
 
-@dataclass(frozen=True)
-class CompileEvents(Evidence):
+class CompileEvents(Evidence, frozen=True):
     """A run without torch.compile has empty fields. Breaks are those of the steady steps."""
 
     regions: Regions

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trace_doctor.evidence.frames import Frame, python_frame
 from trace_doctor.run import I64, Cat, Run
@@ -21,8 +22,7 @@ _REGION = re.compile(r"Torch-Compiled Region(?:: (\S+)/(\d+))?")
 RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(Struct, frozen=True):
     """One run of compiled code. `parent` and `children` are positions in the list of regions."""
 
     row: int
@@ -47,8 +47,7 @@ class Region:
         return resumed_at(self.frame)
 
 
-@dataclass(frozen=True)
-class Regions:
+class Regions(Struct, frozen=True):
     all: tuple[Region, ...]
     """by thread, then start, outer before inner"""
     children: tuple[tuple[int, ...], ...]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -32,8 +32,7 @@ MOST_ARGS = 2000
 """copies whose arguments are read again from the file"""
 
 
-@dataclass(frozen=True)
-class Copying:
+class Copying(Struct, frozen=True):
     """Aligned with the calls that were asked about."""
 
     op: I64
@@ -55,8 +54,7 @@ def copying(run: Run, nesting: Nesting, calls: I64, launching: I64) -> Copying:
     )
 
 
-@dataclass(frozen=True)
-class UnseenCopies(Evidence):
+class UnseenCopies(Evidence, frozen=True):
     """Copies in the steady steps of a capture that lost the device's side: the calls are there, what they did is not.
 
     Raises NotCaptured where the device's work was recorded, or nothing was asked of one.
@@ -64,7 +62,7 @@ class UnseenCopies(Evidence):
 
     call: I64
     copying: Copying
-    run: Run = field(repr=False)
+    run: Run
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -27,8 +26,7 @@ CPU = -1
 """the device number of the host in ledgers"""
 
 
-@dataclass(frozen=True)
-class CpuTimeline(Evidence):
+class CpuTimeline(Evidence, frozen=True):
     """Raises NotCaptured when the window holds GPU work (then the GPU is the resource), or no host event."""
 
     compute: I64

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import numpy as np
@@ -50,8 +49,7 @@ _PARTS = (
 """frames of torch/utils/data inside the wait, most specific first"""
 
 
-@dataclass(frozen=True)
-class DataLoading(Evidence):
+class DataLoading(Evidence, frozen=True):
     """Raises NotCaptured when the capture shows no loader at all."""
 
     rows: I64
@@ -59,7 +57,7 @@ class DataLoading(Evidence):
     kinds: tuple[LoaderKind, ...]
     """aligned with `rows`"""
     thread: int
-    run: Run = field(repr=False)
+    run: Run
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -17,8 +16,7 @@ from trace_doctor.run import I64
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class DataWaits(Evidence):
+class DataWaits(Evidence, frozen=True):
     """Times in ns. A wait is exposed while the device (without GPU work: the main thread) had nothing else to do."""
 
     waits: tuple[Span, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -24,8 +23,7 @@ _LINK_GBS = {9: 50.0, 8: 25.0}
 _OLDEST_GBS = 12.5
 
 
-@dataclass(frozen=True)
-class DeviceCopies(Evidence):
+class DeviceCopies(Evidence, frozen=True):
     """Aligned columns, one entry for each copy from memory that is not pinned, by start.
 
     Raises NotCaptured without GPU work, and where the vendor's profiler does not say what memory is pinned.
@@ -49,7 +47,7 @@ class DeviceCopies(Evidence):
     """GB/s of copies from pinned memory: the fastest seen, else what the device's generation of PCIe gives"""
     stacks: bool
     """whether recording them slowed the host"""
-    run: Run = field(repr=False)
+    run: Run
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

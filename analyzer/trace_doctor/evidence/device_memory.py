@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 from trace_doctor.evidence.base import Evidence, Facts
@@ -13,8 +12,7 @@ from trace_doctor.evidence.out_of_memory import Failure, OutOfMemory
 ADVICE = "a trace of the same run (it names the device and its memory), or the setting device-memory with the bytes"
 
 
-@dataclass(frozen=True)
-class DeviceMemory(Evidence):
+class DeviceMemory(Evidence, frozen=True):
     """Bytes of the devices, as far as a file or the user says, and what failed on them. Never refuses."""
 
     sizes: Mapping[int, int]

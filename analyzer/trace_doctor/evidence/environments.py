@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, Self
 
 from trace_doctor.errors import NotCaptured
@@ -12,8 +11,7 @@ from trace_doctor.evidence.images import dockerfile
 from trace_doctor.run import Run
 
 
-@dataclass(frozen=True)
-class Environments(Evidence):
+class Environments(Evidence, frozen=True):
     """Raises NotCaptured with fewer than two ranks."""
 
     of_job = True

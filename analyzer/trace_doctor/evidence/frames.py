@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 _LIBRARY_NAMES = """
 torch functorch torchgen torchvision torchaudio torchtext torchdata torchao torchmetrics torch_xla
@@ -74,8 +75,7 @@ def _looks_like_python(path: str) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """A Python function in a trace."""
 
     file: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -16,8 +15,7 @@ from trace_doctor.evidence.steps import Steps
 _BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Byte": 1, "Char": 1, "Float8_e4m3fn": 1}
 
 
-@dataclass(frozen=True)
-class Gathers(Evidence):
+class Gathers(Evidence, frozen=True):
     """Raises NotCaptured without FSDP or without collectives on the GPU."""
 
     steps: int

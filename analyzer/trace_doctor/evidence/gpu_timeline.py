@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
+from msgspec import field
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -18,8 +18,7 @@ COMPUTE, COMM, COPY = 0, 1, 2
 NO_GPU = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 
 
-@dataclass(frozen=True)
-class GpuTimeline(Evidence):
+class GpuTimeline(Evidence, frozen=True):
     """GPU work clipped to the analysed window, whoever launched it. Raises NotCaptured when there is none."""
 
     window: tuple[int, int]
@@ -27,8 +26,10 @@ class GpuTimeline(Evidence):
     """those that worked in the window (only `options.device` when it is given)"""
     kind: U8
     """aligned with `run.gpu`: 0 compute, 1 communication, 2 copy or memset"""
-    run: Run = field(repr=False)
-    _busy: dict[int, I64] = field(default_factory=dict, repr=False, compare=False)
+    run: Run
+    _busy: dict[int, I64] = field(
+        default_factory=dict,
+    )
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

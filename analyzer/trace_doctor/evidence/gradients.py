@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.memory_blocks import DeviceBlocks
 from trace_doctor.evidence.memory_classes import GRADIENTS
@@ -19,8 +19,7 @@ from trace_doctor.snapshot import Action
 Cleared = Literal["after_forward", "never"]
 
 
-@dataclass(frozen=True)
-class Retention:
+class Retention(Struct, frozen=True):
     """Gradients of one optimizer step that are alive at the last allocation of the next forward."""
 
     step_end: int

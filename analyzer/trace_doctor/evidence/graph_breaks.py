@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from trace_doctor.evidence.break_gaps import CALLS, DYNAMO, Between
 from trace_doctor.evidence.compile_regions import RESUME, Region, Regions, resumed_at
@@ -34,8 +34,7 @@ def is_wrapper_call(name: str) -> bool:
     return "torch/_dynamo/eval_frame.py(" in name and name.endswith(": compile_wrapper")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Break:
+class Break(Struct, frozen=True, kw_only=True):
     """One graph break: a line where a compiled function is cut, over all calls of the steady steps."""
 
     function: str | None = None
@@ -72,8 +71,7 @@ class _Key(NamedTuple):
     outermost: str
 
 
-@dataclass
-class _Found:
+class _Found(Struct):
     callee: Frame | None = None
     defined: int | None = None
     roots: set[int] = field(default_factory=set)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
+
+from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -18,8 +19,7 @@ PER_STEP = ("sync", "optimizer", "annotation", "python", "dispatch", "launch")
 _PER_SAMPLE = ("activations", "inputs", "temporaries")
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(Struct, frozen=True):
     """One device. Bytes and shares of the steady window."""
 
     device: int
@@ -39,8 +39,7 @@ class Room:
         return 1 + (fill * self.size - self.reserved) / grows
 
 
-@dataclass(frozen=True)
-class Headroom(Evidence):
+class Headroom(Evidence, frozen=True):
     """Raises NotCaptured where reserved memory, the size of the device or its work was not recorded."""
 
     rooms: tuple[Room, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -23,8 +22,7 @@ HALF = Removal(host_share=0.5)
 host work two to three times as long"""
 
 
-@dataclass(frozen=True)
-class HostBound(Evidence):
+class HostBound(Evidence, frozen=True):
     """The steady steps of one device: the one that waits most for the host. Raises NotCaptured without GPU work."""
 
     device: int
@@ -37,9 +35,9 @@ class HostBound(Evidence):
     """idle ns in gaps shorter than a pause, while the host ran operators, Python or optimizer code"""
     other: int
     """idle ns that belongs to cold starts, compilation, loaders, the allocator or waits for the device"""
-    owned: I64 = field(repr=False)
+    owned: I64
     """the idle pieces of `by_cause`: a set of intervals"""
-    halved: ReplayOutcome = field(repr=False)
+    halved: ReplayOutcome
     """the steps with half of the host's own work"""
     lasting: float
     """share of the step that halving saves once more: with Python stacks recorded the profiler makes host work two to

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
+from msgspec import Struct, field
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.data_loading import loader_mask
@@ -33,8 +33,7 @@ LAZY_LOADING = "Lazy Function Loading"
 """CUPTI files this under overhead, but it is the program's: CUDA loads a module at its first use."""
 
 
-@dataclass(frozen=True)
-class Cover:
+class Cover(Struct, frozen=True):
     """Pieces that tile the window in order: [start, end) ns, cause (index in IDLE_CAUSES), event row or -1."""
 
     pieces: I64
@@ -63,8 +62,7 @@ def uniform(pieces: I64, cause: str) -> Cover:
     )
 
 
-@dataclass(frozen=True)
-class HostCauses(Evidence):
+class HostCauses(Evidence, frozen=True):
     """A moment belongs to the first of these that is open on the thread: profiler, data loading, compilation,
     allocator, blocking call, cold start, optimizer, annotation (in which nothing is launched), dispatch, Python.
     Where a thread has nothing open, the main thread decides.
@@ -74,11 +72,13 @@ class HostCauses(Evidence):
 
     window: tuple[int, int]
     main: int | None
-    run: Run = field(repr=False)
-    _layers: tuple[tuple[str, Bool], ...] = field(repr=False)
-    _everywhere: tuple[tuple[str, I64], ...] = field(repr=False)
-    _nesting: Nesting = field(repr=False)
-    _covers: dict[int | None, Cover] = field(default_factory=dict, repr=False, compare=False)
+    run: Run
+    _layers: tuple[tuple[str, Bool], ...]
+    _everywhere: tuple[tuple[str, I64], ...]
+    _nesting: Nesting
+    _covers: dict[int | None, Cover] = field(
+        default_factory=dict,
+    )
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -53,8 +53,7 @@ _OWN = re.compile(
 """frames of the profiler, of data loading (its own rules), and waits"""
 
 
-@dataclass(frozen=True)
-class Pause:
+class Pause(Struct, frozen=True):
     """Stretches of one name."""
 
     name: str
@@ -63,7 +62,7 @@ class Pause:
     """the user's function around it, or itself"""
     spans: tuple[tuple[int, int], ...]
     """[start, end) ns of each, in steady steps"""
-    idle: I64 = field(repr=False)
+    idle: I64
     """the idle of the device meanwhile (CPU alone: of the main thread): a set of intervals"""
     steps: int
     """number of steady steps that have one"""
@@ -73,8 +72,7 @@ class Pause:
         return total(self.idle)
 
 
-@dataclass(frozen=True)
-class HostPauses(Evidence):
+class HostPauses(Evidence, frozen=True):
     """Stretches of 1 ms and more on the main thread in steady steps, by name, most idle first.
 
     Raises NotCaptured where the GPU was not recorded, and where other programs held the main thread up: a stretch may be

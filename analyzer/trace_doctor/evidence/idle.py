@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -28,8 +27,7 @@ HIDEABLE = ("dispatch", "python", "optimizer")
 """Host work that a lead over the device hides."""
 
 
-@dataclass(frozen=True)
-class IdleLedger(Evidence):
+class IdleLedger(Evidence, frozen=True):
     """One entry per piece of idle time in the window, by device and start; the pieces of a device tile its gaps.
 
     In a capture without GPU work the device is -1: all time of the main thread that is neither compute nor
@@ -45,7 +43,7 @@ class IdleLedger(Evidence):
     """event that owns the piece, -1 where none does"""
     sync_row: I64
     """the blocking call that the piece is charged to, -1 where none is"""
-    window: tuple[int, int] = field(repr=False, default=(0, 0))
+    window: tuple[int, int] = (0, 0)
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -4,7 +4,6 @@ the kernels of one typical step are decoded again, the longest first."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Self
 
@@ -23,15 +22,14 @@ COVERED = 0.98
 """Share of the step's kernel time that is looked at: what is left are thousands of the shortest."""
 
 
-@dataclass(frozen=True)
-class KernelGrids(Evidence):
+class KernelGrids(Evidence, frozen=True):
     """Raises NotCaptured where the file tells neither blocks per multiprocessor nor grid and number of multiprocessors."""
 
     places: I64
     """in `kernels.rows`, of the kernels looked at: of one typical step, by start"""
     blocks_per_sm: npt.NDArray[np.float64]
     """blocks over multiprocessors (AMD: workgroups over compute units): below 1 some have nothing to do"""
-    kernels: Kernels = field(repr=False)
+    kernels: Kernels
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

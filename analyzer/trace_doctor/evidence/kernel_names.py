@@ -7,16 +7,16 @@ and the naming schemes of CUTLASS and Tensile. What a name does not say is left 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
+
+from msgspec import Struct
 
 Kind = Literal["gemm", "gemv", "conv", "attention", "softmax", "layout", "other"]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", ""]
 
 
-@dataclass(frozen=True, slots=True)
-class KernelClass:
+class KernelClass(Struct, frozen=True):
     """`precision` is that of the products' inputs, for gemm, gemv, conv and attention; "" where the name leaves it open."""
 
     kind: Kind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
@@ -19,8 +18,7 @@ from trace_doctor.evidence.steps import Steps
 from trace_doctor.run import I64, Bool, Cat, Run
 
 
-@dataclass(frozen=True)
-class Kernels(Evidence):
+class Kernels(Evidence, frozen=True):
     """The kernels of the device that computes most, without collectives, one entry each, by start.
 
     Raises NotCaptured when the window holds no GPU work.
@@ -35,8 +33,8 @@ class Kernels(Evidence):
     """row of the innermost operator around the launch, -1 where none was captured"""
     steps: int
     """number of steady steps"""
-    run: Run = field(repr=False)
-    nesting: Nesting = field(repr=False)
+    run: Run
+    nesting: Nesting
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
@@ -12,15 +11,14 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.run import I32, I64, Cat, Run
 
 
-@dataclass(frozen=True)
-class Launches(Evidence):
+class Launches(Evidence, frozen=True):
     """The join by correlation id. A CUDA graph launch has many kernels; work without a call is an orphan."""
 
     kept = ("launch",)
 
     launch: I32
     """aligned with `run.gpu`: row of the call, -1 where none was captured"""
-    run: Run = field(repr=False)
+    run: Run
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

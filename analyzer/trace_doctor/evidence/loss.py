@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -31,8 +30,7 @@ def is_loss(name: str) -> bool:
     return _FORWARD.fullmatch(name) is not None or _BACKWARD.fullmatch(name) is not None
 
 
-@dataclass(frozen=True)
-class EagerLoss(Evidence):
+class EagerLoss(Evidence, frozen=True):
     """Raises NotCaptured where no compiled graph or no GPU work is in the steady steps."""
 
     ns: int

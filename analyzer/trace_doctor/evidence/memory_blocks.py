@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.call_sites import Site
@@ -18,8 +18,7 @@ from trace_doctor.model import MEMORY_CATEGORIES
 from trace_doctor.run import Bool
 
 
-@dataclass(frozen=True)
-class DeviceBlocks:
+class DeviceBlocks(Struct, frozen=True, dict=True):
     """One device's blocks with their classes."""
 
     history: DeviceHistory
@@ -86,8 +85,7 @@ class DeviceBlocks:
         return "; ".join(words for _, words in sorted(parts, key=lambda p: (-p[0], p[1])))
 
 
-@dataclass(frozen=True)
-class MemoryBlocks(Evidence):
+class MemoryBlocks(Evidence, frozen=True):
     """Raises NotCaptured without an allocation history that can be replayed exactly."""
 
     devices: tuple[DeviceBlocks, ...]

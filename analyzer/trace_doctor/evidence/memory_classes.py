@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.memory_phases import Phases
 from trace_doctor.evidence.memory_stages import WORKSPACE_BYTES, MemoryStacks, Stage
@@ -61,8 +61,7 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class Classes:
+class Classes(Struct, frozen=True):
     """One class and one reason per block of a history."""
 
     category: U8

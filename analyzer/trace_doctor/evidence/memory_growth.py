@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.call_sites import Site
 from trace_doctor.evidence.frames import is_user_frame
@@ -16,8 +16,7 @@ from trace_doctor.run import I64, Bool
 from trace_doctor.snapshot import StackFrame
 
 
-@dataclass(frozen=True)
-class Growth:
+class Growth(Struct, frozen=True):
     """Live bytes at the boundaries of steps, and the blocks that make them rise."""
 
     boundaries: tuple[int, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import msgspec
@@ -18,8 +17,7 @@ from trace_doctor.run import Run
 MAX_FRAMES = 20
 
 
-@dataclass(frozen=True)
-class MemoryLedger(Evidence):
+class MemoryLedger(Evidence, frozen=True):
     """From the snapshot of a rank; from the `[memory]` totals of its trace where there is none (everything is then of
     category `unknown`). Raises NotCaptured where memory was not recorded."""
 

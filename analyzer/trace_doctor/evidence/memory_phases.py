@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.memory_stages import MemoryStacks, Stage
 from trace_doctor.evidence.memory_timeline import DeviceHistory
@@ -17,8 +17,7 @@ _STEP = "Optimizer.step#"
 _ZERO = "Optimizer.zero_grad#"
 
 
-@dataclass(frozen=True)
-class Phases:
+class Phases(Struct, frozen=True, dict=True):
     """Consecutive runs of one stage. `first` are positions of entries, ascending; a phase ends where the next begins.
 
     An annotated optimizer step that neither allocates nor frees is a phase without entries.

@@ -6,9 +6,8 @@ with 24 blocks of memory alive is one of 24 layers. No name of a module is neede
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.memory_blocks import DeviceBlocks
 from trace_doctor.evidence.memory_classes import ACTIVATIONS
@@ -21,8 +20,7 @@ MIN_STACKS = 3
 """Fewer stacks are no layers: a cache of keys and values has two."""
 
 
-@dataclass(frozen=True)
-class Repeats:
+class Repeats(Struct, frozen=True):
     """The layers whose activations a forward leaves behind."""
 
     count: int

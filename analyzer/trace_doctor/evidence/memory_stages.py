@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -101,8 +100,7 @@ def _rootless(python: Sequence[StackFrame]) -> bool:
     return outermost.name not in _ROOTS and _TORCH.search(outermost.filename.replace("\\", "/")) is not None
 
 
-@dataclass(frozen=True)
-class MemoryStacks(Evidence):
+class MemoryStacks(Evidence, frozen=True):
     """What each distinct stack of the snapshot says. Columns by stack number; `stages` and `marked` also take NO_STACK."""
 
     snapshot: Snapshot

@@ -8,10 +8,10 @@ exact or refused: at the end it must give the final blocks, one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
+from msgspec import Struct, field
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -26,8 +26,7 @@ BEFORE = -1
 """`born` of a block that is older than the record."""
 
 
-@dataclass(frozen=True)
-class DeviceHistory:
+class DeviceHistory(Struct, frozen=True):
     """One device. Columns of blocks are aligned with each other; positions count this device's entries."""
 
     device: int
@@ -81,8 +80,7 @@ class DeviceHistory:
         return int((self.live - less).max())
 
 
-@dataclass(frozen=True)
-class MemoryTimeline(Evidence):
+class MemoryTimeline(Evidence, frozen=True):
     """Every device whose history could be replayed exactly. Raises NotCaptured when there is none."""
 
     devices: tuple[DeviceHistory, ...]

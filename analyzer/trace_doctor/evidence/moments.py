@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Self
 
@@ -12,8 +11,7 @@ from trace_doctor.evidence.steps import Steps
 from trace_doctor.model import Span
 
 
-@dataclass(frozen=True)
-class Moments(Evidence):
+class Moments(Evidence, frozen=True):
     """Turns ns of the run into `model.Span`s."""
 
     base_ns: int

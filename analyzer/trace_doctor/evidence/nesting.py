@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
 import numpy as np
+from msgspec import field
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.loaders import _accelerator
 from trace_doctor.run import HOST_CATS, I32, I64, Bool, Cat, Run, begins, order_of
 
 
-@dataclass(frozen=True)
-class Nesting(Evidence):
+class Nesting(Evidence, frozen=True):
     """The call tree of each thread. One entry per row of the run; rows that are no host events are -1.
 
     Real tracks overlap by clock noise, so an event belongs to the innermost event that is open at its start and
@@ -31,8 +30,10 @@ class Nesting(Evidence):
     """the host events by thread, then start"""
     outer: I32
     """nearest enclosing host event that is no Python frame, -1 for none; around a Python frame: any event"""
-    run: Run = field(repr=False)
-    _masks: dict[int, Bool] = field(default_factory=dict, repr=False, compare=False)
+    run: Run
+    _masks: dict[int, Bool] = field(
+        default_factory=dict,
+    )
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -4,9 +4,10 @@ operator asked for is decoded again, so rules ask for those of one typical step.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Self
+
+from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -22,8 +23,7 @@ _BYTES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(Struct, frozen=True):
     """`dims[i]` is the shape of the i-th argument, () where it is no tensor; lists of tensors are tuples of shapes."""
 
     dims: tuple[Any, ...]
@@ -56,13 +56,12 @@ def tensor_bytes(shape: tuple[int, ...], kind: str) -> int:
     return prod(shape) * _BYTES.get(kind, 4)
 
 
-@dataclass(frozen=True)
-class OperatorInputs(Evidence):
+class OperatorInputs(Evidence, frozen=True):
     """Raises NotCaptured where shapes were not recorded."""
 
     span: tuple[int, int]
     """[start, end) ns of a typical step: the steady one whose pace is the median; the window without steps"""
-    run: Run = field(repr=False)
+    run: Run
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.call_sites import CallSites, Site
@@ -27,8 +27,7 @@ _INDEXING = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class OperatorLoop:
+class OperatorLoop(Struct, frozen=True):
     """One loop of the source: all its executions in the steady steps."""
 
     site: Site
@@ -49,8 +48,7 @@ class OperatorLoop:
         return sum(end - start for start, end in self.spans) // max(sum(self.repeats), 1)
 
 
-@dataclass(frozen=True)
-class OperatorLoops(Evidence):
+class OperatorLoops(Evidence, frozen=True):
     """Loops of ten and more repetitions on the main thread that index a tensor, longest first.
 
     Raises NotCaptured without Python stacks.
@@ -58,7 +56,7 @@ class OperatorLoops(Evidence):
 
     loops: tuple[OperatorLoop, ...]
     thread: int
-    run: Run = field(repr=False)
+    run: Run
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

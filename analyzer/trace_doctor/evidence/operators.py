@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -19,23 +18,22 @@ from trace_doctor.run import I64, Cat, Run, order_of
 TOP_OPERATORS = 20
 
 
-@dataclass(frozen=True)
-class Operators(Evidence):
+class Operators(Evidence, frozen=True):
     """Operators and runtime calls of the training and autograd threads that start in the window. Raises NotCaptured
     where there is none."""
 
     names: I64
     """ids of the names, longest first"""
-    _self: I64 = field(repr=False)
+    _self: I64
     """summed self time of each, ns"""
-    _facts: Facts = field(repr=False)
-    _rows: I64 = field(repr=False)
+    _facts: Facts
+    _rows: I64
     """by name"""
-    _own: I64 = field(repr=False)
+    _own: I64
     """self time of each row, ns"""
-    _first: I64 = field(repr=False)
+    _first: I64
     """where the rows of each name begin"""
-    _behind: I64 = field(repr=False)
+    _behind: I64
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -19,17 +18,16 @@ from trace_doctor.run import I64, Bool, Cat, Run
 _CLASS = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
 
 
-@dataclass(frozen=True)
-class OptimizerWork(Evidence):
+class OptimizerWork(Evidence, frozen=True):
     """Raises NotCaptured where no step() or zero_grad() of an optimizer starts in a steady step."""
 
     steps: I64
     """rows of `Optimizer.step#…`"""
     zero_grads: I64
     """rows of `Optimizer.zero_grad#…`"""
-    run: Run = field(repr=False)
-    nesting: Nesting = field(repr=False)
-    launches: Launches = field(repr=False)
+    run: Run
+    nesting: Nesting
+    launches: Launches
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
@@ -16,8 +16,7 @@ ROUND = 512
 """Blocks are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """One `oom` entry. Bytes."""
 
     device: DeviceBlocks
@@ -58,8 +57,7 @@ class Failure:
         return self.device_free + self.reserved
 
 
-@dataclass(frozen=True)
-class OutOfMemory(Evidence):
+class OutOfMemory(Evidence, frozen=True):
     """The last failure of every device that has one. Raises NotCaptured without a history."""
 
     failures: tuple[Failure, ...]

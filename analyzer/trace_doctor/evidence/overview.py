@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
@@ -27,13 +26,12 @@ TOP_KERNELS = 20
 TOP_GAPS = 5
 
 
-@dataclass(frozen=True)
-class Overview(Evidence):
+class Overview(Evidence, frozen=True):
     """Raises NotCaptured when there is no time ledger."""
 
     window: tuple[int, int]
-    _facts: Facts = field(repr=False)
-    _parts: dict[int, tuple[I64, I64, I64]] = field(repr=False)
+    _facts: Facts
+    _parts: dict[int, tuple[I64, I64, I64]]
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

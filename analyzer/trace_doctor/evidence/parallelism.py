@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Self
 
 from trace_doctor.evidence.base import Evidence, Facts
@@ -17,8 +16,7 @@ _FSDP = re.compile(
 _DATA_PARALLEL = re.compile(r"DataParallel\.forward")
 
 
-@dataclass(frozen=True)
-class Parallelism(Evidence):
+class Parallelism(Evidence, frozen=True):
     """Raises NotCaptured without a trace."""
 
     ddp: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -21,8 +20,7 @@ _FUSED = re.compile(r"triton_\w*fused|(?:cuda|hip|cu)GraphLaunch")
 _FILLS = re.compile(r"FillFunctor")
 
 
-@dataclass(frozen=True)
-class PointwiseRuns(Evidence):
+class PointwiseRuns(Evidence, frozen=True):
     """Of the steady steps, outside the optimizer. Raises NotCaptured without GPU work."""
 
     kernels: int
@@ -31,13 +29,13 @@ class PointwiseRuns(Evidence):
     """their time"""
     compute: int
     """time of all kernels, ns"""
-    spare: I64 = field(repr=False)
+    spare: I64
     """rows of those that a fused kernel spares: all but the longest of each run, for it must read and write too"""
     runs: int
     """with two kernels or more"""
     fused: bool
     """whether a compiler's kernels or CUDA graphs are anywhere in the capture"""
-    run: Run = field(repr=False)
+    run: Run
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
+
+from msgspec import Struct
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.event_names import is_backward
@@ -16,8 +17,7 @@ _FIRST = {"aten::mm": 0, "aten::addmm": 1}
 _HALF = ("c10::Half", "c10::BFloat16")
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(Struct, frozen=True):
     """(rows x inner) times (inner x columns). In a forward the right factor is mostly a weight."""
 
     operator: int
@@ -37,8 +37,7 @@ class Product:
         return 2.0 * self.rows * self.inner * self.columns
 
 
-@dataclass(frozen=True)
-class Products(Evidence):
+class Products(Evidence, frozen=True):
     """`aten::mm` and `aten::addmm`; batched products are no part of it. Raises NotCaptured without GPU work or shapes."""
 
     all: tuple[Product, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Self
 
@@ -29,8 +28,7 @@ PARTS = ("compute", "copies", *(_NAMES.get(cause, cause) for cause in IDLE_CAUSE
 MOST_CAUSES = 3
 
 
-@dataclass(frozen=True)
-class Ranks(Evidence):
+class Ranks(Evidence, frozen=True):
     """Per rank the parts of a steady step from its time ledger. Raises NotCaptured with fewer than two ranks."""
 
     of_job = True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.compile_regions import Region, Regions
 from trace_doctor.evidence.frames import Frame
@@ -21,8 +21,7 @@ _COMPILE_ID = re.compile(r"\bcompile_id=(!?[\d/]+)")
 _OF_A_FRAME = ("_compile.compile_inner", "entire_frame_compile", "dynamo")
 
 
-@dataclass(frozen=True)
-class Compilation:
+class Compilation(Struct, frozen=True):
     """One outermost stretch of compiling on one thread."""
 
     row: int

@@ -6,11 +6,12 @@ window is re-timed without it (the idea of Daydream, USENIX ATC 2020, and Lumos,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.data_loading import DataLoading
@@ -44,8 +45,7 @@ SKEWED = 1.5
 """A mean step this much longer than the median one says that single steps hold the time."""
 
 
-@dataclass(frozen=True)
-class Removal:
+class Removal(Struct, frozen=True):
     """What a fix takes out of a run, for the replay to leave out.
 
     `host_spans`: (thread, start ns, end ns) of host time that would not be spent any more.
@@ -80,8 +80,7 @@ def _either(some: tuple[T, ...], others: tuple[T, ...]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(sorted(some + others)))
 
 
-@dataclass(frozen=True)
-class ReplayOutcome:
+class ReplayOutcome(Struct, frozen=True):
     """The steady steps without a removal. Every saving is an upper bound ("up to")."""
 
     window_ns: int
@@ -125,8 +124,7 @@ class ReplayOutcome:
         )
 
 
-@dataclass(frozen=True)
-class Replay(Evidence):
+class Replay(Evidence, frozen=True):
     """Re-times the steady steps. Raises NotCaptured without a window; without GPU work it gives bounds only."""
 
     window: tuple[int, int]
@@ -146,11 +144,13 @@ class Replay(Evidence):
     """of the captured machine, where a recording says so"""
     base_ns: int
     """the window as replayed with nothing removed"""
-    graph: ReplayGraph | None = field(repr=False)
-    loading: I64 = field(repr=False)
+    graph: ReplayGraph | None
+    loading: I64
     """the waits for data on the main thread: a set of intervals"""
-    causes: HostCauses | None = field(repr=False)
-    _known: dict[Removal, ReplayOutcome] = field(default_factory=dict, repr=False, compare=False)
+    causes: HostCauses | None
+    _known: dict[Removal, ReplayOutcome] = field(
+        default_factory=dict,
+    )
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -7,11 +7,11 @@ the graph; what no constraint explains is kept apart as `GpuOps.unexplained`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.event_names import is_device_synchronize, is_step, is_synchronize
@@ -33,8 +33,7 @@ EVENT_NS = 15_000
 """An operation that ended at most this long before another stream's began may have been waited for."""
 
 
-@dataclass(frozen=True)
-class HostCalls:
+class HostCalls(Struct, frozen=True):
     """Outermost runtime and driver calls, clipped to the window, by start; the last one is the end of host work."""
 
     row: I64
@@ -53,8 +52,7 @@ class HostCalls:
         return len(self.row)
 
 
-@dataclass(frozen=True)
-class GpuOps:
+class GpuOps(Struct, frozen=True):
     """Kernels, copies and memsets that ran in the window, clipped to it, by start."""
 
     row: I64
@@ -80,8 +78,7 @@ class GpuOps:
         return len(self.row)
 
 
-@dataclass(frozen=True)
-class ReplayGraph:
+class ReplayGraph(Struct, frozen=True, dict=True):
     """The constraints of one window."""
 
     window: tuple[int, int]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct, field
 
 from trace_doctor.evidence.intervals import NOTHING, covered, intervals, pairs, subtract
 from trace_doctor.evidence.replay_graph import NONE, ReplayGraph
@@ -21,8 +21,7 @@ PAUSE_NS = 1_000_000
 Column = TypeVar("Column", I64, Bool)
 
 
-@dataclass(frozen=True)
-class LeftOut:
+class LeftOut(Struct, frozen=True):
     """What a replay leaves out, in terms of the graph."""
 
     host: dict[int, I64] = field(default_factory=dict)

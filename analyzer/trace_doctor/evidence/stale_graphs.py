@@ -6,11 +6,11 @@ output, and with it the graph where no backward has freed it, through the whole 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from trace_doctor.evidence.memory_blocks import DeviceBlocks
 from trace_doctor.evidence.memory_classes import ACTIVATIONS, TEMPORARIES
@@ -20,8 +20,7 @@ from trace_doctor.run import I64, Bool
 from trace_doctor.snapshot import Action
 
 
-@dataclass(frozen=True)
-class StaleGraphs:
+class StaleGraphs(Struct, frozen=True):
     """Of one device. Aligned by block."""
 
     blocks: I64

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, Self
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -31,8 +32,7 @@ _MARKERS = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """One step, [start, end) ns."""
 
     index: int
@@ -50,8 +50,7 @@ class Step:
         return self.end - self.start
 
 
-@dataclass(frozen=True)
-class Steps(Evidence):
+class Steps(Evidence, frozen=True):
     """Raises NotCaptured when the trace holds no operator, annotation, runtime or GPU event."""
 
     window: Span

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.call_sites import CallSites, Site
@@ -42,8 +42,7 @@ _SHAPES = (
 )
 
 
-@dataclass(frozen=True)
-class SyncSite:
+class SyncSite(Struct, frozen=True):
     """Blocking calls of the steady steps that stand below the same operators on the same line."""
 
     path: tuple[str, ...]
@@ -59,7 +58,7 @@ class SyncSite:
     """number of steady steps in which it blocked"""
     held_ns: int
     """host time in the calls while the device was busy: the lead that was lost"""
-    idle: I64 = field(repr=False, compare=False)
+    idle: I64
     """idle pieces charged to it, (n, 2) ns"""
 
     @property
@@ -72,8 +71,7 @@ class SyncSite:
         return " → ".join(self.path if len(self.path) <= 2 else (self.path[0], self.path[-1]))
 
 
-@dataclass(frozen=True)
-class SyncSites(Evidence):
+class SyncSites(Evidence, frozen=True):
     """Blocking calls on launching threads in steady steps, most idle time first. Raises NotCaptured without GPU work.
 
     Left out: waits inside compilation or graph capture, and waits for host-to-device copies (pinned memory cures those).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -21,8 +20,7 @@ _RETURN_NS = 20_000
 """GPU work that ends this much before a call returns may be what the call waited for (clocks differ by a few µs)."""
 
 
-@dataclass(frozen=True)
-class Syncs(Evidence):
+class Syncs(Evidence, frozen=True):
     """Synchronising calls, synchronous copies, and copies to pageable memory whatever their name.
 
     A device synchronise after which nothing is launched is the profiler's own (or ends the run): never counted.
@@ -34,7 +32,7 @@ class Syncs(Evidence):
     """aligned with `rows`: the GPU row whose end let the call return, -1 when it waited for none"""
     profilers: I64
     """device synchronises after which nothing is launched"""
-    run: Run = field(repr=False)
+    run: Run
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

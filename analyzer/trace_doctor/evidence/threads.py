@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -13,8 +12,7 @@ from trace_doctor.evidence.event_names import is_backward, is_loader, is_optimiz
 from trace_doctor.run import HOST_CATS, Bool, Cat, Run
 
 
-@dataclass(frozen=True)
-class Threads(Evidence):
+class Threads(Evidence, frozen=True):
     """Raises NotCaptured when the capture holds no host events."""
 
     main: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -20,8 +19,7 @@ from trace_doctor.run import I64
 PHASES: tuple[Phase, ...] = ("steady", "warmup", "outside")
 
 
-@dataclass(frozen=True)
-class TimeLedger(Evidence):
+class TimeLedger(Evidence, frozen=True):
     """Rows by device, then steady, warmup, outside (rows of no length are left out).
 
     window = compute + exposed communication + exposed copies + idle, for every row. The rows of a device are the

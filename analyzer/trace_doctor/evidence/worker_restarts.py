@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -25,8 +25,7 @@ _AGAIN_NS = 1_000_000
 """An `__init__` of the iterator as long as this starts processes."""
 
 
-@dataclass(frozen=True)
-class Restart:
+class Restart(Struct, frozen=True):
     """From the call that ended an epoch to the first batch of the next, ns."""
 
     start: int
@@ -45,8 +44,7 @@ class Restart:
         return self.end - self.start
 
 
-@dataclass(frozen=True)
-class WorkerRestarts(Evidence):
+class WorkerRestarts(Evidence, frozen=True):
     """Raises NotCaptured where no loader with worker processes is iterated."""
 
     epochs: tuple[Restart, ...]
@@ -58,7 +56,7 @@ class WorkerRestarts(Evidence):
     thread: int
     stacks: bool
     """whether frames of torch's loader were recorded: then a restart without one is none"""
-    run: Run = field(repr=False)
+    run: Run
 
     @classmethod
     def build(cls, facts: Facts) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -23,8 +22,7 @@ PRODUCTS = frozenset(
 _STEPS, _ROWS_PER_STEP, _FORMS = 8, 64, 24
 
 
-@dataclass(frozen=True)
-class Workload(Evidence):
+class Workload(Evidence, frozen=True):
     """Raises NotCaptured where there are no steps."""
 
     kernels: float | None
