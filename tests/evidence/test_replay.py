@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence import replay_graph
@@ -20,6 +20,7 @@ from trace_doctor.evidence.replay import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
 from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.recording.folder import RankRecord, RecordedPhase
 from trace_doctor.run import Capture, Cat, Run
 from trace_doctor.testing import RunBuilder
 
@@ -278,17 +279,32 @@ def test_the_profilers_last_synchronise_does_not_stretch_the_window() -> None:
 # -- without a GPU ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("cores", "saved"), [(None, 400), (8, 400), (2, 300), (1, 0)])
+@pytest.mark.parametrize(
+    ("cores", "on_cpu", "saved"),
+    [
+        (None, None, 400),
+        (8, None, 400),
+        (2, None, 300),
+        (1, None, 0),
+        (2, 1.0, 300),
+        (2, 0.4, 400),
+        (1, 0.4, 200),
+    ],
+)
 def test_without_a_gpu_loading_moves_to_workers_as_far_as_there_are_cores(
-    cores: int | None, saved: float
+    cores: int | None, on_cpu: float | None, saved: float
 ) -> None:
+    """A loader that waits, for a disk or another machine, shares the cores with nobody."""
     b = RunBuilder(gpu=None)
     for _ in range(5):
         with b.step():
             b.loader(400)
             with b.op("aten::mm", us=200):
                 pass
-    outcome = without_loading(b, extra={} if cores is None else {"cpu_count": cores})
+    options = Options(extra={} if cores is None else {"cpu_count": cores})
+    timed = RecordedPhase("timing", seconds=10.0, cpu_seconds=None if on_cpu is None else on_cpu * 10)
+    facts = Facts(Capture(rank=0, run=b.run(), record=RankRecord(0, phases=(timed,))), options)
+    outcome = facts[Replay].without(loading(facts))
     assert outcome.basis == "bound"
     assert outcome.saved_us_per_step == pytest.approx(saved, rel=0.01, abs=1)
 

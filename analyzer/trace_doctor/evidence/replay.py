@@ -7,6 +7,7 @@ window is re-timed without it (the idea of Daydream, USENIX ATC 2020, and Lumos,
 from __future__ import annotations
 
 from itertools import chain
+from math import ceil
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -142,6 +143,8 @@ class Replay(Evidence, frozen=True):
     """thread, -1 when nothing says"""
     cores: int | None
     """of the captured machine, where a recording says so"""
+    on_cpu: float
+    """at most this share of its time the main thread needs a CPU; 1 where that was not recorded"""
     base_ns: int
     """the window as replayed with nothing removed"""
     graph: ReplayGraph | None
@@ -166,6 +169,7 @@ class Replay(Evidence, frozen=True):
             errors = (abs(length - cut) / length, _unexplained(graph) / length, abs(length - again) / length)
         waits = facts.get(DataLoading)
         cores = facts.options.extra.get("cpu_count", run.meta.get("cpu_count"))
+        on_cpu = facts.capture.record.on_cpu if facts.capture.record is not None else None
         return cls(
             window=window,
             count=steps.count,
@@ -175,6 +179,7 @@ class Replay(Evidence, frozen=True):
             median_ns=steps.step_ns,
             main=threads.main if threads is not None else -1,
             cores=cores if isinstance(cores, int) and cores > 0 else None,
+            on_cpu=1.0 if on_cpu is None else on_cpu,
             base_ns=again,
             graph=graph if len(graph.ops) else None,
             loading=intervals(waits.waits([window])) if waits is not None else NOTHING,
@@ -233,7 +238,8 @@ class Replay(Evidence, frozen=True):
 
     def _host_bound(self, removal: Removal) -> int:
         """Without a GPU the main thread is the resource. Loading moves to workers only as far as there are cores:
-        with unknown cores it may all go, with n cores all work together takes at least 1/n."""
+        with unknown cores it may all go, with n cores (and so many workers) loading takes at least 1/n, and so does
+        all work together, but for what the thread does not spend on a CPU: a loader that waits for a disk needs none."""
         length = self.window[1] - self.window[0]
         spans = np.fromiter(chain.from_iterable(removal.host_spans), dtype=np.int64).reshape(-1, 3)
         gone = clip(union(spans[spans[:, 0] == self.main, 1:]), *self.window)
@@ -244,7 +250,8 @@ class Replay(Evidence, frozen=True):
             left -= int((1 - removal.host_share) * total(own))
         loading = total(intersect(gone, self.loading))
         if loading and self.cores is not None:
-            left = max(left, -(-(left + loading) // self.cores))
+            needed = min(left + loading, ceil(length * self.on_cpu))
+            left = max(left, -(-max(needed, loading) // self.cores))
         return left
 
     def _outcome(self, length: int, left: int) -> ReplayOutcome:

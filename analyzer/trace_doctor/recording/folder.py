@@ -49,6 +49,8 @@ class RecordedPhase:
     first_step: int = -1
     last_step: int = -1
     seconds: float | None = None
+    cpu_seconds: float | None = None
+    """how long the training thread was on a CPU"""
     overhead: float | None = None
     """how much longer a step took than in the plain timing, as a share of that"""
     why_ended: str = ""
@@ -76,6 +78,13 @@ class RankRecord:
 
     def phase(self, name: str) -> RecordedPhase | None:
         return next((p for p in self.phases if p.name == name), None)
+
+    @property
+    def on_cpu(self) -> float | None:
+        """Share of the plain timing that the training thread was on a CPU, and did not wait for anything, 0 to 1."""
+        timed = [p for p in self.phases if p.name == "timing" and p.seconds and p.cpu_seconds is not None]
+        passed = sum(p.seconds or 0.0 for p in timed)
+        return min(max(sum(p.cpu_seconds or 0.0 for p in timed) / passed, 0.0), 1.0) if passed else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +205,7 @@ def _phase(said: dict[str, Any]) -> RecordedPhase:
         first_step=-1 if first is None else first,
         last_step=-1 if last is None else last,
         seconds=_number(said.get("seconds")),
+        cpu_seconds=_number(said.get("cpu_seconds")),
         overhead=_number(overhead.get("share")) if isinstance(overhead, dict) else None,
         why_ended=_text(said.get("why_ended")),
     )

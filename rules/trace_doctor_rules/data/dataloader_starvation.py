@@ -107,7 +107,8 @@ class DataLoaderStarvation(Rule):
     The captured steps are re-timed without the time inside the loader: host calls keep their distance otherwise, GPU
     work starts when its launch has arrived and its stream is free. It is an upper bound, "up to", because workers
     compete for cores and the copy to the GPU grows. In a capture without GPU work it is the main thread's time inside
-    the loader, and what moves to workers is credited only up to the machine's core count where that is known.
+    the loader, and what moves to workers is credited only up to the machine's core count where that is known; a
+    recording tells how long the training thread was on a CPU, and a loader that waits for a disk needs none.
 
     Fix
     num_workers = max(2, ceil(1.25 · loader / (step − exposed loader))), at most the captured machine's cores (8 where

@@ -186,7 +186,8 @@ class Recorder:
         phase = self.phase
         if phase is None:
             return
-        seconds = now(self.torch).host - self._phase_begin.host
+        begin, end = self._phase_begin, now(self.torch)
+        seconds = (end.host - begin.host, end.cpu - begin.cpu)
         if phase in TRACED:
             self._write_trace(phase)
         elif phase == "memory":
@@ -200,7 +201,7 @@ class Recorder:
         self.status.said["backward_passes_per_step"] = passes
         self.status.said["accumulation"] = passes if self.optimizers() == 1 else None
         self.status.phase_ended(
-            phase, self._phase_step, self.step, seconds, self._phase_ms[skipped:], self._phase_note or why
+            phase, (self._phase_step, self.step), seconds, self._phase_ms[skipped:], self._phase_note or why
         )
 
     def _backward_passes(self) -> int | None:

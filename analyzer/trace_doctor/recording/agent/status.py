@@ -59,9 +59,15 @@ class Status:
             self.said["warnings"].append(text)
 
     def phase_ended(
-        self, name: Phase, first: int, last: int, seconds: float, milliseconds: list[float], why: str
+        self,
+        name: Phase,
+        steps: tuple[int, int],
+        seconds: tuple[float, float],
+        milliseconds: list[float],
+        why: str,
     ) -> None:
-        """`milliseconds`: of the steps of the phase that say how long a step takes in it."""
+        """`steps`: the first and the last. `seconds`: that passed, and that the training thread was on a CPU.
+        `milliseconds`: of the steps of the phase that say how long a step takes in it."""
         overhead = None
         if milliseconds:
             middle = statistics.median(milliseconds)
@@ -73,9 +79,10 @@ class Status:
         self.said["phases"].append(
             {
                 "name": name,
-                "first_step": first,
-                "last_step": last,
-                "seconds": round(seconds, 6),
+                "first_step": steps[0],
+                "last_step": steps[1],
+                "seconds": round(seconds[0], 6),
+                "cpu_seconds": round(seconds[1], 6),
                 "overhead": overhead,
                 "why_ended": why,
             }

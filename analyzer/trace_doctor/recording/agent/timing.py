@@ -15,6 +15,8 @@ class Moment:
 
     host: float
     """seconds of time.perf_counter"""
+    cpu: float
+    """seconds that this thread was on a CPU so far"""
     event: Any = None
 
     @property
@@ -27,7 +29,7 @@ def now(torch: Any) -> Moment:
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-    return Moment(time.perf_counter(), event)
+    return Moment(time.perf_counter(), time.thread_time(), event)
 
 
 def between(begin: Moment, end: Moment) -> float:
