@@ -19,6 +19,7 @@ from trace_doctor.reporters import Options
 from trace_doctor.reporters.island import extract
 from trace_doctor.treatment import page, text
 from trace_doctor.treatment.candidates import Setup, candidates
+from trace_doctor.treatment.launching import _last_words
 from trace_doctor.treatment.loop import Loop
 from trace_doctor.treatment.measurement import LONG_STEPS, Measured, RunFailed
 from trace_doctor.treatment.outcome import ByHand, Method, Treatment
@@ -82,6 +83,7 @@ class Pretender:
     fails: frozenset[str] = frozenset()
     noise: tuple[float, ...] = (1.0, 1.004, 0.997, 1.002, 0.999, 1.006, 0.995)
     drift: float = 1.0
+    waited_for_cpu: float | None = None
     before_run: Callable[[int], None] = lambda number: None
     runs: list[tuple[str, ...]] = field(default_factory=list)
 
@@ -101,9 +103,9 @@ class Pretender:
             loss *= self.losses.get(label, 1.0)
             peak *= self.peaks.get(label, 1.0)
         steps = {(0, step): time * (5 if step == 7 else 1) for step in range(5, 15)}
-        return Measured(
-            steps, {(0, step): loss / (1 + step) for step in range(15)}, int(peak) if self.peaks else None
-        )
+        losses = {(0, step): loss / (1 + step) for step in range(15)}
+        peak_bytes = int(peak) if self.peaks else None
+        return Measured(steps, losses, peak_bytes, waited_for_cpu=self.waited_for_cpu)
 
 
 RULES = Rules(repeats=4, least_gain=0.01, loss_tolerance=0.02, without_losses=False)
@@ -234,6 +236,29 @@ def test_a_run_that_fails_rejects_the_fix_with_what_the_script_said(treated: Run
     assert sum("TD101-1" in run for run in runner.runs) == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Traceback\n  File 'x'\nmy.DataError: no data\n", "my.DataError: no data"),
+        ("no exception, then\nthe last line\n=====\n", "the last line"),
+        (
+            "[rank0]: FileNotFoundError: no data\n[rank1]: RuntimeError: lost rank 0\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n===\nexitcode  : 1\n===\n",
+            "FileNotFoundError: no data",
+        ),
+    ],
+)
+def test_of_what_a_failed_script_said_the_failure_is_told(tmp_path: Path, said: str, shown: str) -> None:
+    (tmp_path / "log").write_text(said)
+    assert _last_words(tmp_path / "log") == f": {shown}"
+
+
+def test_where_nothing_shows_a_busy_machine_is_named(treated: Run) -> None:
+    for waited in (0.4, 0.01):
+        loop, _ = treated(Pretender({}, waited_for_cpu=waited), THREE[0])
+        assert ("waited 40% of the time for a CPU" in loop.attempts[0].reason) == (waited == 0.4)
+
+
 def test_less_memory_at_the_same_pace_is_kept_and_a_trade_is_not(treated: Run) -> None:
     loop, _ = treated(Pretender({}, peaks={"TD101-1": 0.7}), THREE[0])
     assert fates(loop) == {"TD101-1": "kept"}
@@ -283,6 +308,11 @@ def test_the_same_edit_is_not_tried_twice(treated: Run) -> None:
 def test_variables_are_tried_where_no_edit_does_the_same(treated: Run) -> None:
     loop, _ = treated(Pretender({"TD402-1": 0.5}), make_finding("TD402", 0.2, ENV))
     assert loop.setup.environment == {"SETTING": "on:1"} and loop.setup.edits.patch() == b""
+    made = Treatment(
+        code=0, verdict="", method=METHOD, attempts=loop.attempts, environment=loop.setup.environment
+    )
+    for shown in (text.render(made, Options(width=80)), page.render(made, Options())):
+        assert "tart the command with SETTING=on:1" in shown
     loop, _ = treated(Pretender({}), make_finding("TD402", 0.2, PIN, ENV))
     assert list(fates(loop)) == ["TD402-1.1"]
 

@@ -163,6 +163,24 @@ def test_paths_of_the_command_lead_into_the_copy(project: Path) -> None:
         )
 
 
+def test_relative_paths_out_of_the_project_lead_where_they_did(project: Path) -> None:
+    """Data beside the project and beside where the command runs; what a run writes there is gone before the next."""
+    elsewhere, runs = project.parent / "data", project.parent / "here"
+    for folder in (elsewhere, runs / "own", runs / "outputs"):
+        folder.mkdir(parents=True)
+        (folder / "a").write_text(folder.name)
+    with Scratch(project, runs) as scratch:
+        assert (scratch.source / "../data/a").read_text() == "data"
+        assert (scratch.cwd / "own/a").read_text() == "own"
+        assert not (scratch.cwd / "outputs").exists(), "a run could overwrite what another has written"
+        (scratch.cwd / "outputs").mkdir()
+        (scratch.cwd / "model.pt").write_text("x")
+        scratch.prepare({})
+        assert {p.name for p in scratch.cwd.iterdir()} == {"own"}
+        assert Path(scratch.environment({})["TMPDIR"]).is_relative_to(scratch.folder)
+    assert (elsewhere / "a").read_text() == "data" and (runs / "outputs/a").read_text() == "outputs"
+
+
 def test_a_scratch_folder_inside_the_project_is_refused(project: Path) -> None:
     with pytest.raises(UsageError, match="lies in the folder"):
         Scratch(project, project, folder=project / "src")

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ class Recorded:
     """what was not recorded and why, a line each"""
     told: int | None = None
     """the signal that somebody sent us while the command ran, and that was handed on to it"""
+    waited_for_cpu: Mapping[int, float] = field(default_factory=dict)
+    """rank -> share of its time that its main thread was ready and waited for a CPU; empty where Linux does not say"""
 
     @property
     def steps(self) -> Mapping[int, tuple[RecordedStep, ...]]:
@@ -144,6 +146,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         recording=found,
         warnings=tuple(shortcomings(command, options, ended, found, presence.heard(folder))),
         told=ended.told,
+        waited_for_cpu=ended.waited,
     )
     said = manifest(
         list(found.ranks) if found else [],

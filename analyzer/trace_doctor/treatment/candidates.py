@@ -90,11 +90,19 @@ def candidates(plan: Plan) -> tuple[list[Candidate], list[ByHand]]:
                 found.append(Candidate(replace(item, status="ready", why="")))
         elif (made := _outside(item)) is not None:
             found.append(made)
-        elif item.status != "already" and item.fix.framework in ("torch", "", *plan.frameworks):
+        elif _concerns(item, plan):
             left.append(_by_hand(item, item.why or "it is advice, to be followed by hand"))
     edited = {c.item.finding.id for c in found if c.item.change is not None}
     tried = [c for c in found if c.item.change is not None or c.item.finding.id not in edited]
     return sorted(tried, key=lambda c: -c.predicted), left
+
+
+def _concerns(item: Planned, plan: Plan) -> bool:
+    """Whether a person has to look at a fix: not where another of the same finding found its place in the scripts, and
+    this one, for other scripts, found none."""
+    placed = any(i.change is not None and i.finding.id == item.finding.id for i in plan.items)
+    for_others = item.fix.framework not in ("torch", "", *plan.frameworks)
+    return not (item.status == "already" or for_others or (placed and item.status == "unresolved"))
 
 
 def _by_hand(item: Planned, why: str) -> ByHand:

@@ -131,8 +131,13 @@ def walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
     yield from reversed(folders)
 
 
+def looks_written(name: str) -> bool:
+    """Whether a file or folder is named like what training scripts write."""
+    return _WRITTEN.match(name) is not None
+
+
 def _large(entry: os.DirEntry[str], to: Path, name: str, done: Copied) -> None:
-    if _WRITTEN.match(entry.name):
+    if looks_written(entry.name):
         done.left_out.append(name)
         if entry.is_dir():
             to.mkdir()

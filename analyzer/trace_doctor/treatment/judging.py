@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from statistics import median
+
+from trace_doctor.recording.folder import BUSY
 from trace_doctor.reporters.units import share
 from trace_doctor.treatment.outcome import Effect, Effects
 from trace_doctor.treatment.trial import Rules, Trial
@@ -18,7 +21,7 @@ def judged(trial: Trial) -> tuple[bool, str]:
     gains = [e for e in (shown.time, shown.memory) if e is not None and e.verdict == "less"]
     costs = [e for e in (shown.time, shown.memory) if e is not None and e.verdict == "more"]
     if not gains:
-        return False, _nothing(shown, trial.rules)
+        return False, _nothing(shown, trial.rules) + _busy(trial)
     said = ", ".join(_gain(e) for e in gains)
     if shown.time in costs:
         return False, f"{said}, but {_cost(shown.time)}: a trade that is yours to make"
@@ -36,6 +39,14 @@ def _losses(shown: Effects, trial: Trial) -> str:
     if trial.safety == "safe" or trial.rules.without_losses:
         return ""
     return "no loss was seen, so nothing tells whether the numbers stay right (--without-losses keeps it all the same)"
+
+
+def _busy(trial: Trial) -> str:
+    """What a busy machine has to do with it."""
+    waited = [run.waited_for_cpu for run in (*trial.before, *trial.after) if run.waited_for_cpu is not None]
+    if not waited or median(waited) < BUSY:
+        return ""
+    return f"; training waited {median(waited):.0%} of the time for a CPU: a quieter machine may show one"
 
 
 def _unseen(shown: Effects) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,11 @@ _TIMED_SECONDS = 5.0
 _FEWEST_STEPS, _MOST_STEPS = 40, 400
 _TO_LEAVE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """signals to us that mean to end, as Ctrl-C does"""
+_TAIL = 1 << 16
+"""bytes of a log in which the failure is looked for"""
+_RAISED = re.compile(r"(?:\[rank\d+\]: *)?((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?::.*)?)")
+"""the line of a traceback that names the exception"""
+_OF_LAUNCHER = "ChildFailedError"
 _LEAD = 16
 """steps that several ranks may need to agree on where warm-up ends"""
 
@@ -96,7 +102,8 @@ class CommandRunner:
             late = f", stopped after {recorded.seconds:.0f} s" if recorded.stopped_by_us else ""
             raise RunFailed(f"only {taken} of {steps.warmup + steps.timed} steps{late}")
         losses = {(rank, s.step): s.loss for rank, s in rows if s.loss is not None}
-        return Measured(timed, losses, _peak(recorded), steps.by)
+        waited = max(recorded.waited_for_cpu.values(), default=None)
+        return Measured(timed, losses, _peak(recorded), steps.by, waited)
 
     def pilot(self, setup: Setup) -> Measured:
         """The first plain run: whether the script can be timed at all, and by which figure."""
@@ -150,14 +157,19 @@ def _enough(milliseconds: Iterable[float]) -> int:
 
 
 def _last_words(log: Path) -> str:
-    """The last line that a failed command printed."""
+    """What a failed command said of its failure: the last exception, else the last line. Where a launcher tells of ranks
+    that failed, the first one: the others lost their connection to it."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 4096))
+            file.seek(max(0, log.stat().st_size - _TAIL))
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return ""
-    last = next((one_line(line) for line in reversed(lines) if line.strip()), "")
+    raised = [found[1] for line in lines if (found := _RAISED.fullmatch(line.rstrip()))]
+    own = [line for line in raised if _OF_LAUNCHER not in line]
+    if own:
+        return f": {one_line(own[0] if len(own) < len(raised) else own[-1])[:200]}"
+    last = next((one_line(line) for line in reversed(lines) if any(map(str.isalnum, line))), "")
     return f": {last[:200]}" if last else ""
 
 

@@ -28,6 +28,8 @@ class Measured:
     """the most memory that the run held on any device"""
     by: Figure = "median"
     """which figure of the steps a run counts with"""
+    waited_for_cpu: float | None = None
+    """share of its time that the rank which waited most could have run and did not, because others did"""
 
     def time_us(self) -> float:
         """Of the slowest rank: the others wait for it."""

@@ -11,7 +11,7 @@ from trace_doctor.reporters.html.parts import Row, copyable, data_table, gain, s
 from trace_doctor.reporters.units import plural
 from trace_doctor.reporters.words import SAFETY, where_briefly
 from trace_doctor.treatment.outcome import Attempt, Effect, Treatment
-from trace_doctor.treatment.text import how, measured, moved
+from trace_doctor.treatment.text import how, measured, moved, outside
 
 
 def render(made: Treatment, options: Options) -> str:
@@ -66,9 +66,16 @@ def _row(one: Attempt) -> Row:
         "rejected": ("gate-failed", "✖ rejected"),
         "not_tried": ("muted", "? not tried"),
     }[one.fate]
+    started = outside(one.environment, one.arguments)
     return [
         el("span", word, class_=kind),
-        el("span", el("span", one.label, class_="code-id"), " ", one.fix),
+        el(
+            "span",
+            el("span", one.label, class_="code-id"),
+            " ",
+            one.fix,
+            [[" ", el("code", s)] for s in started],
+        ),
         el("span", one.safety, title=SAFETY[one.safety]),
         el("code", where_briefly(one.location)),
         gain(one.predicted),
@@ -78,9 +85,12 @@ def _row(one: Attempt) -> Row:
 
 
 def _patch(made: Treatment) -> Html | None:
-    if not made.patch:
+    """What helped: an edit, and how the command is to be started."""
+    started = [el("p", f"Start the command {said}.") for said in outside(made.environment, made.arguments)]
+    if not made.patch and not started:
         return None
-    return section("patch", "The patch", copyable(made.patch, label="patch", path="patch", diff=True))
+    patch = copyable(made.patch, label="patch", path="patch", diff=True) if made.patch else None
+    return section("patch", "The patch", el("div", patch, started))
 
 
 def _left(made: Treatment) -> Html | None:

@@ -12,14 +12,21 @@ from typing import Self
 from trace_doctor.errors import UsageError
 from trace_doctor.reporters.units import plural
 from trace_doctor.treatment import worktree
-from trace_doctor.treatment.copying import Copied, copy_file, copy_tree, state, walk
+from trace_doctor.treatment.copying import Copied, copy_file, copy_tree, looks_written, state, walk
+
+_LEVELS_UP = 3
+"""so far above the project its surroundings are there as well: `../data`, `../../shared`"""
+_MANY_NEIGHBOURS = 1_000
+_LONGEST_TMPDIR = 70
+"""characters: the sockets that Python makes in there have room for 108"""
 
 
 class Scratch:
     """A copy of the git work tree (else of the folder) that `source` lies in.
 
     Uncommitted changes and untracked files are copied as they are. Where the command runs (`cwd`) has the same place
-    beside the copy as in the original. A context manager: the copy is gone in the end, whatever happened.
+    beside the copy as in the original, and what else lies around both is linked, so that relative paths lead where they
+    did. Temporary files of the runs go to a folder of their own. A context manager: the copy is gone in the end, whatever happened.
     Raises UsageError where it cannot be made.
     """
 
@@ -28,7 +35,8 @@ class Scratch:
     ) -> None:
         script_folder = source if source.is_dir() else source.parent
         self._original = (worktree.top(script_folder) or script_folder).resolve()
-        self._base = Path(os.path.commonpath([self._original, cwd.resolve()]))
+        common = Path(os.path.commonpath([self._original, cwd.resolve()]))
+        self._base = [common, *common.parents][: _LEVELS_UP + 1][-1]
         if folder is not None and folder.resolve().is_relative_to(self._original):
             raise UsageError(f"--scratch {folder}: lies in the folder that is to be copied")
         try:
@@ -37,6 +45,8 @@ class Scratch:
             raise UsageError(f"cannot make a scratch folder: {error.strerror}") from None
         self._root = self._base_copy / self._original.relative_to(self._base)
         self._worktree = False
+        self._around: dict[Path, set[str]] = {}
+        """folders in the copy that lie around the project -> names that belong there"""
         self._source = source.resolve()
         try:
             self._root.parent.mkdir(parents=True, exist_ok=True)
@@ -47,6 +57,7 @@ class Scratch:
             self._copied = copy_tree(self._original, self._root, link)
             self.cwd = self.inside(cwd.resolve())
             self.cwd.mkdir(parents=True, exist_ok=True)
+            self._link_around(cwd.resolve())
         except BaseException:
             self.close()
             raise
@@ -76,6 +87,28 @@ class Scratch:
         """Where a path at or below the base lies in the copy."""
         return self._base_copy / path.relative_to(self._base)
 
+    def _link_around(self, cwd: Path) -> None:
+        """Links what lies beside the project and beside where the command runs, and the same of the folders above."""
+        way = {
+            folder
+            for end in (self._original.parent, cwd)
+            for folder in (end, *end.parents)
+            if folder.is_relative_to(self._base) and not folder.is_relative_to(self._original)
+        }
+        for folder in sorted(way):
+            names = {p.name for p in self.inside(folder).iterdir()}
+            self._around[self.inside(folder)] = names
+            try:
+                there = sorted(set(os.listdir(folder)) - names)
+            except OSError:
+                continue
+            if len(there) > _MANY_NEIGHBOURS:
+                continue
+            for name in there:
+                if not self.folder.is_relative_to(folder / name) and not looks_written(name):
+                    (self.inside(folder) / name).symlink_to(folder / name)
+                    names.add(name)
+
     # ------------------------------------------------------------------ runs
 
     def prepare(self, files: Mapping[str, bytes]) -> None:
@@ -89,6 +122,14 @@ class Scratch:
             (folder / name).write_bytes(data)
 
     def _reset(self) -> None:
+        for folder, names in self._around.items():
+            for path in folder.iterdir():
+                if path.name in names:
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink()
         done, seen = self._copied, set()
         for name, entry in list(walk(self._root)):
             seen.add(name)
@@ -144,8 +185,12 @@ class Scratch:
         return None if within or "/" not in text or not whole.exists() else str(whole)
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The environment, with Python's search path led into the copy."""
+        """The environment, with Python's search path led into the copy, and a folder for temporary files."""
         changed = {**given, "PWD": str(self.cwd)}
+        temporary = self.folder / "tmp"
+        if len(str(temporary)) <= _LONGEST_TMPDIR:
+            temporary.mkdir(exist_ok=True)
+            changed["TMPDIR"] = str(temporary)
         if "PYTHONPATH" in given:
             parts = given["PYTHONPATH"].split(os.pathsep)
             cwd = self._base / self.cwd.relative_to(self._base_copy)

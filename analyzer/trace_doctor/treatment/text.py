@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.paper import Paper
@@ -52,6 +53,8 @@ def _attempt(paper: Paper, one: Attempt) -> None:
     place = where_briefly(one.location)
     head = f"{one.label} {one.name}: {one.fix}  [{one.safety}]" + (f"  {place}" if place else "")
     paper.put(head, style, indent=_INDENT, first=f"{symbol} {word}")
+    if started := outside(one.environment, one.arguments):
+        paper.put(f"tried {' and '.join(started)}", indent=_INDENT)
     if promised := saving_words(one.predicted):
         paper.put(f"predicted: {promised}", indent=_INDENT)
     for line in measured(one.effects):
@@ -84,8 +87,13 @@ def _together(paper: Paper, made: Treatment) -> None:
         for line in measured(made.together):
             paper.put(line, "bold", indent=_INDENT, first=word)
             word = ""
-    started = [f"{name}={shlex.quote(value)}" for name, value in made.environment.items()]
-    if started:
-        paper.put(f"start the command with {' '.join(started)}", indent=_INDENT, first="besides")
-    if made.arguments:
-        paper.put(f"add to the command {shlex.join(made.arguments)}", indent=_INDENT, first="besides")
+    for said in outside(made.environment, made.arguments):
+        paper.put(f"start the command {said}", indent=_INDENT, first="besides")
+
+
+def outside(environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
+    """What a fix changes about how the command is started."""
+    variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    return [
+        f"with {said}" for said in (variables, f"{shlex.join(arguments)} added" if arguments else "") if said
+    ]

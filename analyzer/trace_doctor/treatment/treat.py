@@ -113,7 +113,10 @@ def treat(
         try:
             before = runner.record(Setup(untouched), "before")
         except RunFailed as failure:
-            raise UsageError(f"the command fails as it is, before anything was changed: {failure}") from None
+            output = f"{options.logs} keeps" if options.logs is not None else "--logs DIR keeps"
+            raise UsageError(
+                f"the command fails in the copy, before anything was changed: {failure} ({output} all it said)"
+            ) from None
         result = analyze(before, source=source, config=config)
         made = plan(result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version)
         queue, by_hand = candidates(made)
