@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,31 @@ def test_analyze_prints_the_diagnosis_and_writes_the_report(logs: Path) -> None:
     assert (logs / "trace-doctor-report.html").exists()
     again = run("analyze", "logs", cwd=logs)
     assert again.returncode == 0, "our own report is replaced"
+
+
+def test_what_to_do_next_can_be_copied(logs: Path) -> None:
+    sample = Path(__file__).parents[2] / "sample_traces" / "dataloader_starvation"
+    shutil.copytree(sample / "cpu" / "fault", logs / "logs" / "first")
+    shutil.copy(sample / "fault.py", logs)
+    (logs / "train.py").write_text("import torch\n")
+    done = run("analyze", "logs/first", "--source", ".", cwd=logs)
+    assert "Next: trace-doctor fix logs/first --source ." in done.stdout
+    assert done.stdout.count("trace-doctor-report.html") == 1
+    assert done.stderr == ""
+    for given in ("lgos", "train.py"):  # nothing there yet, or a script in place of its recording
+        done = run("analyze", given, cwd=logs)
+        assert "trace-doctor record -- python train.py" in done.stderr
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_two_recordings_below_one_folder_are_told_apart(tmp_path: Path) -> None:
+    for name, wait in (("2026-11-21T20-15-00Z", 400.0), ("2026-11-21T20-35-00Z", 1.0)):
+        (tmp_path / "logs" / name).mkdir(parents=True)
+        starved(wait).write(tmp_path / "logs" / name / "rank0.light.json")
+    said = run("analyze", "logs", "-o", "text", cwd=tmp_path).stdout
+    assert "  2026-11-21T20-35-00Z · GPU 0  " in said
+    assert "confidence · 2026-11-21T20-15-00Z, rank 0" in said
+    assert "(the slowest of 2 captures)" in " ".join(said.split())
 
 
 def test_a_file_that_is_no_report_of_ours_is_not_replaced(logs: Path) -> None:

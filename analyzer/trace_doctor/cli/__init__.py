@@ -32,7 +32,7 @@ def main() -> None:
     try:
         app(prog_name="trace-doctor")
     except TraceDoctorError as error:
-        print(f"trace-doctor: {one_line(str(error))}", file=sys.stderr)
+        print(f"trace-doctor: {one_line(str(error) + next_step(error))}", file=sys.stderr)
         sys.exit(2)
     except MemoryError:
         print("trace-doctor: out of memory (--max-memory sets how much to use)", file=sys.stderr)
@@ -56,6 +56,19 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+
+
+def next_step(error: Exception) -> str:
+    """What to do where there is nothing to read yet: a capture is made first, of a script too."""
+    from trace_doctor.errors import NoCaptures, NotACapture
+
+    said = str(error)
+    given, colon, _ = said.partition(": ")
+    if isinstance(error, NotACapture) and colon and given.endswith(".py"):
+        return f" (trace-doctor record -- python {given} records the script)"
+    if isinstance(error, NoCaptures) and "recording" not in said and "rank" not in said:
+        return " (trace-doctor record -- python train.py makes a recording)"
+    return ""
 
 
 def _interrupted() -> NoReturn:

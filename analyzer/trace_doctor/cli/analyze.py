@@ -70,7 +70,15 @@ def analyze(
             c.tracks_of(sinks),
             critical_path,
         )
-    c.emit(result, sinks, color=color, quiet=quiet, show_skipped=show_skipped, zoom=not no_zoom)
+    c.emit(
+        result,
+        sinks,
+        color=color,
+        quiet=quiet,
+        show_skipped=show_skipped,
+        zoom=not no_zoom,
+        given=c.as_given(paths, settings.settings.source),
+    )
 
 
 def run(

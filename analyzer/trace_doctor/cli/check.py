@@ -82,7 +82,15 @@ def check(
             c.note(f"baseline written: {settings.settings.baseline} ({accepted.words()})")
     result = checked(result, terms)
     assert result.gate is not None
-    c.emit(result, sinks, color=color, quiet=quiet, show_skipped=show_skipped, zoom=not no_zoom)
+    c.emit(
+        result,
+        sinks,
+        color=color,
+        quiet=quiet,
+        show_skipped=show_skipped,
+        zoom=not no_zoom,
+        given=c.as_given(paths, settings.settings.source),
+    )
     if quiet < 2 and not any(s.format == "text" and s.path is None for s in sinks):
         c.note(result.gate.verdict)
     raise typer.Exit(0 if exit_zero else result.gate.code)

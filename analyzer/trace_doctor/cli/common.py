@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -232,9 +233,10 @@ def emit(
     quiet: int,
     show_skipped: bool = False,
     zoom: bool = True,
+    given: str = "",
 ) -> None:
-    """Renders the result once per sink; files are written whole or not at all."""
-    from trace_doctor.reporters import OF_CAPTURES, render
+    """Renders the result once per sink; files are written whole or not at all. `given`: see `as_given`."""
+    from trace_doctor.reporters import OF_CAPTURES, Options, render
 
     report: Path | None = None
     for sink in sorted(sinks, key=lambda s: s.path is None):  # files first: the text says what they add
@@ -244,7 +246,7 @@ def emit(
             continue
         if sink.path is None:
             if quiet < 2:
-                _print(result, sink.format, color, show_skipped, zoom, report)
+                _print(result, sink.format, color, show_skipped, zoom, report, given or Options.given)
             continue
         try:
             write(sink.path, render(result, sink.format, show_skipped=show_skipped, zoom=zoom))
@@ -255,11 +257,13 @@ def emit(
             continue
         if sink.format == "html":
             report = sink.path
-        if not quiet:
+        if not quiet and not sink.optional:  # the text names that one
             note(f"{sink.format} report: {sink.path}")
 
 
-def _print(result: Result, fmt: str, color: str, show_skipped: bool, zoom: bool, report: Path | None) -> None:
+def _print(
+    result: Result, fmt: str, color: str, show_skipped: bool, zoom: bool, report: Path | None, given: str
+) -> None:
     """Text as the terminal can show it; what programs read is UTF-8 in every locale."""
     from trace_doctor.reporters import render
 
@@ -276,6 +280,7 @@ def _print(result: Result, fmt: str, color: str, show_skipped: bool, zoom: bool,
         width=_width(),
         show_skipped=show_skipped,
         report=str(report) if report else None,
+        given=given,
         ascii=not _unicode(sys.stdout.encoding),
     )
     sys.stdout.write(text)
@@ -301,6 +306,13 @@ def deliver(render: Callable[[Options], str], sink: Sink, *, color: bool, quiet:
 
 def _width() -> int:
     return max(min(shutil.get_terminal_size().columns, 80) if sys.stdout.isatty() else 80, 40)
+
+
+def as_given(paths: Sequence[str], source: str | Path | None) -> str:
+    """The same captures and script for another command, to be copied. Empty where that would not fit into a line, or
+    cannot be read again, as what was piped in."""
+    said = f"{shlex.join(paths)} --source {shlex.quote(str(source)) if source else 'DIR'}"
+    return "" if "-" in paths or len(said) > 56 else said
 
 
 @contextmanager

@@ -33,4 +33,12 @@ def report(
         raise UsageError(
             "--output: perfetto is made from the capture: trace-doctor analyze CAPTURE -o perfetto=FILE"
         )
-    c.emit(read_saved(saved), sinks, color=color, quiet=quiet, show_skipped=show_skipped, zoom=not no_zoom)
+    c.emit(
+        read_saved(saved),
+        sinks,
+        color=color,
+        quiet=quiet,
+        show_skipped=show_skipped,
+        zoom=not no_zoom,
+        given=c.as_given([str(saved)], None),
+    )

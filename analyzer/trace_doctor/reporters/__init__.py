@@ -32,6 +32,8 @@ class Options:
     ascii: bool = False
     report: str | None = None
     """path of the HTML report written beside a text output, to be named in its footer"""
+    given: str = "PATH --source DIR"
+    """the captures and the script, as other commands are to be given them"""
     zoom: bool = True
     """whether the page carries plotly for its zoomable panels: 2 MB"""
 
@@ -45,13 +47,20 @@ def render(
     show_skipped: bool = False,
     ascii: bool = False,
     report: str | None = None,
+    given: str = Options.given,
     zoom: bool = True,
 ) -> str:
     """The result in one of FORMATS. The same result gives the same text. Raises UsageError for an unknown format."""
     if fmt not in FORMATS:
         raise UsageError(f"unknown output format {fmt!r}; choose from {', '.join(FORMATS)}")
     options = Options(
-        color=color, width=width, show_skipped=show_skipped, ascii=ascii, report=report, zoom=zoom
+        color=color,
+        width=width,
+        show_skipped=show_skipped,
+        ascii=ascii,
+        report=report,
+        given=given,
+        zoom=zoom,
     )
     text: str = import_module(FORMATS[fmt]).render(result, options)
     return text

@@ -16,15 +16,16 @@ from trace_doctor.reporters.places import failing, line_of
 from trace_doctor.reporters.units import Scale, plural, visible
 from trace_doctor.reporters.words import (
     SYMBOL,
+    Names,
     amount,
     budget_outcome,
     facts,
     headline,
+    in_which_capture,
     is_patch,
     saving_words,
     together,
     where_briefly,
-    where_in_capture,
 )
 
 MOST_BYTES = 64_000
@@ -128,7 +129,7 @@ def _details(result: Result, finding: Finding) -> str:
             p
             for p in (
                 code(at) if at else "",
-                md(where_in_capture(finding.location)),
+                md(in_which_capture(finding, Names(result))),
                 md(saving_words(finding.saving)),
             )
             if p

@@ -28,6 +28,7 @@ from trace_doctor.reporters.words import (
     budget_words,
     facts,
     headline,
+    in_which_capture,
     is_patch,
     main_rows,
     nothing_captured,
@@ -35,7 +36,6 @@ from trace_doctor.reporters.words import (
     together,
     where,
     where_briefly,
-    where_in_capture,
     why_not_applied,
 )
 
@@ -47,10 +47,11 @@ def render(result: Result, options: Options) -> str:
     paper = Paper(options.width, color=options.color, ascii=options.ascii)
     more = "in the report" if options.report else "with --output html=PATH"
     _header(paper, result, more)
-    _ledgers(paper, result, more)
+    names = Names(result)
+    _ledgers(paper, result, names, more)
     for finding in result.findings:
         paper.blank()
-        _finding(paper, finding, more)
+        _finding(paper, finding, names, more)
     paper.blank()
     _footer(paper, result, options)
     if result.gate is not None:
@@ -88,11 +89,10 @@ def _header(paper: Paper, result: Result, more: str) -> None:
 # ------------------------------------------------------------------------------------------------ ledgers
 
 
-def _ledgers(paper: Paper, result: Result, more: str) -> None:
+def _ledgers(paper: Paper, result: Result, names: Names, more: str) -> None:
     steady = main_rows(result)
     if steady or result.memory_ledger:
         paper.blank()
-    names = Names(result)
     several = len(steady) > 1 or len(result.memory_ledger) > 1
     rows: list[OnDevice] = [*steady, *result.memory_ledger]
     labels = [names.place(r) for r in rows] if several else ["memory"]
@@ -149,7 +149,7 @@ def _largest(parts: dict[str, int]) -> list[tuple[str, int]]:
 # ------------------------------------------------------------------------------------------------ findings
 
 
-def _finding(paper: Paper, finding: Finding, more: str) -> None:
+def _finding(paper: Paper, finding: Finding, names: Names, more: str) -> None:
     saving = saving_words(finding.saving)
     head: list[Piece] = [(f"{SYMBOL[finding.severity]} {finding.code} {finding.name}", finding.severity)]
     if saving:
@@ -157,7 +157,7 @@ def _finding(paper: Paper, finding: Finding, more: str) -> None:
     if where(finding.location):
         head.append((where_briefly(finding.location), ""))
     paper.flow(head, indent=2)
-    known = [finding.severity, f"{finding.confidence} confidence", where_in_capture(finding.location)]
+    known = [finding.severity, f"{finding.confidence} confidence", in_which_capture(finding, names)]
     paper.put(" · ".join(k for k in known if k), "dim", indent=2)
     paper.put(finding.message, indent=2)
     if finding.evidence:
@@ -215,11 +215,11 @@ def _footer(paper: Paper, result: Result, options: Options) -> None:
     patches = sum(is_patch(f) for finding in result.findings for f in finding.fixes)
     possible = sum(f.kind == "patch" and f.safety != "display" for x in result.findings for f in x.fixes)
     if patches:
-        paper.put(f"Next: trace-doctor fix PATH --source DIR  ({plural(patches, 'patch', 'patches')} ready)")
+        paper.put(f"Next: trace-doctor fix {options.given}  ({plural(patches, 'patch', 'patches')} ready)")
     elif possible:
-        paper.put(
-            f"Next: trace-doctor fix PATH --source DIR  ({plural(possible, 'fix', 'fixes')} can become a patch)"
-        )
+        where = "; DIR holds the script" if options.given.endswith(" DIR") else ""
+        said = f"{plural(possible, 'fix', 'fixes')} can become a patch{where}"
+        paper.put(f"Next: trace-doctor fix {options.given}  ({said})")
     elif result.findings:
         paper.put(f"Next: trace-doctor rule {result.findings[0].code}")
     elif any(o.outcome == "skipped" and o.capture for o in result.outcomes):

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from trace_doctor.model import Budget, Fix, Location, Outcome, Result, Saving, Severity, TimeLedgerRow, Unit
+from trace_doctor.model import (
+    Budget,
+    Finding,
+    Fix,
+    Location,
+    Outcome,
+    Result,
+    Saving,
+    Severity,
+    TimeLedgerRow,
+    Unit,
+)
 from trace_doctor.reporters.units import (
     duration,
     estimate_duration,
@@ -168,8 +179,10 @@ class Names:
         captures = dict.fromkeys((r.input, r.rank) for r in sorted(rows, key=lambda r: (r.input, r.rank)))
         self.several = len(captures) > 1
         self.ranked = len({rank for _, rank in captures}) == len(captures)
-        paths = [i.path for i in result.inputs]
-        self._names = {n: f"rank {rank}" if self.ranked else _tail(paths, n) for n, rank in captures}
+        tails = _tails({n: result.inputs[n].path for n, _ in captures if n < len(result.inputs)})
+        self._names = {
+            n: f"rank {rank}" if self.ranked else tails.get(n, f"input {n}") for n, rank in captures
+        }
 
     def capture(self, row: OnDevice) -> str:
         return self.of(row.input) or (f"rank {row.rank}" if self.several else "")
@@ -183,16 +196,19 @@ class Names:
         return " · ".join(p for p in (self.capture(row), device_name(row.device)) if p)
 
 
-def _tail(paths: Sequence[str], n: int) -> str:
-    """The last parts of a path, as many as tell it from the others, at most 26 characters."""
-    if n >= len(paths):
-        return f"input {n}"
-    parts = paths[n].split("/")
-    for count in range(1, len(parts) + 1):
-        name = "/".join(parts[-count:])
-        if sum(p.endswith("/" + name) or p == name for p in paths) == 1:
-            break
-    return name if len(name) <= 26 else f"{name[:9]}…{name[-16:]}"
+def _tails(paths: Mapping[int, str]) -> dict[int, str]:
+    """As much of the end of each path as tells it from the others, without what all end in: of recordings the name of
+    the folder. At most 26 characters."""
+    parts = {n: path.split("/") for n, path in paths.items()}
+    while len({p[-1] for p in parts.values()}) == 1 and all(len(p) > 1 for p in parts.values()):
+        parts = {n: p[:-1] for n, p in parts.items()}
+    names = {}
+    for n, mine in parts.items():
+        shorter = ["/".join(mine[-count:]) for count in range(1, len(mine) + 1)]
+        others = ["/".join(["", *p]) for k, p in parts.items() if k != n]
+        name = next((s for s in shorter if not any(o.endswith("/" + s) for o in others)), shorter[-1])
+        names[n] = name if len(name) <= 26 else f"{name[:9]}…{name[-16:]}"
+    return names
 
 
 def main_rows(result: Result) -> list[TimeLedgerRow]:
@@ -223,18 +239,20 @@ def headline(result: Result) -> str:
 
 
 def nothing_captured(result: Result) -> bool:
-    """Traces without a single event: whatever passed on them looked at nothing."""
+    """Traces without a single event of a profiler: whatever passed on them looked at nothing."""
     return bool(result.inputs) and all(i.kind == "trace" and i.events == 0 for i in result.inputs)
 
 
 def _without_fault(result: Result) -> str:
     if nothing_captured(result):
-        return "Not captured: no event in it; `trace-doctor capture` prints how to record some"
+        return (
+            "Not captured: no event of torch.profiler in it; `trace-doctor capture` prints how to record some"
+        )
     looked = sum(o.outcome in ("passed", "fired") for o in result.outcomes)
     if not looked:
         return "Nothing could be checked"
     if result.findings:
-        return "No serious fault found; see the notes"
+        return f"No serious fault found; {plural(len(result.findings), 'finding')} for information"
     blind = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
     rest = f"; {blind:,} could not" if blind else ""
     return f"Nothing found by the {plural(looked, 'rule')} that could look{rest}"
@@ -243,18 +261,19 @@ def _without_fault(result: Result) -> str:
 def facts(result: Result) -> list[str]:
     """What was captured, in a few words each: device, ranks, steps, step time, busy share, peak."""
     summary = result.summary
+    traces = 0 if Names(result).ranked else len({row.input for row in result.time_ledger})
+    slowest = f" (the slowest of {traces:,} captures)" if traces > 1 else ""
     devices = list(dict.fromkeys(i.device_name for i in result.inputs if i.device_name))
     ranks = len({i.rank for i in result.inputs})
     steps = max((i.steps for i in result.inputs), default=0)
-    cpu = bool(result.time_ledger) and all(row.device < 0 for row in result.time_ledger)
     said = [*devices[:2], plural(ranks, "rank") if ranks > 1 else "", plural(steps, "step") if steps else ""]
     if summary.step_us is not None and summary.plain_step_us is not None:
         plain, profiled = duration(summary.plain_step_us), duration(summary.step_us)
-        said.append(f"step {plain} plain, {profiled} under the profiler")
+        said.append(f"step {plain} plain, {profiled} under the profiler{slowest}")
     elif summary.step_us is not None:
-        said.append(f"{duration(summary.step_us)} a step")
+        said.append(f"{duration(summary.step_us)} a step{slowest}")
     if summary.gpu_busy_share is not None:
-        said.append(f"{'CPU' if cpu else 'GPU'} busy {share(summary.gpu_busy_share)}")
+        said.append(f"GPU busy {share(summary.gpu_busy_share)}")
     if summary.peak_allocated_bytes is not None:
         said.append(f"peak {size(summary.peak_allocated_bytes)}")
     return [f for f in said if f]
@@ -274,6 +293,12 @@ def where_briefly(location: Location) -> str:
         return said
     *_, parent, name = said.split("/")
     return f"…/{parent}/{name}" if len(parent) + len(name) <= 60 else f"…/{name}"
+
+
+def in_which_capture(finding: Finding, names: Names) -> str:
+    """As `where_in_capture`, with the capture's name where the rank does not tell it from the others."""
+    capture = "" if names.ranked else names.of(finding.input)
+    return ", ".join(p for p in (capture, where_in_capture(finding.location)) if p)
 
 
 def where_in_capture(location: Location) -> str:
