@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from trace_doctor.errors import NotACapture
-from trace_doctor.model import Budget, Finding, Gate, Result
+from trace_doctor.model import Budget, Finding, Gate, Result, Saving
 from trace_doctor.reporters import render
 from trace_doctor.reporters.html import LARGEST
 from trace_doctor.reporters.island import extract, island
@@ -221,10 +221,38 @@ def test_an_oom_is_marked(snapshot_result: Result) -> None:
     assert "No profiler trace was given" in source
 
 
+def test_a_short_spike_of_memory_is_seen(snapshot_result: Result) -> None:
+    """Lines that part the classes would paint over what is as narrow as they are."""
+    source = render(snapshot_result, "html")
+    edges = "".join(re.findall(r'<path d="([^"]*)" class="edge"', source))
+    level = [float(end) - float(at) for at, end in re.findall(r"M([\d.]+) [\d.]+H([\d.]+)", edges)]
+    assert len(level) > 2
+    assert min(level) >= 8 - 0.1
+    assert ".area { stroke: currentcolor;" in source
+
+
+def test_figures_of_one_page_agree(rich_result: Result) -> None:
+    """The parts sum to the mean step, the step time is a median; a bound stays one when it is re-timed; of several
+    captures a saving belongs to one."""
+    row = msgspec.structs.replace(rich_result.time_ledger[0], step_us=200_000.0)
+    first = msgspec.structs.replace(rich_result.findings[0], saving=Saving(basis="bound", share_of_step=0.33))
+    findings = [first, *rich_result.findings[1:]]
+    source = render(msgspec.structs.replace(rich_result, time_ledger=[row], findings=findings), "html")
+    assert "A step takes 200.0 ms in the mean, 177.6 ms in the median." in source
+    table = source[source.index('<section id="what-if"') : source.index('<section id="findings"')]
+    assert re.findall(r"<td>(measured|replay|bound|model)</td>", table) == ["measured", "bound", "bound"]
+
+
+def test_a_saving_names_the_rank_it_is_of(many_ranks: Result) -> None:
+    slow = [msgspec.structs.replace(w, input=3, rank=3) for w in many_ranks.what_if]
+    source = render(msgspec.structs.replace(many_ranks, what_if=slow), "html", zoom=False)
+    assert "60 ms a step of rank 3" in source
+
+
 def test_a_cpu_capture_is_not_called_a_gpu(cpu_result: Result) -> None:
     source = render(cpu_result, "html")
     text = source[source.index("<main") : source.index('<section id="help"')]
-    assert "CPU busy" in text
+    assert re.search(r"Main thread busy.*?70\.0%.*?waiting 30\.0%", text, re.DOTALL)
     assert "GPU" not in re.sub(r"<section id=\"(passed|skipped)\".*?</section>", "", text, flags=re.DOTALL)
 
 

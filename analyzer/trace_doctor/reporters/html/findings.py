@@ -60,7 +60,7 @@ def render(result: Result, room: int = _MOST_BYTES) -> Html:
         cards.append(card)
         seen.add(finding.code)
     lead = [
-        "Ranked by what they may save. Every saving is an upper bound, hence ",
+        "The most serious first, then what may save most. Every saving is an upper bound, hence ",
         term("saving", "“up to”"),
         ".",
     ]

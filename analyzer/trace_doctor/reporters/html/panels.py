@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import get_args
 
-from trace_doctor.model import Column, KernelRow, OperatorRow, Result, WhatIf
+from trace_doctor.model import Basis, Column, KernelRow, OperatorRow, Result, WhatIf
 from trace_doctor.reporters.critical import shares_of_path
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, mini_bar, section, term
@@ -56,13 +58,14 @@ def _of_capture(entries: list[WhatIf], result: Result, named: bool) -> Html | No
     today = next((w.step_us for w in entries if not w.fixes), longest)
     if len(entries) < 2 or not longest:
         return None
+    claimed = {f.id: f.saving.basis for f in result.findings if f.saving}
     rows: list[Row] = [
         [
             _name(w, known),
             mini_bar(w.step_us / longest, "accent" if w.fixes else "today"),
             w.step_us,
             _change(w.step_us, today),
-            w.basis,
+            _basis(w, claimed),
         ]
         for w in entries
     ]
@@ -83,6 +86,12 @@ def _of_capture(entries: list[WhatIf], result: Result, named: bool) -> Html | No
 
 def _name(entry: WhatIf, known: frozenset[str]) -> Html:
     return el("span", links(entry.fixes, known, " + ") if entry.fixes else "today")
+
+
+def _basis(entry: WhatIf, claimed: Mapping[str, Basis]) -> Basis:
+    """The weakest of what it stands on: a re-timing without work that is bounded only is a bound too."""
+    order = get_args(Basis)
+    return max([entry.basis, *(claimed.get(f, entry.basis) for f in entry.fixes)], key=order.index)
 
 
 def _change(after: float, today: float) -> str:
@@ -112,7 +121,7 @@ def kernels(result: Result) -> Html | None:
     rows: list[Row] = [_kernel_row(group, devices > 1) for group in order[:_MOST_KERNELS]]
     title = "Top operators" if all(k.device < 0 for k in result.kernels) else "Top kernels"
     over = (
-        f", all {devices:,} devices together; of compute: the mean over those that list it"
+        f", added up over {devices:,} devices; the share of compute is the mean of those that list the kernel"
         if devices > 1
         else ""
     )
@@ -194,8 +203,8 @@ def collectives(result: Result) -> Html | None:
     ]
     rows = [
         [
-            el("bdi", c.name),
-            names.place(c),
+            el("bdi", short_kernel(c.name)),
+            el("bdi", names.place(c), class_="place"),
             c.count,
             c.total_us,
             c.exposed_us,

@@ -14,7 +14,7 @@ from trace_doctor.reporters.units import (
     share,
     size,
 )
-from trace_doctor.reporters.words import SEVERITIES, Names, headline, where, where_briefly
+from trace_doctor.reporters.words import SEVERITIES, Names, headline, main_rows, where, where_briefly
 
 _TOP = 3
 
@@ -88,7 +88,9 @@ def _step(result: Result) -> Html:
 
 
 def _busy(result: Result) -> Html:
-    name = "CPU busy" if is_cpu(result) else term("busy", "GPU busy")
+    if is_cpu(result):
+        return _main_thread(result)
+    name = term("busy", "GPU busy")
     busy = result.summary.gpu_busy_share
     if busy is None:
         some = any(row.device >= 0 for row in result.time_ledger)
@@ -97,8 +99,17 @@ def _busy(result: Result) -> Html:
     idle = result.summary.gpu_idle_share
     captures = len({r.input for r in result.time_ledger})
     of = f" of {captures:,} captures together" if captures > 1 else ""
-    note = f"{'waiting' if is_cpu(result) else 'idle'} {share(idle if idle is not None else 1 - busy)}{of}"
+    note = f"idle {share(idle if idle is not None else 1 - busy)}{of}"
     return _tile(name, share(busy), note, extra=mini_bar(busy, "compute"))
+
+
+def _main_thread(result: Result) -> Html:
+    """Of captures without GPU work: the share of its time in which the main thread ran operators."""
+    rows = main_rows(result)
+    window = max(1, sum(r.window_ns for r in rows))
+    busy = 1 - sum(r.idle_ns.total() for r in rows) / window
+    note = f"waiting {share(1 - busy)}"
+    return _tile("Main thread busy", share(busy), note, extra=mini_bar(busy, "compute"))
 
 
 def _memory(result: Result) -> Html:
@@ -129,7 +140,7 @@ def _saving(result: Result) -> Html:
         more = f", {estimate_size(upto.bytes)} of memory" if upto.bytes else ""
         most = max((f.saving.share_of_step or 0.0 for f in result.findings if f.saving), default=0.0)
         gain = estimate_share(upto.share_of_step)
-        more += _of_captures(result)
+        time += _whose(result)
         if most > 1.05 * upto.share_of_step:  # what the page's title says is not to be had by a patch
             return _tile(
                 name, f"−{estimate_share(most)}", f"by hand; patches give {gain}, {time}{more}", class_="gain"
@@ -144,10 +155,15 @@ def _saving(result: Result) -> Html:
     )
 
 
-def _of_captures(result: Result) -> str:
-    """Of captures that have nothing to do with each other, a saving is the largest of one of them."""
-    several = 0 if Names(result).ranked else len({row.input for row in result.time_ledger})
-    return f"; the most of {several:,} captures" if several > 1 else ""
+def _whose(result: Result) -> str:
+    """Of several captures the saving is that of one: the one that gains the largest share."""
+    gains: list[tuple[float, int]] = []
+    for number in dict.fromkeys(w.input for w in result.what_if):
+        steps = [w.step_us for w in result.what_if if w.input == number]
+        gains.append((1 - min(steps) / steps[0] if steps[0] else 0.0, -number))
+    gains = gains or [(f.saving.share_of_step or 0.0, -f.input) for f in result.findings if f.saving]
+    whose = Names(result).of(-max(gains)[1]) if gains else ""
+    return f" of {whose}" if whose else ""
 
 
 def _counts(result: Result) -> Html:
@@ -179,6 +195,14 @@ def _first_things(result: Result) -> Html | None:
     )
 
 
+def _seen_on(finding: Finding, names: Names) -> str:
+    """Which of several captures it is of, or which rank it names."""
+    rank = finding.location.rank
+    return (
+        names.of(finding.input) if not names.ranked or rank is None or not names.several else f"rank {rank}"
+    )
+
+
 def _first(finding: Finding, result: Result) -> Html:
     names = Names(result)
     return el(
@@ -187,5 +211,5 @@ def _first(finding: Finding, result: Result) -> Html:
         el("a", finding.title or finding.name, href=f"#{finding.id}"),
         el("span", gain(finding.saving), class_="gain-words"),
         el("code", where_briefly(finding.location), class_="where") if where(finding.location) else None,
-        el("bdi", names.of(finding.input), class_="where") if not names.ranked else None,
+        el("bdi", _seen_on(finding, names), class_="where"),
     )

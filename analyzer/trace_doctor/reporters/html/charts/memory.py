@@ -14,6 +14,7 @@ _LEFT, _TOP, _HEIGHT = 70.0, 30.0, 250.0
 _BOTTOM = _TOP + _HEIGHT
 _POINTS = 1300
 """Of all classes together."""
+_LEVEL = 8.0
 
 Scaled = Callable[[float], float]
 """a value -> its coordinate"""
@@ -92,15 +93,24 @@ def _areas(
     for name in classes:
         values = series.live_by_category[name]
         sums = [s + values[i] for s, i in zip(sums, kept, strict=True)]
-        borders.append((name, sums))
-    return [
-        el(
-            "path",
-            d=f"{_staircase(xs, [y(v) for v in border])}V{number(_BOTTOM)}H{number(xs[0])}z",
-            class_=f"m-{name} area",
-        )
-        for name, border in reversed(borders)
-    ]
+        borders.append((name, [y(v) for v in sums]))
+    drawn = []
+    for name, border in reversed(borders):
+        outline = f"{_staircase(xs, border)}V{number(_BOTTOM)}H{number(xs[0])}z"
+        drawn.append(el("path", d=outline, class_=f"m-{name} area"))
+        drawn.append(el("path", d=_level(xs, border), class_="edge"))
+    return drawn
+
+
+def _level(xs: Sequence[float], ys: Sequence[float]) -> str:
+    """The level pieces of a border that are wide enough to part two classes; on a spike a line would hide it."""
+    turns = [i for i in range(len(ys)) if i == 0 or number(ys[i]) != number(ys[i - 1])]
+    ends = [*turns[1:], len(ys) - 1]
+    return "".join(
+        f"M{number(xs[i])} {number(ys[i])}H{number(xs[end])}"
+        for i, end in zip(turns, ends, strict=True)
+        if xs[end] - xs[i] >= _LEVEL
+    )
 
 
 def _staircase(xs: Sequence[float], ys: Sequence[float]) -> str:
@@ -127,8 +137,16 @@ def _grid(top: float, y: Scaled) -> list[Html]:
     drawn = []
     for mark in byte_ticks(top):
         drawn.append(el("path", d=f"M{number(_LEFT)} {number(y(mark))}H{WIDTH}", class_="grid"))
-        drawn.append(label(_LEFT - 8, y(mark) + 4, size(mark) if mark else "0", class_="small", anchor="end"))
+        drawn.append(label(_LEFT - 8, y(mark) + 4, _round(mark), class_="small", anchor="end"))
     return drawn
+
+
+def _round(mark: float) -> str:
+    """`20 GiB`, not `20.0 GiB`: marks are round."""
+    figure, _, unit = size(mark).partition(" ")
+    whole, point, decimals = figure.partition(".")
+    rest = decimals.rstrip("0")
+    return f"{whole}{point if rest else ''}{rest} {unit}" if mark else "0"
 
 
 def _marks(series: MemorySeries, x: Scaled) -> list[Html]:
