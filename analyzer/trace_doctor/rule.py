@@ -107,6 +107,8 @@ class Rule:
     yields_to: ClassVar[tuple[str, ...]] = ()
     explained_by: ClassVar[tuple[str, ...]] = ()
     """rules whose findings on the same capture and device say why: a finding refers to them and takes their fixes"""
+    costs_host_time: ClassVar[bool] = False
+    """what it finds passes on the host: where others kept the machine busy, it may be theirs"""
     preview: ClassVar[bool] = False
     VALID: ClassVar[list[Any]] = []
     INVALID: ClassVar[list[Any]] = []

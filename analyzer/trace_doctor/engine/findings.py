@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_claim
 from pathlib import PurePosixPath
 
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from trace_doctor.model import (
     Severity,
     Table,
 )
+from trace_doctor.recording.folder import BUSY, RankRecord
 from trace_doctor.rule import Claim, Rule
 
 LEVEL: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
@@ -66,6 +68,19 @@ def file_claim(rule: Rule, claim: Claim, input: int, rank: int, path: str, setti
         why=rule.sections().get("Why is this bad", ""),
     )
     return Filed(rule, claim, input, rank, path, finding)
+
+
+def on_a_busy_machine(rule: Rule, claim: Claim, record: RankRecord | None) -> Claim:
+    """The claim, less sure of itself where the recording says that the training could have run and did not for as much
+    as half of what it costs."""
+    waited = record.waited_for_cpu if record is not None else None
+    cost = (claim.saving.share_of_step if claim.saving is not None else None) or 0.0
+    if not rule.costs_host_time or waited is None or waited < max(BUSY, cost / 2):
+        return claim
+    less: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
+    doubt = f"training waited {waited:.0%} of the time for a CPU, so other programs may be to blame"
+    message = f"{claim.message.rstrip('.')}; {doubt}."
+    return replace_claim(claim, confidence=less[claim.confidence], message=message)
 
 
 def _verifiable(fix: Fix, code: str) -> Fix:

@@ -10,7 +10,7 @@ import msgspec
 from trace_doctor import __version__
 from trace_doctor.config import Config
 from trace_doctor.engine.examined import Examined, rows_of, steps_of
-from trace_doctor.engine.findings import file_claim, merged
+from trace_doctor.engine.findings import file_claim, merged, on_a_busy_machine
 from trace_doctor.engine.inputs import inputs_of, must_select
 from trace_doctor.engine.running import run_rules
 from trace_doctor.engine.sizes import (
@@ -74,7 +74,14 @@ def diagnose(
         inputs += inputs_of(facts, further, share(MAX_SHAPES, len(everything), 4, 24))
     must_select(examined, options or Options())
     filed = [
-        file_claim(v.rule, c, e.number, e.rank, e.facts.capture.path, config.settings)
+        file_claim(
+            v.rule,
+            on_a_busy_machine(v.rule, c, e.facts.capture.record),
+            e.number,
+            e.rank,
+            e.facts.capture.path,
+            config.settings,
+        )
         for e in examined
         for v in e.verdicts
         for c in v.claims

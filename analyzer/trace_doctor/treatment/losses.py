@@ -48,7 +48,7 @@ def agreement(
     wanted = (
         "must be the same bit by bit"
         if safety == "safe" and own == 0
-        else f"at most {allowed:.2g} is allowed"
+        else f"at most {allowed:.2g} is allowed{' (--loss-tolerance)' if safety != 'safe' else ''}"
     )
     how = f"differ by {distance:.2g} on average, {at}; {wanted}{repeats}"
     return LossCheck(verdict="differ", steps=len(steps), distance=distance, own=own, how=how)

@@ -77,8 +77,12 @@ def measured(effects: Effects) -> list[str]:
 def moved(effect: Effect) -> str:
     """`142.0 ms → 61.3 ms (-56.8%)`."""
     words = duration if effect.unit == "us" else size
-    sign = "-" if effect.ratio < 1 else "+"
-    return f"{words(effect.before)} → {words(effect.after)} ({sign}{share(abs(1 - effect.ratio))})"
+    ratio = (
+        effect.after / effect.before
+    )  # of what is shown: that of the test is the median of all pairs of runs
+    return (
+        f"{words(effect.before)} → {words(effect.after)} ({'-' if ratio < 1 else '+'}{share(abs(1 - ratio))})"
+    )
 
 
 def _together(paper: Paper, made: Treatment) -> None:

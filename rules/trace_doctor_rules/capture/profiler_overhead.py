@@ -65,6 +65,7 @@ class ProfilerOverhead(Rule):
     code = "TD003"
     name = "profiler-overhead"
     title = "Recording slows the run down"
+    costs_host_time = True
     needs = (ProfilerCost, Steps)
 
     min_share: float = threshold(

@@ -57,6 +57,7 @@ class RankImbalance(Rule):
     code = "TD606"
     name = "rank-imbalance"
     title = "The ranks share the work unevenly"
+    costs_host_time = True
     needs = (Ranks,)
     yields_to = ("TD602",)
 

@@ -80,6 +80,7 @@ class Straggler(Rule):
     code = "TD602"
     name = "straggler"
     title = "All ranks wait for a slow one"
+    costs_host_time = True
     needs = (RankedCollectives, Ranks, Steps)
 
     min_share: float = threshold(

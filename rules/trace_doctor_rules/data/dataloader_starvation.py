@@ -132,6 +132,7 @@ class DataLoaderStarvation(Rule):
     code = "TD101"
     name = "dataloader-starvation"
     title = "Training waits for data"
+    costs_host_time = True
     needs = (Steps, DataLoading, DataWaits, Replay, Moments)
     wants = (CallSites, TimeLedger)
     yields_to = ("TD103",)

@@ -101,6 +101,7 @@ class WorkerRestart(Rule):
     code = "TD103"
     name = "worker-restart"
     title = "Worker processes are started for every epoch"
+    costs_host_time = True
     needs = (Steps, DataLoading, WorkerRestarts, Replay, Moments)
     wants = (DataWaits, TimeLedger)
 

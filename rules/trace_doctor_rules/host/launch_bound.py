@@ -99,6 +99,7 @@ class LaunchBound(Rule):
     code = "TD202"
     name = "launch-bound"
     title = "The GPU waits for launches"
+    costs_host_time = True
     needs = (Steps, HostBound, Moments)
     wants = (TimeLedger,)
     yields_to = ("TD101", "TD201", "TD203", "TD501", "TD304")
