@@ -7,7 +7,11 @@ commands/launch.py and accelerator.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
+from itertools import combinations
 from typing import Any
+
+import libcst as cst
 
 from trace_doctor.fixes.arguments import Arguments
 from trace_doctor.fixes.codemods import Place, candidate, only
@@ -15,11 +19,11 @@ from trace_doctor.fixes.codemods.batches import divided_batch
 from trace_doctor.fixes.deepspeed_config import agreeing, find_config
 from trace_doctor.fixes.documents import Document
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
-from trace_doctor.fixes.frameworks import ACCELERATE, DYNAMO
+from trace_doctor.fixes.frameworks import ACCELERATE, DYNAMO, Setting
 from trace_doctor.fixes.launchers import CONFIG, documents, named, starts
 from trace_doctor.fixes.loops import method_calls
 from trace_doctor.fixes.settings import Call, set_arguments, together
-from trace_doctor.loaders.script import literal
+from trace_doctor.loaders.script import Script, literal
 
 _ACCUMULATE = (
     "accelerator = Accelerator(gradient_accumulation_steps={steps})\n"
@@ -56,18 +60,60 @@ def in_accelerator(place: Place, calls: list[Call], wanted: Mapping[str, str]) -
         return None
     if table is DYNAMO and "compile_backend" in wanted:
         wanted = {wish: value for wish, value in wanted.items() if wish != "compile"}
-    call = only(calls, "construct the Accelerator", "")
+    calls = [c for c in calls if place.script is not None and c[0].name == place.script.name] or calls
+    if not _alternatives(calls):
+        calls = [only(calls, "construct the Accelerator", "")]
     if "accumulate" in wanted:
-        _refuse_without_accumulate(place, call, wanted["accumulate"])
-    in_file = _in_file(place, call, wanted)
+        _refuse_without_accumulate(place, calls[0], wanted["accumulate"])
+    in_file = _in_file(place, calls[0], wanted) if len(calls) == 1 else None
     if in_file is not None:
         return in_file
-    made = set_arguments(place, call, "accelerate", table, wanted)
+    made = _in_each(place, calls, table, wanted)
     if "accumulate" in wanted:
         made = together(made, divided_batch(place, int(wanted["accumulate"])))
     config = find_config(place)
     also = agreeing(config, wanted) if config is not None else None
     return together(made, also) if also is not None else made
+
+
+def _alternatives(calls: list[Call]) -> bool:
+    """Whether all calls stand in different branches of one condition and give their object the same name."""
+    script = calls[0][0]
+    statements = [script.statement_of(call) for other, call in calls if other.name == script.name]
+    names = {script.code(t.target) for s in statements if isinstance(s, cst.Assign) for t in s.targets}
+    if len(calls) < 2 or len(statements) < len(calls) or len(names) != 1:
+        return False
+    return all(_apart(script, a, b) for (_, a), (_, b) in combinations(calls, 2))
+
+
+def _apart(script: Script, a: cst.Call, b: cst.Call) -> bool:
+    """Whether only one of two calls happens: the nearest condition of both has one of them in its body."""
+    for up in script.ancestors(a):
+        if isinstance(up, cst.If | cst.IfExp) and _holds(script, up, b):
+            return _holds(script, up.body, a) != _holds(script, up.body, b)
+    return False
+
+
+def _holds(script: Script, outer: cst.CSTNode, node: cst.CSTNode) -> bool:
+    return any(up is outer for up in script.ancestors(node)) or outer is node
+
+
+def _in_each(
+    place: Place, calls: list[Call], table: Mapping[str, Setting], wanted: Mapping[str, str]
+) -> Change:
+    """The arguments of every call; of those that have them already none."""
+    made: list[Change] = []
+    there: list[NoEdit] = []
+    for call in calls:
+        try:
+            made.append(set_arguments(place, call, "accelerate", table, wanted))
+        except NoEdit as refused:
+            if refused.kind != "already":
+                raise
+            there.append(refused)
+    if not made:
+        raise there[0]
+    return reduce(together, made)
 
 
 def _needs_plugin(place: Place, calls: list[Call], wanted: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ import libcst as cst
 
 from trace_doctor.fixes.arguments import Arguments, Given, add_entries, set_value
 from trace_doctor.fixes.codemods import Place, candidate
-from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
+from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit, union
 from trace_doctor.fixes.frameworks import Plugin, Setting
 from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.values import divided, set_origin, where_set
@@ -40,7 +40,7 @@ def set_arguments(
 
 def joined(edits: Edits, main: TextFile, line: int, notes: list[str], framework: str) -> Change:
     """One change of all files; about `line` of the main one where that changes, else about its first edit."""
-    files = sorted(((f, tuple(e)) for f, e in edits.values()), key=lambda f: f[0].name != main.name)
+    files = sorted(((f, tuple(union([e]))) for f, e in edits.values()), key=lambda f: f[0].name != main.name)
     first, changed = files[0]
     line = line if first.name == main.name else first.line_of(changed[0].start)
     return Change(first, changed, line, "unsafe", tuple(notes), framework, more=tuple(files[1:]))
@@ -51,7 +51,8 @@ def together(made: Change, also: Change) -> Change:
     edits: Edits = {}
     for file, changes in (*made.files, *also.files):
         keep(edits, file, list(changes))
-    whole = joined(edits, made.script, made.line, [*made.notes, *also.notes], made.framework or "")
+    notes = list(dict.fromkeys([*made.notes, *also.notes]))
+    whole = joined(edits, made.script, made.line, notes, made.framework or "")
     return replace(whole, framework=made.framework)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from trace_doctor.fixes.edits import Edit
+from trace_doctor.loaders.origins import tracked
 from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import Script, argument, dotted, literal
 
@@ -28,19 +29,59 @@ class WhereSet:
 def where_set(script: Script, node: cst.BaseExpression, project: Project | None = None) -> WhereSet | None:
     """The one place that sets the value of an expression, or None when there is none or more than one."""
     project = project or Project([script])
-    if isinstance(node, cst.Call) and script.callee(node) == "int" and len(node.args) == 1:
-        node = node.args[0].value
-    found = project.of(script, node)
+    found = project.of(script, _as_number(script, node))
     if len(found) != 1:
         return None
-    home, origin = found[0]
+    home, made = found[0]
+    origin = _as_number(home, made)
+    if origin is not made and isinstance(
+        origin, cst.Name | cst.Attribute
+    ):  # `x = int(x)` would ask for itself
+        further = project.of(home, origin)
+        home, origin = further[0] if len(further) == 1 else (home, made)
+    if isinstance(origin, cst.Subscript):
+        return _entry(project, home, origin)
     if origin is not node and literal(origin) is not ...:
         return WhereSet(origin, "constant", home)
-    name = dotted(origin)
-    if name is None or "." not in name:
+    if not isinstance(origin, cst.Attribute) or dotted(origin) is None:
         return None
-    assert isinstance(origin, cst.Attribute)
-    return _field_default(project, home, origin) or _option_default(project, name.split(".")[-1])
+    for look in (_field_default, _parsed_field):
+        if (set_there := look(project, home, origin)) is not None:
+            return set_there
+    return _option_default(project, origin.attr.value)
+
+
+def _as_number(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
+    """`x` of `int(x)`."""
+    if isinstance(node, cst.Call) and script.callee(node) == "int" and len(node.args) == 1:
+        return node.args[0].value
+    return node
+
+
+def _entry(project: Project, script: Script, node: cst.Subscript) -> WhereSet | None:
+    """`config["key"]` of the one dictionary that `config` stands for, whose entry nothing changes."""
+    key = _key(node)
+    made = project.of(script, node.value) if key is not None else []
+    home, mapping = made[0] if len(made) == 1 else (script, None)
+    if not isinstance(mapping, cst.Dict):
+        return None
+    for other in project.mentioning(f'"{key}"', f"'{key}'"):
+        for item in other.all(cst.Subscript):
+            changes = isinstance(other.parent(item), cst.AssignTarget | cst.AugAssign | cst.Del)
+            if changes and _key(item) == key:
+                return None
+    values = [e.value for e in mapping.elements if isinstance(e, cst.DictElement) and literal(e.key) == key]
+    if len(values) != 1 or len(mapping.elements) != sum(
+        isinstance(e, cst.DictElement) for e in mapping.elements
+    ):
+        return None
+    return WhereSet(values[0], "constant", home) if literal(values[0]) is not ... else None
+
+
+def _key(node: cst.Subscript) -> str | None:
+    index = node.slice[0].slice if len(node.slice) == 1 else None
+    key = literal(index.value) if isinstance(index, cst.Index) else None
+    return key if isinstance(key, str) else None
 
 
 def set_origin(origin: WhereSet, text: str, name: str) -> list[Edit]:
@@ -49,14 +90,14 @@ def set_origin(origin: WhereSet, text: str, name: str) -> list[Edit]:
     start, end = script.outer_span(origin.value)
     edits = [Edit(start, end, text, f"{name}:{start}", text)]
     option = script.nearest(origin.value, cst.Call) if origin.how == "default" else None
-    now = re.escape(script.code(origin.value))
-    for said in script.all(cst.SimpleString, within=option) if option is not None else ():
+    now, new = re.escape(script.code(origin.value).strip("\"'")), text.strip("\"'")
+    for said in script.all(cst.SimpleString, within=option) if option is not None and now else ():
         first, last = script.span(said)
         for found in re.finditer(
-            rf"(?i)\bdefault(?:s to| is|:|=|)\s*(?P<now>{now})(?![\w.])", script.text[first:last]
+            rf"(?i)\bdefault(?:s to| is|:|=|)\s*['\"]?(?P<now>{now})(?![\w.])", script.text[first:last]
         ):
             at = first + found.start("now")
-            edits.append(Edit(at, first + found.end("now"), text, f"help:{at}", text))
+            edits.append(Edit(at, first + found.end("now"), new, f"help:{at}", new))
     return edits
 
 
@@ -84,6 +125,9 @@ def _bound_name(origin: WhereSet) -> str | None:
     target = script.parent(origin.value)
     if isinstance(target, cst.Param):
         return target.name.value
+    if isinstance(target, cst.DictElement):
+        key = literal(target.key)
+        return key if isinstance(key, str) else None
     if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
         return dotted(statement.targets[0].target)
     return dotted(statement.target) if isinstance(statement, cst.AnnAssign) else None
@@ -111,20 +155,57 @@ def _field_default(project: Project, script: Script, node: cst.Attribute) -> Whe
             return WhereSet(passed.value, "constant", home) if literal(passed.value) is not ... else None
         if any(a.star or a.keyword is None for a in call.args):
             return None
-    where, definition = owner
-    body = definition.body.body if isinstance(definition.body, cst.IndentedBlock) else []
+    return _default_in(*owner, node.attr.value)
+
+
+_PARSE = ("parse_args_into_dataclasses", "parse_args_and_config", "parse", "parse_args")
+
+
+def _parsed_field(project: Project, script: Script, node: cst.Attribute) -> WhereSet | None:
+    """The field of a dataclass of this program that a parser for dataclasses fills: HfArgumentParser, TrlParser."""
+    made = project.of(script, node.value)
+    bound = tracked(script).bound(node.value)
+    item = bound[0].item if len(bound) == 1 else None
+    origin = made[0][1] if len(made) == 1 else None
+    if isinstance(origin, cst.Subscript) and isinstance(origin.slice[0].slice, cst.Index):
+        index = literal(origin.slice[0].slice.value)
+        origin, item = origin.value, index if isinstance(index, int) else None
+    if not isinstance(origin, cst.Call) or not isinstance(origin.func, cst.Attribute):
+        return None
+    home = made[0][0]
+    parsers = project.of(home, origin.func.value) if origin.func.attr.value in _PARSE else []
+    where, parser = parsers[0] if len(parsers) == 1 else (home, None)
+    if not isinstance(parser, cst.Call):
+        return None
+    classes = argument(parser, "dataclass_types", 0)
+    if not (where.callee(parser) or "").endswith((".HfArgumentParser", ".TrlParser")) or classes is None:
+        return None
+    given = classes.value
+    several = [e.value for e in given.elements] if isinstance(given, cst.Tuple | cst.List) else [given]
+    chosen = (
+        several[0]
+        if len(several) == 1
+        else several[item]
+        if item is not None and item < len(several)
+        else None
+    )
+    owner = project.definition(where, chosen) if chosen is not None else None
+    if owner is None or not isinstance(owner[1], cst.ClassDef):
+        return None
+    return _default_in(owner[0], owner[1], node.attr.value, f"--{node.attr.value}")
+
+
+def _default_in(where: Script, owner: cst.ClassDef, name: str, flag: str = "") -> WhereSet | None:
+    """The default of a dataclass's field."""
+    body = owner.body.body if isinstance(owner.body, cst.IndentedBlock) else []
     for line in body:
         statement = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
-        if (
-            isinstance(statement, cst.AnnAssign)
-            and dotted(statement.target) == node.attr.value
-            and statement.value
-        ):
+        if isinstance(statement, cst.AnnAssign) and dotted(statement.target) == name and statement.value:
             default = statement.value
             if isinstance(default, cst.Call) and where.callee(default) == "dataclasses.field":
                 given = argument(default, "default")
                 default = given.value if given is not None else default
-            return WhereSet(default, "default", where) if literal(default) is not ... else None
+            return WhereSet(default, "default", where, flag) if literal(default) is not ... else None
     return None
 
 

@@ -44,6 +44,8 @@ _WRAPPERS = frozenset(
         "torch.compile",
         "torch.nn.DataParallel",
         "torch.nn.parallel.DistributedDataParallel",
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
+        "apex.parallel.convert_syncbn_model",
         "next",
         "zip",
         "rich.progress.track",
