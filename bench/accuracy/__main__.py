@@ -21,6 +21,8 @@ ORIGINS = {
     "blind": "never seen before",
     "seen": "seen before, in no set",
     "second": "never seen before, second set",
+    "third": "never seen before, third set",
+    "third-made": "third set, made for it",
 }
 
 
@@ -55,7 +57,7 @@ def _held_out(folders: list[Path]) -> tuple[str, Figures]:
         raise SystemExit(
             "skipped: no capture of bench/accuracy/heldout.toml lies in " + ", ".join(map(str, folders))
         )
-    text, figures = _tables(_analysed(found), ("blind", "seen", "second"))
+    text, figures = _tables(_analysed(found), ("blind", "seen", "second", "third", "third-made"))
     if absent:
         text += f"\n\n{len(absent)} of {len(found) + len(absent)} captures are not in these folders."
     return text, figures

@@ -37,7 +37,7 @@ class Case:
     name: str
     paths: tuple[Path, ...]
     kind: str
-    """`real` or `simulated` for samples, `others` for captures of other people, `blind`, `seen` and `second` for those held out"""
+    """`real` or `simulated` for samples, `others` for captures of other people, `blind`, `seen` and names of sets for those held out"""
     faults: tuple[Planted, ...] = ()
     either: frozenset[str] = frozenset()
     """rules of which nobody can tell: not counted"""
