@@ -46,8 +46,7 @@ class OptimizerWork(Evidence, frozen=True):
 
     def optimizer(self, mark: int) -> str:
         """The class: `AdamW`."""
-        found = _CLASS.match(self.run.text(mark))
-        return found.group(1) if found else ""
+        return optimizer_class(self.run.text(mark))
 
     def operators(self, marks: I64) -> I64:
         """The outermost operators inside these, by start."""
@@ -58,11 +57,23 @@ class OptimizerWork(Evidence, frozen=True):
 
     def gpu_rows(self, rows: I64) -> I64:
         """The GPU work launched inside these host events."""
-        calls = self.launches.calls
-        inside = calls[self.nesting.inside(calls, self._mask(rows))]
-        return np.asarray(self.run.gpu[np.isin(self.launches.launch, inside)])
+        return launched_in(self.run, self.nesting, self.launches, rows)
 
     def _mask(self, rows: I64) -> Bool:
         mask = np.zeros(len(self.run), dtype=bool)
         mask[rows] = True
         return mask
+
+
+def optimizer_class(name: str) -> str:
+    """`AdamW` of `Optimizer.step#AdamW.step`; empty for other names."""
+    found = _CLASS.match(name)
+    return found.group(1) if found else ""
+
+
+def launched_in(run: Run, nesting: Nesting, launches: Launches, rows: I64) -> I64:
+    """The GPU work launched inside these host events."""
+    mask = np.zeros(len(run), dtype=bool)
+    mask[rows] = True
+    inside = launches.calls[nesting.inside(launches.calls, mask)]
+    return np.asarray(run.gpu[np.isin(launches.launch, inside)])

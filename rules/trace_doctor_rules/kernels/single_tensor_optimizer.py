@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.optimizer_work import OptimizerWork
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.update_loops import UpdateLoop, UpdateLoops
+from trace_doctor.run import Run
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 
@@ -27,6 +30,8 @@ _FOREACH = frozenset(
 """classes of torch.optim with a foreach form (torch 2.0 and later)"""
 _FUSED = frozenset(["Adagrad", "Adam", "AdamW", "SGD"])
 """those with a fused form as well"""
+_OTHERS = frozenset(["Adafactor", "LBFGS", "Muon", "SparseAdam"])
+"""classes of torch.optim whose update is no loop of elementwise operators, or not a user's to write anew"""
 _PARTS = (
     "aten::lerp_",
     "aten::mul_",
@@ -76,6 +81,40 @@ def _update(b: RunBuilder, kind: str, parameters: int, gpu: bool) -> None:
                 )
 
 
+def _by_hand(
+    names: tuple[str, ...] = ("aten::mul_", "aten::add_"),
+    *,
+    optimizer: str = "",
+    backward: bool = True,
+    shapes: tuple[int, ...] = (64, 128),
+    tensors: int = 40,
+    gradients: int = 40,
+    between: str = "",
+) -> RunBuilder:
+    """Training whose loop over all tensors is the user's own: of one shape after the other."""
+    b = RunBuilder(shapes=bool(shapes))
+    for _ in range(6):
+        with b.step():
+            for _ in range(10):
+                with b.op("aten::mm", us=10):
+                    b.launch(100, "ampere_bf16_s16816gemm_bf16_128x128")
+            if backward:
+                with b.thread(2):
+                    for _ in range(gradients):
+                        with b.op("torch::autograd::AccumulateGrad"):
+                            pass
+            with b.optimizer_step(optimizer) if optimizer else nullcontext():
+                for i in range(tensors):
+                    dims = [[shapes[i % len(shapes)]]] if shapes else []
+                    for name in names:
+                        with b.op(name, us=6, dims=dims):
+                            b.launch(2.0)
+                    if between:
+                        with b.op(between, us=6):
+                            b.launch(2.0)
+    return b
+
+
 _SCRIPT = """import torch
 
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
@@ -102,7 +141,8 @@ class SingleTensorOptimizer(Rule):
 
     What it does
     Finds `Optimizer.step` of a torch.optim class that runs many small operators and none of the `_foreach_` or `_fused_`
-    ones that update all parameters at once.
+    ones that update all parameters at once; and loops of the user's own that do the same to one tensor after the other: an
+    update rule, an average of the weights, clipping.
 
     Why is this bad
     Every parameter costs about ten launches. Between the backward and the next forward the host is busy launching
@@ -111,14 +151,18 @@ class SingleTensorOptimizer(Rule):
     Evidence
     Operators and GPU work inside `Optimizer.step#…`. PyTorch 2 takes the foreach form by itself where all parameters lie
     on the GPU: single-tensor updates come from `foreach=False`, an older PyTorch, parameters on the CPU or tensor
-    subclasses. Optimizers of other libraries and compiled ones do not count.
+    subclasses. Fused optimizers of other libraries and compiled ones do not count. A loop of the user's own is a run of
+    elementwise operators that work in place, with nothing between: inside the `step()` of a class of the user's, or, in
+    training, over tensors of several shapes or as many as backward had gradients.
 
     How the saving is estimated
     The captured steps are re-timed without the host time of these operators but the first, and without two of three of
-    their kernels: a fused Adam reads and writes 7 numbers for each parameter, the single operators about 20. A bound.
+    their kernels: a fused Adam reads and writes 7 numbers for each parameter, the single operators about 20. (Of a loop
+    with two operators half the kernels stay, of one with one all.) A bound.
 
     Fix
-    `fused=True` where the class has it, else `foreach=True`.
+    `fused=True` where the class has it, else `foreach=True`; by hand `torch._foreach_…` over lists of tensors, or
+    `torch.compile` around the loop.
 
     Fix safety
     Unsafe: the last bits of updates differ; foreach keeps temporaries as large as the parameters.
@@ -134,8 +178,8 @@ class SingleTensorOptimizer(Rule):
     code = "TD304"
     name = "single-tensor-optimizer"
     title = "The optimizer updates parameters one by one"
-    needs = (Steps, GpuTimeline, OptimizerWork, Replay, Moments)
-    wants = (CallSites,)
+    needs = (Steps, GpuTimeline, UpdateLoops, Replay, Moments)
+    wants = (CallSites, OptimizerWork)
 
     min_saving: float = threshold(
         0.02,
@@ -155,6 +199,12 @@ class SingleTensorOptimizer(Rule):
         Valid("a class without a foreach form", lambda: _training(optimizer="LBFGS")),
         Valid("few parameters", lambda: _training(parameters=4)),
         Valid("hidden behind GPU work", lambda: _training(gpu_us=20_000)),
+        Valid("a loop of one shape, in a simulation", lambda: _by_hand(shapes=(64,), gradients=7)),
+        Valid("several shapes, and no training", lambda: _by_hand(backward=False)),
+        Valid("neither shapes nor gradients tell", lambda: _by_hand(shapes=(), gradients=7)),
+        Valid("products between, as Muon has them", lambda: _by_hand(optimizer="Muon", between="aten::mm")),
+        Valid("gradients filled with zeros", lambda: _by_hand(("aten::zero_",))),
+        Valid("an average of few tensors", lambda: _by_hand(tensors=8)),
         Valid("CPU", lambda: _training(gpu=False), skipped="no GPU work"),
     ]
     INVALID = [
@@ -164,50 +214,93 @@ class SingleTensorOptimizer(Rule):
         ),
         Invalid("NAdam has no fused form", lambda: _training(optimizer="NAdam"), codemod="optimizer-args", message="NAdam"),
         Invalid("with stacks", lambda: _training(stacks=True), file="train.py", confidence="low"),
+        Invalid("Adam written by hand", lambda: _by_hand(_PARTS, optimizer="MyAdam"), message="MyAdam.step()"),
+        Invalid("an average of the weights", _by_hand, message="A loop", confidence="low"),
+        Invalid("as many tensors as gradients", lambda: _by_hand(shapes=()), message="A loop"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        work = ctx[OptimizerWork]
-        for optimizer in sorted({work.optimizer(m) for m in work.steps.tolist()} & _FOREACH):
-            marks = np.array(
-                [m for m in work.steps.tolist() if work.optimizer(m) == optimizer], dtype=np.int64
-            )
-            yield from self._claims(ctx, optimizer, marks)
+        work = ctx.get(OptimizerWork)
+        if work is not None:
+            for optimizer in sorted({work.optimizer(m) for m in work.steps.tolist()} & _FOREACH):
+                marks = np.array(
+                    [m for m in work.steps.tolist() if work.optimizer(m) == optimizer], dtype=np.int64
+                )
+                operators = work.operators(marks)
+                if not _at_once(work, operators):
+                    runs = _of_each(work.run, marks, operators)
+                    yield from self._claims(ctx, _Update(optimizer, runs, _spans(work.run, marks), 3))
+        found = ctx[UpdateLoops]
+        for loop in found.loops:
+            if loop.optimizer not in _FOREACH | _OTHERS:
+                spans = tuple((int(found.run.ts[r[0]]), int(found.run.end[r[-1]])) for r in loop.runs)
+                yield from self._claims(
+                    ctx, _Update(loop.optimizer, loop.runs, spans, min(len(loop.names), 3), loop)
+                )
 
-    def _claims(self, ctx: Context, optimizer: str, marks: Rows) -> Iterator[Claim]:
-        work, count = ctx[OptimizerWork], ctx[Steps].count
-        operators = work.operators(marks)
-        if len(operators) < self.min_operators * len(marks) or _at_once(work, operators):
+    def _claims(self, ctx: Context, update: _Update) -> Iterator[Claim]:
+        run, count = ctx[UpdateLoops].run, ctx[Steps].count
+        operators = np.concatenate(update.runs) if update.runs else np.zeros(0, dtype=np.int64)
+        if len(operators) < self.min_operators * len(update.runs):
             return
-        gpu = work.gpu_rows(operators)
+        gpu = ctx[UpdateLoops].gpu_rows(operators)
         if not len(gpu):
             return
-        removal = _removal(work, marks, operators, gpu)
+        removal = _removal(run, update, gpu)
         outcome = ctx[Replay].without(removal)
         if outcome.share_of_step < self.min_saving:
             return
-        run = work.run
-        site = _site(ctx, marks)
-        when = list(zip(run.ts[marks].tolist(), run.end[marks].tolist(), strict=True))
+        site = _site(ctx, update)
+        host = sum(end - start for start, end in update.spans) / count / 1e3
         yield Claim(
             message=(
-                f"{optimizer}.step(){f' in {site}' if site else ''} updates parameters one by one, with "
-                f"{len(operators) / len(marks):,.0f} operators and {two_figures(float(run.dur[marks].sum()) / count / 1e3)} "
+                f"{update.who}{f' in {site}' if site else ''} updates parameters one by one, with "
+                f"{len(operators) / len(update.runs):,.0f} operators and {two_figures(host)} "
                 f"of host time a step: {outcome.promise}."
             ),
-            confidence=_confidence(ctx, outcome),
-            saving=_saving(outcome),
-            location=location(site, ts_us=ctx[Moments].ts_us(int(run.ts[marks[0]]))),
+            confidence=_confidence(ctx, outcome, update),
+            saving=_saving(outcome, update.kernels),
+            location=location(site, ts_us=ctx[Moments].ts_us(update.spans[0][0])),
             evidence=[
-                _table(work, optimizer, marks, operators, gpu, count),
+                _table(run, update, operators, gpu, count),
                 outcome.table("What if all parameters were updated at once", "fused"),
             ],
-            spans=ctx[Moments].longest(when, f"{optimizer}.step()"),
-            fixes=_fixes(optimizer),
+            spans=ctx[Moments].longest(list(update.spans), update.who),
+            fixes=_fixes(update, site),
             removal=removal,
-            owned=when,
-            key=optimizer,
+            owned=list(update.spans),
+            key=update.optimizer or "loop",
         )
+
+
+@dataclass(frozen=True)
+class _Update:
+    """What updates parameters one by one: an optimizer, or a loop of the user's."""
+
+    optimizer: str
+    """its class; empty for a loop that is in none"""
+    runs: tuple[Rows, ...]
+    """the operators of each execution"""
+    spans: tuple[tuple[int, int], ...]
+    """[start, end) ns of each execution"""
+    kernels: int
+    """so many kernels become one"""
+    loop: UpdateLoop | None = None
+    """None for classes of torch.optim"""
+
+    @property
+    def who(self) -> str:
+        return f"{self.optimizer}.step()" if self.optimizer else "A loop"
+
+
+def _of_each(run: Run, marks: Rows, operators: Rows) -> tuple[Rows, ...]:
+    """The operators inside each of these marks."""
+    edges = np.searchsorted(run.ts[operators], [run.ts[marks], run.end[marks]])
+    return tuple(operators[first:behind] for first, behind in edges.T.tolist())
+
+
+def _spans(run: Run, rows: Rows) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(run.ts[rows].tolist(), run.end[rows].tolist(), strict=True))
 
 
 def _at_once(work: OptimizerWork, operators: Rows) -> bool:
@@ -220,40 +313,43 @@ def _at_once(work: OptimizerWork, operators: Rows) -> bool:
     ) or any("multi_tensor_apply" in k or k.startswith("triton_") for k in kernels)
 
 
-def _removal(work: OptimizerWork, marks: Rows, operators: Rows, gpu: Rows) -> Removal:
-    """From the second operator of each step() to its last, and two of three kernels."""
-    run = work.run
-    spans = []
-    for mark in marks.tolist():
-        first, behind = np.searchsorted(run.ts[operators], [run.ts[mark], run.end[mark]])
-        inside = operators[first:behind]
-        if len(inside) > 1:
-            spans.append((int(run.thread[mark]), int(run.ts[inside[1]]), int(run.end[inside[-1]])))
-    return Removal(host_spans=tuple(spans), gpu_rows=tuple(np.delete(gpu, np.s_[::3]).tolist()))
+def _removal(run: Run, update: _Update, gpu: Rows) -> Removal:
+    """From the second operator of each execution to its last, and of so many kernels all but one."""
+    spans = tuple(
+        (int(run.thread[rows[0]]), int(run.ts[rows[1]]), int(run.end[rows[-1]]))
+        for rows in update.runs
+        if len(rows) > 1
+    )
+    return Removal(host_spans=spans, gpu_rows=tuple(np.delete(gpu, np.s_[:: update.kernels]).tolist()))
 
 
-def _confidence(ctx: Context, outcome: ReplayOutcome) -> Confidence:
-    """Stacks make small operators two to three times as long: then how much a fused step would save is not known."""
-    return "low" if outcome.basis != "replay" or ctx.get(CallSites) is not None else "medium"
+def _confidence(ctx: Context, outcome: ReplayOutcome, update: _Update) -> Confidence:
+    """Stacks make small operators two to three times as long: then how much a fused step would save is not known. What
+    is no optimizer may be meant as it is."""
+    if not update.optimizer or outcome.basis != "replay" or ctx.get(CallSites) is not None:
+        return "low"
+    return "medium"
 
 
-def _saving(outcome: ReplayOutcome) -> Saving:
+def _saving(outcome: ReplayOutcome, kernels: int) -> Saving:
     """A bound even where the replay is good: how long one update of all parameters takes is an assumption."""
+    left = {1: "all", 2: "half"}.get(kernels, "a third")
     return Saving(
         time_us_per_step=outcome.saved_us_per_step,
         share_of_step=outcome.share_of_step,
         basis="bound",
-        how=f"{outcome.how}; a third of the kernels' time is left for one update of all parameters",
+        how=f"{outcome.how}; {left} of the kernels' time is left for one update of all parameters",
     )
 
 
-def _site(ctx: Context, marks: Rows) -> Site | None:
+def _site(ctx: Context, update: _Update) -> Site | None:
+    if update.loop is not None:
+        return update.loop.site
     sites = ctx.get(CallSites)
-    return sites.site(int(marks[0])) if sites is not None else None
+    return sites.site(int(update.runs[0][0])) if sites is not None and len(update.runs[0]) else None
 
 
-def _table(work: OptimizerWork, optimizer: str, marks: Rows, operators: Rows, gpu: Rows, count: int) -> Table:
-    run = work.run
+def _table(run: Run, update: _Update, operators: Rows, gpu: Rows, count: int) -> Table:
     return Table(
         title="What step() does (per steady step)",
         columns=[
@@ -265,10 +361,10 @@ def _table(work: OptimizerWork, optimizer: str, marks: Rows, operators: Rows, gp
         ],
         rows=[
             [
-                optimizer,
+                update.who,
                 round(len(operators) / count, 1),
                 round(len(gpu) / count, 1),
-                float(run.dur[marks].sum()) / count / 1e3,
+                sum(end - start for start, end in update.spans) / count / 1e3,
                 float(run.dur[gpu].sum()) / count / 1e3,
             ]
         ],
@@ -277,8 +373,14 @@ def _table(work: OptimizerWork, optimizer: str, marks: Rows, operators: Rows, gp
 
 _VERIFY = "record the same steps again: Optimizer.step holds a few _fused_ or _foreach_ operators, and the step is shorter"
 
+_VERIFY_LOOP = (
+    "record the same steps again: the loop holds a few _foreach_ operators, and the step is shorter"
+)
 
-def _fixes(optimizer: str) -> list[Fix]:
-    if optimizer in _FUSED:
-        return [techniques.fused_optimizer(optimizer, _VERIFY)]
-    return [techniques.foreach_optimizer(optimizer, _VERIFY)]
+
+def _fixes(update: _Update, site: Site | None) -> list[Fix]:
+    if update.loop is not None:
+        return [techniques.update_together(_VERIFY_LOOP, site.target if site else None)]
+    if update.optimizer in _FUSED:
+        return [techniques.fused_optimizer(update.optimizer, _VERIFY)]
+    return [techniques.foreach_optimizer(update.optimizer, _VERIFY)]

@@ -37,6 +37,7 @@ from trace_doctor_rules.techniques.memory import (
     offload,
     raise_batch,
     release_output,
+    update_together,
 )
 from trace_doctor_rules.techniques.ranks import (
     data_parallel,
@@ -90,6 +91,7 @@ __all__ = [
     "steady_shapes",
     "sum_on_device",
     "tf32",
+    "update_together",
     "use_sdpa",
     "vectorise",
     "zero",

@@ -85,6 +85,18 @@ def foreach_optimizer(name: str, verify: str) -> Fix:
     )
 
 
+def update_together(verify: str, target: Target | None) -> Fix:
+    return advice(
+        "Update all tensors at once",
+        "torch.optim.AdamW(model.parameters(), lr=lr, fused=True)   # instead of the rule written by hand, where it is one\n"
+        "torch._foreach_lerp_(averages, parameters, 1 - decay)      # lists of tensors: one call for all\n"
+        "update = torch.compile(update)                             # or compile the function that holds the loop",
+        f"{LAST_BITS}; _foreach_ keeps temporaries as large as the tensors",
+        verify,
+        target=target,
+    )
+
+
 def checkpoint_blocks(verify: str) -> Fix:
     return patch(
         "Recompute activations in backward",
