@@ -83,8 +83,10 @@ class _DirectlyIn:
     """Chosen events by the event that they lie in, frames of Python between the two left out."""
 
     def __init__(self, run: Run, nesting: Nesting, outers: I64, rows: I64) -> None:
+        chosen = np.zeros(len(run) + 1, dtype=bool)  # one more, so that -1 is in none
+        chosen[outers] = True
         above = nesting.outer[rows]
-        inside = np.flatnonzero(np.isin(above, outers))
+        inside = np.flatnonzero(chosen[above])
         inside = inside[np.argsort(above[inside], kind="stable")]
         rows, above = rows[inside], above[inside]
         self._begins, self._ends = run.ts[rows].tolist(), run.end[rows].tolist()
