@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from trace_doctor.errors import UsageError
 from trace_doctor.gate import Baseline, Terms, decide
@@ -99,6 +100,17 @@ def test_times_of_another_device_are_not_compared() -> None:
         "step_time not compared with the baseline: the baseline is of another device (H100; now A100)" in said
     )
     assert judged(runs(200, device="A100"), {"step_time": {"max_regression": "5%"}}, runs(100))[0] == 3
+
+
+@pytest.mark.parametrize(("waited", "alone", "asked"), [(0.83, 0, 3), (0.2, 1, 1), (0.0, 1, 1), (None, 1, 1)])
+def test_a_busy_machine_is_no_regression(waited: float | None, alone: int, asked: int) -> None:
+    """Three times the step: what the wait for a CPU may explain stays undecided, what it cannot fails."""
+    slow = runs(300)
+    slow = replace(slow, inputs=[replace(i, waited_for_cpu=waited) for i in slow.inputs])
+    code, said = judged(slow, {}, runs(100))
+    assert code == alone
+    assert ("step_time not compared with the baseline: training waited 83%" in said) == (alone == 0)
+    assert judged(slow, {"step_time": {"max_regression": "10%"}}, runs(100))[0] == asked
 
 
 def test_a_rule_with_a_budget_is_judged_by_it_alone() -> None:

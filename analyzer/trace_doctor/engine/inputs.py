@@ -70,6 +70,7 @@ def _trace(run: Run, capture: Capture, steps: Steps | None) -> Input:
         torch_version=run.torch_version,
         events=_events(run),
         recorded=run.recorded,
+        waited_for_cpu=capture.record.waited_for_cpu if capture.record is not None else None,
         warnings=list(run.warnings),
     )
 

@@ -24,8 +24,9 @@ import msgspec
 
 from trace_doctor.errors import UsageError
 from trace_doctor.gate.baseline import Baseline, devices
-from trace_doctor.gate.runs import MEASURES, cost, largest, spread
+from trace_doctor.gate.runs import MEASURES, cost, largest, spread, waited_for_cpu
 from trace_doctor.model import Budget, Result, Unit
+from trace_doctor.recording.folder import BUSY
 from trace_doctor.registry import resolve
 from trace_doctor.rule import Rule
 
@@ -178,8 +179,23 @@ def judge(result: Result, limit: Limit, budgets: Budgets, baseline: Baseline | N
         how.append(f"limit: the baseline + {widest}")
         made = _decided(made, baseline=middle, noise=noise)
     limit_is = min(allowed)
+    hindered = _hindered(result, limit, found, limit_is) if found > limit_is else ""
+    if hindered:
+        return _decided(made, how=hindered, found=found)
     status = "failed" if found > limit_is else "passed"
     return _decided(made, status=status, found=found, limit=limit_is, how=how[allowed.index(limit_is)])
+
+
+def _hindered(result: Result, limit: Limit, found: float, at_most: float) -> str:
+    """Why a figure above its limit says nothing: on a quieter machine it may be below. Empty where it speaks."""
+    without = MEASURES[limit.name].unhindered if limit.rule is None else None
+    waited = waited_for_cpu(result)
+    if without is None or waited < BUSY or without(found, waited) > at_most:
+        return ""
+    return (
+        f"training waited {waited:.0%} of the time for a CPU, so other programs may be to blame: record it again on "
+        "a quieter machine"
+    )
 
 
 def _decided(budget: Budget, **changes: Any) -> Budget:

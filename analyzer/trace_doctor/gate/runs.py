@@ -48,6 +48,8 @@ class Measure:
     of: Callable[[Result], list[float]]
     missing: str
     """what was not captured where there is no value"""
+    unhindered: Callable[[float, float], float] | None = None
+    """a value and the share of the time that the training waited for a CPU -> what it may be without that wait"""
 
 
 def _step_time(result: Result) -> list[float]:
@@ -76,9 +78,12 @@ def _share(of: Callable[[TimeLedgerRow], int], gpu_only: bool) -> Callable[[Resu
 
 
 MEASURES: dict[str, Measure] = {
-    "step_time": Measure("us", 0.0, _step_time, "no steps were recorded"),
+    "step_time": Measure(
+        "us", 0.0, _step_time, "no steps were recorded", lambda step, waited: step * (1 - waited)
+    ),
     "gpu_idle_share": Measure(
-        "share", 0.03, _share(lambda r: r.idle_ns.total(), True), "no GPU work was recorded"
+        "share", 0.03, _share(lambda r: r.idle_ns.total(), True), "no GPU work was recorded",
+        lambda idle, waited: idle - waited,
     ),
     "exposed_comm_share": Measure(
         "share", 0.03, _share(lambda r: r.exposed_comm_ns, False), "no trace was recorded"
@@ -109,6 +114,12 @@ def mad(values: Sequence[float]) -> float:
         return 0.0
     middle = median(values)
     return median(abs(v - middle) for v in values)
+
+
+def waited_for_cpu(result: Result) -> float:
+    """The share of its time that the training could have run and did not: the median over the recordings that say."""
+    known = [i.waited_for_cpu for i in result.inputs if i.waited_for_cpu is not None]
+    return median(known) if known else 0.0
 
 
 def step_noise(result: Result) -> float:

@@ -61,6 +61,8 @@ class Input(Struct, frozen=True, kw_only=True):
     """None without steps"""
     plain: Pace | None = None
     """of the same run without the profiler; only a recording tells"""
+    waited_for_cpu: float | None = None
+    """of a recording: share of its time that the training could have run and did not, because others did"""
     role: str | None = None
     """of a recording: light, detailed, peak, boundary, oom or exception"""
     run_steps: tuple[int, int] | None = None
