@@ -8,12 +8,17 @@ from typing import Any
 
 from trace_doctor.evidence.images import FLAVOURS, REPOSITORY, tag
 from trace_doctor.fixes.codemods import Place, codemod
-from trace_doctor.fixes.edits import Change, Edit, NoEdit
+from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
 from trace_doctor.fixes.launchers import shown
+from trace_doctor.loaders.script import TextFile
 
 _FROM = re.compile(
     r"(?mi)^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*(?:docker\.io/)?"
     rf"(?P<image>{REPOSITORY})(?P<tag>:[^\s@]*)?(?P<digest>@\S+)?(?=[ \t]*$|[ \t]*\r|[ \t]+AS[ \t])"
+)
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+_ARG = re.compile(
+    r"""(?mi)^[ \t]*ARG[ \t]+(?P<name>\w+)=(?P<quote>["']?)(?P<value>[\w.+-]+)(?P=quote)[ \t]*\r?$"""
 )
 
 
@@ -32,9 +37,11 @@ def pin_container(place: Place, params: Mapping[str, Any]) -> Change:
     if len(found) > 1:
         raise NoEdit("ambiguous", f"{len(found)} images start from {REPOSITORY}", where)
     file, match = found[0]
-    now = (match["tag"] or "").removeprefix(":")
-    if "$" in now or match["digest"]:
+    written = (match["tag"] or "").removeprefix(":")
+    arguments = _arguments(file, match)
+    if match["digest"] or arguments is None:
         raise NoEdit("display", "the image is chosen by an argument or a digest", where)
+    now = _VARIABLE.sub(lambda v: arguments[v[1]]["value"], written)
     flavour = next((f for f in FLAVOURS if now.endswith(f)), FLAVOURS[0])
     wanted = tag(torch, cuda, flavour)
     if wanted is None:
@@ -43,7 +50,43 @@ def pin_container(place: Place, params: Mapping[str, Any]) -> Change:
         )
     if now == wanted:
         raise NoEdit("already", f"{file.name}:{where[0].line} starts from {wanted} already")
+    if arguments:
+        return _argued(file, arguments, written, wanted, where)
     edit = Edit(
         match.end("image"), match.end("tag" if match["tag"] else "image"), f":{wanted}", "image", wanted
     )
     return Change(file, (edit,), where[0].line)
+
+
+def _arguments(file: TextFile, image: re.Match[str]) -> dict[str, re.Match[str]] | None:
+    """The `ARG NAME=default` above an image for each variable of its tag; None where one has no single default, or is
+    used for anything else."""
+    found: dict[str, re.Match[str]] = {}
+    for name in _VARIABLE.findall(image["tag"] or ""):
+        defaults = [a for a in _ARG.finditer(file.text, 0, image.start()) if a["name"] == name]
+        uses = [u for u in _VARIABLE.finditer(file.text) if u[1] == name]
+        declared = len(re.findall(rf"(?mi)^[ \t]*(?:ARG|ENV)[ \t]+{name}\b", file.text))
+        if len(defaults) != 1 or len(uses) != 1 or declared != 1:
+            return None
+        found[name] = defaults[0]
+    return found if "$" not in _VARIABLE.sub("", image["tag"] or "") else None
+
+
+def _argued(
+    file: TextFile, arguments: Mapping[str, re.Match[str]], written: str, wanted: str, where: list[Candidate]
+) -> Change:
+    """The defaults with which a tag of variables is the wanted one."""
+    pattern, at = "", 0
+    for variable in _VARIABLE.finditer(written):
+        pattern += re.escape(written[at : variable.start()]) + f"(?P<{variable[1]}>.+)"
+        at = variable.end()
+    values = re.fullmatch(pattern + re.escape(written[at:]), wanted)
+    if values is None:
+        raise NoEdit("display", f"the image is chosen by arguments, none of which give {wanted}", where)
+    edits = [
+        Edit(a.start("value"), a.end("value"), values[name], f"arg:{name}", values[name])
+        for name, a in arguments.items()
+        if a["value"] != values[name]
+    ]
+    notes = ("a build that passes --build-arg decides itself",)
+    return Change(file, tuple(edits), file.line_of(edits[0].start), notes=notes)
