@@ -3,8 +3,8 @@
     python bench/fixes/imports.py PATCHES [--sample N]
 
 `PATCHES` is what `trial.py --patches` wrote. Files are taken in turn from every framework and codemod. Each import runs
-the file's own top level in a process of its own, without network (`unshare`), with little memory, time and file size,
-in a copy of the repository's Python files. torch is the installed one; other packages that are missing are stand-ins.
+the file's own top level in a process of its own, without network (`unshare`), with little time and file size, in a copy
+of the repository's Python files. torch is the installed one; other packages that are missing are stand-ins.
 """
 
 from __future__ import annotations
@@ -22,12 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_SECONDS = 60
 _CHILD = r'''
-import importlib.abc, importlib.machinery, importlib.util, resource, sys, types
-sys.path[:0] = sys.argv[2:]
-resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+import importlib.abc, importlib.machinery, importlib.util, json, os, re, resource, signal, sys, types
 import torch
 torch.set_num_threads(1)
 
@@ -61,17 +57,54 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec): return Stand(spec.name)
     def exec_module(self, module): pass
 
-sys.meta_path.append(Finder())
-spec = importlib.util.spec_from_file_location("patched_file", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-sys.modules["patched_file"] = module
-sys.argv[1:] = []
-try:
-    spec.loader.exec_module(module)
-    print("\nended: imported")
-except BaseException as error:
-    print(f"\nended: {type(error).__name__}: {error}"[:300].replace("\n", " "))
+def imported(file, paths):
+    resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    signal.alarm(300)
+    os.chdir(paths[0])
+    sys.path[:0] = paths
+    sys.argv[:] = [file]
+    sys.meta_path.append(Finder())
+    spec = importlib.util.spec_from_file_location("patched_file", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["patched_file"] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "imported"
+
+answers = os.dup(1)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+for line in sys.stdin:
+    inlet, outlet = os.pipe()
+    if (child := os.fork()) == 0:
+        said = imported(*json.loads(line))
+        os.write(outlet, re.sub(r"0x\w+|line \d+|/\S*/", "", said)[:300].encode())
+        os._exit(0)
+    os.close(outlet)
+    said = b"".join(iter(lambda: os.read(inlet, 1024), b"")).decode()
+    os.close(inlet)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.write(answers, (json.dumps(said or f"ended with {status}") + "\n").encode())
 '''
+
+
+class Importer:
+    """A process that has torch, and forks for each file."""
+
+    def __init__(self) -> None:
+        environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "CUDA_VISIBLE_DEVICES": ""}
+        self._process = subprocess.Popen(
+            ["unshare", "-rn", sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env=environment, text=True,
+        )  # fmt: skip
+
+    def ended(self, file: Path, folder: Path) -> str:
+        """How an import of a file ends: `imported`, or its exception."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps([str(file), [str(folder), str(file.parent)]]), file=self._process.stdin, flush=True)
+        return str(json.loads(self._process.stdout.readline()))
 
 
 def chosen(patches: Path, sample: int) -> list[dict[str, Any]]:
@@ -87,21 +120,7 @@ def chosen(patches: Path, sample: int) -> list[dict[str, Any]]:
     return [one for *_, one in sorted(found, key=lambda f: f[:3])[:sample]]
 
 
-def ended(file: Path, paths: list[Path]) -> str:
-    """How an import of a file ends: `imported`, or its exception."""
-    command = ["unshare", "-rn", sys.executable, "-c", _CHILD, str(file), *map(str, paths)]
-    environment = {"PATH": os.environ["PATH"], "HOME": str(paths[0]), "CUDA_VISIBLE_DEVICES": ""}
-    try:
-        done = subprocess.run(
-            command, cwd=paths[0], env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return "no end"
-    said = [line for line in done.stdout.splitlines() if line.startswith("ended: ")]
-    return re.sub(r"0x\w+|line \d+", "", said[-1][7:]) if said else f"exit {done.returncode} {done.stderr[-200:]}"
-
-
-def compared(one: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def compared(importer: Importer, one: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """(file, how the import ended before, and after) of the files of a patch."""
     root = Path(one["source"])
     with tempfile.TemporaryDirectory() as folder:
@@ -112,14 +131,18 @@ def compared(one: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
             copy.mkdir()
             shutil.copy(root, copy)
         files = re.findall(r"(?m)^\+\+\+ b/(.*\.py)$", one["diff"])
-        before = {f: ended(copy / f, [copy, (copy / f).parent]) for f in files}
+        before = {f: importer.ended(copy / f, copy) for f in files}
         subprocess.run(["git", "apply", "-"], input=one["diff"].encode(), cwd=copy, check=True)
         for file in files:
-            yield file, before[file], ended(copy / file, [copy, (copy / file).parent])
+            yield file, before[file], importer.ended(copy / file, copy)
 
 
 def _not_python(folder: str, names: list[str]) -> list[str]:
-    return [n for n in names if not Path(folder, n).is_dir() and not n.endswith((".py", ".yaml", ".yml", ".json", ".sh"))]
+    return [
+        n
+        for n in names
+        if not Path(folder, n).is_dir() and not n.endswith((".py", ".yaml", ".yml", ".json", ".sh"))
+    ]
 
 
 def main() -> int:
@@ -127,12 +150,14 @@ def main() -> int:
     asked.add_argument("patches", type=Path)
     asked.add_argument("--sample", type=int, default=40)
     given = asked.parse_args()
-    counts: Counter[str] = Counter()
+    counts, importer = Counter[str](), Importer()
     for one in chosen(given.patches, given.sample):
-        for file, before, after in compared(one):
+        for file, before, after in compared(importer, one):
             counts["imported" if after == "imported" else "the same exception"] += before == after
             counts["differs"] += before != after
-            print(f"{one['framework']:26} {one['codemod']:22} {one['repository']}/{file}: {after}", flush=True)
+            print(
+                f"{one['framework']:26} {one['codemod']:22} {one['repository']}/{file}: {after}", flush=True
+            )
             if before != after:
                 print(f"DIFFERS: before: {before}", flush=True)
     print(dict(counts))
