@@ -295,7 +295,8 @@ def _machine(data: dict[str, Any]) -> list[str]:
 
 
 def _row(row: dict[str, Any]) -> list[str]:
-    safety = "<br>".join(dict.fromkeys(f.split(": ")[0] + ": " + f.split(": ")[-1] for f in row["fixes"]))
+    parts = (fix.split(": ", 2) for fix in row["fixes"])  # safety, finding, what it does
+    safety = "<br>".join(dict.fromkeys(f"{safe}: {does}" for safe, _, does in parts))
     if not row["runs"]:
         return [safety, "not measured: needs a GPU", "", "", "", _losses(row)]
     return [safety, *_compared(row), _losses(row)]
