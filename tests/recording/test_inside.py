@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import trace_doctor
+from trace_doctor.loaders.kineto import load_trace
 from trace_doctor.recording.agent import session
 from trace_doctor.recording.inside import InsideRecording
 
@@ -149,15 +150,31 @@ def test_the_scripts_own_profiler_comes_first(tmp_path: Path, train: Callable[[]
     assert any("light: not captured" in w and "own" in w for w in said(recording)["warnings"])
 
 
-def test_what_is_larger_than_allowed_is_left_out_and_said(tmp_path: Path, train: Callable[[], float]) -> None:
-    with trace_doctor.record(tmp_path, max_mb=1e-4, **SHORT) as recording:
-        for _ in range(30):
-            train()
-            recording.step()
-    assert said(recording)["files"] == {}
-    assert [w for w in said(recording)["warnings"] if "max_mb" in w]
-    assert recording.folder is not None
-    assert not [p for p in recording.folder.iterdir() if p.suffix == ".gz"]
+def test_what_is_larger_than_allowed_is_cut_behind_a_step_or_left_out(
+    tmp_path: Path, train: Callable[[], float]
+) -> None:
+    def light(max_mb: float) -> tuple[Path | None, dict[str, Any]]:
+        options = {**SHORT, "phases": PHASES[:3], "light_steps": 8}
+        with trace_doctor.record(tmp_path, **options, max_mb=max_mb) as recording:
+            while not recording.done:
+                train()
+                recording.step()
+        assert recording.folder is not None
+        return next(recording.folder.glob("*.gz"), None), said(recording)
+
+    whole, _ = light(100)
+    assert whole is not None
+    room = 0.6 * whole.stat().st_size
+    cut, says = light(room / 1e6)
+    assert cut is not None and cut.stat().st_size <= room
+    steps, all_steps = (
+        len(load_trace(p, p.name).named(lambda n: n.startswith("ProfilerStep"))) for p in (cut, whole)
+    )
+    assert 1 <= steps < all_steps == 8
+    assert f"{steps} of 8 traced steps kept" in says["phases"][-1]["why_ended"]
+    nothing, says = light(1e-4)
+    assert nothing is None and says["files"] == {}
+    assert [w for w in says["warnings"] if "max_mb" in w]
 
 
 def test_steps_without_gradients_that_overflowed_are_steps(tmp_path: Path) -> None:

@@ -124,6 +124,9 @@ class _Watch:
         self._to_come = iter(_TO_END)
         self._next = 0.0
         self._size = 0
+        self._seen = 0
+        self._wrote = 0.0
+        """when the folder last changed"""
         self._manifests: tuple[tuple[str, int], ...] = ()
         self._ranks: dict[int, int] = {}
         self._waits: dict[int, list[tuple[float, float]]] = {}
@@ -157,10 +160,20 @@ class _Watch:
         if self._enough is not None and self._stays():
             self._to_come = iter(_TO_END[1:])
             return "enough"
-        if self._age < self._last:
+        if self._age < self._last or (self._manifests and self._lives()):
             return None
-        self._say(f"ending the script after {self._age:.0f} s (--max-seconds {self._options.max_seconds:g})")
+        silent = f"no step for {self._age - self._wrote:.0f} s" if self._manifests else "no step yet"
+        self._say(
+            f"ending the script {self._age:.0f} s after its start: {silent} (--max-seconds {self._options.max_seconds:g})"
+        )
         return "time"
+
+    def _lives(self) -> bool:
+        """Whether the recorder inside has written lately, and may be about to end the recording itself: it keeps to the
+        time as well, at the end of a step, and needs a moment to write. It gets no more than a grace period."""
+        grace = self._options.grace_seconds
+        lately = min(grace, self._options.max_seconds / 2)
+        return self._age < min(self._wrote + lately, self._last + grace)
 
     def _stays(self) -> bool:
         """Whether the command is still there long after its ranks have left, or they do not leave at all, though they
@@ -172,8 +185,10 @@ class _Watch:
 
     def _hear(self) -> None:
         """What the processes have said since. The time is counted from the last import of torch (a launcher imports it
-        before its workers do), then from the first step; then the recorder inside keeps to it, and needs a moment to
-        write."""
+        before its workers do), then from the first step."""
+        size = _size(self._folder)
+        if size != self._seen:
+            self._seen, self._wrote = size, self._age
         if not self._manifests:
             said = presence.heard(self._folder).values()
             torches = sum(presence.TORCH in events for events in said)
@@ -186,7 +201,7 @@ class _Watch:
         if manifests == self._manifests:
             return
         if not self._manifests:
-            self._last = self._age + self._options.max_seconds + self._options.grace_seconds
+            self._last = self._age + self._options.max_seconds
         self._manifests = manifests
         ranks = recording.ranks.values() if (recording := folder.read(self._folder)) else ()
         self._ranks = {r.rank: r.pid for r in ranks if r.pid is not None and processes.alive(r.pid)}

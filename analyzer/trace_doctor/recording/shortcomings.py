@@ -31,7 +31,7 @@ def shortcomings(
         *_busy(ended),
         *_silent(ranks),
         *_others(processes),
-        *_of_ranks(ranks, options),
+        *_of_ranks(ranks, options, ended),
     ]
 
 
@@ -82,11 +82,11 @@ def _others(processes: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
         yield f"{more} more process{'es' * (more > 1)} trained: only the first one is recorded"
 
 
-def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions) -> Iterator[str]:
+def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions, ended: Ended) -> Iterator[str]:
     """What ranks say of themselves; what all say is said once."""
     whose: dict[str, list[int]] = {}
     for rank in ranks:
-        for line in _of_rank(rank, options):
+        for line in _of_rank(rank, options, ended):
             whose.setdefault(line, []).append(rank.rank)
     for line, of in whose.items():
         if len(of) == len(ranks):
@@ -95,19 +95,23 @@ def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions) -> Iterator[s
             yield f"rank {', '.join(map(str, of[:8]))}{', …' if len(of) > 8 else ''}: {line}"
 
 
-def _of_rank(rank: RankRecord, options: RecordOptions) -> Iterator[str]:
+def _of_rank(rank: RankRecord, options: RecordOptions, ended: Ended) -> Iterator[str]:
     if not rank.ended:
         yield "the process ended without a word; what it had written until then is kept"
     said = (*rank.impossible, *rank.warnings)
     came = {p.name for p in rank.phases} | {warning.partition(":")[0] for warning in said}
     if missing := [p for p in options.phases if p not in came]:
-        yield f"{', '.join(missing)}: not captured" + (_too_few(rank) if rank.ended else "")
+        yield f"{', '.join(missing)}: not captured" + (_too_few(rank, options, ended) if rank.ended else "")
     yield from said
 
 
-def _too_few(rank: RankRecord) -> str:
-    steps = max((p.last_step + 1 for p in rank.phases), default=0)
-    return f": {steps} steps are too few for all; --max-steps {steps} divides them among the phases"
+def _too_few(rank: RankRecord, options: RecordOptions, ended: Ended) -> str:
+    count = max((p.last_step + 1 for p in rank.phases), default=0)
+    steps = f"{count} step{'s' * (count != 1)}"
+    if ended.why == "time" or (rank.ended == "enough" and count < options.max_steps):
+        return f": only {steps} in --max-seconds {options.max_seconds:g}"
+    divides = f"; --max-steps {count} divides them among the phases" if count > 4 else ""
+    return f": {steps} are too few for all{divides}"
 
 
 def deaf(command: Sequence[str]) -> str | None:

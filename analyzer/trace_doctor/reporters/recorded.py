@@ -11,7 +11,7 @@ from pathlib import Path
 from trace_doctor.errors import printable
 from trace_doctor.recording.folder import RankRecord, Recording, role_of
 from trace_doctor.recording.launch import Recorded
-from trace_doctor.reporters.units import duration, size
+from trace_doctor.reporters.units import duration, plural, size
 
 _FILES_SHOWN = 6
 _IN_SCRIPT = "`with trace_doctor.record('logs') as r:` around the loop, `r.step()` at its end"
@@ -58,9 +58,7 @@ def _headline(recorded: Recorded) -> str:
     ranks = f" of {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""
     ways = sorted({r.found_steps_by for r in recording.ranks.values() if r.found_steps_by})
     how = f" (found by: {', '.join(ways)}{_accumulation(recording)})" if ways else ""
-    return (
-        f"recorded {steps} steps{ranks}{how}{', and stopped the script' if recorded.stopped_by_us else ''}:"
-    )
+    return f"recorded {plural(steps, 'step')}{ranks}{how}{', and stopped the script' if recorded.stopped_by_us else ''}:"
 
 
 def _accumulation(recording: Recording) -> str:

@@ -263,10 +263,14 @@ class Recorder:
         room = self._room()
         size, kept = tracer.write(room)
         if phase == "light":
-            self._step_bytes = size // max(tracer.steps, 1)
+            self._step_bytes = size // max(kept or tracer.steps, 1)
         if kept:
             self._used += size
             self.status.said["files"][phase] = tracer.path.name
+            if kept < tracer.steps:
+                self._phase_note = (
+                    f"{kept} of {tracer.steps} traced steps kept: more would not fit into max_mb"
+                )
         else:
             self._phase_note = f"trace of {tracer.steps} steps left out: {size / 1e6:.3g} MB, and {room / 1e6:.3g} MB were left"
             self.status.warn(f"{phase}: not captured: {self._phase_note}; raise max_mb")

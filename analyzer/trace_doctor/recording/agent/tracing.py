@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trace_doctor.recording.agent import shortening
 from trace_doctor.recording.agent.patches import Function, Patches
 
 
@@ -70,22 +71,38 @@ class Tracer:
             mark, self._mark = self._mark, None
             mark.__exit__(None, None, None)
 
-    def write(self, room: float) -> tuple[int, bool]:
-        """Writes the trace. (bytes on disk, whether they are within `room` and the file was kept)"""
+    def write(self, room: float) -> tuple[int, int]:
+        """Writes the trace, or as many of its first steps as are within `room`. (bytes on disk, steps kept); where not even
+        one step is, the bytes it would have taken."""
         plain = self.path.with_name(f".{self.path.name}.{os.getpid()}.json")
         packed = plain.with_suffix(".gz")
         try:
             self.profile.export_chrome_trace(str(plain))
             with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
-            size = packed.stat().st_size
-            if size <= room:
+            size, kept = packed.stat().st_size, self.steps
+            if size > room:
+                size, kept = self._shortened(plain, packed, size, room)
+            if kept:
                 packed.replace(self.path)
         finally:
             for path in (plain, packed):
                 path.unlink(missing_ok=True)
             self.profile.profiler = None
-        return size, size <= room
+        return size, kept
+
+    def _shortened(self, plain: Path, packed: Path, size: int, room: float) -> tuple[int, int]:
+        steps = min(int(self.steps * room / size), self.steps - 1)
+        of = shortening.borders(plain) if steps else None
+        while of is not None and 0 < steps <= len(of.ends):
+            with gzip.open(
+                packed, "wt", compresslevel=3, encoding="utf-8", errors="surrogateescape"
+            ) as target:
+                target.writelines(shortening.until(plain, steps, of))
+            if packed.stat().st_size <= room:
+                return packed.stat().st_size, steps
+            steps -= 1
+        return size, 0
 
 
 class OtherProfilers:
