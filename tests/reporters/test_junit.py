@@ -16,6 +16,29 @@ def cases(result: Result) -> dict[str, ET.Element]:
     return {case.get("name", ""): case for case in junit(result).iter("testcase")}
 
 
+KNOWN = {
+    "testsuites": {"name", "tests", "failures", "errors"},
+    "testsuite": {"name", "tests", "failures", "errors", "skipped"},
+    "testcase": {"name", "classname"},
+    "failure": {"message", "type"},
+    "error": {"message", "type"},
+    "skipped": {"message", "type"},
+    "system-out": set(),
+}
+"""What is written of the schema of Jenkins' xunit plugin (junit-10.xsd), the strictest of those in use. To ship that file
+and a validator for these few lines would be more than they are."""
+
+
+def test_it_keeps_to_the_schema_that_readers_share(result: Result) -> None:
+    below = {"testsuites": {"testsuite"}, "testsuite": {"testcase"}}
+    for element in junit(result).iter():
+        assert set(element.attrib) <= KNOWN[element.tag]
+        required = {"testsuite": {"name", "tests", "failures", "errors"}, "testcase": {"name"}}
+        assert required.get(element.tag, set()) <= set(element.attrib)
+        leaves = {"failure", "error", "skipped", "system-out"} if element.tag == "testcase" else set()
+        assert {child.tag for child in element} <= below.get(element.tag, leaves)
+
+
 def test_the_counts_are_those_of_the_cases(result: Result) -> None:
     root = junit(result)
     for suite in root:
