@@ -88,7 +88,36 @@ class Project:
             if (node := _at_top(other, names)) is not None:
                 return other, node
             script, qualified = other, _imported_as(other, names)
+            if qualified is None:
+                return self._starred(other, names)
         return None
+
+    def _resolved(self, script: Script, node: cst.BaseExpression) -> tuple[Script, cst.CSTNode] | None:
+        """What an expression of a script stands for in another file; a name that nothing here binds, through `import *`."""
+        qualified = script.qualified(node)
+        if qualified is not None or not isinstance(node, cst.Name) or "import *" not in script.text:
+            return self.resolve(script, qualified)
+        own = tracked(script)
+        bound = own.bound(node) or own.parameter_of(node) is not None
+        return None if bound else self._starred(script, [node.value])
+
+    def _starred(self, script: Script, names: list[str], depth: int = 0) -> tuple[Script, cst.CSTNode] | None:
+        """The one thing that the `import *` of a script give a name to."""
+        found: dict[int, tuple[Script, cst.CSTNode]] = {}
+        for node in script.all(cst.ImportFrom) if self._tree is not None and depth < _MAX_REEXPORTS else ():
+            if not isinstance(node.names, cst.ImportStar):
+                continue
+            assert self._tree is not None
+            file = self._tree.imports.resolve(imported_modules(node)[0], script.name)
+            data = self._tree.data(file) if file is not None else b""
+            if file is None or not (names[0].encode() in data or b"import *" in data):
+                continue
+            if (other := self._tree.script(file)) is not None:
+                top = _at_top(other, names)
+                there = (other, top) if top is not None else self._starred(other, names, depth + 1)
+                if there is not None:
+                    found[id(there[1])] = there
+        return next(iter(found.values())) if len(found) == 1 else None
 
     def _file_of(self, script: Script, qualified: str | None) -> tuple[Script, list[str]] | None:
         """The file that holds a dotted name, and the rest of the name inside it."""
@@ -116,7 +145,7 @@ class Project:
         local = tracked(script).definition(func)
         if local is not None:
             return script, local
-        found = self.resolve(script, script.qualified(func))
+        found = self._resolved(script, func)
         if found is not None:
             return (found[0], found[1]) if isinstance(found[1], cst.FunctionDef | cst.ClassDef) else None
         if isinstance(func, cst.Attribute):
@@ -204,7 +233,7 @@ class Project:
             return []
         function = tracked(script).parameter_of(node)
         if function is None:
-            found_value = self.resolve(script, script.qualified(node))
+            found_value = self._resolved(script, node)
             value = found_value[1] if found_value is not None else None
             return (
                 [(found_value[0], value, item)]
@@ -323,17 +352,15 @@ def _at_top(script: Script, names: list[str]) -> cst.CSTNode | None:
 
 
 def _imported_as(script: Script, names: list[str]) -> str | None:
-    """The qualified name that an import of a script binds to a name; through its one `import *` where none names it."""
-    stars = []
+    """The qualified name that an import of a script binds to a name; None where none names it."""
     for node in script.all(cst.ImportFrom):
         module = imported_modules(node)[0]
         if isinstance(node.names, cst.ImportStar):
-            stars.append(module)
             continue
         for alias in node.names:
             if dotted(alias.asname.name if alias.asname else alias.name) == names[0]:
                 return _join(module, dotted(alias.name) or "", *names[1:])
-    return _join(stars[0], *names) if len(stars) == 1 else None
+    return None
 
 
 def _join(module: str, *names: str) -> str:
