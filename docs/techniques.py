@@ -13,7 +13,13 @@ from pathlib import Path
 RULES = Path(__file__).resolve().parent.parent / "rules" / "trace_doctor_rules"
 
 TOPICS: Mapping[str, tuple[str, ...]] = {
-    "Workers, pinning, prefetching": ("dataloader-args", "pinned_copies", "persistent_workers"),
+    "Workers, pinning, prefetching": (
+        "start_workers",
+        "more_workers",
+        "work_ahead",
+        "pinned_copies",
+        "persistent_workers",
+    ),
     "Sharding of an IterableDataset": ("shard_iterable",),
     "Expandable segments and other settings of the allocator": ("allocator-setting", "max_split_size"),
     "Padding, and warming up with the largest shape": ("steady_shapes", "keep_the_cache", "remove-call"),
@@ -29,7 +35,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Gradient accumulation": ("gradient_accumulation",),
     "Gradient checkpointing": ("checkpoint_blocks",),
     "fp16, bf16, TF32": ("autocast", "tf32"),
-    "Fused and multi-tensor optimizers": ("fused_optimizer", "foreach_optimizer"),
+    "Fused and multi-tensor optimizers": ("fused_optimizer", "foreach_optimizer", "update_together"),
     "8-bit optimizers and Adafactor": ("less_optimizer_state",),
     "DeepSpeed offload": ("offload",),
     "Grouped GEMM for mixtures of experts": ("grouped_gemm",),

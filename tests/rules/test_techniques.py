@@ -15,7 +15,7 @@ from trace_doctor_rules import techniques
 
 _GIVEN: dict[str, Any] = {
     "verify": "v", "risk": "r", "target": None, "name": "x", "dim": 0, "size": 64, "factor": 2, "dockerfile": "FROM x",
-    "torch": "2.6.0", "cuda": "12.6", "inference": False,
+    "torch": "2.6.0", "cuda": "12.6", "inference": False, "workers": 4, "pin": True, "prefetch": 2, "late": "late.",
 }  # fmt: skip
 _SCRIPT = """
 import torch
@@ -74,7 +74,7 @@ def made() -> list[Fix]:
 def test_an_edit_takes_its_parameters(fix: Fix) -> None:
     assert fix.text
     assert fix.risk
-    assert (fix.codemod is None) == (fix.kind in ("advice", "env"))
+    assert (fix.codemod is None) == (fix.kind in ("advice", "config", "env"))
     if fix.codemod is None:
         assert fix.safety == "display"
         return

@@ -13,7 +13,16 @@ from trace_doctor_rules.techniques.compiling import (
     mark_dynamic,
     steady_shapes,
 )
-from trace_doctor_rules.techniques.data import persistent_workers, pinned_copies, shard_iterable
+from trace_doctor_rules.techniques.data import (
+    more_workers,
+    persistent_workers,
+    pinned_copies,
+    shard_iterable,
+    start_workers,
+    start_workers_in_lightning,
+    start_workers_in_trainer,
+    work_ahead,
+)
 from trace_doctor_rules.techniques.host import (
     create_on_device,
     cuda_graphs,
@@ -76,6 +85,7 @@ __all__ = [
     "make_once",
     "mark_dynamic",
     "max_split_size",
+    "more_workers",
     "no_sync",
     "off_the_step",
     "offload",
@@ -88,11 +98,15 @@ __all__ = [
     "release_output",
     "sdpa_backend",
     "shard_iterable",
+    "start_workers",
+    "start_workers_in_lightning",
+    "start_workers_in_trainer",
     "steady_shapes",
     "sum_on_device",
     "tf32",
     "update_together",
     "use_sdpa",
     "vectorise",
+    "work_ahead",
     "zero",
 ]

@@ -2,8 +2,93 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trace_doctor import Fix, Target
-from trace_doctor_rules.techniques._making import patch
+from trace_doctor_rules.techniques._making import advice, patch
+
+_WORKERS_RISK = (
+    "each worker has its own random state, so augmentation and losses change; each holds a copy of the dataset object; "
+    "spawned workers need a script guarded by __main__"
+)
+
+
+def start_workers(workers: int, verify: str, *, pin: bool, prefetch: int, target: Target | None) -> Fix:
+    """`pin`: batches go to a GPU."""
+    return patch(
+        f"Load batches in {workers} worker processes",
+        "dataloader-args",
+        "DataLoader(\n    dataset,\n    ...,\n    " + ",\n    ".join(_shown(workers, pin, prefetch)) + ",\n)",
+        _WORKERS_RISK,
+        verify,
+        params=_arguments(workers, pin, prefetch),
+        target=target,
+    )
+
+
+def start_workers_in_trainer(workers: int, verify: str, *, pin: bool, prefetch: int) -> Fix:
+    arguments = ",\n    ".join(f"dataloader_{argument}" for argument in _shown(workers, pin, prefetch))
+    return Fix(
+        title="The same for the Hugging Face Trainer",
+        kind="config",
+        safety="display",
+        framework="transformers",
+        text=f"TrainingArguments(\n    ...,\n    {arguments},\n)",
+        verify=verify,
+        risk=_WORKERS_RISK,
+    )
+
+
+def start_workers_in_lightning(workers: int, verify: str, *, pin: bool, prefetch: int) -> Fix:
+    arguments = ",\n        ".join(_shown(workers, pin, prefetch))
+    return Fix(
+        title="The same for Lightning: in the loaders that the DataModule returns",
+        kind="config",
+        safety="display",
+        framework="lightning",
+        text="def train_dataloader(self):\n    return DataLoader(\n        self.train_set,\n        ...,\n        "
+        f"{arguments},\n    )",
+        verify=verify,
+        risk=_WORKERS_RISK,
+    )
+
+
+def _arguments(workers: int, pin: bool, prefetch: int) -> dict[str, Any]:
+    return {
+        "num_workers": workers,
+        "pin_memory": pin,
+        "persistent_workers": True,
+        "prefetch_factor": prefetch,
+    }
+
+
+def _shown(workers: int, pin: bool, prefetch: int) -> list[str]:
+    return [
+        f"{name}={value}" for name, value in _arguments(workers, pin, prefetch).items() if value is not False
+    ]
+
+
+def more_workers(late: str, verify: str, *, pin: bool) -> Fix:
+    """`late`: a sentence that says by how much."""
+    return advice(
+        "Use more workers, prefetch more, or make a sample cheaper",
+        f"{late}\nDataLoader(..., num_workers=<more, up to the cores of the machine>, prefetch_factor=4, "
+        f"persistent_workers=True{', pin_memory=True' if pin else ''})\n"
+        "If all cores are busy already: decode smaller images, cache what is decoded, move augmentation to the GPU.",
+        "workers beyond the cores slow each other down; prefetching costs host memory",
+        verify,
+    )
+
+
+def work_ahead(late: str, verify: str) -> Fix:
+    """`late`: a sentence that says by how much."""
+    return advice(
+        "Let the loader work ahead of the training loop",
+        f"{late} Give it more threads or a deeper prefetch queue (DALI: num_threads, prefetch_queue_depth; WebDataset: "
+        "WebLoader with num_workers; a generator: fill a queue.Queue from a thread), or cache what is decoded.",
+        "prefetching costs host memory",
+        verify,
+    )
 
 
 def pinned_copies(verify: str, target: Target | None = None) -> Fix:
