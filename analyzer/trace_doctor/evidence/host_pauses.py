@@ -38,7 +38,7 @@ from trace_doctor.evidence.retime import PAUSE_NS
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.recording.folder import BUSY
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import I64, Bool, Capture, Cat, Run
 
 CAUSES = ("python", "annotation", "dispatch")
 OPERATORS = 0.1
@@ -85,7 +85,9 @@ class HostPauses(Evidence, frozen=True):
     length: int
     """of the steady steps together, ns"""
     unnamed: int
-    """idle ns in gaps of 1 ms and more for which Python was to blame and no name was recorded"""
+    """idle ns in gaps of 1 ms and more for which Python was to blame and nothing here is the name"""
+    stacks: bool
+    """whether Python frames were recorded"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -134,6 +136,7 @@ class HostPauses(Evidence, frozen=True):
             device=device,
             length=total(steady),
             unnamed=total(blank[blank[:, 1] - blank[:, 0] >= PAUSE_NS]),
+            stacks=bool(run.is_cat(Cat.PYTHON).any()),
         )
 
 
@@ -149,8 +152,8 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
         )
     )
     rows = np.flatnonzero(named & ~skip)
-    rows = rows[_usually(facts, run, rows, main)]
     rows = rows[_quiet(facts, run, rows)]
+    rows = rows[_usually(facts, run, rows, main)]
     away = loader_mask(run, facts.options)
     away |= run.is_named(lambda n: is_compile(n) or _OWN.fullmatch(n) is not None)
     rows = rows[~away[rows] & ~nesting.inside(rows, away)]
@@ -158,18 +161,19 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
 
 
 def _usually(facts: Facts, run: Run, rows: I64, main: int) -> Bool:
-    """Which of the rows bear a name that lasts long in half of the cases: else the machine held them up. The cases in
-    the trace that lent its frames count as well."""
+    """Which of these long and quiet rows bear a name that is long and quiet in half of the cases: else it is work that
+    the machine held up. The cases in the trace that lent its frames count as well."""
     alike = run.rows_of(np.unique(run.name[rows]).tolist())
     often = np.bincount(run.name[alike[run.thread[alike] == main]], minlength=len(run.names))
     long = np.bincount(run.name[rows], minlength=len(run.names))
     for other in facts.capture.further:
         if isinstance(other, Run) and other.path == facts.capture.frames_from:
+            theirs = Facts(Capture(facts.capture.rank, other), facts.options)
             number = {name: n for n, name in enumerate(other.names)}
             for name in np.unique(run.name[rows]).tolist():
-                durations = other.dur[other.name == number.get(run.names[name], -1)]
-                often[name] += len(durations)
-                long[name] += int((durations >= PAUSE_NS).sum())
+                cases = np.flatnonzero(other.name == number.get(run.names[name], -1))
+                often[name] += len(cases)
+                long[name] += int(_quiet(theirs, other, cases[other.dur[cases] >= PAUSE_NS]).sum())
     return np.asarray((2 * long >= often)[run.name[rows]])
 
 

@@ -56,6 +56,18 @@ def _training(
     return b
 
 
+def _held_up() -> RunBuilder:
+    """Without a GPU; in two of six steps another program has the core for 60 ms, in the midst of the model's call."""
+    b = RunBuilder(gpu=None, stacks=True)
+    for n in range(6):
+        with b.step(), b.python("train.py", 10, "train"), b.python("train.py", 30, "forward"):
+            with b.op("aten::mm", us=4000):
+                pass
+            if n % 3 == 2:
+                b.wait(60_000)
+    return b
+
+
 @dataclass(frozen=True)
 class SlowLaunchThread(Rule):
     """Something in the loop keeps the host away from launching.
@@ -114,6 +126,7 @@ class SlowLaunchThread(Rule):
         Valid("a phase of the step", lambda: _training(name="## forward ##"), skipped="not recorded"),
         Valid("nobody named it", lambda: _training(name=""), skipped="not recorded"),
         Valid("short", lambda: _training(200)),
+        Valid("other programs hold it up", _held_up, skipped="held it up"),
     ]
     INVALID = [
         Invalid(
@@ -149,10 +162,7 @@ class SlowLaunchThread(Rule):
                 found = True
                 yield self._claim(ctx, pause, removal, outcome)
         if not found and seen.unnamed >= max(least, 1):
-            raise NotCaptured(
-                f"Python code that was not recorded keeps the host busy for {seen.unnamed / seen.length:.0%} of the step",
-                'profile(..., with_stack=True), or torch.profiler.record_function("name") around parts of the loop',
-            )
+            raise _unnamed(seen.unnamed / seen.length, stacks=seen.stacks)
 
     def _claim(self, ctx: Context, pause: Pause, removal: Removal, outcome: ReplayOutcome) -> Claim:
         seen, moments, count = ctx[HostPauses], ctx[Moments], ctx[Steps].count
@@ -181,6 +191,18 @@ class SlowLaunchThread(Rule):
         doubts = bound is None or bound.stacks
         doubts |= ledger is not None and ledger.unattributed_share > self.max_unattributed
         return "medium" if doubts else "high"
+
+
+def _unnamed(share: float, *, stacks: bool) -> NotCaptured:
+    if stacks:
+        return NotCaptured(
+            f"for {share:.0%} of the step the host stands still in code that usually works: others may have held it up",
+            "record again while nothing else runs",
+        )
+    return NotCaptured(
+        f"Python code that was not recorded keeps the host busy for {share:.0%} of the step",
+        'profile(..., with_stack=True), or torch.profiler.record_function("name") around parts of the loop',
+    )
 
 
 _VERIFY = "record the same steps again: TD203 should no longer name it, and the step should be shorter"
