@@ -14,7 +14,7 @@ import pytest
 
 import trace_doctor
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, TooLarge, one_line
-from trace_doctor.loaders import kineto_document, stream
+from trace_doctor.loaders import kineto_window, stream
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.kineto import load_trace
 from trace_doctor.loaders.limits import available_memory, memory_limit
@@ -192,7 +192,7 @@ def test_texts_that_a_careless_reader_searches_for_ever(tmp_path: Path, text: st
 
 
 def test_a_single_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto_document, "LONGEST", 1 << 20)
+    monkeypatch.setattr(kineto_window, "LONGEST", 1 << 20)
     path = put(tmp_path, "trace.json", HEAD + '{"ph":"X","cat":"kernel","name":"')
     with path.open("r+b") as file:
         file.truncate(64 << 20)

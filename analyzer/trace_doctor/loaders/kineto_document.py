@@ -16,9 +16,9 @@ import numpy as np
 from trace_doctor.loaders import kineto_salvage, meta
 from trace_doctor.loaders.kineto_borders import Borders
 from trace_doctor.loaders.kineto_decode import Columns, Event, decode, read_one
+from trace_doctor.loaders.kineto_window import SPACE, Window
 from trace_doctor.run import Damage
 
-_SPACE = re.compile(rb"[\s,]*")
 _STRING = kineto_salvage.STRING.encode()
 _KEY = re.compile(rb"[\s,]*(" + _STRING + rb')"\s*:\s*', re.S)
 _SCALAR = re.compile(_STRING + rb'"(?=\s*[,}])|[^",{}\[\]]++(?=[,}])', re.S)
@@ -36,22 +36,17 @@ LOOK_AHEAD = 1 << 18
 NARROW = 1 << 15
 """So much at least goes to the decoder in Python where the one in C finds something unusual; twice as much each time
 that C does not get on behind it."""
-LONGEST = 1 << 24
-"""The window's limit: no single event or metadata field is that long."""
-_OVERLAP = 64
-"""No marker text is longer: one that two pieces share is seen, too."""
 MOST_FIELDS, LARGEST_FIELD = 2000, 1 << 22
 """Top-level fields, and bytes of one: what is beyond is no description of a capture."""
 PATIENCE = 40
 """How many broken events are looked at closely when their ends are not where they seem to be."""
-THOROUGH, SAMPLE = 1 << 23, 1 << 14
-"""Marker texts are sought in all of the first 8 MiB, then in the first 16 KiB of each piece."""
 
 
-class Document:
+class Document(Window):
     """One pass over the bytes of a trace. `read` fills `meta` and hands the events to `columns`."""
 
     def __init__(self, pieces: Iterator[bytes], columns: Columns, damage: Damage) -> None:
+        super().__init__(pieces)
         self.columns = columns
         self.damage = damage
         self.meta: dict[str, Any] = {}
@@ -59,25 +54,15 @@ class Document:
         self.arrays = 0
         """how many event lists there were"""
         self.legacy_list = False
-        self.features: set[bytes] = set()
-        self._pieces = pieces
         self._borders = Borders()
         self._scanner = columns.scanner()
-        self._text = b""
-        self._at = 0
-        self._more = True
         self._done = 0
         self._unfinished = 0
         self._patience = PATIENCE
         self._turns = 0
         self._batch: list[Event] = []
         self._positions: list[int] = []
-        self._watched: list[bytes] = []
         self._narrowed = 0
-
-    def watch(self, markers: list[bytes]) -> None:
-        """Texts whose presence anywhere in the events is noted in `features`."""
-        self._watched = list(markers)
 
     def read(self) -> None:
         """Reads to the end. What does not begin like JSON gives no field and no event."""
@@ -98,40 +83,6 @@ class Document:
             self._turns < MOST_FIELDS and self._seek()
         ):  # a stray bracket in a damaged event looked like the end
             self._fields()
-
-    # -- the window of bytes -----------------------------------------------------------------------------------
-
-    def _grow(self, least: int = 1) -> bool:
-        """Reads at least so many bytes more, as far as there are any."""
-        pieces, more = [self._text], 0
-        while more < least and self._more:
-            piece = next(self._pieces, None)
-            if piece is None:
-                self._more = False
-                break
-            self._note_features(pieces[-1][-_OVERLAP:], piece, self._at + len(self._text) + more)
-            pieces.append(piece)
-            more += len(piece)
-        self._text = b"".join(pieces)
-        return more > 0
-
-    def _double(self, least: int = 0) -> bool:
-        """Reads on until the window is twice as long (at least `least`), so that what is searched again stays in
-        proportion. False when nothing came or the window is at its limit."""
-        size = len(self._text)
-        return size < LONGEST and self._grow(max(size, least - size))
-
-    def _drop(self, count: int) -> None:
-        self._text = self._text[count:]
-        self._at += count
-
-    def _skip(self, pos: int) -> int:
-        """Past white space and commas, reading on as needed."""
-        while True:
-            found = _SPACE.match(self._text, pos)
-            pos = found.end() if found else pos
-            if pos < len(self._text) or not self._grow():
-                return pos
 
     # -- the fields around the events --------------------------------------------------------------------------
 
@@ -160,16 +111,6 @@ class Document:
                 self._events()
             elif not self._field(name, value):
                 return
-
-    def _skip_space(self, pos: int) -> int | None:
-        """The first character at or behind `pos` that is no white space; None at the end of the file."""
-        while True:
-            while pos < len(self._text) and self._text[pos] in b" \t\r\n":
-                pos += 1
-            if pos < len(self._text):
-                return pos
-            if not self._grow():
-                return None
 
     def _field(self, name: str, start: int) -> bool:
         """One field that is not the events. False at the end of the file."""
@@ -310,16 +251,6 @@ class Document:
         self._drop(end)
         return True
 
-    def _note_features(self, before: bytes, piece: bytes, at: int) -> None:
-        """Arguments that many events have show in a part of each piece; a whole search would cost a fifth of the load."""
-        if not self._watched:
-            return
-        sample = before + piece if at < THOROUGH else piece[:SAMPLE]
-        seen = [marker for marker in self._watched if marker in sample]
-        if seen:
-            self.features.update(seen)
-            self._watched = [marker for marker in self._watched if marker not in seen]
-
     def _decode(self, starts: list[int], low: int, high: int) -> int | None:
         """Decodes the pieces low..high. Gives the position behind the list's `]` when that was among them."""
         while low < high and starts[low] < self._done:  # an event that went on behind its border
@@ -354,7 +285,7 @@ class Document:
         """One piece that did not decode alone: several objects, the list's end, a wrong border, or damage."""
         text = self._text
         while pos < end:
-            found = _SPACE.match(text, pos)
+            found = SPACE.match(text, pos)
             pos = found.end() if found else pos
             if pos >= end:
                 break
