@@ -41,11 +41,8 @@ class OperatorLoop(Struct, frozen=True):
     """ns until the second repetition began, of each execution"""
     steps: int
     """number of steady steps that hold one"""
-
-    @property
-    def repetition_ns(self) -> int:
-        """Mean length of one repetition."""
-        return sum(end - start for start, end in self.spans) // max(sum(self.repeats), 1)
+    repetition_ns: int
+    """from one repetition to the next: the median, which other programs on the machine do not move"""
 
 
 class OperatorLoops(Evidence, frozen=True):
@@ -76,7 +73,11 @@ class OperatorLoops(Evidence, frozen=True):
                 groups.setdefault((site, _rotated(names)), []).append((first, period, repeats))
         found = []
         for (site, names), executions in groups.items():
-            begin = [int(run.ts[ops[first]]) for first, _, _ in executions]
+            begins = [
+                run.ts[ops[first : first + period * repeats : period]]
+                for first, period, repeats in executions
+            ]
+            begin = [int(each[0]) for each in begins]
             end = [int(run.end[ops[first + period * repeats - 1]]) for first, period, repeats in executions]
             starts = np.sort(np.array(begin))
             held = np.diff(np.searchsorted(starts, np.array(spans, dtype=np.int64))) > 0
@@ -91,6 +92,7 @@ class OperatorLoops(Evidence, frozen=True):
                         for (first, period, _), start in zip(executions, begin, strict=True)
                     ),
                     steps=int(held.sum()),
+                    repetition_ns=int(np.median(np.concatenate([np.diff(each) for each in begins]))),
                 )
             )
         found.sort(key=lambda loop: (-sum(e - s for s, e in loop.spans), str(loop.site), loop.group))
