@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from trace_doctor.errors import UsageError
 from trace_doctor.gate import Baseline, Terms, decide
 from trace_doctor.gate.budgets import parse_budgets
+from trace_doctor.gate.runs import runs_of
 from trace_doctor.model import Finding, IdleNs, Input, Outcome, Pace, Result, Saving, TimeLedgerRow
 from trace_doctor.reporters.words import budget_words
 
@@ -76,6 +77,16 @@ def test_a_regression_is_more_than_the_largest_of_absolute_relative_and_noise() 
     assert "within noise" in said
     assert judged(runs(106, mad_ms=3), five, runs(100))[0] == 0, "the steps of this run vary as well"
     assert judged(runs(106, mad_ms=3), {**five, "noise": 1}, runs(100))[0] == 1
+
+
+def test_the_files_of_a_recording_are_one_run() -> None:
+    files = [
+        Input(path=f"{folder}/rank0.{role}.json.gz", kind="trace", role=role)
+        for folder in ("a", "b")
+        for role in ("light", "detailed")
+    ]
+    assert len(set(runs_of(Result(inputs=files)).values())) == 2
+    assert len(set(runs_of(Result(inputs=[replace(f, role=None) for f in files])).values())) == 4
 
 
 def test_runs_that_differ_widen_the_band_though_the_steps_of_each_do_not() -> None:

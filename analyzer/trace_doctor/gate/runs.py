@@ -18,12 +18,12 @@ Run = tuple[str, int]
 
 
 def runs_of(result: Result) -> dict[int, Run]:
-    """The run that each input belongs to."""
-    count: Counter[tuple[str, str, int]] = Counter()
+    """The run that each input belongs to. The files of a recording, light and detailed, are of one run."""
+    count: Counter[tuple[str, str, str | None, int]] = Counter()
     found = {}
     for number, source in enumerate(result.inputs):
         folder = str(PurePosixPath(source.path).parent)
-        mine = (folder, source.kind, source.rank)
+        mine = (folder, source.kind, source.role, source.rank)
         found[number] = (folder, count[mine])
         count[mine] += 1
     return found
