@@ -14,6 +14,8 @@ from trace_doctor.model import Safety
 Refusal = Literal["already", "ambiguous", "unresolved", "display"]
 
 
+_LONGEST = 120
+"""characters of a line that gets longer behind a call as well"""
 _LINE = "line:"
 """starts the keys of edits that put a line a level deeper"""
 
@@ -286,8 +288,10 @@ def add_arguments(script: Script, call: cst.Call, values: dict[str, str], limit:
         return [Edit(at, at, f",{gap}{text}", key, value) for key, text, value in pairs]
     aligned = _aligned_gap(script, call)
     width, edits = at - script.line_starts[script.line_of(at) - 1], []
+    line = len(script.line_text(script.line_of(at)))
+    behind, longest = line - width, max(line, _LONGEST)
     for key, text, value in pairs:
-        fits = width + len(text) + 3 <= limit
+        fits = width + len(text) + 3 <= limit and width + len(text) + 2 + behind <= longest
         gap = " " if fits else aligned
         width = (width + 2 if fits else len(gap)) + len(text)
         edits.append(Edit(at, at, f",{gap}{text}", key, value))
