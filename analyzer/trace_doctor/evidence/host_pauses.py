@@ -51,6 +51,10 @@ _OWN = re.compile(
     r"torch/profiler/.*|(?:.*/)?trace_doctor/recording/.*|torch/utils/data/.*|.*\bprofiler\.py\(\d+\): .*|<built-in .*(?:synchronize|acquire).*"
 )
 """frames of the profiler, of data loading (its own rules), and waits"""
+_CALLING = re.compile(
+    r"(?:.*/)?torch/(?:nn/modules/module|optim/optimizer|utils/_contextlib|_tensor|_compile|autograd/\w+)\.py\(\d+\): .*"
+)
+"""Frames by which torch calls what does the work: that has a frame or operators of its own, and is the name."""
 
 
 class Pause(Struct, frozen=True):
@@ -148,6 +152,7 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
             is_step(n)
             or is_optimizer(n)
             or is_torch_mark(n)
+            or _CALLING.fullmatch(n) is not None
             or (_PHASE.fullmatch(n) is not None and python_frame(n) is None)
         )
     )

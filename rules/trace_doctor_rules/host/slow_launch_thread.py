@@ -68,6 +68,18 @@ def _held_up() -> RunBuilder:
     return b
 
 
+def _held_up_before_the_model() -> RunBuilder:
+    """The same in every other step, in a frame of torch's own that only calls what works."""
+    b = RunBuilder(gpu=None, stacks=True)
+    for n in range(6):
+        with b.step(), b.python("train.py", 10, "train"):
+            with b.op("aten::mm", us=4000):
+                pass
+            with b.python("torch/nn/modules/module.py", 1779, "_call_impl"):
+                b.wait(20_000 if n % 2 else 10)
+    return b
+
+
 @dataclass(frozen=True)
 class SlowLaunchThread(Rule):
     """Something in the loop keeps the host away from launching.
@@ -127,6 +139,11 @@ class SlowLaunchThread(Rule):
         Valid("nobody named it", lambda: _training(name=""), skipped="not recorded"),
         Valid("short", lambda: _training(200)),
         Valid("other programs hold it up", _held_up, skipped="held it up"),
+        Valid(
+            "in what only calls the model",
+            _held_up_before_the_model,
+            skipped="held it up",
+        ),
     ]
     INVALID = [
         Invalid(
