@@ -5,17 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from trace_doctor.errors import NotCaptured
-from trace_doctor.evidence import replay_graph
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.data_loading import DataLoading
-from trace_doctor.evidence.intervals import clip, pairs, total, union
 from trace_doctor.evidence.replay import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
@@ -324,122 +318,6 @@ def test_an_empty_trace_has_no_replay() -> None:
         facts_of(RunBuilder())[Replay]
 
 
-# -- laws ------------------------------------------------------------------------------------------------------
-
-Program = list[list[tuple[str, float]]]
-PROGRAMS = st.lists(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["loader", "kernel", "side", "item", "sync", "wait", "malloc"]), st.floats(1, 800)
-        ),
-        min_size=1,
-        max_size=8,
-    ),
-    min_size=1,
-    max_size=5,
-)
-SPANS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.3)), max_size=4)
-SUBSETS = st.tuples(SPANS, st.integers(0, 7), st.integers(0, 7))
-
-
-def built(program: Program, shift_us: float = 0.0) -> Run:
-    b = RunBuilder()
-    b.now += shift_us
-    for step in program:
-        with b.step():
-            with b.op("aten::mm"):
-                b.launch(5)
-            for what, us in step:
-                us = round(us)
-                if what == "loader":
-                    b.loader(us)
-                elif what == "item":
-                    b.item()
-                elif what == "sync":
-                    b.sync("cudaDeviceSynchronize")
-                elif what == "wait":
-                    b.wait(us)
-                elif what == "malloc":
-                    b.runtime("cudaMalloc", us)
-                else:
-                    with b.op("aten::mm", us=10):
-                        b.launch(us, stream=7 if what == "kernel" else 20)
-    return b.run()
-
-
-def chosen(facts: Facts, subset: tuple[list[tuple[float, float]], int, int]) -> Removal:
-    """Some host time, every n-th wait and every n-th kernel of a run."""
-    spans, waits, kernels = subset
-    begin, end = facts[Steps].window
-    length = end - begin
-    host = tuple((0, begin + int(a * length), begin + int(min(a + b, 1) * length)) for a, b in spans)
-    syncs, gpu = facts[Syncs].rows, facts.run.gpu
-    return Removal(
-        host_spans=tuple(h for h in host if h[2] > h[1]),
-        make_async=tuple(syncs[::waits].tolist()) if waits else (),
-        gpu_rows=tuple(gpu[::kernels].tolist()) if kernels else (),
-    )
-
-
-@settings(max_examples=60, deadline=None)
-@given(PROGRAMS)
-def test_removing_nothing_gives_the_window_back(program: Program) -> None:
-    replay = facts_of(built(program))[Replay]
-    outcome = replay.without(Removal())
-    assert replay.reproduction_error == pytest.approx(0, abs=1e-3)
-    assert outcome.saved_ns == 0
-    assert outcome.window_ns == replay.window[1] - replay.window[0]
-
-
-@settings(max_examples=100, deadline=None)
-@given(PROGRAMS, SUBSETS, SUBSETS)
-def test_removing_more_never_saves_less(program: Program, one: Any, two: Any) -> None:
-    facts = facts_of(built(program))
-    replay = facts[Replay]
-    first, second = chosen(facts, one), chosen(facts, two)
-    together = replay.without(first | second).saved_ns
-    assert together >= max(replay.without(first).saved_ns, replay.without(second).saved_ns) >= 0
-
-
-@settings(max_examples=60, deadline=None)
-@given(PROGRAMS, SPANS)
-def test_host_time_saves_at_most_itself(program: Program, spans: list[tuple[float, float]]) -> None:
-    facts = facts_of(built(program))
-    host = chosen(facts, (spans, 0, 0)).host_spans
-    removed = total(union(pairs([s for _, s, _ in host], [e for _, _, e in host])))
-    assert facts[Replay].without(Removal(host_spans=host)).saved_ns <= removed
-
-
-@settings(max_examples=60, deadline=None)
-@given(PROGRAMS, SUBSETS)
-def test_no_step_is_shorter_than_the_gpu_work_that_stays(program: Program, subset: Any) -> None:
-    facts = facts_of(built(program))
-    replay, removal, run = facts[Replay], chosen(facts, subset), facts.run
-    stays = np.setdiff1d(run.gpu, removal.gpu_rows)
-    floor = total(union(clip(pairs(run.ts[stays], run.end[stays]), *replay.window)))
-    assert replay.without(removal).window_ns >= floor
-
-
-@settings(max_examples=40, deadline=None)
-@given(PROGRAMS, SUBSETS, st.integers(1, 10**9))
-def test_the_clock_does_not_matter(program: Program, subset: Any, shift_us: int) -> None:
-    here, there = facts_of(built(program)), facts_of(built(program, float(shift_us)))
-    assert [s.dur for s in here[Steps].steps] == [s.dur for s in there[Steps].steps]
-    a = here[Replay].without(chosen(here, subset))
-    b = there[Replay].without(chosen(there, subset))
-    assert (a.saved_ns, a.window_ns, a.share_of_step) == (b.saved_ns, b.window_ns, b.share_of_step)
-
-
-def test_removals_join_without_order_or_repetition() -> None:
-    a = Removal(host_spans=((0, 5, 9),), make_async=(3, 1))
-    b = Removal(host_spans=((0, 1, 2), (0, 5, 9)), gpu_rows=(7,))
-    assert a | b == b | a == (a | b) | a
-    c = Removal(gpu_shorter=((4, 10), (7, 3)), host_share=0.5)
-    d = Removal(gpu_shorter=((4, 2),), host_share=0.25)
-    assert c | d == d | c == Removal(gpu_shorter=((4, 10), (7, 3)), host_share=0.25)
-    assert replace(a | b, gpu_rows=()) == Removal(((0, 1, 2), (0, 5, 9)), (1, 3))
-
-
 # -- real captures ---------------------------------------------------------------------------------------------
 
 
@@ -476,39 +354,3 @@ def test_nothing_removed_reproduces_the_window_of_every_capture(trace_facts: Fac
     assert replay.reproduction_error <= 0.01
     assert replay.without(Removal()).saved_ns == 0
     assert replay.usable or replay.limit
-
-
-SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6), st.integers(0, 2)), max_size=30)
-
-
-@given(spans=SPANS, drives=st.lists(st.booleans(), min_size=30, max_size=30))
-def test_a_call_follows_the_last_that_ended_before_it_even_where_calls_have_no_length(
-    spans: list[tuple[int, int, int]], drives: list[bool]
-) -> None:
-    spans.sort()
-    start = np.array([s for s, _, _ in spans], dtype=np.int64)
-    end = start + np.array([d for _, d, _ in spans], dtype=np.int64)
-    driving = np.flatnonzero(drives[: len(spans)])
-    by_end = driving[np.argsort(end[driving], kind="stable")]
-    found = [
-        int(by_end[at]) if at >= 0 else -1 for at in replay_graph._last_before(end[by_end], by_end, start)
-    ]
-    assert found == [
-        max(((end[j], j) for j in driving.tolist() if j < i and end[j] <= start[i]), default=(0, -1))[1]
-        for i in range(len(spans))
-    ]
-
-
-@given(spans=SPANS)
-def test_work_may_have_waited_for_what_ended_last_on_another_stream(
-    spans: list[tuple[int, int, int]],
-) -> None:
-    start = np.array([s for s, _, _ in spans], dtype=np.int64) * 2000
-    end = start + np.array([d for _, d, _ in spans], dtype=np.int64) * 2000
-    streams = np.array([s for _, _, s in spans], dtype=np.int64)
-    expected = []
-    for i in range(len(spans)):
-        ended = [(end[j], j) for j in range(len(spans)) if streams[j] != streams[i] and end[j] <= start[i]]
-        last, j = max(ended, default=(0, -1))
-        expected.append(j if start[i] - last <= replay_graph.EVENT_NS else -1)
-    assert replay_graph._other_stream(streams, start, end).tolist() == expected
