@@ -30,6 +30,7 @@ from trace_doctor.run import Run
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = sorted((ROOT / "sample_traces").rglob("trace*.json.gz"))
 FUZZ = ROOT / "tests" / "fuzz" / "accelerator"
+CASES = sorted((FUZZ / "cases").iterdir())
 
 LIBRARY, ABSENT = _accelerator._load()
 in_c = pytest.mark.skipif(LIBRARY is None, reason=f"no decoder in C: {ABSENT}")
