@@ -15,6 +15,8 @@ RULES = Path(__file__).resolve().parent.parent / "rules" / "trace_doctor_rules"
 TOPICS: Mapping[str, tuple[str, ...]] = {
     "Workers, pinning, prefetching": (
         "start_workers",
+        "start_workers_in_trainer",
+        "start_workers_in_lightning",
         "more_workers",
         "work_ahead",
         "pinned_copies",
