@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from trace_doctor.comparison import Comparison
     from trace_doctor.difference import Difference
     from trace_doctor.verification import Verification
 
@@ -179,7 +180,7 @@ def verify(
     if select and not chosen:
         there = ", ".join(f.id for f in old.findings) or "none"
         raise UsageError(f"no finding of BEFORE is {', '.join(select)}; it has {there}")
-    return compare(old, new, chosen=chosen if select else None, fail_on=fail_on)
+    return _told_apart(compare(old, new, chosen=chosen if select else None, fail_on=fail_on), before, after)
 
 
 def diff(
@@ -204,7 +205,26 @@ def diff(
         _result(r, source=source, config=config, rank=rank, steps=steps, device=device, progress=progress)
         for r in (before, after)
     )
-    return difference(old, new)
+    return _told_apart(difference(old, new), before, after)
+
+
+C = TypeVar("C", bound="Comparison")
+
+
+def _told_apart(made: C, before: str | Path | Result, after: str | Path | Result) -> C:
+    """Recordings have files of the same names: their folders are named with them, as far as the two differ."""
+    if isinstance(before, Result) or isinstance(after, Result) or made.before.paths != made.after.paths:
+        return made
+    old, new = list(Path(before).parts), list(Path(after).parts)
+    while len(old) > 1 and len(new) > 1 and old[0] == new[0]:
+        del old[0], new[0]
+    if old == new or not (Path(before).is_dir() and Path(after).is_dir()):
+        return made
+    sides = (
+        msgspec.structs.replace(side, paths=[PurePosixPath(*parts, p).as_posix() for p in side.paths])
+        for side, parts in ((made.before, old), (made.after, new))
+    )
+    return msgspec.structs.replace(made, **dict(zip(("before", "after"), sides, strict=True)))
 
 
 def _result(given: str | Path | Result, **options: Any) -> Result:
