@@ -187,6 +187,7 @@ class DataLoaderStarvation(Rule):
         Valid("workers deliver in time", lambda: _training(3, workers=4)),
         Valid("short waits of workers in few steps", lambda: _training(500, workers=2, steps=4)),
         Valid("short waits of workers, a tenth of each step", lambda: _training(200, gpu_us=1600, workers=2)),
+        Valid("workers share a CPU with training", lambda: _training(600, workers=2, steps=8, gpu=False)),
         Valid("workers hand over to a CPU", lambda: _training(2000, gpu_us=28_000, workers=2, gpu=False)),
         Valid("batches that cost less than handing them over", lambda: _training(60, gpu_us=80)),
         Valid("CPU-only on one core", lambda: _training(400, gpu=False), options={"extra": {"cpu_count": 1}}),
@@ -260,13 +261,14 @@ class DataLoaderStarvation(Rule):
 
     def _late(self, seen: DataWaits) -> bool:
         """Whether a wait is more than handing over a batch that is ready. Of workers a short one only where short waits are
-        a large part of most of several steps."""
+        a large part of most of several steps of a GPU: on the CPU training takes the workers' cores."""
         mean = seen.exposed / max(len(seen.waits), 1)
         if seen.kind != "workers" or mean >= self.min_worker_wait_us * 1e3:
             return mean >= self.min_wait_us * 1e3
         long = sum(exposed >= self.min_wait_us * 1e3 for _, _, exposed in seen.steps)
         return (
-            len(seen.waits) >= _SEVERAL
+            seen.device is not None
+            and len(seen.waits) >= _SEVERAL
             and long * 2 >= len(seen.steps)
             and min(seen.exposed / seen.length, seen.lasting_share) >= self.min_worker_share
         )
