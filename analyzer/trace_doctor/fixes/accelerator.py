@@ -16,7 +16,7 @@ import libcst as cst
 from trace_doctor.fixes.arguments import Arguments
 from trace_doctor.fixes.codemods import Place, candidate, only
 from trace_doctor.fixes.codemods.batches import divided_batch
-from trace_doctor.fixes.deepspeed_config import agreeing, find_config
+from trace_doctor.fixes.deepspeed_config import find_config, in_agreement
 from trace_doctor.fixes.documents import Document
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
 from trace_doctor.fixes.frameworks import ACCELERATE, DYNAMO, Setting
@@ -71,8 +71,7 @@ def in_accelerator(place: Place, calls: list[Call], wanted: Mapping[str, str]) -
     made = _in_each(place, calls, table, wanted)
     if "accumulate" in wanted:
         made = together(made, divided_batch(place, int(wanted["accumulate"])))
-    config = find_config(place)
-    also = agreeing(config, wanted) if config is not None else None
+    also = in_agreement(place, wanted)
     return together(made, also) if also is not None else made
 
 

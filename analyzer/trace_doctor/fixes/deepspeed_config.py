@@ -221,6 +221,13 @@ def in_config(place: Place, wanted: Mapping[str, str]) -> Change | None:
     return change(config, {wish: {"enabled": True}})
 
 
+def in_agreement(place: Place, wanted: Mapping[str, str]) -> Change | None:
+    """What has to change in the program's configuration together with a Trainer's arguments; most of them it does not
+    repeat, and then it does not matter which of several files it is."""
+    config = find_config(place) if not _ALIKE.keys().isdisjoint(wanted) else None
+    return agreeing(config, wanted) if config is not None else None
+
+
 def agreeing(config: Config, wanted: Mapping[str, str]) -> Change | None:
     """What has to change in the configuration together with a Trainer's arguments; None where it leaves them to those."""
     more: dict[str, Any] = {}

@@ -13,7 +13,7 @@ import libcst as cst
 from trace_doctor.fixes.accelerator import in_accelerator
 from trace_doctor.fixes.arguments import Arguments
 from trace_doctor.fixes.codemods import Place, candidate, codemods, only
-from trace_doctor.fixes.deepspeed_config import agreeing, find_config, in_config
+from trace_doctor.fixes.deepspeed_config import in_agreement, in_config
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit, remove_argument
 from trace_doctor.fixes.feeding import training_loops
 from trace_doctor.fixes.frameworks import MANAGED, TRAINING_ARGUMENTS, wishes
@@ -261,8 +261,7 @@ _ITERABLE = ("IterableDataset", "ConstantLengthDataset")
 
 def _together(place: Place, made: Change, wanted: Mapping[str, str]) -> Change:
     """With what DeepSpeed's configuration says of the same: the Trainer raises where the two differ."""
-    config = find_config(place)
-    also = agreeing(config, wanted) if config is not None else None
+    also = in_agreement(place, wanted)
     return together(made, also) if also is not None else made
 
 
