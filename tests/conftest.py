@@ -8,6 +8,7 @@ tests, or for each with `TRACE_DOCTOR_CAPTURES=all`; `captures_dir` is their fol
 from __future__ import annotations
 
 import os
+import signal
 import zlib
 from pathlib import Path
 
@@ -36,6 +37,12 @@ def trace_facts(trace_file: Path) -> Facts:
         return Facts(Capture(0, load_trace(trace_file, trace_file.name)))
     except NotACapture as why:
         pytest.skip(f"no PyTorch trace: {why}")
+
+
+def pytest_configure() -> None:
+    """Programs that tests start hear Ctrl-C, also where a shell runs the tests in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
