@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Table, threshold
+from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Run, Table, threshold
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.call_sites import CallSites, Site, location
 from trace_doctor.evidence.copying import UnseenCopies
@@ -17,7 +18,6 @@ from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import TimeLedger
-from trace_doctor.run import I64, Run
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 
@@ -248,9 +248,9 @@ class CpuTensorThenCopy(Rule):
 class _Copies:
     """Aligned columns, as those of `DeviceCopies`; `row` is -1 where the device's side was lost."""
 
-    row: I64
-    op: I64
-    maker: I64
+    row: npt.NDArray[np.int64]
+    op: npt.NDArray[np.int64]
+    maker: npt.NDArray[np.int64]
     waits: tuple[tuple[int, ...], ...]
     run: Run
     unseen: bool

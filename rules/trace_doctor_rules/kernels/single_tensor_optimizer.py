@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Run, Saving, Table, threshold
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.call_sites import CallSites, Site, location
 from trace_doctor.evidence.durations import two_figures
@@ -19,7 +19,6 @@ from trace_doctor.evidence.optimizer_work import OptimizerWork
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.update_loops import UpdateLoop, UpdateLoops
-from trace_doctor.run import Run
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 

@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.call_sites import Site
 from trace_doctor.evidence.device_memory import DeviceMemory
@@ -13,7 +16,6 @@ from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory_classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory_repeats import Repeats, peak_when_recomputed, repeats
 from trace_doctor.evidence.memory_stages import Stage
-from trace_doctor.run import Bool
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import (
@@ -270,7 +272,7 @@ def _let_go(device: DeviceBlocks, moment: int) -> bool:
     return _most(device, moment, device.classes.reason == Reason.LET_GO)
 
 
-def _most(device: DeviceBlocks, moment: int, blocks: Bool) -> bool:
+def _most(device: DeviceBlocks, moment: int, blocks: npt.NDArray[np.bool_]) -> bool:
     """Whether these are more than half of the activations alive at a moment."""
     history = device.history
     activations = device.classes.where(ACTIVATIONS) & history.alive(moment)
