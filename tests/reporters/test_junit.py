@@ -25,8 +25,8 @@ KNOWN = {
     "skipped": {"message", "type"},
     "system-out": set(),
 }
-"""What is written of the schema of Jenkins' xunit plugin (junit-10.xsd), the strictest of those in use. To ship that file
-and a validator for these few lines would be more than they are."""
+"""The elements and attributes that are written: known to Jenkins, GitLab and others that read this format, which nobody
+has standardised."""
 
 
 def test_it_keeps_to_the_schema_that_readers_share(result: Result) -> None:

@@ -15,6 +15,9 @@ from trace_doctor.gate.step_times import step_times
 from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf
 from trace_doctor.verification import Promise, Verification
 
+ON_THE_CAPTURE = "TD0"
+"""how the codes of rules begin that look at how a capture was recorded, and not at what the program does"""
+
 
 def verify(
     before: Result, after: Result, *, chosen: Collection[str] | None = None, fail_on: str = "warning"
@@ -49,8 +52,12 @@ def verify(
 
 
 def _deciding(followed: Sequence[Followed], fail_on: str) -> Sequence[Followed]:
-    """Those that are no notes; the notes where there is nothing else."""
-    return [f for f in followed if _counts(f.severity, fail_on)] or followed
+    """Those that are no notes; the notes where there is nothing else, those on the program before those on the capture."""
+    return (
+        [f for f in followed if _counts(f.severity, fail_on)]
+        or [f for f in followed if not f.code.startswith(ON_THE_CAPTURE)]
+        or followed
+    )
 
 
 def _counts(severity: Severity, fail_on: str) -> bool:

@@ -40,7 +40,7 @@ def _promise(paper: Paper, made: Verification) -> None:
     if promise.time_us_per_step:
         said = f"up to {estimate_duration(promise.time_us_per_step)} a step ({promise.basis})"
         if promise.measured_us is not None:
-            said += f", measured {signed(-promise.measured_us, duration)}"
+            said += f", measured {duration(promise.measured_us)}"
             step = made.step_time.before
             if step is not None and promise.time_us_per_step > step.median_us:
                 said += ": it lies in few long steps, which the median leaves out"
@@ -50,7 +50,7 @@ def _promise(paper: Paper, made: Verification) -> None:
     if promise.bytes:
         said = f"up to {estimate_size(promise.bytes)} of the peak"
         if promise.measured_bytes is not None:
-            said += f", measured {signed(-promise.measured_bytes, size)}"
+            said += f", measured {size(promise.measured_bytes)}"
             said += _kept(promise.measured_bytes, promise.bytes, 0.02 * (peaks.allocated_before or 0))
         paper.put(said, indent=INDENT, first="promised")
 

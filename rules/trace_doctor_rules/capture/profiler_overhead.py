@@ -154,7 +154,6 @@ class ProfilerOverhead(Rule):
                     rows=[[phase, steps, ns / 1e3] for phase, steps, ns in cost.phases],
                 )
             ],
-            fixes=[_record_less()],
             key="overhead",
         )
 
