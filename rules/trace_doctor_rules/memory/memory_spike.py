@@ -86,6 +86,23 @@ def _an_output_held_until_the_next() -> SnapshotBuilder:
     return b
 
 
+def _few_operators_a_pass() -> SnapshotBuilder:
+    """The same with one layer: its output lives for a few allocations, and for longer than a whole pass."""
+    b = SnapshotBuilder(annotate=False)
+    b.held(1900 * MIB)
+    old = [b.held(MIB)]
+    for _ in range(3):
+        with b.script_line(10):
+            x = b.alloc(190 * MIB)
+        with b.forward(line=20):
+            new = b.alloc(950 * MIB)
+        with b.script_line(10):
+            b.free(*old)
+        old = [x, new]
+    b.free(*old)
+    return b
+
+
 def _layers_called_by_the_script() -> SnapshotBuilder:
     """No module around them: a layer's result dies in the function of the script that follows it."""
     b = SnapshotBuilder()
@@ -192,6 +209,7 @@ class MemorySpike(Rule):
         Valid("weight copies that live through the forward", _weight_copies),
         Valid("a record that ends at the peak", _ends_at_the_peak),
         Valid("an output that is held until the next one is there", _an_output_held_until_the_next),
+        Valid("passes of a few operators, each output held until the next one is there", _few_operators_a_pass),
         Valid("small", lambda: _forwards(20, 16)),
         Valid("no frames", _without_frames, skipped="frames"),
     ]
@@ -269,14 +287,13 @@ class MemorySpike(Rule):
         lived = allocations[history.freed] - allocations[np.maximum(history.born, 0)]
         recorded = (history.born != BEFORE) & (history.freed < history.n)
         one_phase = phases.stretch_of(history.born) == phases.stretch_of(history.freed)
-        of_a_step = lived <= self.max_lifetime * per_step
-        if not len(
-            phases.step_ends
-        ):  # how long a step is, nobody knows: what stays until it is made again stays for one
-            of_a_step &= 2 * lived <= _made_again_after(
-                history.stack, allocations[np.maximum(history.born, 0)]
-            )
-        short: Mask = recorded & one_phase & ((lived <= self.min_lifetime) | of_a_step)
+        few, of_a_step = lived <= self.min_lifetime, lived <= self.max_lifetime * per_step
+        if not len(phases.step_ends):  # how long a step is, nobody knows: what stays until it is made again stays
+            # for one, and is held all the time however few operators that takes
+            again = _made_again_after(history.stack, allocations[np.maximum(history.born, 0)])
+            few &= lived < again
+            of_a_step &= 2 * lived <= again
+        short: Mask = recorded & one_phase & (few | of_a_step)
         return short
 
 
