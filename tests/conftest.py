@@ -46,10 +46,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Recordings of running programs are timed: nothing may run beside them."""
+    """Fixes on trial are timed: nothing may run beside them. What tests of `record` look at does not depend on times."""
     for item in items:
         family = item.path.relative_to(Path(__file__).parent).parts[0]
-        if family in ("recording", "treatment") and item.get_closest_marker("torch"):
+        if family == "treatment" and item.get_closest_marker("torch"):
             item.add_marker("alone")
 
 
