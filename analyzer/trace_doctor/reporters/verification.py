@@ -10,7 +10,6 @@ from trace_doctor.reporters.compared import (
     followed,
     header,
     memory,
-    signed,
     step_time,
 )
 from trace_doctor.reporters.paper import Paper
