@@ -209,7 +209,7 @@ class MemorySpike(Rule):
         Valid("weight copies that live through the forward", _weight_copies),
         Valid("a record that ends at the peak", _ends_at_the_peak),
         Valid("an output that is held until the next one is there", _an_output_held_until_the_next),
-        Valid("passes of a few operators, each output held until the next one is there", _few_operators_a_pass),
+        Valid("passes of few operators, each output held until the next one", _few_operators_a_pass),
         Valid("small", lambda: _forwards(20, 16)),
         Valid("no frames", _without_frames, skipped="frames"),
     ]
@@ -288,10 +288,12 @@ class MemorySpike(Rule):
         recorded = (history.born != BEFORE) & (history.freed < history.n)
         one_phase = phases.stretch_of(history.born) == phases.stretch_of(history.freed)
         few, of_a_step = lived <= self.min_lifetime, lived <= self.max_lifetime * per_step
-        if not len(phases.step_ends):  # how long a step is, nobody knows: what stays until it is made again stays
-            # for one, and is held all the time however few operators that takes
-            again = _made_again_after(history.stack, allocations[np.maximum(history.born, 0)])
-            few &= lived < again
+        if not len(phases.step_ends):
+            # How long a step is, nobody knows: what stays until it is made again stays for one, however few operators
+            # that takes; but for a loop that fills a part of the record only.
+            at = allocations[np.maximum(history.born, 0)]
+            again = _made_again_after(history.stack, at)
+            few &= (lived < again) | (2 * _made_within(history.stack, at) < int(allocations[-1]))
             of_a_step &= 2 * lived <= again
         short: Mask = recorded & one_phase & (few | of_a_step)
         return short
@@ -305,6 +307,16 @@ def _made_again_after(stack: I32, at: I64) -> I64:
     np.maximum.at(longest, stack[order][again], np.diff(at[order])[again])
     after: I64 = np.where(longest[stack] > 0, longest[stack], np.iinfo(np.int64).max)
     return after
+
+
+def _made_within(stack: I32, at: I64) -> I64:
+    """For each block, the allocations from the first to the last block of its stack."""
+    first = np.full(int(stack.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    last = np.zeros(len(first), dtype=np.int64)
+    np.minimum.at(first, stack, at)
+    np.maximum.at(last, stack, at)
+    within: I64 = (last - first)[stack]
+    return within
 
 
 def _largest_first(device: DeviceBlocks, blocks: Mask) -> list[int]:
