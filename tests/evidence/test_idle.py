@@ -195,6 +195,32 @@ def test_specific_causes_keep_their_time_but_use_up_the_lead(facts: Make) -> Non
     assert found["python"] == 10
 
 
+def test_a_pause_without_operators_is_not_the_fault_of_a_wait(facts: Make) -> None:
+    events = [
+        step(9000),
+        *launched(1, 0, 2, 3998),
+        (CALL, "cudaStreamSynchronize", 10, 3990, {}),
+        *launched(2, 6000, 6002, 2998),
+    ]
+    found = idle(facts(events))
+    assert "sync" not in found
+    assert found["python"] == 2000
+
+
+def test_launches_use_up_the_lead(facts: Make) -> None:
+    """A lead hides them as well, so that no more idle time is charged to a wait than it cost."""
+    events = [
+        step(300),
+        *launched(1, 0, 2, 48),
+        (CALL, "cudaStreamSynchronize", 30, 20, {}),
+        *launched(2, 60, 75, 1),
+        *launched(3, 90, 92, 208),
+    ]
+    found = idle(facts(events))
+    assert found["sync"] == 10  # before the launch, whose 15 us leave nothing of 20
+    assert found["python"] == 14
+
+
 def test_the_newest_wait_is_charged_first(facts: Make) -> None:
     events = [
         step(300),

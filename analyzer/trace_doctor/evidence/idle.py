@@ -14,6 +14,7 @@ from trace_doctor.evidence.host_causes import CAUSE, Cover, HostCauses, joined
 from trace_doctor.evidence.intervals import complement, covered, intervals, pairs, union
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.retime import PAUSE_NS
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
 from trace_doctor.evidence.warmup import first_uses
@@ -112,13 +113,8 @@ def _device_idle(facts: Facts, timeline: GpuTimeline, device: int) -> tuple[Cove
     for t in np.unique(thread).tolist():
         mine = late[(thread == t) & (late[:, 1] > late[:, 0])]
         covers.append(causes.on(t if t >= 0 else None).within(mine))
-    late_cover, sync_row = _charge_lost_lead(facts, timeline.busy(device), joined(covers))
-
     launching = _launching(facts, gaps, call, begins, returns)
-    both = joined([late_cover, launching])
-    syncs = np.concatenate([sync_row, np.full(len(launching.row), -1, dtype=np.int64)])
-    order = np.argsort(np.concatenate([late_cover.pieces[:, 0], launching.pieces[:, 0]]), kind="stable")
-    return both, syncs[order]
+    return _charge_lost_lead(facts, timeline.busy(device), joined([*covers, launching]))
 
 
 _ORPHAN, _TAIL = -1, -2
@@ -171,11 +167,12 @@ def _owned(pieces: I64, chosen: Bool, cause: str, rows: I64) -> Cover:
 
 
 def _charge_lost_lead(facts: Facts, busy: I64, late: Cover) -> tuple[Cover, I64]:
-    """Charges host-late time to the waits that cost the host its lead.
+    """Charges idle time to the waits that cost the host its lead; with it the wait of each piece, -1 without.
 
     While a blocking call held the host and the device was busy, the host could have run ahead by that much, and the
     device would not have noticed host work of the same length later on. So later dispatch, Python and optimizer
-    time belongs to the newest wait whose lead is not used up; time of other causes keeps its cause but uses lead.
+    time belongs to the newest wait whose lead is not used up. All other idle time, launches and pauses in which
+    the host runs no operator included, would vanish behind a lead as well: it uses lead, but keeps its cause.
     """
     run, syncs = facts.run, facts[Syncs]
     launching = np.unique(run.thread[facts[Launches].calls])
@@ -192,6 +189,7 @@ def _charge_lost_lead(facts: Facts, busy: I64, late: Cover) -> tuple[Cover, I64]
     pending.reverse()
     leads: list[tuple[int, int]] = []  # (wait, lead left), newest last
     hideable = np.isin(late.cause, [CAUSE[c] for c in HIDEABLE])
+    hideable &= (late.cause != CAUSE["python"]) | (late.pieces[:, 1] - late.pieces[:, 0] < PAUSE_NS)
     out: list[tuple[int, int, int, int, int]] = []
     columns = (late.pieces[:, 0], late.pieces[:, 1], late.cause, late.row, own, hideable)
     for start, end, cause, row, sync, hides in zip(*(c.tolist() for c in columns), strict=True):
