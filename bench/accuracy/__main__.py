@@ -23,6 +23,8 @@ ORIGINS = {
     "second": "never seen before, second set",
     "third": "never seen before, third set",
     "third-made": "third set, made for it",
+    "fourth": "never seen before, fourth set",
+    "fourth-made": "fourth set, made for it",
 }
 
 
@@ -57,7 +59,9 @@ def _held_out(folders: list[Path]) -> tuple[str, Figures]:
         raise SystemExit(
             "skipped: no capture of bench/accuracy/heldout.toml lies in " + ", ".join(map(str, folders))
         )
-    text, figures = _tables(_analysed(found), ("blind", "seen", "second", "third", "third-made"))
+    text, figures = _tables(
+        _analysed(found), ("blind", "seen", "second", "third", "third-made", "fourth", "fourth-made")
+    )
     if absent:
         text += f"\n\n{len(absent)} of {len(found) + len(absent)} captures are not in these folders."
     return text, figures
