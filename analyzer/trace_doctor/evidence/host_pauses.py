@@ -37,7 +37,6 @@ from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.retime import PAUSE_NS
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
-from trace_doctor.recording.folder import BUSY
 from trace_doctor.run import I64, Bool, Capture, Cat, Run
 
 CAUSES = ("python", "annotation", "dispatch")
@@ -79,8 +78,7 @@ class Pause(Struct, frozen=True):
 class HostPauses(Evidence, frozen=True):
     """Stretches of 1 ms and more on the main thread in steady steps, by name, most idle first.
 
-    Raises NotCaptured where the GPU was not recorded, and where other programs held the main thread up: a stretch may be
-    theirs as well."""
+    Raises NotCaptured where the GPU was not recorded."""
 
     pauses: tuple[Pause, ...]
     thread: int
@@ -98,12 +96,6 @@ class HostPauses(Evidence, frozen=True):
         if not len(facts.run.gpu) and (facts.run.device_names or facts.run.is_cat(Cat.RUNTIME).any()):
             raise NotCaptured(
                 "the GPU was not recorded", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-            )
-        record = facts.capture.record
-        if record is not None and (record.waited_for_cpu or 0.0) >= BUSY:
-            raise NotCaptured(
-                f"training waited {record.waited_for_cpu:.0%} of the time for a CPU: the machine kept the host busy",
-                "record again while nothing else runs, with no more workers than cores",
             )
         run, nesting, main, ledger = facts.run, facts[Nesting], facts[Threads].main, facts[IdleLedger]
         spans = facts[Steps].spans("steady")

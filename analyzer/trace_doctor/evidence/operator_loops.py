@@ -18,8 +18,8 @@ from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.run import I64, Bool, Cat, Run
 
-LONGEST = 8
-"""operators of a small group"""
+LONGEST = 20
+"""operators of a small group: what a function does with one element, or with one pair"""
 LEAST = 10
 """repetitions of a loop (torch.profiler's own pattern matcher counts as many)"""
 _INDEXING = re.compile(

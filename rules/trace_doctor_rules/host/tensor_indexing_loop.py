@@ -58,7 +58,7 @@ class TensorIndexingLoop(Rule):
     each operator. One operator over the whole tensor does the same in one go.
 
     Evidence
-    Operators on the main thread directly below one frame of the user's (with `with_stack=True`): a group of up to eight
+    Operators on the main thread directly below one frame of the user's (with `with_stack=True`): a group of up to twenty
     that begins with `select`, `slice`, `index` or a relative, repeated ten times and more, in every step, each repetition
     short. Backward, optimizer and loader are left out; loops over layers index nothing.
 
@@ -93,7 +93,7 @@ class TensorIndexingLoop(Rule):
         500.0,
         "one repetition: in a longer one the overhead is small",
         unit="us",
-        source="an operator costs the host 5 to 50 us, with stacks two to three times that; a group has up to eight",
+        source="an operator costs the host 5 to 50 us, with stacks two to three times that; most groups have up to eight",
     )
 
     VALID = [
