@@ -134,6 +134,9 @@ for batch in loader:
 """
 
 
+_NO_STEP = "no step of an optimizer"
+
+
 @dataclass(frozen=True)
 class SingleTensorOptimizer(Rule):
     """The optimizer updates one parameter after the other, each with a dozen small kernels.
@@ -198,12 +201,18 @@ class SingleTensorOptimizer(Rule):
         Valid("a class without a foreach form", lambda: _training(optimizer="LBFGS")),
         Valid("few parameters", lambda: _training(parameters=4)),
         Valid("hidden behind GPU work", lambda: _training(gpu_us=20_000)),
-        Valid("a loop of one shape, in a simulation", lambda: _by_hand(shapes=(64,), gradients=7)),
-        Valid("several shapes, and no training", lambda: _by_hand(backward=False)),
-        Valid("neither shapes nor gradients tell", lambda: _by_hand(shapes=(), gradients=7)),
+        Valid(
+            "a loop of one shape, in a simulation",
+            lambda: _by_hand(shapes=(64,), gradients=7),
+            skipped=_NO_STEP,
+        ),
+        Valid("several shapes, and no training", lambda: _by_hand(backward=False), skipped=_NO_STEP),
+        Valid(
+            "neither shapes nor gradients tell", lambda: _by_hand(shapes=(), gradients=7), skipped=_NO_STEP
+        ),
         Valid("products between, as Muon has them", lambda: _by_hand(optimizer="Muon", between="aten::mm")),
-        Valid("gradients filled with zeros", lambda: _by_hand(("aten::zero_",))),
-        Valid("an average of few tensors", lambda: _by_hand(tensors=8)),
+        Valid("gradients filled with zeros", lambda: _by_hand(("aten::zero_",)), skipped=_NO_STEP),
+        Valid("an average of few tensors", lambda: _by_hand(tensors=8), skipped=_NO_STEP),
         Valid("CPU", lambda: _training(gpu=False), skipped="no GPU work"),
     ]
     INVALID = [
@@ -229,13 +238,19 @@ class SingleTensorOptimizer(Rule):
                 if not _at_once(work, operators):
                     runs = _of_each(work.run, marks, operators)
                     yield from self._claims(ctx, _Update(optimizer, runs, _spans(work.run, marks), 3))
-        found = ctx[UpdateLoops]
+        found, by_hand = ctx[UpdateLoops], False
         for loop in found.loops:
             if loop.optimizer not in _FOREACH | _OTHERS:
                 spans = tuple((int(found.run.ts[r[0]]), int(found.run.end[r[-1]])) for r in loop.runs)
-                yield from self._claims(
-                    ctx, _Update(loop.optimizer, loop.runs, spans, min(len(loop.names), 3), loop)
+                claims = list(
+                    self._claims(
+                        ctx, _Update(loop.optimizer, loop.runs, spans, min(len(loop.names), 3), loop)
+                    )
                 )
+                by_hand |= bool(claims)
+                yield from claims
+        if not by_hand:
+            ctx[OptimizerWork]  # raises where none was recorded, so that nothing is said to be in order
 
     def _claims(self, ctx: Context, update: _Update) -> Iterator[Claim]:
         run, count = ctx[UpdateLoops].run, ctx[Steps].count
