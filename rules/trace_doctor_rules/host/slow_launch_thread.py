@@ -121,6 +121,7 @@ class SlowLaunchThread(Rule):
     needs = (Steps, HostPauses, Replay, Moments)
     wants = (TimeLedger, HostBound)
     yields_to = ("TD104", "TD201")
+    costs_host_time = True
 
     min_share: float = threshold(
         0.03,
