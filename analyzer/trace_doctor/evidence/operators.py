@@ -9,7 +9,7 @@ import numpy as np
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.nesting import BLOCK, Nesting
-from trace_doctor.evidence.step_sums import deviation_us, mean_us, steady_spans
+from trace_doctor.evidence.step_sums import deviation_us, mean_us
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.model import OperatorRow
@@ -65,14 +65,13 @@ class Operators(Evidence, frozen=True):
         return [self._row(n) for n in range(min(most, len(self.names)))]
 
     def _row(self, n: int) -> OperatorRow:
-        run, spans, name = self._facts.run, steady_spans(self._facts[Steps]), int(self.names[n])
+        run, steps, name = self._facts.run, self._facts[Steps], int(self.names[n])
         mine = slice(self._first[n], self._behind[n])
         rows, own = self._rows[mine], self._own[mine]
-        by_step = np.zeros(len(spans), dtype=np.int64)
-        if len(spans):
-            step = np.searchsorted(spans[:, 0], run.ts[rows], side="right") - 1
-            inside = (step >= 0) & (run.ts[rows] < spans[np.maximum(step, 0), 1])
-            np.add.at(by_step, step[inside], own[inside])
+        by_step = np.zeros(len(steps.steady), dtype=np.int64)
+        if steps.steps:
+            step = steps.steady_at(run.ts[rows])
+            np.add.at(by_step, step[step >= 0], own[step >= 0])
         return OperatorRow(
             rank=self._facts.capture.rank,
             name=run.names[name],

@@ -31,11 +31,9 @@ class OptimizerWork(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        run, spans = facts.run, facts[Steps].spans("steady")
+        run = facts.run
         marks = run.named(is_optimizer, Cat.USER_ANNOTATION, Cat.CPU_OP)
-        edges = np.array(spans, dtype=np.int64).reshape(-1, 2)
-        at = np.searchsorted(edges[:, 0], run.ts[marks], side="right") - 1
-        marks = marks[(at >= 0) & (run.ts[marks] < edges[np.maximum(at, 0), 1])]
+        marks = marks[facts[Steps].steady_at(run.ts[marks]) >= 0]
         if not len(marks):
             raise NotCaptured(
                 "no step of an optimizer was recorded",

@@ -88,6 +88,13 @@ class Steps(Evidence, frozen=True):
             return list(self.outside)
         return [(s.start, s.end) for s in self.steps if s.warmup == (phase == "warmup")]
 
+    def steady_at(self, moments: I64) -> I64:
+        """The place in `spans("steady")` of the one that holds each of these moments (ns); -1: none does."""
+        edges = np.array(self.spans("steady"), dtype=np.int64).reshape(-1, 2)
+        at = np.searchsorted(edges[:, 0], moments, side="right") - 1
+        inside = (at >= 0) & (moments < np.append(edges[:, 1], 0)[at])
+        return np.where(inside, at, -1)
+
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run = facts.run

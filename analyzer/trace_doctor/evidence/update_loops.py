@@ -95,10 +95,8 @@ def _operators(facts: Facts) -> tuple[I64, I64, I64]:
     run, nesting, main = facts.run, facts[Nesting], facts[Threads].main
     marks = run.is_named(lambda n: is_step(n) or is_loader(n) or is_optimizer(n) or is_torch_mark(n))
     rows = nesting.outermost(np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks & (run.thread == main)))
-    edges = np.array(facts[Steps].spans("steady"), dtype=np.int64).reshape(-1, 2)
-    step = np.searchsorted(edges[:, 0], run.ts[rows], side="right") - 1
-    inside = (step >= 0) & (run.ts[rows] < edges[np.maximum(step, 0), 1])
-    rows, step = rows[inside], step[inside]
+    step = facts[Steps].steady_at(run.ts[rows])
+    rows, step = rows[step >= 0], step[step >= 0]
     own = run.named(is_optimizer, Cat.USER_ANNOTATION, Cat.CPU_OP)
     own = nesting.outermost(own[run.thread[own] == main])
     at = np.searchsorted(run.ts[own], run.ts[rows], side="right") - 1
@@ -122,9 +120,8 @@ def _runs(run: Run, ops: I64, step: I64, mark: I64) -> list[tuple[int, int]]:
 
 def _gradients(facts: Facts) -> dict[int, int]:
     """How many gradients backward accumulated, by steady step."""
-    run, edges = facts.run, np.array(facts[Steps].spans("steady"), dtype=np.int64).reshape(-1, 2)
-    rows = run.named(lambda n: n == _GRADIENT, Cat.CPU_OP)
-    step = np.searchsorted(edges[:, 0], run.ts[rows], side="right") - 1
+    run = facts.run
+    step = facts[Steps].steady_at(run.ts[run.named(lambda n: n == _GRADIENT, Cat.CPU_OP)])
     numbers, counts = np.unique(step[step >= 0], return_counts=True)
     return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
