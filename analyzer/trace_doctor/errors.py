@@ -15,6 +15,10 @@ class NoCaptures(TraceDoctorError):
     """Nothing readable was found below the paths given."""
 
 
+class NothingRecorded(NoCaptures):
+    """There is nothing to choose from or to mend: a recording has to be made first."""
+
+
 class NotACapture(TraceDoctorError):
     """The file is no PyTorch trace or snapshot. The message names what it is when that is known."""
 

@@ -74,6 +74,7 @@ def test_what_to_do_next_can_be_copied(logs: Path) -> None:
         done = run("analyze", given, cwd=logs)
         assert "trace-doctor record -- python train.py" in done.stderr
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "record --" not in run("analyze", "logs/first", "--rank", "7", cwd=logs).stderr
 
 
 def test_two_recordings_below_one_folder_are_told_apart(tmp_path: Path) -> None:

@@ -65,16 +65,11 @@ def main() -> None:
 
 
 def next_step(error: Exception) -> str:
-    """What to do where there is nothing to read yet: a capture is made first, of a script too."""
-    from trace_doctor.errors import NoCaptures, NotACapture
+    """The command that helps where an error has one."""
+    from trace_doctor.errors import NothingRecorded
 
-    said = str(error)
-    given, colon, _ = said.partition(": ")
-    if isinstance(error, NotACapture) and colon and given.endswith(".py"):
-        return f" (trace-doctor record -- python {given} records the script)"
-    if isinstance(error, NoCaptures) and "recording" not in said and "rank" not in said:
-        return " (trace-doctor record -- python train.py makes a recording)"
-    return ""
+    made = " (trace-doctor record -- python train.py makes a recording)"
+    return made if isinstance(error, NothingRecorded) else ""
 
 
 def _keep_what_is_freed() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture
+from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded
 from trace_doctor.loaders import identify
 from trace_doctor.loaders.meta import rank_in_name
 from trace_doctor.loaders.stream import head
@@ -106,7 +106,7 @@ def discover(paths: Sequence[str | Path]) -> Discovery:
                 )
             )
     if not found:
-        raise NoCaptures(_nothing(paths, len(ignored)))
+        raise _nothing(paths, len(ignored))
     return Discovery(tuple(found), tuple(ignored))
 
 
@@ -152,7 +152,7 @@ def _candidates(given: Path) -> Iterator[_Candidate]:
     elif glob.has_magic(str(given)):
         yield from _globbed(given)
     else:
-        raise NoCaptures(f"{given}: no such file or folder")
+        raise NothingRecorded(f"{given}: no such file or folder")
 
 
 def _globbed(pattern: Path) -> Iterator[_Candidate]:
@@ -160,7 +160,7 @@ def _globbed(pattern: Path) -> Iterator[_Candidate]:
     root = Path(*fixed) if fixed else Path()
     matches = sorted(glob.glob(str(pattern), recursive=True))
     if not matches:
-        raise NoCaptures(f"{pattern}: nothing matches this pattern")
+        raise NothingRecorded(f"{pattern}: nothing matches this pattern")
     for match in matches:
         path = Path(match)
         for file in _walk(path) if path.is_dir() else [path]:
@@ -235,15 +235,15 @@ def _relative(path: Path, root: Path) -> str:
     return os.fsencode(shown).decode("utf-8", "replace")
 
 
-def _nothing(paths: Sequence[str | Path], ignored: int) -> str:
+def _nothing(paths: Sequence[str | Path], ignored: int) -> NoCaptures:
     where = ", ".join(str(p) for p in paths) or "."
     count = "1 other file was" if ignored == 1 else f"{ignored} other files were"
     others = f" ({count} ignored)" if ignored else ""
     recording = next((r for p in paths if (r := recordings.read(Path(p)))), None)
     if recording is not None:
         why = dict.fromkeys([*recording.warnings, *(w for r in recording.ranks.values() for w in r.warnings)])
-        return f"no capture in the recording {where}{others}{': ' if why else ''}{'; '.join(why)}"
-    return (
+        return NoCaptures(f"no capture in the recording {where}{others}{': ' if why else ''}{'; '.join(why)}")
+    return NothingRecorded(
         f"no capture below {where}{others}: looked for profiler traces (*.json, *.json.gz), memory snapshots "
         "(*.pickle, *.pkl) and TORCH_TRACE logs. Record one with torch.profiler.profile(..., on_trace_ready="
         "tensorboard_trace_handler('./logs')), or torch.cuda.memory._dump_snapshot('snapshot.pickle'); "

@@ -95,4 +95,7 @@ def refusal(display: str, head: bytes, top_level: Collection[str] = ()) -> str:
             name = "JSON without trace events"
         else:
             name = "neither JSON nor a pickle"
-    return f"{display}: {name}, not a PyTorch profiler trace or memory snapshot"
+    script = (
+        f" (trace-doctor record -- python {display} records the script)" if display.endswith(".py") else ""
+    )
+    return f"{display}: {name}, not a PyTorch profiler trace or memory snapshot{script}"
