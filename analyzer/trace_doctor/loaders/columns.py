@@ -108,8 +108,14 @@ _known: dict[Any, dict[str, Any]] = {}
 
 def _hints(form: Any) -> dict[str, Any]:
     if form not in _known:
-        _known[form] = get_type_hints(form)
+        _known[form] = {name: _meant(hint) for name, hint in get_type_hints(form).items()}
     return _known[form]
+
+
+def _meant(hint: Any) -> Any:
+    """`NDArray[int64]` is `ndarray[…, dtype[int64]]` itself until NumPy 2.4, and an alias made by `type` since 2.5."""
+    alias = getattr(get_origin(hint), "__value__", None)
+    return hint if alias is None else alias[get_args(hint)]
 
 
 def _is_array(hint: Any) -> bool:
