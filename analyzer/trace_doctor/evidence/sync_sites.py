@@ -40,10 +40,13 @@ _SHAPES = (
     "repeat_interleave",
     "bincount",
 )
+ALIKE = 10
+"""Where the line is not known, waits so many times as long as the tenth longest of their operators are of another place."""
 
 
 class SyncSite(Struct, frozen=True):
-    """Blocking calls of the steady steps that stand below the same operators on the same line."""
+    """Blocking calls of the steady steps that stand below the same operators on the same line. Where the line is not known
+    the same operators stand for several, and the few waits of another order of length are a place of their own."""
 
     path: tuple[str, ...]
     """operators, outer to inner; the call itself where no operator is open"""
@@ -60,6 +63,8 @@ class SyncSite(Struct, frozen=True):
     """host time in the calls while the device was busy: the lead that was lost"""
     idle: I64
     """idle pieces charged to it, (n, 2) ns"""
+    long: bool
+    """whether these are the few that are so much longer than the others below their operators"""
 
     @property
     def idle_ns(self) -> int:
@@ -68,7 +73,8 @@ class SyncSite(Struct, frozen=True):
     @property
     def name(self) -> str:
         """The operators for people: outermost and innermost."""
-        return " → ".join(self.path if len(self.path) <= 2 else (self.path[0], self.path[-1]))
+        shown = " → ".join(self.path if len(self.path) <= 2 else (self.path[0], self.path[-1]))
+        return f"{shown} (the few long waits)" if self.long else shown
 
 
 class SyncSites(Evidence, frozen=True):
@@ -89,11 +95,17 @@ class SyncSites(Evidence, frozen=True):
         charged = _Charged(facts[IdleLedger], steady)
         parents, paths = _operators(facts, rows)
         sites = facts.get(CallSites)
-        groups: dict[tuple[tuple[str, ...], Site | None], list[int]] = {}
+        lost = np.max(held, axis=0)
+        places: dict[tuple[tuple[str, ...], Site | None], list[int]] = {}
         for i, path in enumerate(paths):
-            groups.setdefault((path, sites.site(int(rows[i])) if sites is not None else None), []).append(i)
+            places.setdefault((path, sites.site(int(rows[i])) if sites is not None else None), []).append(i)
+        groups = [
+            (path, site, long, some.tolist())
+            for (path, site), members in places.items()
+            for long, some in _apart(np.array(members), parents, lost, known=site is not None)
+        ]
         found = []
-        for (path, site), members in groups.items():
+        for path, site, long, members in groups:
             mine = rows[members]
             found.append(
                 SyncSite(
@@ -106,6 +118,7 @@ class SyncSites(Evidence, frozen=True):
                     steps=_steps_with(run.ts[mine], steady),
                     held_ns=max(int(on_device[members].sum()) for on_device in held),
                     idle=charged.to(mine),
+                    long=long,
                 )
             )
         found.sort(key=lambda s: (-s.idle_ns, -s.held_ns, s.path, s.rows))
@@ -152,6 +165,16 @@ def _operators(facts: Facts, rows: I64) -> tuple[list[int], list[tuple[str, ...]
         parents.append(above[0] if above else row)
         paths.append(tuple(run.text(a) for a in reversed(above)) or (run.text(row),))
     return parents, paths
+
+
+def _apart(members: I64, parents: list[int], lost: I64, *, known: bool) -> list[tuple[bool, I64]]:
+    """The members of one place, or, where its line is not known, the few long waits (True) and the others."""
+    _, of = np.unique([parents[m] for m in members.tolist()], return_inverse=True)
+    waits = np.bincount(of, weights=lost[members])
+    if known or len(waits) <= ALIKE:
+        return [(False, members)]
+    long = (waits > ALIKE * np.sort(waits)[-ALIKE])[of]
+    return [(which, members[long == which]) for which in (False, True) if (long == which).any()]
 
 
 def _kind(path: tuple[str, ...]) -> SyncKind:
