@@ -264,7 +264,7 @@ class HostDeviceSync(Rule):
             fixes=[fix for site in _one_of_each_kind(sites) for fix in _fixes(site)],
             removal=_asynchronous(sites),
             owned=idle,
-            key=" + ".join("/".join(s.path) for s in sites),
+            key=" + ".join("/".join(s.path) + " long" * s.long for s in sites),
         )
 
     def _confidence(self, ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> Confidence:
