@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.frames import Frame, is_user_frame, python_frame, shown_path
+from trace_doctor.evidence.frames import Frame, is_user_frame, is_user_function, python_frame, shown_path
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.model import Location, Target
@@ -136,11 +136,7 @@ class CallSites(Evidence, frozen=True):
 
 
 def _user_rows(run: Run) -> I64:
-    def is_user(name: str) -> bool:
-        frame = python_frame(name)
-        return frame is not None and is_user_frame(frame.file)
-
-    return run.named(is_user, Cat.PYTHON)
+    return run.named(is_user_function, Cat.PYTHON)
 
 
 def _has_call_stacks(run: Run) -> bool:

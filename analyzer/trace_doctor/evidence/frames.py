@@ -101,6 +101,12 @@ def python_frame(name: str) -> Frame | None:
     return Frame(found.group(1), int(found.group(2)), found.group(3)) if found else None
 
 
+def is_user_function(name: str) -> bool:
+    """Whether this `python_function` event is about a function of the user's."""
+    frame = python_frame(name)
+    return frame is not None and is_user_frame(frame.file)
+
+
 def same_file(one: str, other: str) -> bool:
     """Whether two captured names can be the same file: the shorter is a tail of the longer, by whole folders."""
     a, b = (name.replace("\\", "/").removeprefix("./").split("/") for name in (one, other))

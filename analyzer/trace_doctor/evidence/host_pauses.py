@@ -19,7 +19,7 @@ from trace_doctor.evidence.event_names import (
     is_step,
     is_torch_mark,
 )
-from trace_doctor.evidence.frames import python_frame
+from trace_doctor.evidence.frames import is_user_function, python_frame
 from trace_doctor.evidence.idle import IdleLedger
 from trace_doctor.evidence.intervals import (
     NOTHING,
@@ -50,10 +50,8 @@ _OWN = re.compile(
     r"torch/profiler/.*|(?:.*/)?trace_doctor/recording/.*|torch/utils/data/.*|.*\bprofiler\.py\(\d+\): .*|<built-in .*(?:synchronize|acquire).*"
 )
 """frames of the profiler, of data loading (its own rules), and waits"""
-_CALLING = re.compile(
-    r"(?:.*/)?torch/(?:nn/modules/module|optim/optimizer|utils/_contextlib|_tensor|_compile|autograd/\w+)\.py\(\d+\): .*"
-)
-"""Frames by which torch calls what does the work: that has a frame or operators of its own, and is the name."""
+WRAPPED = 0.9
+"""A function of the user's takes at least this share of a library's frame that does no more than call it."""
 
 
 class Pause(Struct, frozen=True):
@@ -144,17 +142,29 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
             is_step(n)
             or is_optimizer(n)
             or is_torch_mark(n)
-            or _CALLING.fullmatch(n) is not None
             or (_PHASE.fullmatch(n) is not None and python_frame(n) is None)
         )
     )
     rows = np.flatnonzero(named & ~skip)
     rows = rows[_quiet(facts, run, rows)]
+    rows = rows[~_wrapping(run, nesting, rows)]
     rows = rows[_usually(facts, run, rows, main)]
     away = loader_mask(run, facts.options)
     away |= run.is_named(lambda n: is_compile(n) or _OWN.fullmatch(n) is not None)
     rows = rows[~away[rows] & ~nesting.inside(rows, away)]
     return nesting.outermost(rows)
+
+
+def _wrapping(run: Run, nesting: Nesting, rows: I64) -> Bool:
+    """Which are frames of a library that only call a function of the user's (decorators, hooks): that is the name."""
+    user = run.is_named(is_user_function) & run.is_cat(Cat.PYTHON)
+    around = {
+        above
+        for row in rows[user[rows]].tolist()
+        for above in nesting.ancestors(row)
+        if run.cat[above] == Cat.PYTHON and not user[above] and run.dur[row] >= WRAPPED * run.dur[above]
+    }
+    return np.asarray(np.isin(rows, list(around)))
 
 
 def _usually(facts: Facts, run: Run, rows: I64, main: int) -> Bool:

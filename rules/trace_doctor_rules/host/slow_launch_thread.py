@@ -68,15 +68,17 @@ def _held_up() -> RunBuilder:
     return b
 
 
-def _held_up_before_the_model() -> RunBuilder:
-    """The same in every other step, in a frame of torch's own that only calls what works."""
-    b = RunBuilder(gpu=None, stacks=True)
-    for n in range(6):
+def _decorated() -> RunBuilder:
+    """A function that a decorator of torch calls."""
+    b = RunBuilder(stacks=True)
+    for _ in range(6):
         with b.step(), b.python("train.py", 10, "train"):
-            with b.op("aten::mm", us=4000):
-                pass
-            with b.python("torch/nn/modules/module.py", 1779, "_call_impl"):
-                b.wait(20_000 if n % 2 else 10)
+            for _ in range(20):
+                with b.op("aten::mm", us=10):
+                    b.launch(50)
+            decorator = b.python("torch/utils/_contextlib.py", 117, "decorate_context")
+            with decorator, b.python("train.py", 30, "count_tokens"):
+                b.wait(5000)
     return b
 
 
@@ -140,11 +142,6 @@ class SlowLaunchThread(Rule):
         Valid("nobody named it", lambda: _training(name=""), skipped="not recorded"),
         Valid("short", lambda: _training(200)),
         Valid("other programs hold it up", _held_up, skipped="held it up"),
-        Valid(
-            "in what only calls the model",
-            _held_up_before_the_model,
-            skipped="held it up",
-        ),
     ]
     INVALID = [
         Invalid(
@@ -162,6 +159,7 @@ class SlowLaunchThread(Rule):
             confidence="medium",
             file="train.py",
         ),
+        Invalid("a decorated function", _decorated, message="count_tokens of train.py"),
         Invalid("once in six steps", lambda: _training(9000, every=6), severity="info"),
         Invalid("garbage collection", lambda: _training(name="gc (dynamo_timed)"), message="gc"),
         Invalid("on the CPU", lambda: _training(gpu=False), confidence="medium", saving_us=5000),
