@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,7 +66,23 @@ def test_a_small_member_with_a_wrong_checksum_is_no_padding(tmp_path: Path) -> N
     path = tmp_path / "a.gz"
     path.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])
     stream = ByteStream(path)
-    list(stream.pieces())
+    assert b"".join(stream.pieces()) == b"sound " * 1000
+    assert "damaged" in stream.problem
+
+
+@pytest.mark.parametrize("size", [2_000, 2 << 20])
+@pytest.mark.parametrize("where", [0.02, 0.5, 0.99])
+def test_all_that_precedes_the_damage_is_given(tmp_path: Path, size: int, where: float) -> None:
+    """A small file is unpacked in one call, and the damage in it must not cost the whole."""
+    text = random.Random(0).randbytes(size // 2).hex().encode()
+    first, packed = gzip.compress(b"first "), bytearray(gzip.compress(text, 1))
+    damaged = 10 + int(where * (len(packed) - 18))
+    before = zlib.decompressobj(31).decompress(packed[:damaged])
+    packed[damaged] ^= 0x10
+    path = tmp_path / "a.gz"
+    path.write_bytes(first + packed)
+    stream = ByteStream(path)
+    assert b"".join(stream.pieces()).startswith(b"first " + before)
     assert "damaged" in stream.problem
 
 

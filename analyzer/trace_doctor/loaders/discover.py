@@ -14,7 +14,7 @@ from typing import Literal
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded
 from trace_doctor.loaders import identify
 from trace_doctor.loaders.meta import rank_in_name
-from trace_doctor.loaders.stream import head
+from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.recording import folder as recordings
 from trace_doctor.recording.options import ENVIRONMENT_FILE, TORCH_TRACE_FOLDER
 
@@ -129,12 +129,17 @@ def sniff(path: Path, display: str) -> Kind:
     if not stat.S_ISREG(status.st_mode):
         raise NotACapture(f"{display}: not a regular file")
     # What the kernel makes up on reading has no size, and reading it can take for ever.
-    start = head(path, identify.HEAD) if status.st_size else b""
-    if not start.strip(b"\0 \t\r\n"):
+    if not status.st_size:
         raise DamagedCapture(f"{display}: the file is empty")
+    stream = ByteStream(path)
+    start = stream.head(identify.HEAD)
+    if not start.strip(b"\0 \t\r\n"):
+        raise DamagedCapture(f"{display}: {stream.problem or 'the file is empty'}")
     found = identify.kind(start)
     if found is None and identify.is_chrome_trace(start):
-        found = identify.kind(head(path, identify.FAR))  # marks of PyTorch may come after thousands of others
+        found = identify.kind(
+            stream.head(identify.FAR)
+        )  # marks of PyTorch may come after thousands of others
     if found is None:
         raise NotACapture(identify.refusal(display, start))
     return found

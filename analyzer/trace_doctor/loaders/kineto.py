@@ -53,7 +53,7 @@ def load_trace(
     if stream.problem:
         damage.truncated = True
         damage.notes.append(stream.problem)
-    _refuse_others(display, document, columns, keep.head)
+    _refuse_others(display, document, columns, keep.head, stream.problem)
     return _assemble(path, display, document, columns, damage, keep.whole(), rank, rank_how)
 
 
@@ -92,9 +92,9 @@ class _Keep:
         return b"".join(self._kept) if self._kept is not None else None
 
 
-def _refuse_others(display: str, document: Document, columns: Columns, head: bytes) -> None:
+def _refuse_others(display: str, document: Document, columns: Columns, head: bytes, problem: str) -> None:
     if not head.strip(b"\0 \t\r\n"):
-        raise DamagedCapture(f"{display}: the file is empty")
+        raise DamagedCapture(f"{display}: {problem or 'the file is empty'}")
     ours = bool(columns.cats.keys() & CATEGORIES.keys()) or any(pid in LEGACY for pid, _ in columns.tracks)
     described = document.arrays > 0 and any(k in document.meta for k in ("schemaVersion", "deviceProperties"))
     if ours or described:

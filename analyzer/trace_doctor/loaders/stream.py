@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -58,6 +59,15 @@ class ByteStream:
         """Pieces of at most 1 MiB."""
         return self._gunzip() if self.gzipped else self._plain()
 
+    def head(self, size: int) -> bytes:
+        """The first `size` decompressed bytes, or fewer."""
+        found = b""
+        for piece in self.pieces():
+            found += piece
+            if len(found) >= size:
+                break
+        return found[:size]
+
     def _plain(self) -> Iterator[bytes]:
         with open_regular(self.path) as file:
             while piece := file.read(PIECE):
@@ -67,7 +77,7 @@ class ByteStream:
     def _gunzip(self) -> Iterator[bytes]:
         with open_regular(self.path) as file:
             member, pending, fresh = IgzipDecompressor(flag=DECOMP_GZIP), b"", True
-            made = members = 0
+            made = members = begun = given = 0
             while True:
                 if not pending and member.needs_input:
                     pending = file.read(READ)
@@ -81,11 +91,12 @@ class ByteStream:
                 except (IsalError, ValueError) as error:  # type: ignore[misc]  # isal's stub types the class as an instance
                     if not fresh or pending.startswith(GZIP_MAGIC):
                         self.problem = f"the gzip data is damaged ({error})"
+                        yield from _before_damage(file, begun, given)
                     return  # other bytes behind the last complete member are padding, as gzip itself treats them
                 pending, fresh = b"", False
                 if out:
                     yield out
-                made += len(out)
+                made, given = made + len(out), given + len(out)
                 if made > BOMB and made > RATIO * file.tell():
                     self.problem = f"the gzip data unpacks to more than {RATIO} times its size"
                     return
@@ -96,6 +107,34 @@ class ByteStream:
                         return
                     pending = member.unused_data.lstrip(b"\0")
                     member, fresh = IgzipDecompressor(flag=DECOMP_GZIP), True
+                    begun, given = file.tell() - len(pending), 0
+
+
+def _before_damage(file: BinaryIO, begin: int, given: int) -> Iterator[bytes]:
+    """What the gzip member at byte `begin` holds up to its damage, without the `given` bytes that are known. isal keeps to
+    itself what it has unpacked in the call that meets the damage, up to a piece; zlib tells byte by byte."""
+    file.seek(begin)
+    member, data = zlib.decompressobj(wbits=31), b""
+    while data := data or file.read(READ):
+        before = member.copy()
+        try:
+            out, damaged = member.decompress(data, PIECE), False
+        except zlib.error:
+            out, damaged = b"".join(_bytewise(before, data)), True
+        if len(out) > given:
+            yield out[given:]
+        given = max(given - len(out), 0)
+        if damaged or member.eof:
+            return
+        data = member.unconsumed_tail
+
+
+def _bytewise(member: zlib._Decompress, data: bytes) -> Iterator[bytes]:
+    for at in range(len(data)):
+        try:
+            yield member.decompress(data[at : at + 1])
+        except zlib.error:
+            return
 
 
 def ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -138,13 +177,3 @@ def _make(
     except BaseException as error:
         made.put(error)
     made.put(None)
-
-
-def head(path: Path, size: int) -> bytes:
-    """The first `size` decompressed bytes, or fewer."""
-    found = b""
-    for piece in ByteStream(path).pieces():
-        found += piece
-        if len(found) >= size:
-            break
-    return found[:size]
