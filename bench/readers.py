@@ -6,13 +6,13 @@ environment and that of the peers can run it. Every reader keeps every event, un
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.metadata
 import importlib.util
 import json
 import os
 import pickle
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -58,13 +58,19 @@ def load(path: Path) -> None:
 
 
 def analyze(path: Path, *options: str) -> None:
-    from trace_doctor.cli import main
-
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        sys.argv = ["trace-doctor", "analyze", str(path), "--no-progress", *(options or ["--no-cache"])]
-        with contextlib.suppress(SystemExit):
-            main()
-        if not Path("trace-doctor-report.html").stat().st_size:
+    command = [
+        sys.executable,
+        "-c",
+        "from trace_doctor.cli import main; main()",
+        "analyze",
+        str(path.resolve()),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [*command, "--no-progress", *(options or ["--no-cache"])],
+            cwd=folder, stdout=sys.stderr, check=True,
+        )  # fmt: skip
+        if not (Path(folder) / "trace-doctor-report.html").stat().st_size:
             raise SystemExit("no report was written")
 
 

@@ -38,7 +38,7 @@ class Spent:
 
 def main(options: list[str]) -> None:
     from trace_doctor import reporters
-    from trace_doctor.cli import main as command
+    from trace_doctor.cli import run as command
     from trace_doctor.engine import running
     from trace_doctor.evidence.base import Facts
     from trace_doctor.loaders.cache import Cache

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from trace_doctor.cli import main
+from trace_doctor import cli
 from trace_doctor.model import Result
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
@@ -38,7 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(sys, "argv", ["trace-doctor", *map(str, args)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            main()
+            cli.run()
         said = capsys.readouterr()
         return Done(int(ended.value.code or 0), said.out, said.err)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import trace_doctor
-from trace_doctor.cli import main
+from trace_doctor import cli
 from trace_doctor.errors import UsageError
 from trace_doctor.model import IDLE_CAUSES, Result
 from trace_doctor.reporters.perfetto import PROCESS
@@ -147,7 +147,7 @@ def test_refusals_are_one_line(
     (tmp_path / "saved.json").write_bytes(Result().to_json())
     monkeypatch.setattr("sys.argv", ["trace-doctor", *arguments, "-q"])
     with pytest.raises(SystemExit) as ended:
-        main()
+        cli.run()
     assert ended.value.code == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["saved.json"]
