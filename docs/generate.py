@@ -30,11 +30,12 @@ FAMILIES = {
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated file with its text."""
-    from trace_doctor import difference, verification
-    from trace_doctor.model import json_schema
+    from trace_doctor.difference import Difference
+    from trace_doctor.model import Result, json_schema
     from trace_doctor.registry import all_rules
     from trace_doctor.rule_page import page
-    from trace_doctor.treatment import outcome
+    from trace_doctor.treatment.outcome import Treatment
+    from trace_doctor.verification import Verification
 
     for rule in all_rules():
         yield ROOT / "docs" / "rules" / f"{rule.code}.md", page(rule)
@@ -42,15 +43,10 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs" / "cli-reference.md", _cli_reference()
     yield ROOT / "docs" / "configuration.md", _configuration()
     yield ROOT / "docs" / "techniques.md", techniques.page()
-    schemas = {
-        "result": json_schema(),
-        "verification": verification.json_schema(),
-        "difference": difference.json_schema(),
-        "treatment": outcome.json_schema(),
-    }
-    for name, schema in schemas.items():
-        text = json.dumps(schema, indent=2, sort_keys=True) + "\n"
-        yield ROOT / "analyzer" / "trace_doctor" / "reporters" / f"{name}.schema.json", text
+    for form in (Result, Verification, Difference, Treatment):
+        name = f"{form.__name__.lower()}.schema.json"
+        text = json.dumps(json_schema(form), indent=2, sort_keys=True) + "\n"
+        yield ROOT / "analyzer" / "trace_doctor" / "reporters" / name, text
 
 
 def _rule_index() -> str:

@@ -5,9 +5,8 @@ Times are float microseconds (`_us`), memory is bytes, shares are 0..1. `None` m
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 from msgspec import Struct, field
 
 from trace_doctor.comparison import Comparison
@@ -74,12 +73,3 @@ class Difference(Comparison, frozen=True, kw_only=True):
     """live bytes at the peak by category: together they are the peak"""
     rules: list[RuleChange] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of `Difference`, generated from the types above."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "trace-doctor difference",
-        **msgspec.json.schema(Difference),
-    }

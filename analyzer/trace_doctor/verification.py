@@ -5,9 +5,8 @@ Times are float microseconds (`_us`), memory is bytes, shares are 0..1. `None` m
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 from msgspec import Struct, field
 
 from trace_doctor.comparison import Comparison
@@ -30,12 +29,3 @@ class Verification(Comparison, frozen=True, kw_only=True):
     code: Literal[0, 1, 3]
     """exit code: 0 all gone, 1 something still there or new, 3 AFTER cannot tell"""
     promise: Promise = Promise()
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of `Verification`, generated from the types above."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "trace-doctor verification",
-        **msgspec.json.schema(Verification),
-    }

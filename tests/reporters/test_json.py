@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
@@ -9,22 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trace_doctor.difference import Difference
 from trace_doctor.errors import NotACapture
-from trace_doctor.model import Result
-from trace_doctor.reporters import FORMATS, render, schema
+from trace_doctor.model import Result, json_schema
+from trace_doctor.reporters import FORMATS, render
 from trace_doctor.reporters.saved import read_saved
-
-
-def test_the_shipped_schema_is_current() -> None:
-    assert schema.PATH.read_text(encoding="utf-8") == schema.text(), (
-        "run python -m trace_doctor.reporters.schema"
-    )
+from trace_doctor.treatment.outcome import Treatment
+from trace_doctor.verification import Verification
 
 
 def test_results_fit_the_schema(result: Result) -> None:
-    shipped = json.loads(schema.PATH.read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(shipped)
-    jsonschema.Draft202012Validator(shipped).validate(json.loads(render(result, "json")))
+    jsonschema.Draft202012Validator(json_schema(Result)).validate(json.loads(render(result, "json")))
+
+
+@pytest.mark.parametrize("form", [Result, Verification, Difference, Treatment])
+def test_the_shipped_schemas_are_current(form: type[msgspec.Struct]) -> None:
+    shipped = files("trace_doctor.reporters") / f"{form.__name__.lower()}.schema.json"
+    schema = json.loads(shipped.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema == json_schema(form), "run python -m docs.generate"
 
 
 @pytest.mark.parametrize("fmt", sorted(FORMATS))

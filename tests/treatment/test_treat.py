@@ -14,8 +14,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from trace_doctor.model import json_schema
 from trace_doctor.reporters.island import extract
-from trace_doctor.treatment.outcome import Treatment, json_schema
+from trace_doctor.treatment.outcome import Treatment
 
 EXECUTABLE = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 SCRIPT = '''\
@@ -153,7 +154,7 @@ class TestLive:
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         made = Treatment.from_json((project / "trace-doctor-t.json").read_bytes())
-        jsonschema.validate(json.loads(made.to_json()), json_schema())
+        jsonschema.validate(json.loads(made.to_json()), json_schema(Treatment))
         fates = {a.code: (a.fate, a.reason) for a in made.attempts}
         assert fates["TD101"][0] == "kept", done.stdout
         assert fates["TD305"][0] == "rejected" and "losses differ" in fates["TD305"][1]

@@ -58,4 +58,4 @@ from trace_doctor.model.results import Result as Result
 from trace_doctor.model.results import SavingUpTo as SavingUpTo
 from trace_doctor.model.results import Summary as Summary
 from trace_doctor.model.results import Tool as Tool
-from trace_doctor.model.results import json_schema as json_schema
+from trace_doctor.model.schema import json_schema as json_schema

@@ -116,13 +116,3 @@ class Result(Struct, frozen=True, kw_only=True):
 _VALUE = rb"\n *[^\s\[\]{}][^\n]*(?<![\[{])"
 _PLAIN = re.compile(rb"[\[{](?:%s)+\n *[\]}]" % _VALUE)
 _BREAK = re.compile(rb"(?<=[\[{])\n *|(?<=,)\n( ) *|\n *(?=[\]}])")
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of `Result`, generated from the types above."""
-    schema = msgspec.json.schema(Result)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "trace-doctor result",
-        **schema,
-    }

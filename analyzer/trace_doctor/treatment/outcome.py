@@ -5,7 +5,7 @@ Times are float microseconds (`_us`), memory is bytes, shares are 0..1. `None` m
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import msgspec
 from msgspec import Struct, field
@@ -135,12 +135,3 @@ class Treatment(Struct, frozen=True, kw_only=True):
     def from_json(cls, data: bytes | str) -> Self:
         """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such object."""
         return msgspec.json.decode(data, type=cls)
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of `Treatment`, generated from the types above."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "trace-doctor treatment",
-        **msgspec.json.schema(Treatment),
-    }
