@@ -294,12 +294,22 @@ class DataLoaderStarvation(Rule):
         half = seen.exposed / len(seen.steps) / 2
         waiting = [index for index, _, exposed in seen.steps if exposed > half]
         if len(waiting) * 2 < len(seen.steps):
-            held_up = (
-                seen.device is None and seen.kind == "in_process"
-            )  # what a loader does, it does in each step
             doubt = f"{len(waiting)} of {len(seen.steps)} steps wait that long"
-            return ("low", f"{doubt}: others may have held it up") if held_up else ("medium", doubt)
+            if self._held_up(ctx, seen, waiting):
+                return "low", f"{doubt}: others may have held it up"
+            return "medium", doubt
         return ("high" if seen.device is not None else "medium"), ""
+
+    def _held_up(self, ctx: Context, seen: DataWaits, waiting: list[int]) -> bool:
+        """Whether a loader that works in the training process, on a CPU alone, takes long in these steps only: what it
+        does, it does in each."""
+        if seen.device is not None or seen.kind != "in_process":
+            return False
+        durations = {s.index: s.dur for s in ctx[Steps].steady}
+        others = [
+            (durations.get(index, 0), exposed) for index, _, exposed in seen.steps if index not in waiting
+        ]
+        return sum(exposed for _, exposed in others) < self.min_share * sum(dur for dur, _ in others)
 
     def _fixes(self, seen: DataWaits, replay: Replay, site: Site | None) -> list[Fix]:
         if seen.kind == "in_process":
