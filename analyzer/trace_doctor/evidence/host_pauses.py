@@ -8,7 +8,6 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
-from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.call_sites import CallSites, Site
 from trace_doctor.evidence.data_loading import loader_mask
@@ -34,6 +33,7 @@ from trace_doctor.evidence.intervals import (
 )
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.processor import Processor
 from trace_doctor.evidence.retime import PAUSE_NS
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
@@ -91,10 +91,7 @@ class HostPauses(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        if not len(facts.run.gpu) and (facts.run.device_names or facts.run.is_cat(Cat.RUNTIME).any()):
-            raise NotCaptured(
-                "the GPU was not recorded", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-            )
+        facts[Processor]
         run, nesting, main, ledger = facts.run, facts[Nesting], facts[Threads].main, facts[IdleLedger]
         spans = facts[Steps].spans("steady")
         steady = intervals(spans)

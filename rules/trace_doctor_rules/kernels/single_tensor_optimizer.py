@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,9 @@ from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Run, Sav
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.call_sites import CallSites, Site, location
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.optimizer_work import OptimizerWork
+from trace_doctor.evidence.processor import Processor
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.update_loops import UpdateLoop, UpdateLoops
@@ -49,6 +49,7 @@ def _training(
     optimizer: str = "AdamW",
     gpu_us: float = 100.0,
     gpu: bool = True,
+    us: float = 3.0,
     stacks: bool = False,
 ) -> RunBuilder:
     b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB" if gpu else None, stacks=stacks)
@@ -59,11 +60,11 @@ def _training(
                     if gpu:
                         b.launch(gpu_us, "ampere_bf16_s16816gemm_bf16_128x128")
             with b.optimizer_step(optimizer):
-                _update(b, kind, parameters, gpu)
+                _update(b, kind, parameters, gpu, us)
     return b
 
 
-def _update(b: RunBuilder, kind: str, parameters: int, gpu: bool) -> None:
+def _update(b: RunBuilder, kind: str, parameters: int, gpu: bool, us: float) -> None:
     names = {
         "single": _PARTS * parameters,
         "foreach": tuple(f"aten::_foreach_{p.removeprefix('aten::')}" for p in _PARTS),
@@ -72,7 +73,7 @@ def _update(b: RunBuilder, kind: str, parameters: int, gpu: bool) -> None:
         "apex": _PARTS * 8,
     }[kind]
     for name in names:
-        with b.op(name, us=3):
+        with b.op(name, us=us):
             if gpu:
                 b.launch(
                     2.0 if kind == "single" else 40.0,
@@ -89,14 +90,17 @@ def _by_hand(
     tensors: int = 40,
     gradients: int = 40,
     between: str = "",
+    gpu: bool = True,
+    us: float = 6.0,
 ) -> RunBuilder:
     """Training whose loop over all tensors is the user's own: of one shape after the other."""
-    b = RunBuilder(shapes=bool(shapes))
+    b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB" if gpu else None, shapes=bool(shapes))
     for _ in range(6):
         with b.step():
             for _ in range(10):
                 with b.op("aten::mm", us=10):
-                    b.launch(100, "ampere_bf16_s16816gemm_bf16_128x128")
+                    if gpu:
+                        b.launch(100, "ampere_bf16_s16816gemm_bf16_128x128")
             if backward:
                 with b.thread(2):
                     for _ in range(gradients):
@@ -106,8 +110,9 @@ def _by_hand(
                 for i in range(tensors):
                     dims = [[shapes[i % len(shapes)]]] if shapes else []
                     for name in names:
-                        with b.op(name, us=6, dims=dims):
-                            b.launch(2.0)
+                        with b.op(name, us=us, dims=dims):
+                            if gpu:
+                                b.launch(2.0)
                     if between:
                         with b.op(between, us=6):
                             b.launch(2.0)
@@ -148,7 +153,7 @@ class SingleTensorOptimizer(Rule):
 
     Why is this bad
     Every parameter costs about ten launches. Between the backward and the next forward the host is busy launching
-    kernels of a few microseconds, and the GPU waits for most of them.
+    kernels of a few microseconds, and the GPU waits for most of them. On a CPU each operator reads and writes whole tensors.
 
     Evidence
     Operators and GPU work inside `Optimizer.step#…`. PyTorch 2 takes the foreach form by itself where all parameters lie
@@ -157,10 +162,15 @@ class SingleTensorOptimizer(Rule):
     elementwise operators that work in place, with nothing between: inside the `step()` of a class of the user's, or, in
     training, over tensors of several shapes or as many as backward had gradients.
 
+    On a CPU PyTorch 2.13 takes neither form by itself, so it is a note there: of Adam, AdamW and Adagrad, whose fused step
+    takes a third of the time or less (torch 2.13, 60 to 150 tensors of 64 to a million numbers: 13 to 50 %); of other
+    classes and loops only where operators are so small that calling them is most of their time.
+
     How the saving is estimated
     The captured steps are re-timed without the host time of these operators but the first, and without two of three of
     their kernels: a fused Adam reads and writes 7 numbers for each parameter, the single operators about 20. (Of a loop
-    with two operators half the kernels stay, of one with one all.) A bound.
+    with two operators half the kernels stay, of one with one all.) On a CPU without two of three operators, or every other
+    one. A bound.
 
     Fix
     `fused=True` where the class has it, else `foreach=True`; by hand `torch._foreach_…` over lists of tensors, or
@@ -180,7 +190,7 @@ class SingleTensorOptimizer(Rule):
     code = "TD304"
     name = "single-tensor-optimizer"
     title = "The optimizer updates parameters one by one"
-    needs = (Steps, GpuTimeline, UpdateLoops, Replay, Moments)
+    needs = (Steps, Processor, UpdateLoops, Replay, Moments)
     wants = (CallSites, OptimizerWork)
 
     min_saving: float = threshold(
@@ -188,6 +198,18 @@ class SingleTensorOptimizer(Rule):
         "saving, as a share of the step",
         unit="share",
         source="smaller ones lie within the spread of step times",
+    )
+    min_saving_on_cpu: float = threshold(
+        0.05,
+        "the same on a CPU",
+        unit="share",
+        source="what PyTorch does there by itself is worth a note only where much is to be had",
+    )
+    small_us: float = threshold(
+        15.0,
+        "median operator of a step() on a CPU up to which calling it costs as much as its work",
+        unit="us",
+        source="torch 2.13: foreach halves RMSprop and NAdam of 150 tensors of 64 to 4,096 numbers (10 us), and gains nothing at 65,536 (36 us)",
     )
     min_operators: int = threshold(
         50, "operators of one step()", source="a foreach AdamW runs about a dozen per group of tensors"
@@ -213,7 +235,9 @@ class SingleTensorOptimizer(Rule):
         Valid("products between, as Muon has them", lambda: _by_hand(optimizer="Muon", between="aten::mm")),
         Valid("gradients filled with zeros", lambda: _by_hand(("aten::zero_",)), skipped=_NO_STEP),
         Valid("an average of few tensors", lambda: _by_hand(tensors=8), skipped=_NO_STEP),
-        Valid("CPU", lambda: _training(gpu=False), skipped="no GPU work"),
+        Valid("CPU, fused", lambda: _training("fused", gpu=False)),
+        Valid("CPU, large tensors: SGD gains little", lambda: _training(optimizer="SGD", gpu=False, us=50)),
+        Valid("CPU, an average of large tensors", lambda: _by_hand(gpu=False, us=50), skipped=_NO_STEP),
     ]
     INVALID = [
         Invalid(
@@ -225,6 +249,9 @@ class SingleTensorOptimizer(Rule):
         Invalid("Adam written by hand", lambda: _by_hand(_PARTS, optimizer="MyAdam"), message="MyAdam.step()"),
         Invalid("an average of the weights", _by_hand, message="A loop", confidence="low"),
         Invalid("as many tensors as gradients", lambda: _by_hand(shapes=()), message="A loop"),
+        Invalid("CPU", lambda: _training(gpu=False, us=50), severity="info", message="a fused form", codemod="optimizer-args"),
+        Invalid("CPU, NAdam of small tensors", lambda: _training(optimizer="NAdam", gpu=False), severity="info"),
+        Invalid("CPU, by hand", lambda: _by_hand(_PARTS, optimizer="MyAdam", gpu=False, us=50), severity="info"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -253,16 +280,19 @@ class SingleTensorOptimizer(Rule):
             ctx[OptimizerWork]  # raises where none was recorded, so that nothing is said to be in order
 
     def _claims(self, ctx: Context, update: _Update) -> Iterator[Claim]:
-        run, count = ctx[UpdateLoops].run, ctx[Steps].count
+        run, count, on_gpu = ctx[UpdateLoops].run, ctx[Steps].count, ctx[Processor].gpu
         operators = np.concatenate(update.runs) if update.runs else np.zeros(0, dtype=np.int64)
         if len(operators) < self.min_operators * len(update.runs):
             return
         gpu = ctx[UpdateLoops].gpu_rows(operators)
-        if not len(gpu):
+        if on_gpu and not len(gpu):
             return
-        removal = _removal(run, update, gpu)
+        if not on_gpu:
+            small = float(np.median(run.dur[operators])) / 1e3 <= self.small_us
+            update = replace(update, of=_on_cpu(update, small=small))
+        removal = _removal(run, update, gpu) if on_gpu else _less_operators(run, update)
         outcome = ctx[Replay].without(removal)
-        if outcome.share_of_step < self.min_saving:
+        if outcome.share_of_step < (self.min_saving if on_gpu else self.min_saving_on_cpu):
             return
         site = _site(ctx, update)
         host = sum(end - start for start, end in update.spans) / count / 1e3
@@ -270,17 +300,18 @@ class SingleTensorOptimizer(Rule):
             message=(
                 f"{update.who}{f' in {site}' if site else ''} updates parameters one by one, with "
                 f"{len(operators) / len(update.runs):,.0f} operators and {two_figures(host)} "
-                f"of host time a step: {outcome.promise}."
+                f"of host time a step{_instead(update, on_gpu=on_gpu)}: {outcome.promise}."
             ),
             confidence=_confidence(ctx, outcome, update),
-            saving=_saving(outcome, update.kernels),
+            severity=None if on_gpu else "info",
+            saving=_saving(outcome, update.of, on_gpu=on_gpu),
             location=location(site, ts_us=ctx[Moments].ts_us(update.spans[0][0])),
             evidence=[
                 _table(run, update, operators, gpu, count),
                 outcome.table("What if all parameters were updated at once", "fused"),
             ],
             spans=ctx[Moments].longest(list(update.spans), update.who),
-            fixes=_fixes(update, site),
+            fixes=_fixes(update, site, on_gpu=on_gpu),
             removal=removal,
             owned=list(update.spans),
             key=update.optimizer or "loop",
@@ -297,14 +328,24 @@ class _Update:
     """the operators of each execution"""
     spans: tuple[tuple[int, int], ...]
     """[start, end) ns of each execution"""
-    kernels: int
-    """so many kernels become one"""
+    of: int
+    """so many kernels (on a CPU: operators) become one"""
     loop: UpdateLoop | None = None
     """None for classes of torch.optim"""
 
     @property
     def who(self) -> str:
         return f"{self.optimizer}.step()" if self.optimizer else "A loop"
+
+    @property
+    def fused(self) -> bool:
+        """Whether PyTorch has a fused form of it: one operator for all parameters."""
+        return self.loop is None and self.optimizer in _FUSED
+
+
+def _instead(update: _Update, *, on_gpu: bool) -> str:
+    """On a CPU PyTorch never takes another form by itself."""
+    return "" if on_gpu or not update.fused else ", though there is a fused form for CPUs"
 
 
 def _of_each(run: Run, marks: Rows, operators: Rows) -> tuple[Rows, ...]:
@@ -334,7 +375,29 @@ def _removal(run: Run, update: _Update, gpu: Rows) -> Removal:
         for rows in update.runs
         if len(rows) > 1
     )
-    return Removal(host_spans=spans, gpu_rows=tuple(np.delete(gpu, np.s_[:: update.kernels]).tolist()))
+    return Removal(host_spans=spans, gpu_rows=tuple(np.delete(gpu, np.s_[:: update.of]).tolist()))
+
+
+def _on_cpu(update: _Update, *, small: bool) -> int:
+    """Of so many operators on a CPU one is left. A fused Adam, or one by hand that such a one replaces, reads and writes
+    less, whatever the size; all others gain only what calling small operators costs."""
+    adam = update.optimizer in _FUSED - {"SGD"} if update.loop is None else bool(update.optimizer)
+    if adam and update.of >= 3:
+        return update.of
+    return 2 if small else 1
+
+
+def _less_operators(run: Run, update: _Update) -> Removal:
+    """On a CPU: of so many operators all but one, each until the next begins."""
+    spans = []
+    for rows in update.runs:
+        until = np.append(run.ts[rows[1:]], run.end[rows[-1:]])
+        goes = np.arange(len(rows)) % update.of > 0
+        spans += [
+            (int(run.thread[rows[0]]), start, end)
+            for start, end in zip(run.ts[rows[goes]].tolist(), until[goes].tolist(), strict=True)
+        ]
+    return Removal(host_spans=tuple(spans))
 
 
 def _confidence(ctx: Context, outcome: ReplayOutcome, update: _Update) -> Confidence:
@@ -345,14 +408,15 @@ def _confidence(ctx: Context, outcome: ReplayOutcome, update: _Update) -> Confid
     return "medium"
 
 
-def _saving(outcome: ReplayOutcome, kernels: int) -> Saving:
+def _saving(outcome: ReplayOutcome, of: int, *, on_gpu: bool) -> Saving:
     """A bound even where the replay is good: how long one update of all parameters takes is an assumption."""
-    left = {1: "all", 2: "half"}.get(kernels, "a third")
+    left = {1: "all", 2: "half"}.get(of, "a third")
+    whose = "kernels'" if on_gpu else "operators'"
     return Saving(
         time_us_per_step=outcome.saved_us_per_step,
         share_of_step=outcome.share_of_step,
         basis="bound",
-        how=f"{outcome.how}; {left} of the kernels' time is left for one update of all parameters",
+        how=f"{outcome.how}; {left} of the {whose} time is left for one update of all parameters",
     )
 
 
@@ -377,9 +441,9 @@ def _table(run: Run, update: _Update, operators: Rows, gpu: Rows, count: int) ->
             [
                 update.who,
                 round(len(operators) / count, 1),
-                round(len(gpu) / count, 1),
+                round(len(gpu) / count, 1) if len(gpu) else None,
                 sum(end - start for start, end in update.spans) / count / 1e3,
-                float(run.dur[gpu].sum()) / count / 1e3,
+                float(run.dur[gpu].sum()) / count / 1e3 if len(gpu) else None,
             ]
         ],
     )
@@ -392,9 +456,9 @@ _VERIFY_LOOP = (
 )
 
 
-def _fixes(update: _Update, site: Site | None) -> list[Fix]:
+def _fixes(update: _Update, site: Site | None, *, on_gpu: bool) -> list[Fix]:
     if update.loop is not None:
         return [techniques.update_together(_VERIFY_LOOP, site.target if site else None)]
-    if update.optimizer in _FUSED:
-        return [techniques.fused_optimizer(update.optimizer, _VERIFY)]
+    if update.fused:
+        return [techniques.fused_optimizer(update.optimizer, _VERIFY, on_gpu=on_gpu)]
     return [techniques.foreach_optimizer(update.optimizer, _VERIFY)]

@@ -62,11 +62,12 @@ def chunked_loss(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
     )
 
 
-def fused_optimizer(name: str | None, verify: str = LOWER_PEAK) -> Fix:
+def fused_optimizer(name: str | None, verify: str = LOWER_PEAK, *, on_gpu: bool = True) -> Fix:
+    beside = "or foreach=False: slower, no temporaries" if on_gpu else "on a CPU: torch 2.4 and later"
     return patch(
         "Use the fused optimizer: it needs no temporaries",
         "optimizer-args",
-        f"torch.optim.{name or 'AdamW'}(..., fused=True)   # or foreach=False: slower, no temporaries\n"
+        f"torch.optim.{name or 'AdamW'}(..., fused=True)   # {beside}\n"
         '# HF: TrainingArguments(optim="adamw_torch_fused")',
         "the last bits of updates differ; parameters must be floating point and on one of the supported devices",
         verify,
