@@ -1,4 +1,6 @@
-"""Attention that is computed in pieces: batched product, softmax, batched product, each in kernels of its own."""
+"""Attention that is computed in pieces: batched product, softmax, batched product, each in kernels of its own.
+
+On a CPU operators take the place of kernels (see `work`)."""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from msgspec import Struct
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.kernel_names import is_log_softmax
-from trace_doctor.evidence.kernels import Kernels
 from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs, tensor_bytes
+from trace_doctor.evidence.work import Work
 from trace_doctor.run import I64, Bool
 
 MOST_BETWEEN = 12
@@ -23,7 +25,7 @@ _SOFTMAX = re.compile(r"aten::_?(?:safe_|masked_)?softmax(?:_backward_data|_back
 
 
 class AttentionChains(Evidence, frozen=True):
-    """Each softmax between two batched products of its stream. Raises NotCaptured without kernels, or where no kernel's
+    """Each softmax between two batched products of its stream. Raises NotCaptured where nothing computes, or no kernel's
     operator is known: then products of batches cannot be told from others.
     """
 
@@ -37,21 +39,21 @@ class AttentionChains(Evidence, frozen=True):
     """mask over `kernels.rows`: what ran between them, the softmax included: all that a fused kernel keeps on the chip"""
     score_bytes: int | None
     """of all score matrices in the forward of a typical step; None where shapes were not recorded"""
-    kernels: Kernels
+    kernels: Work
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        kernels = facts[Kernels]
+        kernels = facts[Work]
         if not (kernels.operator >= 0).any():
             raise NotCaptured(
                 "no kernel's operator is known", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
             )
         run = kernels.run
-        order = np.lexsort((np.arange(len(kernels.rows)), run.stream[kernels.rows]))
+        order = np.lexsort((np.arange(len(kernels.rows)), kernels.lane))
         softmax = np.flatnonzero(_is_softmax(kernels)[order])
         first, last, batched = _products(kernels, order)
         behind = np.searchsorted(first, softmax)
-        stream = run.stream[kernels.rows[order]].astype(np.int64)
+        stream = kernels.lane[order]
         apart = _Gaps(first, last, batched, stream)
         close = apart.linked(softmax, softmax, behind - 1, behind)
         # of several softmax kernels between the same products one stands for the chain
@@ -86,7 +88,7 @@ class AttentionChains(Evidence, frozen=True):
         )
 
 
-def _is_softmax(kernels: Kernels) -> Bool:
+def _is_softmax(kernels: Work) -> Bool:
     """Softmax kernels but those of a log-softmax, which belong to a loss."""
     named = kernels.named(
         lambda n: "softmax" in n.lower() and "log_softmax" not in n and not is_log_softmax(n)
@@ -95,7 +97,7 @@ def _is_softmax(kernels: Kernels) -> Bool:
     return (named | asked) & ~kernels.launched_by(lambda n: "log_softmax" in n or "cross_entropy" in n)
 
 
-def _products(kernels: Kernels, order: I64) -> tuple[I64, I64, Bool]:
+def _products(kernels: Work, order: I64) -> tuple[I64, I64, Bool]:
     """The products in order of their streams: places of the first and last kernel of each, and whether it is batched.
 
     Kernels of one operator in a row (a product that is split and summed up) are one product.
@@ -143,7 +145,7 @@ class _Gaps(Struct, frozen=True):
         )
 
 
-def _fitting(facts: Facts, kernels: Kernels, order: I64, softmax: I64, first: I64, behind: I64) -> Bool:
+def _fitting(facts: Facts, kernels: Work, order: I64, softmax: I64, first: I64, behind: I64) -> Bool:
     """Whether the softmax is over what the product behind it multiplies: by the number of elements, where shapes of the
     same softmax in the typical step tell; else it counts as fitting."""
     inputs = facts.get(OperatorInputs)
@@ -171,7 +173,7 @@ def _elements(inputs: Inputs) -> int:
     return max((prod(shape) for shape, _ in inputs.tensors()), default=0)
 
 
-def _score_bytes(facts: Facts, kernels: Kernels, softmax: I64) -> int | None:
+def _score_bytes(facts: Facts, kernels: Work, softmax: I64) -> int | None:
     """What the softmax of each forward chain of a typical step gives: as large as what it is given."""
     inputs = facts.get(OperatorInputs)
     if inputs is None:

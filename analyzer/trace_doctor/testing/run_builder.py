@@ -177,6 +177,13 @@ class RunBuilder:
             name, "kernel", us, stream, call, call_us, {"grid": [1, 1, 1], "block": [128, 1, 1], **args}
         )
 
+    def compute(self, us: float, name: str = "void at::native::vectorized_elementwise_kernel<4>") -> None:
+        """The work of the open operator: a kernel; in a capture of the CPU alone time of its own."""
+        if self.meta["deviceProperties"]:
+            self.launch(us, name)
+        else:
+            self.wait(us)
+
     def copy(
         self, us: float, kind: str = "HtoD (Pageable -> Device)", *, bytes: int = 1 << 20, stream: int = 7
     ) -> None:

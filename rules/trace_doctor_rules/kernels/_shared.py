@@ -28,12 +28,12 @@ def by_model(
     mask holds the kernels of one typical step.
     """
     count = kernels.steps if one_step else 1
-    outcome = replay.without(Removal(gpu_rows=tuple(kernels.rows[mask].tolist())))
+    outcome = replay.without(_left_out(kernels, mask))
     length = max(replay.window[1] - replay.window[0], 1)
     wanted = float(kernels.ns[mask].sum()) * count * part / length
     share = min(wanted, outcome.share_of_step * count, 1.0)
     us = kernels.us_per_step(mask) * count
-    how = f"{two_figures(us)} of kernels a step, of which {part:.0%} may go: {assumed}"
+    how = f"{two_figures(us)} of {_noun(kernels)}s a step, of which {part:.0%} may go: {assumed}"
     if share < wanted:
         how += (
             f"; capped at {two_figures(share * outcome.before_us)}, for without these kernels a step would gain no more"
@@ -41,6 +41,19 @@ def by_model(
             else "; nothing, for without these kernels the GPU would only wait longer for other things"
         )
     return Saving(time_us_per_step=share * outcome.before_us, share_of_step=share, basis="model", how=how)
+
+
+def _left_out(kernels: Kernels, mask: Bool) -> Removal:
+    """All of them: of operators the time that the threads spend in them."""
+    rows, run = kernels.rows[mask], kernels.run
+    if kernels.device >= 0:
+        return Removal(gpu_rows=tuple(rows.tolist()))
+    spans = zip(run.thread[rows].tolist(), run.ts[rows].tolist(), run.end[rows].tolist(), strict=True)
+    return Removal(host_spans=tuple(spans))
+
+
+def _noun(kernels: Kernels) -> str:
+    return "kernel" if kernels.device >= 0 else "operator"
 
 
 def promise(saving: Saving) -> str:
@@ -52,7 +65,7 @@ def promise(saving: Saving) -> str:
 
 
 def kernel_table(title: str, kernels: Kernels, mask: Bool) -> Table:
-    """The kernels that take most time, per steady step."""
+    """The kernels (on a CPU: operators) that take most time, per steady step."""
     ranked = kernels.by_name(mask)
     rows: list[list[str | int | float | None]] = [
         [name[:160], count / kernels.steps, ns / kernels.steps / 1e3, ns / max(kernels.total, 1)]
@@ -61,10 +74,10 @@ def kernel_table(title: str, kernels: Kernels, mask: Bool) -> Table:
     return Table(
         title=title,
         columns=[
-            Column("kernel", "code"),
+            Column(_noun(kernels), "code"),
             Column("a step", "count"),
             Column("time a step", "us"),
-            Column("of all kernels", "share"),
+            Column(f"of all {_noun(kernels)}s", "share"),
         ],
         rows=rows,
         of=len(ranked) if len(ranked) > ROWS else None,
