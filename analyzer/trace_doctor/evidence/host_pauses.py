@@ -12,6 +12,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.call_sites import CallSites, Site
 from trace_doctor.evidence.data_loading import loader_mask
 from trace_doctor.evidence.event_names import (
+    is_collective,
     is_compile,
     is_launch,
     is_optimizer,
@@ -19,6 +20,7 @@ from trace_doctor.evidence.event_names import (
     is_torch_mark,
 )
 from trace_doctor.evidence.frames import is_user_function, python_frame
+from trace_doctor.evidence.hold_ups import held_up
 from trace_doctor.evidence.idle import IdleLedger
 from trace_doctor.evidence.intervals import (
     NOTHING,
@@ -120,6 +122,9 @@ class HostPauses(Evidence, frozen=True):
         found.sort(key=lambda p: (-p.idle_ns, p.name))
         named = union(pairs(run.ts[rows], run.end[rows])) if len(rows) else NOTHING
         blame = union(np.concatenate([ledger.pieces(c, device) for c in ("python", "annotation")]))
+        meeting = nesting.parent[_collectives(run, main)]
+        meeting = meeting[meeting >= 0]
+        named = union(np.concatenate([named, pairs(run.ts[meeting], run.end[meeting])]))
         blank = subtract(intersect(blame, steady), named)
         return cls(
             pauses=tuple(found),
@@ -144,12 +149,27 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
     )
     rows = np.flatnonzero(named & ~skip)
     rows = rows[_quiet(facts, run, rows)]
+    rows = rows[2 * held_up(run, nesting, rows, main) <= run.dur[rows]]
+    rows = rows[~np.isin(rows, _around(nesting, _collectives(run, main)))]
     rows = rows[~_wrapping(run, nesting, rows)]
     rows = rows[_usually(facts, run, rows, main)]
     away = loader_mask(run, facts.options)
     away |= run.is_named(lambda n: is_compile(n) or _OWN.fullmatch(n) is not None)
     rows = rows[~away[rows] & ~nesting.inside(rows, away)]
     return nesting.outermost(rows)
+
+
+def _collectives(run: Run, main: int) -> I64:
+    """What the main thread does together with other ranks: there it waits for them."""
+    rows = run.named(is_collective, Cat.CPU_OP)
+    return np.asarray(rows[run.thread[rows] == main])
+
+
+def _around(nesting: Nesting, rows: I64) -> I64:
+    """All events around some."""
+    return np.array(
+        sorted({above for row in rows.tolist() for above in nesting.ancestors(row)}), dtype=np.int64
+    )
 
 
 def _wrapping(run: Run, nesting: Nesting, rows: I64) -> Bool:

@@ -68,6 +68,35 @@ def _held_up() -> RunBuilder:
     return b
 
 
+def _held_up_anywhere() -> RunBuilder:
+    """The same in four of six steps, each time in another callee of a function that takes little time by itself."""
+    b = RunBuilder(gpu=None, stacks=True)
+    for n in range(6):
+        with b.step(), b.python("train.py", 10, "train"):
+            with b.op("aten::mm", us=60_000):
+                pass
+            with b.python("torch/nn/utils/clip_grad.py", 184, "clip_grad_norm_"):
+                b.wait(500)
+                for callee in range(4):
+                    with b.python("torch/nn/utils/clip_grad.py", 10 * callee, f"callee_{callee}"):
+                        b.wait(8_000 if callee == n else 100)
+    return b
+
+
+def _meets_other_ranks() -> RunBuilder:
+    """Without a GPU; buffers are broadcast before each forward, which waits for the other rank."""
+    b = RunBuilder(gpu=None, stacks=True)
+    for _ in range(6):
+        with b.step(), b.python("train.py", 10, "train"):
+            with b.python("torch/nn/parallel/distributed.py", 1744, "_pre_forward"):
+                with b.op("c10d::broadcast_", us=50):
+                    pass
+                b.wait(20_000)
+            with b.op("aten::mm", us=60_000):
+                pass
+    return b
+
+
 def _decorated() -> RunBuilder:
     """A function that a decorator of torch calls."""
     b = RunBuilder(stacks=True)
@@ -142,6 +171,8 @@ class SlowLaunchThread(Rule):
         Valid("nobody named it", lambda: _training(name=""), skipped="not recorded"),
         Valid("short", lambda: _training(200)),
         Valid("other programs hold it up", _held_up, skipped="held it up"),
+        Valid("other programs hold it up, each time elsewhere", _held_up_anywhere, skipped="held it up"),
+        Valid("it waits for the other ranks", _meets_other_ranks),
     ]
     INVALID = [
         Invalid(
