@@ -47,6 +47,8 @@ _PARTS = (
     ("reading and transforming samples", re.compile(r".*_utils/fetch\.py\(\d+\): fetch|.*: __getitems?__")),
 )
 """frames of torch/utils/data inside the wait, most specific first"""
+_BY_INDEX = re.compile(r".*: __getitems?__")
+_ONE_BY_ONE = re.compile(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
 
 
 class DataLoading(Evidence, frozen=True):
@@ -94,6 +96,18 @@ class DataLoading(Evidence, frozen=True):
         if found and (rest := total(left)):
             found["the rest of the loader"] = rest
         return found
+
+    @property
+    def indexed(self) -> bool:
+        """Whether stacks show that samples are taken by their number: then it is no IterableDataset."""
+        inside = self.run.is_cat(Cat.PYTHON) & (self.run.thread == self.thread)
+        cover = union(pairs(self.run.ts[self.rows], self.run.end[self.rows]))
+
+        def there(frames: re.Pattern[str]) -> bool:
+            rows = np.flatnonzero(inside & self.run.is_named(lambda n: frames.fullmatch(n) is not None))
+            return bool((covered(pairs(self.run.ts[rows], self.run.ts[rows] + 1), cover) > 0).any())
+
+        return there(_BY_INDEX) and not there(_ONE_BY_ONE)
 
 
 def loader_mask(run: Run, options: Options) -> Bool:

@@ -137,7 +137,7 @@ class DataLoaderStarvation(Rule):
 
     code = "TD101"
     name = "dataloader-starvation"
-    title = "Training waits for data"
+    title = "The loop waits for data"
     costs_host_time = True
     needs = (Steps, DataLoading, DataWaits, Replay, Moments)
     wants = (CallSites, TimeLedger)
@@ -271,7 +271,7 @@ class DataLoaderStarvation(Rule):
             location=location(site, device=seen.device, ts_us=moments.ts_us(longest[0])),
             evidence=_tables(ctx, seen, outcome),
             spans=moments.longest(seen.owned, "waiting for data", device=seen.device),
-            fixes=self._fixes(seen, replay, site),
+            fixes=self._fixes(seen, replay, site, indexed=loading.indexed),
             removal=removal,
             owned=seen.owned,
             key="loader",
@@ -330,9 +330,10 @@ class DataLoaderStarvation(Rule):
         ]
         return sum(exposed for _, exposed in others) < self.min_share * sum(dur for dur, _ in others)
 
-    def _fixes(self, seen: DataWaits, replay: Replay, site: Site | None) -> list[Fix]:
+    def _fixes(self, seen: DataWaits, replay: Replay, site: Site | None, *, indexed: bool) -> list[Fix]:
         if seen.kind == "in_process":
-            return _start_workers(self._workers(seen, replay.cores), seen, site)
+            started = _start_workers(self._workers(seen, replay.cores), seen, site)
+            return started if indexed else [*started, techniques.shard_iterable(_COUNT)]
         if seen.kind == "workers":
             return [_more_workers(seen)]
         return [_speed_up(seen)]
@@ -408,6 +409,9 @@ def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table
 _VERIFY = "record the same steps again: TD101 should no longer fire, and the step should be shorter"
 
 
+_COUNT = "count the samples of one epoch with and without workers: the numbers must agree"
+
+
 def _start_workers(workers: int, seen: DataWaits, site: Site | None) -> list[Fix]:
     uneven = seen.waits and max(e - s for s, e in seen.waits) > 2 * median([e - s for s, e in seen.waits])
     pin, prefetch = seen.device is not None, 4 if uneven else 2
@@ -416,9 +420,6 @@ def _start_workers(workers: int, seen: DataWaits, site: Site | None) -> list[Fix
         techniques.start_workers(workers, _VERIFY, pin=pin, prefetch=prefetch, target=target),
         techniques.start_workers_in_trainer(workers, _VERIFY, pin=pin, prefetch=prefetch),
         techniques.start_workers_in_lightning(workers, _VERIFY, pin=pin, prefetch=prefetch),
-        techniques.shard_iterable(
-            "count the samples of one epoch with and without workers: the numbers must agree"
-        ),
     ]
 
 
