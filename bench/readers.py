@@ -68,7 +68,7 @@ def analyze(path: Path, *options: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [*command, "--no-progress", *(options or ["--no-cache"])],
-            cwd=folder, stdout=sys.stderr, check=True,
+            cwd=folder, check=True,
         )  # fmt: skip
         if not (Path(folder) / "trace-doctor-report.html").stat().st_size:
             raise SystemExit("no report was written")

@@ -72,8 +72,9 @@ def _rule_index() -> str:
 def _cli_reference() -> str:
     from typer.testing import CliRunner
 
-    from trace_doctor.cli.app import app
+    from trace_doctor.cli.app import application
 
+    app = application()
     commands = [c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback]
     lines = [
         "# Command-line reference",

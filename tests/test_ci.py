@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from trace_doctor.config import load_config
-from trace_doctor.gate import Suppressions, terms_of
+from trace_doctor.gate.decision import terms_of
+from trace_doctor.gate.suppressions import Suppressions
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "ci.md").read_text()

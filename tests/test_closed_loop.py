@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trace_doctor import analyze
-from trace_doctor.cli.app import app
+from trace_doctor.cli.app import application
 
 SAMPLES = Path(__file__).resolve().parent.parent / "sample_traces"
 EXPECTED = {
@@ -50,7 +50,7 @@ def patch_script(scenario: str, machine: str, codes: set[str], folder: Path) -> 
     select = [option for code in sorted(codes) for option in ("--select", code)]
     captured, patch = SAMPLES / scenario / machine / "fault", folder / "fix.patch"
     given = ["fix", captured, "--source", folder, "--patch", patch, *select]
-    done = CliRunner().invoke(app, [str(each) for each in given])
+    done = CliRunner().invoke(application(), [str(each) for each in given])
     assert done.exit_code == 0, done.output
     run("git", "apply", patch, cwd=folder)
 

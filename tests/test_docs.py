@@ -14,23 +14,24 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from trace_doctor.cli.app import app
+from trace_doctor.cli.app import application
 from trace_doctor.registry import all_rules
 from trace_doctor.testing import run_case
 
 ROOT = Path(__file__).resolve().parent.parent
+APP = application()
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("*/**/*.md")] if ".venv" not in p.parts)
 
 
 def commands() -> list[str]:
-    return [c.name or c.callback.__name__ for c in app.registered_commands if c.callback]
+    return [c.name or c.callback.__name__ for c in APP.registered_commands if c.callback]
 
 
 @pytest.mark.parametrize("command", commands())
 def test_every_command_is_documented_and_has_help(command: str) -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "docs" / "cli.md").read_text(), re.M)
     assert command in ", ".join(headings).split(", ")
-    registered = next(c for c in app.registered_commands if (c.name or c.callback.__name__) == command)  # type: ignore[union-attr]
+    registered = next(c for c in APP.registered_commands if (c.name or c.callback.__name__) == command)  # type: ignore[union-attr]
     assert registered.callback is not None
     assert registered.callback.__doc__
 
@@ -51,7 +52,7 @@ def test_every_page_is_reached_from_getting_started() -> None:
 def test_every_option_is_in_the_reference(command: str) -> None:
     reference = (ROOT / "docs" / "cli-reference.md").read_text(encoding="utf-8")
     section = reference.split(f"## trace-doctor {command}\n", 1)[1].split("\n## ", 1)[0]
-    parameters = get_command(app).commands[command].params  # type: ignore[attr-defined]
+    parameters = get_command(APP).commands[command].params  # type: ignore[attr-defined]
     for option in (name for p in parameters for name in p.opts if name.startswith("--") and not p.hidden):
         assert re.search(rf"{re.escape(option)}\b", section), option
 

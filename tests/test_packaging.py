@@ -22,9 +22,9 @@ def imported(code: str) -> set[str]:
     [
         "import trace_doctor",
         "import trace_doctor; trace_doctor.Rule, trace_doctor.Result",
-        "from typer.testing import CliRunner\nfrom trace_doctor.cli.app import app\n"
-        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
-        "assert CliRunner().invoke(app, ['rules']).exit_code == 0",
+        "from typer.testing import CliRunner\nfrom trace_doctor.cli.app import application\n"
+        "assert CliRunner().invoke(application(), ['--help']).exit_code == 0\n"
+        "assert CliRunner().invoke(application(), ['rules']).exit_code == 0",
     ],
     ids=["import", "names", "cli"],
 )

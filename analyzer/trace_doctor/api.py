@@ -170,7 +170,7 @@ def verify(
     severity from which a new finding fails. Otherwise as `analyze`.
     """
     from trace_doctor.fixes.plan import selected
-    from trace_doctor.gate import verify as compare
+    from trace_doctor.gate.verify import verify as compare
 
     old, new = (
         _result(r, source=source, config=config, rank=rank, device=device, progress=progress)
@@ -199,7 +199,7 @@ def diff(
     `before` and `after` are as in `verify`: results, saved results, or captures and folders of them (several recordings
     of a job count as one side). Otherwise as `analyze`.
     """
-    from trace_doctor.gate import difference
+    from trace_doctor.gate.difference import difference
 
     old, new = (
         _result(r, source=source, config=config, rank=rank, steps=steps, device=device, progress=progress)

@@ -267,7 +267,7 @@ def _check_rules(settings: Settings) -> None:
         rule = resolve(key)
         if len(rule) != 1 or not isinstance(table, dict):
             raise UsageError(f"rules.{key} must be the table of one rule")
-        known = {f.name: f for f in rule[0].threshold_fields()}
+        known = rule[0].known_thresholds
         for name, value in table.items():
             if name not in known:
                 raise UsageError(f"rules.{key}: unknown threshold {name!r}" + _nearest(name, known))

@@ -18,8 +18,8 @@ def page(rule: type[Rule], in_force: Rule | None = None) -> str:
         if text := sections.get(heading):
             parts += [f"## {heading}", text]
     rows = [
-        f"| `{f.name}` | {getattr(made, f.name)} | {f.metadata['unit']} | {f.metadata['description']} | {f.metadata['source']} |"
-        for f in rule.threshold_fields()
+        f"| `{name}` | {getattr(made, name)} | {t.unit} | {t.description} | {t.source} |"
+        for name, t in rule.known_thresholds.items()
     ]
     if rows:
         parts += [
@@ -49,7 +49,7 @@ def facts(rule: type[Rule]) -> dict[str, Any]:
         "yields_to": list(rule.yields_to),
         "sections": rule.sections(),
         "thresholds": {
-            f.name: {"default": f.default, **{k: f.metadata[k] for k in ("unit", "description", "source")}}
-            for f in rule.threshold_fields()
+            name: {"default": t.default, "unit": t.unit, "description": t.description, "source": t.source}
+            for name, t in rule.known_thresholds.items()
         },
     }

@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from trace_doctor.errors import UsageError
-from trace_doctor.gate import Baseline, Terms, decide
+from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.budgets import parse_budgets
+from trace_doctor.gate.decision import Terms, decide
 from trace_doctor.gate.runs import runs_of
 from trace_doctor.model import Finding, IdleNs, Input, Outcome, Pace, Result, Saving, TimeLedgerRow
 from trace_doctor.reporters.words import budget_words

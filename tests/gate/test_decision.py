@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trace_doctor.gate import Terms, decide
+from trace_doctor.gate.decision import Terms, decide
 from trace_doctor.model import Finding, Input, Outcome, OutcomeKind, Result, Severity
 
 

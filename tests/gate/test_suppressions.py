@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trace_doctor.errors import UsageError
-from trace_doctor.gate import Suppressions
+from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.model import Finding, Location, Outcome, Result
 
 SCRIPT = '''\

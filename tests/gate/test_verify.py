@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trace_doctor import model as m
-from trace_doctor.gate import verify
+from trace_doctor.gate.verify import verify
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.units import columns
 from trace_doctor.reporters.verification import render

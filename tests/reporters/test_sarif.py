@@ -12,7 +12,8 @@ import pytest
 
 import trace_doctor
 from trace_doctor.config import defaults
-from trace_doctor.gate import Baseline, Terms, checked
+from trace_doctor.gate.baseline import Baseline
+from trace_doctor.gate.decision import Terms, checked
 from trace_doctor.model import Finding, Fix, Gate, Location, Result, Suppressed
 from trace_doctor.reporters import render
 from trace_doctor.reporters.diffs import edits_of

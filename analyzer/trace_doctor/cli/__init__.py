@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import NoReturn
 
-COLLECT = (100_000, 20, 100)
+COLLECT = (500_000, 20, 100)
 """Objects made until the collector looks at the youngest, and how often then at the older ones. By default it looks at
 the hundred thousand objects of the imported modules again and again: a tenth of a short run."""
 
@@ -41,7 +41,7 @@ def run() -> None:
     gc.set_threshold(*COLLECT)
     _keep_what_is_freed()
     try:
-        from trace_doctor.cli.app import app
+        from trace_doctor.cli.app import HOMES, application
         from trace_doctor.cli.common import verbosity
         from trace_doctor.errors import TraceDoctorError, one_line
     except KeyboardInterrupt:  # the imports take a moment
@@ -51,7 +51,7 @@ def run() -> None:
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
     try:
-        app(prog_name="trace-doctor")
+        application(*(name for name in sys.argv[1:2] if name in HOMES))(prog_name="trace-doctor")
     except TraceDoctorError as error:
         print(f"trace-doctor: {one_line(str(error) + next_step(error))}", file=sys.stderr)
         sys.exit(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -9,18 +10,23 @@ from typer.core import TyperGroup
 
 from trace_doctor import __version__
 from trace_doctor.cli import leave_stdout
-from trace_doctor.cli.analyze import analyze
-from trace_doctor.cli.capture import capture
-from trace_doctor.cli.check import check
-from trace_doctor.cli.config import config
-from trace_doctor.cli.diff import diff
-from trace_doctor.cli.fix import fix
-from trace_doctor.cli.load import load
-from trace_doctor.cli.record import Passing, record
-from trace_doctor.cli.report import report
-from trace_doctor.cli.rules import rule, rules
-from trace_doctor.cli.treat import treat
-from trace_doctor.cli.verify import verify
+
+HOMES = {
+    "record": "record",
+    "treat": "treat",
+    "analyze": "analyze",
+    "check": "check",
+    "fix": "fix",
+    "diff": "diff",
+    "verify": "verify",
+    "report": "report",
+    "rules": "rules",
+    "rule": "rules",
+    "config": "config",
+    "capture": "capture",
+    "load": "load",
+}
+"""Command -> its module, which is imported for whoever asks for it."""
 
 
 class Commands(TyperGroup):
@@ -34,20 +40,6 @@ class Commands(TyperGroup):
             raise typer.Exit(141) from None
 
 
-app = typer.Typer(
-    cls=Commands,
-    help="What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command(cls=Passing, context_settings={"allow_interspersed_args": False})(record)
-app.command(context_settings={"allow_interspersed_args": False})(treat)
-for command in (analyze, check, fix, diff, verify, report, rules, rule, config, capture, load):
-    app.command()(command)
-
-
 def _version(context: typer.Context, wanted: bool) -> None:
     if not wanted:
         return
@@ -59,7 +51,6 @@ def _version(context: typer.Context, wanted: bool) -> None:
     raise typer.Exit
 
 
-@app.callback()
 def root(
     version: Annotated[
         bool,
@@ -71,3 +62,21 @@ def root(
     ] = False,
 ) -> None:
     """What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch."""
+
+
+def application(*only: str) -> typer.Typer:
+    """The command line with all commands, or with these only: making all takes as long as reading a hundred megabytes
+    from the cache, and a run needs one."""
+    made = typer.Typer(
+        cls=Commands,
+        help="What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch.",
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(root)
+    for name in only or HOMES:
+        module = import_module(f"trace_doctor.cli.{HOMES[name]}")
+        made.command(**getattr(module, "TYPER", {}))(getattr(module, name))
+    return made

@@ -57,7 +57,8 @@ def check(
 ) -> None:
     """The same diagnosis as a gate: exit 0 ok, 1 failed, 2 usage or no readable input, 3 could not decide."""
     from trace_doctor.config import load_config
-    from trace_doctor.gate import Baseline, checked, terms_of
+    from trace_doctor.gate.baseline import Baseline
+    from trace_doctor.gate.decision import checked, terms_of
 
     c.set_verbosity(verbose)
     c.wants_color(color)

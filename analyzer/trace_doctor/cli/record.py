@@ -39,6 +39,10 @@ class Passing(TyperCommand):
             raise typer.Exit(FAILED) from None
 
 
+TYPER = {"cls": Passing, "context_settings": {"allow_interspersed_args": False}}
+"""how typer makes a command of it"""
+
+
 def record(
     command: Annotated[
         list[str],

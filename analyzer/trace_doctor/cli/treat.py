@@ -20,6 +20,9 @@ DEFAULT_PATCH = Path("trace-doctor-treat.patch")
 DEFAULT_PAGE = Path("trace-doctor-treat.html")
 _FORMATS = ("text", "json", "html")
 
+TYPER = {"context_settings": {"allow_interspersed_args": False}}
+"""how typer makes a command of it"""
+
 
 def treat(
     command: Annotated[

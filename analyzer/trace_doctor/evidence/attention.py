@@ -4,7 +4,6 @@ On a CPU operators take the place of kernels (see `work`)."""
 
 from __future__ import annotations
 
-import re
 from math import prod
 from typing import Self
 
@@ -16,12 +15,13 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.kernel_names import is_log_softmax
 from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs, tensor_bytes
 from trace_doctor.evidence.work import Work
+from trace_doctor.regex import regex
 from trace_doctor.run import I64, Bool
 
 MOST_BETWEEN = 12
 """Kernels at most between a product and the softmax: scale, mask, cast, dropout and the copies around them."""
-_BATCHED = re.compile(r"aten::(?:bmm|baddbmm_?)")
-_SOFTMAX = re.compile(r"aten::_?(?:safe_|masked_)?softmax(?:_backward_data|_backward)?")
+_BATCHED = regex(r"aten::(?:bmm|baddbmm_?)")
+_SOFTMAX = regex(r"aten::_?(?:safe_|masked_)?softmax(?:_backward_data|_backward)?")
 
 
 class AttentionChains(Evidence, frozen=True):

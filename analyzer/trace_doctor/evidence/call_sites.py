@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -16,11 +15,12 @@ from trace_doctor.evidence.frames import Frame, is_user_frame, is_user_function,
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.model import Location, Target
+from trace_doctor.regex import regex
 from trace_doctor.run import I64, Bool, Cat, Run
 
 WITH_STACK = "profile(..., with_stack=True)"
-_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
-_OLD_FRAME = re.compile(r"\s*(.+)\((\d+)\): (.+?)\s*")
+_RESUME = regex(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+_OLD_FRAME = regex(r"\s*(.+)\((\d+)\): (.+?)\s*")
 _PROBED = 64
 """Operators whose arguments are looked at for the `Call stack` of torch 1.8 to 1.10."""
 

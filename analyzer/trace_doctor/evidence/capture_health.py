@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Self
 
 import numpy as np
@@ -10,11 +9,12 @@ import numpy as np
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.steps import Steps
+from trace_doctor.regex import regex
 from trace_doctor.run import GPU_CATS, Cat, Damage
 
-_CPU_LIBRARY = re.compile(r"(?:aten::|mkldnn::)_?(?:mkldnn|nnpack)\w*|mkldnn::\w+")
+_CPU_LIBRARY = regex(r"(?:aten::|mkldnn::)_?(?:mkldnn|nnpack)\w*|mkldnn::\w+")
 """Operators of oneDNN and NNPACK: there is no GPU implementation of them."""
-_LAUNCH = re.compile(r"(?:cuda|hip|cu|musa)(?:\w*Launch\w*|Memcpy\w*|Memset\w*)")
+_LAUNCH = regex(r"(?:cuda|hip|cu|musa)(?:\w*Launch\w*|Memcpy\w*|Memset\w*)")
 
 
 class CaptureHealth(Evidence, frozen=True):

@@ -7,7 +7,6 @@ are siblings, whatever their ids say.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -16,10 +15,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trace_doctor.evidence.frames import Frame, python_frame
+from trace_doctor.regex import regex
 from trace_doctor.run import I64, Cat, Run
 
-_REGION = re.compile(r"Torch-Compiled Region(?:: (\S+)/(\d+))?")
-RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+_REGION = regex(r"Torch-Compiled Region(?:: (\S+)/(\d+))?")
+RESUME = regex(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 
 
 class Region(Struct, frozen=True):

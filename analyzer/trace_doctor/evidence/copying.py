@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Self
 
 import numpy as np
@@ -23,9 +22,10 @@ from trace_doctor.evidence.event_names import (
 from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.steps import Steps
+from trace_doctor.regex import regex
 from trace_doctor.run import I64, Bool, Cat, Run
 
-_MAKERS = re.compile(
+_MAKERS = regex(
     r"aten::(?:zeros|ones|full|eye|arange|linspace|logspace|rand|randn|randint|randperm|normal|tril_indices|triu_indices)"
 )
 MOST_ARGS = 2000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Literal, Self
 
@@ -23,6 +22,7 @@ from trace_doctor.evidence.intervals import (
 )
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.threads import Threads
+from trace_doctor.regex import regex
 from trace_doctor.run import I64, Bool, Cat, Run
 
 LoaderKind = Literal["in_process", "workers", "pipe", "other"]
@@ -31,20 +31,18 @@ LoaderKind = Literal["in_process", "workers", "pipe", "other"]
 _PARTS = (
     (
         "starting workers",
-        re.compile(
-            r".*dataloader\.py\(\d+\): (?:__init__|_reset|_get_iterator|__iter__)|.*popen_\w+\.py\(.*"
-        ),
+        regex(r".*dataloader\.py\(\d+\): (?:__init__|_reset|_get_iterator|__iter__)|.*popen_\w+\.py\(.*"),
     ),
-    ("pinning memory", re.compile(r".*_utils/pin_memory\.py\(\d+\): pin_memory")),
+    ("pinning memory", regex(r".*_utils/pin_memory\.py\(\d+\): pin_memory")),
     (
         "collating",
-        re.compile(r".*_utils/collate\.py\(\d+\): (?:default_)?collate.*|.*: collate_fn|.*: \w*[Cc]ollat\w*"),
+        regex(r".*_utils/collate\.py\(\d+\): (?:default_)?collate.*|.*: collate_fn|.*: \w*[Cc]ollat\w*"),
     ),
     (
         "waiting for workers",
-        re.compile(r".*dataloader\.py\(\d+\): (?:_try_get_data|_get_data)|.*queues?\.py\(\d+\): get"),
+        regex(r".*dataloader\.py\(\d+\): (?:_try_get_data|_get_data)|.*queues?\.py\(\d+\): get"),
     ),
-    ("reading and transforming samples", re.compile(r".*_utils/fetch\.py\(\d+\): fetch|.*: __getitems?__")),
+    ("reading and transforming samples", regex(r".*_utils/fetch\.py\(\d+\): fetch|.*: __getitems?__")),
 )
 """frames of torch/utils/data inside the wait, most specific first"""
 _BY_INDEX = re.compile(r".*: __getitems?__")

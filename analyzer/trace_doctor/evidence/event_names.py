@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 
-_STEP = re.compile(r"ProfilerStep#(\d+)")
-_LOADER = re.compile(r"enumerate\((?:DataLoader|DataPipe)\)#.*|.*DataLoader\w*\b.*\b__next__")
-_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#.*")
-_OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#.*")
-_COMPILE = re.compile(
+from trace_doctor.regex import regex
+
+_STEP = regex(r"ProfilerStep#(\d+)")
+_LOADER = regex(r"enumerate\((?:DataLoader|DataPipe)\)#.*|.*DataLoader\w*\b.*\b__next__")
+_OPTIMIZER_STEP = regex(r"Optimizer\.step#.*")
+_OPTIMIZER = regex(r"Optimizer\.(?:step|zero_grad)#.*")
+_COMPILE = regex(
     r"(?!gc \().*\(dynamo_timed\)"  # Dynamo also times Python's garbage collector
     r"|.*torch/_dynamo/convert_frame\.py\(\d+\): .*"
     r"|.*torch/_inductor/(?:compile_fx|async_compile|codecache)\.py\(\d+\): .*compile.*"
@@ -19,27 +21,25 @@ _COMPILE = re.compile(
     r"|.*triton/compiler/compiler\.py\(\d+\): compile"
     r"|.*triton/runtime/(?:jit\.py\(\d+\): _do_compile|autotuner\.py\(\d+\): _bench)"
 )
-_BACKWARD = re.compile(r"autograd::engine::.*|torch::autograd::.*|\w+Backward\d*")
+_BACKWARD = regex(r"autograd::engine::.*|torch::autograd::.*|\w+Backward\d*")
 _VENDOR = r"(?:cuda|hip|musa|mtia|xpu)"
-_ALLOCATOR = re.compile(
+_ALLOCATOR = regex(
     rf"{_VENDOR}(?:Malloc|Free|ExtMalloc|Host(?:Alloc|Malloc|Free|Register|Unregister)"
     r"|Mem(?:Create|Map|Unmap|Release|Address|SetAccess|Pool|Alloc))\w*"
     r"|cuMem(?:Create|Map|Unmap|Release|Address|SetAccess|Alloc|Free|Host|Pool)\w*"
 )
-_SEGMENT_ALLOC = re.compile(
+_SEGMENT_ALLOC = regex(
     r"(?:cuda|hip)(?:Malloc|MallocAsync|ExtMallocWithFlags|MemCreate)|cuMemCreate|cuMemAlloc\w*"
 )
-_SEGMENT_FREE = re.compile(r"(?:cuda|hip)(?:Free|FreeAsync|MemRelease)|cuMemRelease|cuMemFree(?:_v2|Async)?")
-_SYNCHRONIZE = re.compile(r"(?:cuda|cu|hip|musa|mu|mtia|xpu|aclrt)\w*Synchronize\w*")
-_DEVICE_SYNC = re.compile(
-    r"(?:cuda|hip|musa)DeviceSynchronize|cuCtxSynchronize|(?:cuda|hip)ThreadSynchronize"
-)
-_COPY_CALL = re.compile(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
-_LAUNCH = re.compile(r"(?:cuda|cu|hip|musa|mu|mtia|xpu)\w*Launch\w*|urEnqueueKernelLaunch\w*")
-_COLLECTIVE_KERNEL = re.compile(r"(?:n|r|h|one|ms)ccl|gloo", re.IGNORECASE)
-_COLLECTIVE = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):.*|c10d::.*|record_param_comms")
-_HOST_COLLECTIVE = re.compile(r"(?:gloo|mpi|ucc):.*")
-_TORCH_MARKS = re.compile(
+_SEGMENT_FREE = regex(r"(?:cuda|hip)(?:Free|FreeAsync|MemRelease)|cuMemRelease|cuMemFree(?:_v2|Async)?")
+_SYNCHRONIZE = regex(r"(?:cuda|cu|hip|musa|mu|mtia|xpu|aclrt)\w*Synchronize\w*")
+_DEVICE_SYNC = regex(r"(?:cuda|hip|musa)DeviceSynchronize|cuCtxSynchronize|(?:cuda|hip)ThreadSynchronize")
+_COPY_CALL = regex(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
+_LAUNCH = regex(r"(?:cuda|cu|hip|musa|mu|mtia|xpu)\w*Launch\w*|urEnqueueKernelLaunch\w*")
+_COLLECTIVE_KERNEL = regex(r"(?:n|r|h|one|ms)ccl|gloo", re.IGNORECASE)
+_COLLECTIVE = regex(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):.*|c10d::.*|record_param_comms")
+_HOST_COLLECTIVE = regex(r"(?:gloo|mpi|ucc):.*")
+_TORCH_MARKS = regex(
     r"ProfilerStep#.*|Torch-Compiled Region.*|TorchDynamo .*|## Call CompiledFxGraph.*|Pregraph bytecode|AOTDispatcher .*"
     r"|dynamo_data: .*|PyTorch Profiler.*|nn\.Module: .*"
 )

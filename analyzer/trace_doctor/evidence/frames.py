@@ -14,6 +14,8 @@ from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
+from trace_doctor.regex import regex
+
 _LIBRARY_NAMES = """
 torch functorch torchgen torchvision torchaudio torchtext torchdata torchao torchmetrics torch_xla
 torch_npu triton triton_kernels numpy scipy pandas sklearn PIL cv2 matplotlib tqdm rich loguru einops
@@ -27,12 +29,12 @@ IPython traitlets tornado pytest _pytest pluggy click typer trace_doctor sitecus
 """
 _LIBRARIES = frozenset(_LIBRARY_NAMES.split())
 # HF `datasets` shares its name with the folder of many repositories: only files known to be the library's count
-_HF_DATASETS = re.compile(
+_HF_DATASETS = regex(
     r"datasets/(?:(?:arrow_dataset|iterable_dataset|table|builder|load|fingerprint|dataset_dict)\.py|formatting/|features/)"
 )
 # modules of the standard library whose name a script may well bear
 _SCRIPT_NAMES = frozenset({"trace", "profile", "code"})
-_LIBRARY_PATH = re.compile(
+_LIBRARY_PATH = regex(
     r"(?:^|/)(?:site-packages|dist-packages)/"
     r"|(?:^|/)lib(?:64)?/python\d"
     r"|/python[\d.]*/lib/"
@@ -43,7 +45,7 @@ _LIBRARY_PATH = re.compile(
     r"|\.so(?:[.\d]*)?$",
     re.IGNORECASE,
 )
-_ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
+_ABSOLUTE = regex(r"/|[A-Za-z]:/")
 
 
 @lru_cache(maxsize=65536)
@@ -83,7 +85,7 @@ class Frame(Struct, frozen=True):
     function: str
 
 
-_PYTHON_EVENT = re.compile(r"(.+)\((\d+)\): (.+)", re.DOTALL)
+_PYTHON_EVENT = regex(r"(.+)\((\d+)\): (.+)", re.DOTALL)
 
 
 @lru_cache(maxsize=65536)

@@ -12,6 +12,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from trace_doctor.regex import regex
+
 Kind = Literal["gemm", "gemv", "conv", "attention", "softmax", "layout", "other"]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", ""]
 
@@ -29,56 +31,56 @@ class KernelClass(Struct, frozen=True):
         return self.kind in ("gemm", "conv") and self.precision == "fp32"
 
 
-_ATTENTION = re.compile(
+_ATTENTION = regex(
     r"fmha|flash_(?:fwd|bwd|attn)|flash::|flashattn|FlashAttn|attn_(?:fwd|bwd)|sage_fwd|AttentionKernel|AttentionBackward"
     r"|sdpa|unified_attention|paged_attention|mha_(?:fwd|bwd|varlen)",
 )
-_NO_ATTENTION = re.compile(r"reshape_and_cache|elementwise|triton_(?:poi|red|per)_")
-_SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
-_LAYOUT = re.compile(
+_NO_ATTENTION = regex(r"reshape_and_cache|elementwise|triton_(?:poi|red|per)_")
+_SOFTMAX = regex(r"softmax", re.IGNORECASE)
+_LAYOUT = regex(
     r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d|transpose_(?:CNHW2NCHW|NCHW2CNHW)"
     r"|cudnn\w*::.*convertTensor_reformat",
     re.IGNORECASE,
 )
-_CONV = re.compile(
+_CONV = regex(
     r"fprop|dgrad|wgrad|implicit_gemm|convolve|scudnn|[sh]\d+cudnn|winograd|cudnn::\w+::\w+_engine|cudnn::cnn::im2col"
     r"|fft[12]d_[rc]2[rc]|igemm_(?:fwd|bwd|wrw)|miopen\w*conv|naive_conv|kernel_grouped_conv|gridwise_convolution"
     r"|conv2d_c1_k1|ImplicitGemmConvolution|_bwd_weight|g?cgemm|triton_tem_fused_\w*convolution|conv_(?:fwd|bwd)_",
     re.IGNORECASE,
 )
-_GEMV = re.compile(r"gemv(?!.*gemm)|(?:^|\W)dot_kernel<|gemmk1_kernel|wvSplitK|LLGemm", re.IGNORECASE)
-_GEMM = re.compile(
+_GEMV = regex(r"gemv(?!.*gemm)|(?:^|\W)dot_kernel<|gemmk1_kernel|wvSplitK|LLGemm", re.IGNORECASE)
+_GEMM = regex(
     r"gemm|nvjet|^Cijk_|(?:^|_)matmul|^bmm_|^mm_|batch_matmul|triton_tem_fused_\w*mm|triton_mm|_mm_kernel",
     re.IGNORECASE,
 )
-_NEITHER = re.compile(
+_NEITHER = regex(
     r"fbgemm|splitK?reduce|triton_(?:poi|red|per|for)_|^triton__\d|dequant|quantize|epilogue::|scatter|offsets",
     re.IGNORECASE,
 )
-_POINTWISE = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|CatArray|distribution_")
+_POINTWISE = regex(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|CatArray|distribution_")
 
 _FORMATS: tuple[tuple[Precision, re.Pattern[str]], ...] = (
-    ("fp8", re.compile(r"e4m3|e5m2|fp8|_F8|mxfp[48]|MxE\d|E2m1", re.IGNORECASE)),
-    ("tf32", re.compile(r"tf32|_xf32|_S_MX_|(?:tensorop|xmma)_s1688(?!\w*(?:f16|bf16))", re.IGNORECASE)),
-    ("fp64", re.compile(r"dgemm|d884|_f64f64|double|_DB_|dgrad\w*<double", re.IGNORECASE)),
-    ("bf16", re.compile(r"bf16|bfloat|_BBS?_|_B_?BS_|_BSS_|BF16")),
+    ("fp8", regex(r"e4m3|e5m2|fp8|_F8|mxfp[48]|MxE\d|E2m1", re.IGNORECASE)),
+    ("tf32", regex(r"tf32|_xf32|_S_MX_|(?:tensorop|xmma)_s1688(?!\w*(?:f16|bf16))", re.IGNORECASE)),
+    ("fp64", regex(r"dgemm|d884|_f64f64|double|_DB_|dgrad\w*<double", re.IGNORECASE)),
+    ("bf16", regex(r"bf16|bfloat|_BBS?_|_B_?BS_|_BSS_|BF16")),
     (
         "fp16",
-        re.compile(
+        regex(
             r"f16|fp16|_half|half[ _>,:]|half_t|Half|hgemm|h(?:884|1688|16816)|_HHS?_|_HSS_|_HB_|s(?:884|161616|16816)"
         ),
     ),
-    ("int8", re.compile(r"int8|i8i8|_i8|i(?:8816|16832)", re.IGNORECASE)),
+    ("int8", regex(r"int8|i8i8|_i8|i(?:8816|16832)", re.IGNORECASE)),
     (
         "fp32",
-        re.compile(
+        regex(
             r"sgemm|scudnn|f32f32_f32f32|_f32_|_SB_|_S_B|<float|<int, (?:int, )?float|cgemm|fp32|f32_aligned"
             r"|fft[12]d|dtype_Float\b",
             re.IGNORECASE,
         ),
     ),
 )
-_ON_TENSOR_CORES = re.compile(
+_ON_TENSOR_CORES = regex(
     r"tensorop|wmma|tensor\d+x\d+|warpgroup|xmma(?!.*ffma)|[shdi](?:884|1688|16816|161616|16832)|_MI\d+x\d+|xdl|nvjet|fmha"
 )
 
@@ -130,10 +132,10 @@ def architecture(names: list[str]) -> tuple[int, int] | None:
 
 
 _ARCHITECTURES = (
-    (re.compile(r"^volta_|cutlass_70_|sm70_"), (7, 0)),
-    (re.compile(r"^turing_|cutlass_75_|sm75_"), (7, 5)),
-    (re.compile(r"^ampere_|cutlass_80_|sm80_|cudnn_ampere|_sm80"), (8, 0)),
-    (re.compile(r"sm86_"), (8, 6)),
-    (re.compile(r"sm90_|cutlass_90_"), (9, 0)),
-    (re.compile(r"sm100|cutlass3x_sm100"), (10, 0)),
+    (regex(r"^volta_|cutlass_70_|sm70_"), (7, 0)),
+    (regex(r"^turing_|cutlass_75_|sm75_"), (7, 5)),
+    (regex(r"^ampere_|cutlass_80_|sm80_|cudnn_ampere|_sm80"), (8, 0)),
+    (regex(r"sm86_"), (8, 6)),
+    (regex(r"sm90_|cutlass_90_"), (9, 0)),
+    (regex(r"sm100|cutlass3x_sm100"), (10, 0)),
 )

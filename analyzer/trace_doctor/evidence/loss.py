@@ -6,7 +6,6 @@ the compiled backward: elementwise operators and reductions, and no product, whi
 
 from __future__ import annotations
 
-import re
 from typing import Self
 
 import numpy as np
@@ -19,13 +18,14 @@ from trace_doctor.evidence.graph_breaks import is_graph_call
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.evidence.work import Work
+from trace_doctor.regex import regex
 from trace_doctor.run import I64, Bool, Cat
 
-_FORWARD = re.compile(
+_FORWARD = regex(
     r"aten::(?:cross_entropy_loss|nll_loss\w*|log_softmax|_log_softmax|mse_loss|l1_loss|smooth_l1_loss|huber_loss|kl_div"
     r"|binary_cross_entropy\w*|soft_margin_loss|cosine_embedding_loss|ctc_loss|gaussian_nll_loss|poisson_nll_loss)"
 )
-_BACKWARD = re.compile(
+_BACKWARD = regex(
     r"autograd::engine::evaluate_function: (?:NllLoss\w*|LogSoftmax|MseLoss|L1Loss|SmoothL1Loss|HuberLoss|KlDiv"
     r"|BinaryCrossEntropy\w*|SoftMarginLoss|CtcLoss)Backward\d*"
 )

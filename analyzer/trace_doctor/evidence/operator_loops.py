@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Self
 
 import numpy as np
@@ -16,15 +15,14 @@ from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
+from trace_doctor.regex import regex
 from trace_doctor.run import I64, Bool, Cat, Run
 
 LONGEST = 20
 """operators of a small group: what a function does with one element, or with one pair"""
 LEAST = 10
 """repetitions of a loop (torch.profiler's own pattern matcher counts as many)"""
-_INDEXING = re.compile(
-    r"aten::(?:select|slice|narrow|index|index_select|index_put_|take|gather|select_scatter)"
-)
+_INDEXING = regex(r"aten::(?:select|slice|narrow|index|index_select|index_put_|take|gather|select_scatter)")
 
 
 class OperatorLoop(Struct, frozen=True):

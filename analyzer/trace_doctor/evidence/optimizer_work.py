@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Self
 
 import numpy as np
@@ -13,9 +12,10 @@ from trace_doctor.evidence.event_names import is_optimizer, is_optimizer_step
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.steps import Steps
+from trace_doctor.regex import regex
 from trace_doctor.run import I64, Bool, Cat, Run
 
-_CLASS = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
+_CLASS = regex(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
 
 
 class OptimizerWork(Evidence, frozen=True):

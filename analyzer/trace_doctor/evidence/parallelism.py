@@ -6,14 +6,15 @@ import re
 from typing import Self
 
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.regex import regex
 from trace_doctor.run import Cat
 
-_DDP = re.compile(r"DistributedDataParallel\.forward|.*torch/nn/parallel/distributed\.py\(\d+\): .*")
-_FSDP = re.compile(
+_DDP = regex(r"DistributedDataParallel\.forward|.*torch/nn/parallel/distributed\.py\(\d+\): .*")
+_FSDP = regex(
     r"FSDP::.*|FullyShardedDataParallel[.:].*|.*torch/distributed/fsdp/fully_sharded_data_parallel\.py\(\d+\): .*"
     r"|.*torch/distributed/(?:_composable/fsdp|fsdp/_fully_shard)/\w+\.py\(\d+\): .*"
 )
-_DATA_PARALLEL = re.compile(r"DataParallel\.forward")
+_DATA_PARALLEL = regex(r"DataParallel\.forward")
 
 
 class Parallelism(Evidence, frozen=True):

@@ -13,11 +13,12 @@ from trace_doctor.evidence.kernels import Kernels
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.replay import Removal
+from trace_doctor.regex import regex
 from trace_doctor.run import I64, Run
 
-_ELEMENTWISE = re.compile(r"elementwise_kernel|elementwise_op|pointwise", re.IGNORECASE)
-_FUSED = re.compile(r"triton_\w*fused|(?:cuda|hip|cu)GraphLaunch")
-_FILLS = re.compile(r"FillFunctor")
+_ELEMENTWISE = regex(r"elementwise_kernel|elementwise_op|pointwise", re.IGNORECASE)
+_FUSED = regex(r"triton_\w*fused|(?:cuda|hip|cu)GraphLaunch")
+_FILLS = regex(r"FillFunctor")
 
 
 class PointwiseRuns(Evidence, frozen=True):

@@ -12,12 +12,13 @@ from msgspec import Struct
 from trace_doctor.evidence.compile_regions import Region, Regions
 from trace_doctor.evidence.frames import Frame
 from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.regex import regex
 from trace_doctor.run import I64, Cat, Run
 
-_TIMED = re.compile(r"(.+) \(dynamo_timed\)")
+_TIMED = regex(r"(.+) \(dynamo_timed\)")
 # no compilation: recording a CUDA graph, and what Dynamo runs beside a compilation
-_NOT_COMPILING = re.compile(r"CUDAGraphNode\.record|gc|.*cudagraph.*", re.IGNORECASE)
-_COMPILE_ID = re.compile(r"\bcompile_id=(!?[\d/]+)")
+_NOT_COMPILING = regex(r"CUDAGraphNode\.record|gc|.*cudagraph.*", re.IGNORECASE)
+_COMPILE_ID = regex(r"\bcompile_id=(!?[\d/]+)")
 _OF_A_FRAME = ("_compile.compile_inner", "entire_frame_compile", "dynamo")
 
 

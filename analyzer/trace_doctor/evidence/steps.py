@@ -19,13 +19,14 @@ from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.evidence.warmup import leading_warmup
+from trace_doctor.regex import regex
 from trace_doctor.run import GPU_CATS, I64, Cat, Run
 
 Phase = Literal["steady", "warmup", "outside"]
 Span = tuple[int, int]
 Source = Literal["profiler_step", "loader", "optimizer", "marker", "none"]
 
-_MARKERS = re.compile(
+_MARKERS = regex(
     r"(?:\[pl\]\[profile\](?:\[\w+\])?)(?:\w+\.)?run_training_batch|(?:train|training)_(?:step|batch|iteration)"
     r"|[Ii]teration ?#? ?\d*|## ?iteration.*##|execute_context_\d+\(.*|DistributedDataParallel\.forward"
     r"|## forward ##|FullyShardedDataParallel\.forward|DataParallel\.forward"

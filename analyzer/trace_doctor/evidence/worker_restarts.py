@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Self
 
 import numpy as np
@@ -16,11 +15,12 @@ from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.steps import Steps
+from trace_doctor.regex import regex
 from trace_doctor.run import I64, Bool, Cat, Run
 
 OPERATORS = 10
 """Operators at most between the end of an epoch and the next one's first batch: seeds and a permutation are drawn"""
-_STARTED = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __init__")
+_STARTED = regex(r"torch/utils/data/dataloader\.py\(\d+\): __init__")
 _AGAIN_NS = 1_000_000
 """An `__init__` of the iterator as long as this starts processes."""
 

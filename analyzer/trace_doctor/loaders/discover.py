@@ -17,15 +17,16 @@ from trace_doctor.loaders.meta import rank_in_name
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.recording import folder as recordings
 from trace_doctor.recording.options import ENVIRONMENT_FILE, TORCH_TRACE_FOLDER
+from trace_doctor.regex import regex
 
 Kind = Literal["trace", "snapshot", "torch_trace"]
 
 # Names worth a look inside when walking a folder; a file given by name is always looked into.
-_CANDIDATE = re.compile(
+_CANDIDATE = regex(
     r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.json\.|dedicated_log_torch_trace|tfevents", re.I
 )
 # Looked into as well, but of no interest when they are something else: logs, files without a suffix.
-_POSSIBLE = re.compile(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
+_POSSIBLE = regex(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 _COMPANIONS = frozenset({ENVIRONMENT_FILE})
 """Belongs beside a capture: no capture itself, and nothing to speak of."""

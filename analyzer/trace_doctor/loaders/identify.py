@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
+from trace_doctor.regex import regex
+
 HEAD = 1 << 16
 """How many decompressed bytes are looked at first."""
 FAR = 1 << 22
@@ -13,33 +15,33 @@ FAR = 1 << 22
 
 # (pattern in the first bytes, what the file is). Order matters: the more specific first.
 _FOREIGN: tuple[tuple[re.Pattern[bytes], str], ...] = (
-    (re.compile(rb"start_time_since_epoch_in_micros|NEGOTIATE_ALLREDUCE"), "a Horovod timeline"),
-    (re.compile(rb"/(?:host|device):(?:CPU|GPU|TPU|CUPTI)"), "a TensorFlow or JAX trace"),
-    (re.compile(rb"CPU HIP API|CPU HSA API|rocprof|roctx_"), "a rocprof trace"),
-    (re.compile(rb"JSONTraceHandler|\"callback/\w+/event/"), "a trace of the MosaicML Composer profiler"),
-    (re.compile(rb"\"viztracer_metadata\"|\"FEE\""), "a VizTracer trace"),
-    (re.compile(rb"devtools\.timeline|\"(?:v8|blink|loading)(?:,|\")"), "a Chrome browser trace"),
-    (re.compile(rb"speedscope\.app"), "a speedscope profile"),
+    (regex(rb"start_time_since_epoch_in_micros|NEGOTIATE_ALLREDUCE"), "a Horovod timeline"),
+    (regex(rb"/(?:host|device):(?:CPU|GPU|TPU|CUPTI)"), "a TensorFlow or JAX trace"),
+    (regex(rb"CPU HIP API|CPU HSA API|rocprof|roctx_"), "a rocprof trace"),
+    (regex(rb"JSONTraceHandler|\"callback/\w+/event/"), "a trace of the MosaicML Composer profiler"),
+    (regex(rb"\"viztracer_metadata\"|\"FEE\""), "a VizTracer trace"),
+    (regex(rb"devtools\.timeline|\"(?:v8|blink|loading)(?:,|\")"), "a Chrome browser trace"),
+    (regex(rb"speedscope\.app"), "a speedscope profile"),
     (
-        re.compile(rb"\"schema\"\s*:\s*\"[\d.]+-chakra|\"nodes\"\s*:\s*\[\s*\{\s*\"(?:name|id)\""),
+        regex(rb"\"schema\"\s*:\s*\"[\d.]+-chakra|\"nodes\"\s*:\s*\[\s*\{\s*\"(?:name|id)\""),
         "a PyTorch execution trace",
     ),
-    (re.compile(rb"\"tool\"\s*:\s*\{[^}]*\"trace-doctor\""), "a saved trace-doctor result"),
-    (re.compile(rb"^\s*\[\s*\[\s*-?\d"), "the output of export_memory_timeline"),
-    (re.compile(rb"\"pg_config\"[^}]*\}[^\"]*\"?.*\"entries\"", re.S), "an NCCL flight-recorder dump"),
+    (regex(rb"\"tool\"\s*:\s*\{[^}]*\"trace-doctor\""), "a saved trace-doctor result"),
+    (regex(rb"^\s*\[\s*\[\s*-?\d"), "the output of export_memory_timeline"),
+    (regex(rb"\"pg_config\"[^}]*\}[^\"]*\"?.*\"entries\"", re.S), "an NCCL flight-recorder dump"),
 )
 
-_TORCH = re.compile(
+_TORCH = regex(
     rb"\"schemaVersion\"|\"deviceProperties\"|\"distributedInfo\"|\"(?:CPU|CUDA) functions\"|\"cat\"\s*:\s*\"(?:"
     rb"cpu_op|user_annotation|gpu_user_annotation|python_function|cuda_runtime|cuda_driver|kernel|gpu_memcpy|gpu_memset"
     rb"|Operator|Runtime|Kernel|Memcpy|Memset|cpu_instant_event|mtia_\w+|xpu_\w+|hpu_op|privateuse1_\w+)\""
 )
 
 
-_SNAPSHOT = re.compile(rb"device_traces|segment_type|active_allocated|segment_pool_id|allocator_settings")
-_FLIGHT_RECORDER = re.compile(rb"collective_seq_id|p2p_seq_id|pg_status|pg_config")
-_TORCH_TRACE = re.compile(rb"V\d{4} [\d:.]+ \d+ \S+\] (?:\[[^\]]*\] )?\{")
-_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_SNAPSHOT = regex(rb"device_traces|segment_type|active_allocated|segment_pool_id|allocator_settings")
+_FLIGHT_RECORDER = regex(rb"collective_seq_id|p2p_seq_id|pg_status|pg_config")
+_TORCH_TRACE = regex(rb"V\d{4} [\d:.]+ \d+ \S+\] (?:\[[^\]]*\] )?\{")
+_PICKLE = regex(rb"\x80[\x02-\x05]")
 _OTHER_FORMATS = (
     (b"\x28\xb5\x2f\xfd", "a Zstandard file; decompress it first (zstd -d)"),
     (b"PK\x03\x04", "a ZIP archive or a PyTorch checkpoint"),

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Set
 from typing import Any
 
 from trace_doctor.model import Recorded, TorchVersion
+from trace_doctor.regex import regex
 
-_PRIVATE = re.compile(r"host|user|node", re.I)
+_PRIVATE = regex(r"host|user|node", re.I)
 KEPT_OBJECTS = ("deviceProperties", "computeProperties", "distributedInfo")
 
 # Texts looked for in the event list, for `recorded`.
@@ -22,15 +23,15 @@ _FLAGS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_m
 
 # The first torch release that can write this into a trace, with the pull request where known (REFERENCE, C).
 _SINCE_NAME: tuple[tuple[re.Pattern[str], tuple[int, int], str], ...] = (
-    (re.compile(r"dynamo_data: |, compile_id="), (2, 11), "compile ids beside dynamo events"),
+    (regex(r"dynamo_data: |, compile_id="), (2, 11), "compile ids beside dynamo events"),
     (
-        re.compile(r"AOTDispatcher Runtime Wrapper Prologue|Pregraph bytecode"),
+        regex(r"AOTDispatcher Runtime Wrapper Prologue|Pregraph bytecode"),
         (2, 8),
         "the prologue of compiled regions",
     ),
-    (re.compile(r"Torch-Compiled Region: !?\d+/\d+"), (2, 5), "numbered compiled regions"),
-    (re.compile(r"Torch-Compiled Region"), (2, 2), "compiled regions"),
-    (re.compile(r"\(dynamo_timed\)$"), (2, 1), "dynamo_timed events"),
+    (regex(r"Torch-Compiled Region: !?\d+/\d+"), (2, 5), "numbered compiled regions"),
+    (regex(r"Torch-Compiled Region"), (2, 2), "compiled regions"),
+    (regex(r"\(dynamo_timed\)$"), (2, 1), "dynamo_timed events"),
 )
 
 
@@ -118,7 +119,7 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-_RANK = re.compile(r"(?:^|[^a-z])(?:global[_-]?)?(?:rank|worker)[_\-=]?(\d{1,6})(?!\d)", re.I)
+_RANK = regex(r"(?:^|[^a-z])(?:global[_-]?)?(?:rank|worker)[_\-=]?(\d{1,6})(?!\d)", re.I)
 
 
 def rank_in_name(display: str) -> int | None:

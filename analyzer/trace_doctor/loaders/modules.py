@@ -11,20 +11,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import PurePosixPath
 
-_IMPORT = re.compile(
+from trace_doctor.regex import regex
+
+_IMPORT = regex(
     rb"^[ \t]*(?:from[ \t]+(?P<module>\.*[\w.]*)[ \t]+import[ \t]*(?:\((?P<many>[^)]*)\)|(?P<one>[^\r\n#;]*))"
     rb"|import[ \t]+(?P<modules>[^\r\n#;]*))",
     re.MULTILINE,
 )
-_COMMENT = re.compile(r"#[^\n]*")
-_TARGET = re.compile(rb"^\s*_target_\s*:\s*[\"']?([\w.]+)", re.MULTILINE)
+_COMMENT = regex(r"#[^\n]*")
+_TARGET = regex(rb"^\s*_target_\s*:\s*[\"']?([\w.]+)", re.MULTILINE)
 """a class that hydra constructs by its dotted name"""
 _SOURCE_ROOTS = ("src", "lib", "python")
-_TOP_LEVEL = re.compile(
+_TOP_LEVEL = regex(
     rb"^(?:if[ (]+__name__|for |while |with |try:|\w[\w.]*\(|\w[\w.]* *= *[\w.]+\()", re.MULTILINE
 )
 """a statement at module level that is no import, definition or constant"""
-_TEST = re.compile(r"(?:^|/)(?:tests?/|test_[^/]*$|[^/]*_test\.py$|conftest\.py$)")
+_TEST = regex(r"(?:^|/)(?:tests?/|test_[^/]*$|[^/]*_test\.py$|conftest\.py$)")
 
 
 class ImportGraph:

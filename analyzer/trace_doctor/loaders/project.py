@@ -23,6 +23,7 @@ from trace_doctor.loaders.origins import (
     walk,
 )
 from trace_doctor.loaders.script import Script, TextFile, dotted, imported_modules
+from trace_doctor.regex import regex
 
 if TYPE_CHECKING:
     from trace_doctor.loaders.source import SourceTree
@@ -31,7 +32,7 @@ Definition = cst.FunctionDef | cst.ClassDef
 Place = tuple[Script, cst.BaseExpression]
 """an expression and the script it stands in"""
 
-_CLASS = re.compile(rb"^[ \t]*class[ \t]+(\w+)[ \t]*\(", re.MULTILINE)
+_CLASS = regex(rb"^[ \t]*class[ \t]+(\w+)[ \t]*\(", re.MULTILINE)
 _MAX_DEPTH = 24
 _MAX_REEXPORTS = 4
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import re
 import tokenize
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -24,6 +23,7 @@ from trace_doctor.errors import UnreadableScript
 from trace_doctor.loaders.layout import Layout
 from trace_doctor.loaders.names import Names
 from trace_doctor.loaders.nested import PLAIN, nesting, try_to_parse
+from trace_doctor.regex import regex
 
 if TYPE_CHECKING:
     from trace_doctor.loaders.origins import Origins
@@ -32,7 +32,7 @@ N = TypeVar("N", bound=cst.CSTNode)
 Block = cst.Module | cst.IndentedBlock | cst.SimpleStatementSuite
 Statement = cst.BaseStatement | cst.BaseSmallStatement
 
-_NEWLINE = re.compile(r"\r\n?|\n")
+_NEWLINE = regex(r"\r\n?|\n")
 
 FRAMEWORKS = {
     "deepspeed": "deepspeed",

@@ -28,7 +28,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from trace_doctor.loaders.snapshot import load_snapshot
 from trace_doctor.snapshot import Snapshot
 from trace_doctor.testing.caching_allocator import Block, CachingAllocator, Segment
 
@@ -280,6 +279,10 @@ class SnapshotBuilder:
 
     def snapshot(self) -> Snapshot:
         """The snapshot through the real loader."""
+        from trace_doctor.loaders.snapshot import (
+            load_snapshot,  # rules import this module, and need no loader
+        )
+
         with tempfile.TemporaryDirectory() as folder:
             return load_snapshot(self.write(Path(folder) / "snapshot.pickle"), "snapshot.pickle")
 

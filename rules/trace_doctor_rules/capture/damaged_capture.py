@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.capture_health import CaptureHealth
@@ -31,7 +30,6 @@ class _Spoilt(RunBuilder):
         return text
 
 
-@dataclass(frozen=True)
 class DamagedCapture(Rule):
     """The file is not whole.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Rule, Table
 from trace_doctor.evidence.environments import Environments
@@ -30,7 +29,6 @@ def _job(**differs: str) -> tuple[RunBuilder, ...]:
     return tuple(ranks)
 
 
-@dataclass(frozen=True)
 class EnvironmentDrift(Rule):
     """The ranks of one job run on different software or different GPUs.
 

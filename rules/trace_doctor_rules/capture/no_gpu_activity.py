@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Context, Fix, Rule
 from trace_doctor.evidence.capture_health import CaptureHealth
@@ -51,7 +50,6 @@ def _outside_the_window() -> RunBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class NoGpuActivity(Rule):
     """The machine has a GPU, and the capture shows nothing that it did.
 

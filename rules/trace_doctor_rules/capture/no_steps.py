@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Context, Fix, Rule
 from trace_doctor.evidence.durations import milliseconds
@@ -49,7 +48,6 @@ _SCHEDULE = """with torch.profiler.profile(
         prof.step()"""
 
 
-@dataclass(frozen=True)
 class NoSteps(Rule):
     """The capture does not say where a step begins.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
@@ -29,7 +28,6 @@ def _profiled(*, flush_us: float = 0.0, frames: int = 0) -> RunBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class ProfilerOverhead(Rule):
     """The profiler itself takes part of the steps that it shows.
 

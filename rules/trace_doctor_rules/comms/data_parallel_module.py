@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Rule, Saving, Table
 from trace_doctor.evidence.durations import milliseconds
@@ -32,7 +31,6 @@ def _training(devices: int, *, marked: bool = True) -> RunBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class DataParallelModule(Rule):
     """One process drives several GPUs with `nn.DataParallel`.
 

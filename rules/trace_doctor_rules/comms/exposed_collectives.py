@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence import Removal
@@ -57,7 +56,6 @@ def _waiting_for_the_other() -> tuple[RunBuilder, ...]:
     return first, second
 
 
-@dataclass(frozen=True)
 class ExposedCollectives(Rule):
     """The GPU exchanges data with other ranks and computes nothing meanwhile.
 

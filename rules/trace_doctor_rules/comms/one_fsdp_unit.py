@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
@@ -31,7 +30,6 @@ def _training(units: int, *, fsdp: bool = True) -> RunBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class OneFsdpUnit(Rule):
     """FSDP gathers the whole model at once.
 

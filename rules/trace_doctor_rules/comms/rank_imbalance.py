@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Context, Fix, Rule, Saving, threshold
 from trace_doctor.evidence.durations import milliseconds
@@ -24,7 +23,6 @@ def _job(*compute_us: float) -> tuple[RunBuilder, ...]:
     return ranks
 
 
-@dataclass(frozen=True)
 class RankImbalance(Rule):
     """The ranks of a job compute for different lengths of time.
 

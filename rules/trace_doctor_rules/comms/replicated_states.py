@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Location, Rule, Saving, Table, threshold
 from trace_doctor.evidence.memory_blocks import MemoryBlocks
@@ -28,7 +27,6 @@ def _trained(
     return trace, memory
 
 
-@dataclass(frozen=True)
 class ReplicatedStates(Rule):
     """Every rank keeps the same parameters, gradients and optimizer state.
 

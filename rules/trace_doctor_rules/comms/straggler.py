@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -38,7 +37,6 @@ def _job(*late_us: float, steps: int = 5, loading: bool = False, every: int = 1)
     return ranks
 
 
-@dataclass(frozen=True)
 class Straggler(Rule):
     """Some ranks come late to the collectives, and all others wait for them.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.blocks import RepeatedBlocks
@@ -30,7 +29,6 @@ def _first_steps(compile_s: float, *, steps: int = 3, step_s: float = 0.5, block
     return b
 
 
-@dataclass(frozen=True)
 class ColdStart(Rule):
     """Compiling takes most of what was captured.
 

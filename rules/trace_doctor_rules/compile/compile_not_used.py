@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -49,7 +48,6 @@ for x, y in batches:
 _PATCHED = _SCRIPT.replace("for x, y", "model = torch.compile(model)\nfor x, y")
 
 
-@dataclass(frozen=True)
 class CompileNotUsed(Rule):
     """Nothing is compiled, though much of the time would go.
 

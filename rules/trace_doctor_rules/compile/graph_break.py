@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import (
     Claim,
@@ -131,7 +130,6 @@ class Net(torch.nn.Module):
 """
 
 
-@dataclass(frozen=True)
 class GraphBreak(Rule):
     """torch.compile cuts a function in pieces.
 

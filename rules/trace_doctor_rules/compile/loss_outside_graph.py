@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
@@ -64,7 +63,6 @@ for x, y in loader:
 _PATCHED = _SCRIPT.replace("torch.nn.CrossEntropyLoss()", "torch.compile(torch.nn.CrossEntropyLoss())")
 
 
-@dataclass(frozen=True)
 class LossOutsideGraph(Rule):
     """The model is compiled, its loss is not.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from trace_doctor import (
     Claim,
@@ -97,7 +96,6 @@ def _evaluation() -> RunBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class Recompile(Rule):
     """torch.compile compiles the same function again and again.
 

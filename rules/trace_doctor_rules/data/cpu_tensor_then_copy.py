@@ -83,7 +83,6 @@ for step, x in enumerate(batches):
 _PATCHED = _SCRIPT.replace("torch.zeros(1024, 256).to(device)", "torch.zeros(1024, 256, device=device)")
 
 
-@dataclass(frozen=True)
 class CpuTensorThenCopy(Rule):
     """A tensor is made on the host in every step, only to be copied to the GPU.
 

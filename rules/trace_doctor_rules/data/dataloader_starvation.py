@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 
 from trace_doctor import (
@@ -91,7 +90,6 @@ for batch in loader:
 """
 
 
-@dataclass(frozen=True)
 class DataLoaderStarvation(Rule):
     """The GPU waits for the next batch.
 

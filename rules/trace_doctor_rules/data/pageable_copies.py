@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +71,6 @@ for x, y in loader:
 """
 
 
-@dataclass(frozen=True)
 class PageableCopies(Rule):
     """Batches go to the GPU from ordinary memory, and everything waits for the copy.
 

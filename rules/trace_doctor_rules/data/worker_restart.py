@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Confidence, Context, Rule, Table, threshold
 from trace_doctor.evidence import Removal
@@ -62,7 +61,6 @@ for epoch in range(10):
 _PATCHED = _SCRIPT.replace("num_workers=4", "num_workers=4, persistent_workers=True")
 
 
-@dataclass(frozen=True)
 class WorkerRestart(Rule):
     """The loader's worker processes are started again for every epoch.
 

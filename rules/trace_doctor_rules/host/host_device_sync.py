@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from trace_doctor import (
     Claim,
@@ -113,7 +112,6 @@ _PATCHED = """for i, batch in enumerate(loader):
 """
 
 
-@dataclass(frozen=True)
 class HostDeviceSync(Rule):
     """The training loop waits for the GPU, and then the GPU waits for the loop.
 

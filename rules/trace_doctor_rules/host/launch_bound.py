@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.call_sites import location
@@ -56,7 +55,6 @@ for x, y in batches:
 _PATCHED = _SCRIPT.replace("optimizer =", 'model = torch.compile(model, mode="reduce-overhead")\noptimizer =')
 
 
-@dataclass(frozen=True)
 class LaunchBound(Rule):
     """The GPU is done with each kernel before the host has launched the next one.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence import Removal
@@ -111,7 +110,6 @@ def _decorated() -> RunBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class SlowLaunchThread(Rule):
     """Something in the loop keeps the host away from launching.
 

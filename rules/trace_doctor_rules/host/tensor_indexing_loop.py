@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -46,7 +45,6 @@ def _training(
     return b
 
 
-@dataclass(frozen=True)
 class TensorIndexingLoop(Rule):
     """A Python loop handles a tensor element by element.
 

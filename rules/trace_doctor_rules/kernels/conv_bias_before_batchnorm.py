@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +69,6 @@ def _work(b: RunBuilder, gpu: bool, us: float, name: str) -> None:
         b.wait(us)
 
 
-@dataclass(frozen=True)
 class ConvBiasBeforeBatchnorm(Rule):
     """A convolution adds a bias that the batch norm behind it takes away again.
 

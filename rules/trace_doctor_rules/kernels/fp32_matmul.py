@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Context, Fix, Location, NotCaptured, Rule, threshold
 from trace_doctor.evidence.durations import two_figures
@@ -80,7 +79,6 @@ for x, y in loader:
 """
 
 
-@dataclass(frozen=True)
 class Fp32Matmul(Rule):
     """Matrix products and convolutions run in fp32 while the GPU's tensor cores stand idle.
 

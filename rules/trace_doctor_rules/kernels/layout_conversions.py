@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Confidence, Context, Fix, Location, Rule, threshold
 from trace_doctor.evidence import Removal
@@ -75,7 +74,6 @@ for x, y in loader:
 """
 
 
-@dataclass(frozen=True)
 class LayoutConversions(Rule):
     """Convolutions convert their tensors from one memory layout to another and back.
 

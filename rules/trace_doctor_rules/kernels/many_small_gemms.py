@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -90,7 +89,6 @@ def _small(b: RunBuilder, name: str) -> None:
         b.launch(3)
 
 
-@dataclass(frozen=True)
 class ManySmallGemms(Rule):
     """A loop multiplies with one weight after the other, each product too small to fill the GPU.
 

@@ -142,7 +142,6 @@ for batch in loader:
 _NO_STEP = "no step of an optimizer"
 
 
-@dataclass(frozen=True)
 class SingleTensorOptimizer(Rule):
     """The optimizer updates one parameter after the other, each with a dozen small kernels.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,7 +62,6 @@ def _mm(b: RunBuilder, a: Sequence[int], w: Sequence[int], dtype: str, us: float
         b.launch(us, _GEMM)
 
 
-@dataclass(frozen=True)
 class UnalignedDims(Rule):
     """Half-precision products have sizes that do not fit the tensor cores.
 

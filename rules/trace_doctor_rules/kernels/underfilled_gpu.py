@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,7 +43,6 @@ def _no_grid() -> RunBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class UnderfilledGpu(Rule):
     """Most kernels have fewer blocks than the GPU has multiprocessors, and most of its memory is free.
 

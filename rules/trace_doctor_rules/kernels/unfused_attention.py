@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -149,7 +148,6 @@ class Attention(nn.Module):
 """
 
 
-@dataclass(frozen=True)
 class UnfusedAttention(Rule):
     """Attention writes its score matrix to memory and reads it again for every step of the formula.
 

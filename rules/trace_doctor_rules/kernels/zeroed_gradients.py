@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +84,6 @@ _PATCHED = """for batch in loader:
 """
 
 
-@dataclass(frozen=True)
 class ZeroedGradients(Rule):
     """zero_grad() fills the gradients with zeros instead of freeing them.
 

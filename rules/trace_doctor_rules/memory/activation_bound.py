@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -110,7 +109,6 @@ def _compiled(*, gradients: bool) -> SnapshotBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class ActivationBound(Rule):
     """Most of the memory is kept for the backward pass.
 

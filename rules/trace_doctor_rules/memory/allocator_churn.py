@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -112,7 +111,6 @@ def _settled() -> SnapshotBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class AllocatorChurn(Rule):
     """Device memory is given back to the driver and taken again, over and over.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Rule, Table, threshold
 from trace_doctor.evidence.allocator import AllocatorActivity
@@ -87,7 +86,6 @@ for batch in loader:
 _AFTER = _BEFORE.replace("    torch.cuda.empty_cache()\n", "")
 
 
-@dataclass(frozen=True)
 class EmptyCacheInLoop(Rule):
     """torch.cuda.empty_cache() runs again and again.
 

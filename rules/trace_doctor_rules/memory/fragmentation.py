@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +66,6 @@ def _peak_passes() -> SnapshotBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class Fragmentation(Rule):
     """Reserved memory lies in pieces that no request fits.
 

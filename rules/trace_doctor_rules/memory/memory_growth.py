@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -68,7 +67,6 @@ def _one_forward() -> SnapshotBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class MemoryGrowth(Rule):
     """Memory rises from step to step.
 

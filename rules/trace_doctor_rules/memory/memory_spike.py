@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -139,7 +138,6 @@ def _without_frames() -> SnapshotBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class MemorySpike(Rule):
     """A short-lived allocation decides how much memory the job needs.
 

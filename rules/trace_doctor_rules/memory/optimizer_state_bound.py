@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Context, Rule, Saving, threshold
 from trace_doctor.evidence.device_memory import DeviceMemory
@@ -36,7 +35,6 @@ def _train(
     return b
 
 
-@dataclass(frozen=True)
 class OptimizerStateBound(Rule):
     """A large part of the memory is the optimizer's state.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, Target, threshold
 from trace_doctor.evidence.memory_blocks import MemoryBlocks
@@ -50,7 +49,6 @@ def _trains() -> SnapshotBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class OutOfMemoryRule(Rule):
     """An allocation failed: the device had no memory left.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Severity, Table, threshold
 from trace_doctor.evidence.call_sites import Site
@@ -79,7 +78,6 @@ _AFTER = """for batch in loader:
 """
 
 
-@dataclass(frozen=True)
 class RetainedGradients(Rule):
     """The gradients of the step before stay in memory through the next forward.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -99,7 +98,6 @@ def _no_frames() -> SnapshotBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class StaleGraph(Rule):
     """What the last forward left behind stays until the next one has ended.
 

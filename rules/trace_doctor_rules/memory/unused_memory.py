@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trace_doctor import Claim, Column, Context, Location, Rule, Table, threshold
 from trace_doctor.evidence.headroom import Headroom, Room
@@ -42,7 +41,6 @@ def _not_recorded() -> RunBuilder:
     return b
 
 
-@dataclass(frozen=True)
 class UnusedMemory(Rule):
     """More than half of the device's memory is never used, and the device waits for the host.
 
