@@ -45,7 +45,7 @@ _PARTS = (
     ("reading and transforming samples", regex(r".*_utils/fetch\.py\(\d+\): fetch|.*: __getitems?__")),
 )
 """frames of torch/utils/data inside the wait, most specific first"""
-_BY_INDEX = re.compile(r".*: __getitems?__")
+_BY_INDEX = regex(r".*: __getitems?__")
 _ONE_BY_ONE = re.compile(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
 
 
