@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from collections.abc import Iterable
 from typing import Literal, Self
 
@@ -46,7 +48,7 @@ _PARTS = (
 )
 """frames of torch/utils/data inside the wait, most specific first"""
 _BY_INDEX = regex(r".*: __getitems?__")
-_ONE_BY_ONE = re.compile(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
+_ONE_BY_ONE = regex(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
 
 
 class DataLoading(Evidence, frozen=True):
