@@ -11,6 +11,10 @@ from trace_doctor_rules import techniques
 
 _LOSS = re.compile(r"cross_entropy|nll_loss|log_?softmax|NllLoss|LogSoftmax|CrossEntropy", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn|sdpa|softmax", re.IGNORECASE)
+_SDPA = re.compile(
+    r"at::_ops::_?scaled_dot_product|ScaledDotProduct\w*AttentionBackward|_(?:efficient|flash|cudnn)_attention_(?:for|back)ward"
+)
+"""native frames of scaled_dot_product_attention: it is in use already"""
 _WORKSPACE = re.compile(r"cudnn\w*[wW]orkspace|cudnn_convolution|raw_cudnn_conv|miopen_convolution")
 _SLICES = re.compile(r"(?:Cat|Slice|Select|Expand|Repeat|Index|Stack|Unsqueeze)Backward")
 _FOREACH = re.compile(r"_multi_tensor_|_foreach_")
@@ -19,6 +23,7 @@ _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagr
 
 LOSS = "loss"
 ATTENTION = "attention"
+SDPA = "sdpa"
 OPTIMIZER = "optimizer"
 SLICES = "slices"
 WORKSPACE = "workspace"
@@ -37,6 +42,8 @@ def kind_of(stacks: MemoryStacks, stack: int) -> str:
             return LOSS
         if _SLICES.search(text):
             return SLICES
+        if _SDPA.search(frame.name) and not frame.is_python:
+            return SDPA
         if _ATTENTION.search(text):
             return ATTENTION
     return OTHER
@@ -68,6 +75,8 @@ def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> 
         return techniques.chunked_loss(verify, target)
     if kind == ATTENTION:
         return techniques.use_sdpa(verify, target)
+    if kind == SDPA:
+        return techniques.sdpa_backend(verify, target)
     if kind == OPTIMIZER:
         return _optimizer(stacks, stack, verify)
     if kind == SLICES:

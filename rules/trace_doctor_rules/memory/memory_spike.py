@@ -56,12 +56,12 @@ def _weight_copies() -> SnapshotBuilder:
     return b
 
 
-def _in_backward() -> SnapshotBuilder:
+def _in_backward(node: str = "CatBackward0") -> SnapshotBuilder:
     b = SnapshotBuilder()
     for _ in range(3):
         with b.forward(line=31):
             kept = [b.alloc(20 * MIB) for _ in range(20)]
-        with b.backward("CatBackward0"):
+        with b.backward(node):
             b.temporary(300 * MIB, 300 * MIB)
         with b.backward():
             b.free(*kept)
@@ -225,6 +225,11 @@ class MemorySpike(Rule):
         Invalid("without a clock", lambda: _forwards(20, 256, clock=False), saving_bytes=509 * MIB),
         Invalid("layers called by the script", _layers_called_by_the_script, saving_bytes=590 * MIB),
         Invalid("in backward", _in_backward, saving_bytes=600 * MIB, message="CatBackward0"),
+        Invalid(
+            "workspace of fused attention",
+            lambda: _in_backward("ScaledDotProductEfficientAttentionBackward0"),
+            codemod="sdpa-backend",
+        ),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
