@@ -87,6 +87,44 @@ def test_an_unreadable_last_event_does_not_hide_the_end(tmp_path: Path) -> None:
     assert not run.damage.truncated
 
 
+@pytest.mark.parametrize(
+    ("between", "lost"),
+    [("", 0), (";", 0), ("\0" * 99, 0), (', "ph', 0), ("],", 0), (',{"ph": "X", "cat": "cpu_op", ', 1),
+     (',{"ph": "X", "cat": "cpu_op", "name": "half", "args": {"x": [', 1), (',{"args": {"x": 1}},', 1)],
+    ids=["nothing", "another sign", "zeros", "a piece", "a bracket", "a beginning", "a nested one", "an end"],
+)  # fmt: skip
+@pytest.mark.parametrize("named", [False, True], ids=["phase first", "name first"])
+def test_damage_between_events_hides_neither(tmp_path: Path, between: str, lost: int, named: bool) -> None:
+    """What one event lost at its end costs only itself, though no border leads to the next one."""
+    texts = (
+        sound(40)
+        if not named
+        else [json.dumps({"name": f"op{i}"} | event("", 10 * i) | {"name": f"op{i}"}) for i in range(40)]
+    )
+    run = load(tmp_path, trace(*texts[:20]).removesuffix("]}") + between + ",\n".join(texts[20:]) + "]}")
+    assert names(run) == [f"op{i}" for i in range(40)]
+    assert (run.damage.lost, run.damage.truncated) == (lost, False)
+
+
+@pytest.mark.parametrize("odd", ['"ph{"":', "\0\0\0\0\0", '"pi":', '"p'])
+def test_an_event_without_its_phase_is_counted(tmp_path: Path, odd: str) -> None:
+    damaged = json.dumps(event("op1", 10)).replace('"ph":', odd)
+    assert damaged != json.dumps(event("op1", 10))
+    run = load(tmp_path, trace(*sound(1), damaged, *sound(4, 2)))
+    assert names(run) == ["op0", "op2", "op3", "op4", "op5"]
+    assert run.warnings == ["1 event could not be read"]
+
+
+@pytest.mark.parametrize("between", ["", "\n", "\0"])
+def test_files_one_behind_the_other(tmp_path: Path, between: str) -> None:
+    """A handler that appends, a disk block that was never written: list or document first, nothing is lost."""
+    document, bare = trace(*sound(3)), "[" + ",".join(sound(3, 3)) + "]"
+    for whole in (document + between + bare, bare + between + document):
+        run = load(tmp_path, whole)
+        assert names(run) == [f"op{i}" for i in range(6)]
+        assert run.damage.lost == 0 and not run.damage.truncated
+
+
 def test_control_bytes_invalid_utf8_and_a_byte_order_mark(tmp_path: Path) -> None:
     odd = json.dumps(event("NAME", 15)).encode().replace(b"NAME", b"caf\xe9 \x01 tri\xff")
     content = b"\xef\xbb\xbf" + trace(*sound(2)).encode().replace(b"]}", b",") + odd + b"]}"

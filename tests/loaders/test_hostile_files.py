@@ -177,9 +177,10 @@ def test_a_library_call_with_a_limit(tmp_path: Path) -> None:
         HEAD + '{"ph":"X","ts":' + "9" * 600_000 + "}]}",
         HEAD + "{}," * 200_000 + "]}",
         HEAD + " " * 2_000_000,
+        HEAD + json.dumps(EVENT) + "]" + " " * 2_000_000 + "x",
     ],
     ids=["lists", "events", "args", "field", "quotes", "fields", "ends", "broken", "keys", "closings", "backslashes", "nul",
-         "digits", "empty", "space"],
+         "digits", "empty", "space", "space behind the end"],
 )  # fmt: skip
 def test_texts_that_a_careless_reader_searches_for_ever(tmp_path: Path, text: str) -> None:
     """Quadratic work on these would take hours; the suite's own time limit is what fails."""

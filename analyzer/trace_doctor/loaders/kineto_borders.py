@@ -11,9 +11,22 @@ from collections import Counter
 
 import numpy as np
 
+from trace_doctor.loaders import kineto_salvage
 from trace_doctor.run import I64
 
-_BORDER = re.compile(rb'\}\s*,\s*(?=(\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id|s|bp|sf|tts)"))')
+_FIRST_KEYS = rb"(?:ph|name|cat|args|ts|pid|tid|dur|id|s|bp|sf|tts)"
+_BORDER = re.compile(rb'\}\s*,\s*(?=(\{\s*"' + _FIRST_KEYS + rb'"))')
+_STRING = kineto_salvage.STRING.encode()
+_BEGIN = rb'\{\s*"(?:name"\s*:\s*' + _STRING + rb'"\s*,\s*")?(?:ph|cat)"\s*:'
+EVENT = re.compile(_BEGIN, re.S)
+AHEAD = re.compile(rb'"traceEvents"\s*:\s*(?=\[)|' + _BEGIN, re.S)
+LIKE_EVENT = re.compile(rb'\{\s*"' + _FIRST_KEYS + rb'"\s*:')
+_FIELD = rb'\s*+"(?!' + _FIRST_KEYS + rb'")[^"\\]{0,99}"\s*+:'
+_FINAL = (  # of the list: the end of the text, another field, the end of the document, or another document
+    rb"\](?:\s*+(?:$|," + _FIELD + rb"|(?:,\s*+)?\}\s*+(?:$|[{[\0]))|[\s\0]*+(?:\[|\{" + _FIELD + rb"))"
+)
+LIST_END = re.compile(_FINAL, re.S)
+LAST = re.compile(rb"\}(?=[\s,]*+" + _FINAL + rb")", re.S)
 _ENOUGH = 8
 """borders seen before one is taken for the usual one"""
 _PATIENCE = 8

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from trace_doctor.loaders import kineto_salvage, meta
-from trace_doctor.loaders.kineto_borders import Borders
+from trace_doctor.loaders.kineto_borders import AHEAD, EVENT, LAST, LIKE_EVENT, LIST_END, Borders
 from trace_doctor.loaders.kineto_decode import Columns, Event, decode, read_one
 from trace_doctor.loaders.kineto_window import SPACE, Window
 from trace_doctor.run import Damage
@@ -22,12 +23,8 @@ from trace_doctor.run import Damage
 _STRING = kineto_salvage.STRING.encode()
 _KEY = re.compile(rb"[\s,]*(" + _STRING + rb')"\s*:\s*', re.S)
 _SCALAR = re.compile(_STRING + rb'"(?=\s*[,}])|[^",{}\[\]]++(?=[,}])', re.S)
-_EVENT = re.compile(rb'\{\s*"(?:ph|cat)"\s*:')
-_AHEAD = re.compile(rb'"traceEvents"\s*:\s*(?=\[)|\{\s*"(?:ph|cat)"\s*:')
 _MARKS = (b'"traceEvents"', b'"ph"', b'"cat"')  # a plain search for them is fifty times as fast
-_FINAL = rb'\]\s*(?:$|,\s*"[^"\\]{0,99}"\s*:|,?\s*\}\s*(?:$|[{\0]))'
-_LIST_END = re.compile(_FINAL, re.S)
-_LAST = re.compile(rb"\}(?=[\s,]*" + _FINAL + rb")", re.S)
+_NOTHING = re.compile(rb"\{\s*\}")
 _BRACKET = re.compile(rb"[{\]]")
 _LIKELY = 8
 """places at which a broken event may end that are tried"""
@@ -58,6 +55,7 @@ class Document(Window):
         self._scanner = columns.scanner()
         self._done = 0
         self._unfinished = 0
+        self._losing = False
         self._patience = PATIENCE
         self._turns = 0
         self._batch: list[Event] = []
@@ -93,8 +91,10 @@ class Document(Window):
             if self._text[:1] == b"}":
                 self._drop(1)
                 return
-            if _EVENT.match(self._text):
+            if EVENT.match(self._text):
                 self._array()
+                if self._skip(0) == len(self._text):  # a bare list behind a document
+                    return
                 continue
             key = _KEY.match(self._text)
             while key is None and self._double():
@@ -125,7 +125,7 @@ class Document(Window):
         except ValueError:
             value = None
         if value is None and text != b"null":
-            if _AHEAD.search(text):  # a missing bracket: the field seems to reach into the events
+            if AHEAD.search(text):  # a missing bracket: the field seems to reach into the events
                 return self._resync()
             try:
                 value = kineto_salvage.repair(text)
@@ -158,7 +158,7 @@ class Document(Window):
     def _seek(self) -> bool:
         """Moves to the next list of events or the next event. False when there is none."""
         while True:
-            found = any(key in self._text for key in _MARKS) and _AHEAD.search(self._text)
+            found = any(key in self._text for key in _MARKS) and AHEAD.search(self._text)
             if found:
                 self._drop(found.start())
                 return True
@@ -301,6 +301,12 @@ class Document(Window):
             if close is not None and self._take(text[pos:close], pos, mend=close <= end):
                 pos = close
                 continue
+            if (hidden := self._hidden(pos, end)) is not None:
+                stop = self._single(pos, hidden)
+                if stop is not None:
+                    return stop
+                pos = hidden
+                continue
             patient, self._patience = self._patience > 0, max(self._patience - 1, 0)
             if self._take(text[pos:end], pos, mend=True):
                 pos = end
@@ -321,11 +327,11 @@ class Document(Window):
             raise _NeedMore(pos)
         if last and self._unfinished:
             return False  # the file was cut inside that event
-        return _LIST_END.match(self._text, pos) is not None
+        return LIST_END.match(self._text, pos) is not None
 
     def _last_event(self, pos: int) -> int | None:
         """The end of a damaged event that the end of the list follows. None when there is no such place."""
-        ends = [close.start() + 1 for close in islice(_LAST.finditer(self._text, pos), _LIKELY)]
+        ends = [close.start() + 1 for close in islice(LAST.finditer(self._text, pos), _LIKELY)]
         for end in ends:
             if self._take(self._text[pos:end], pos, mend=True):
                 return end
@@ -335,25 +341,56 @@ class Document(Window):
         self._unread(self._text[pos : ends[0]], unfinished=bare)
         return ends[0]
 
+    def _hidden(self, pos: int, end: int) -> int | None:
+        """The start of a sound event at the end of a damaged piece: the damage took the border between the two."""
+        for found in islice(LIKE_EVENT.finditer(self._text, pos + 1, end), _LIKELY):
+            close = kineto_salvage.object_end(self._text, found.start(), end)
+            if close is None or not (
+                SPACE.fullmatch(self._text, close, end) or LAST.match(self._text, close - 1)
+            ):
+                continue
+            event = read_one(self._text[found.start() : close])
+            if event is not None and event.ph:
+                return found.start()
+        return None
+
     def _garbage(self, pos: int, end: int) -> int:
         """Behind what is no event: to the next bracket that may begin one or end the list."""
         found = _BRACKET.search(self._text, pos + 1, end)
-        return found.start() if found else end
+        following = found.start() if found else end
+        self._unread(self._text[pos:following], unfinished=False)
+        return following
 
     def _unread(self, text: bytes, *, unfinished: bool) -> None:
-        """Counts an unreadable event; pieces of one (behind a wrong border) do not count. One that does not end may
-        be the file's last, cut off: that shows when no other follows."""
-        if b'"ph"' in text:
-            if unfinished:
-                self._unfinished += 1
-            else:
-                self.damage.lost += 1
+        """Counts an unreadable event. Its phase tells one; of a text without it, only the first counts: others are pieces
+        of the same event, behind a wrong border. One that does not end may be the file's last, cut off: that shows when
+        no other follows."""
+        if b'"ph"' not in text and (self._losing or b'":' not in text):
+            return
+        if unfinished:
+            self._unfinished += 1
+        else:
+            self.damage.lost += 1
+        self._losing = True
 
     def _add(self, events: list[Event], positions: list[int]) -> None:
-        if self._unfinished and any(e.ph for e in events):
+        phases = list(map(attrgetter("ph"), events))
+        if any(phases):
             self._finish()
+        if not all(phases):
+            self._without_phase(phases, positions)
+        if phases and phases[-1]:
+            self._losing = False
         self._batch += events
         self._positions += positions
+
+    def _without_phase(self, phases: list[str], positions: list[int]) -> None:
+        """Objects without a phase are no events, but what damage has left of some; `{}` ends the list of some writers."""
+        for phase, pos in zip(phases, positions, strict=True):
+            if phase:
+                self._losing = False
+            elif not _NOTHING.match(self._text, pos):
+                self._unread(b'":', unfinished=False)
 
     def _flush(self) -> None:
         """Hands over the window's events together: columns are made for many at once."""
