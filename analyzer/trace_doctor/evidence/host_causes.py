@@ -29,8 +29,8 @@ from trace_doctor.run import HOST_CATS, I64, U8, Bool, Cat, Run
 
 CAUSE = {name: i for i, name in enumerate(IDLE_CAUSES)}
 _NEVER = np.iinfo(np.int64).min
-LAZY_LOADING = "Lazy Function Loading"
-"""CUPTI files this under overhead, but it is the program's: CUDA loads a module at its first use."""
+FIRST_USES = frozenset(["Lazy Function Loading", "Runtime Triggered Module Loading", "Driver Compiler"])
+"""CUPTI files these under overhead, but they are the program's: CUDA loads or compiles a module at its first use."""
 
 
 class Cover(Struct, frozen=True):
@@ -151,7 +151,7 @@ def _disjoint(run: Run, rows: I64) -> tuple[I64, I64]:
 def _everywhere(run: Run, syncs: Syncs) -> tuple[tuple[str, I64], ...]:
     """The profiler's overhead, which has a track of its own and holds every thread."""
     overhead = run.is_cat(Cat.OVERHEAD)
-    lazy = run.is_named(lambda n: n == LAZY_LOADING)
+    lazy = run.is_named(FIRST_USES.__contains__)
     own = np.union1d(np.flatnonzero(overhead & ~lazy), syncs.profilers)
     return ("profiler", own), ("cold_start", np.flatnonzero(overhead & lazy))
 

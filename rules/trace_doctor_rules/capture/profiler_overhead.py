@@ -11,7 +11,7 @@ from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 
 
-def _profiled(*, flush_us: float = 0.0, frames: int = 0) -> RunBuilder:
+def _profiled(*, flush_us: float = 0.0, frames: int = 0, name: str = "Buffer Flush") -> RunBuilder:
     b = RunBuilder(stacks=frames > 0)
     for _ in range(3):
         with b.step():
@@ -20,7 +20,7 @@ def _profiled(*, flush_us: float = 0.0, frames: int = 0) -> RunBuilder:
                 with b.python("train.py", n, "helper"):
                     b.wait(0.5)
             if flush_us:
-                with b.event("Buffer Flush", "overhead"):
+                with b.event(name, "overhead"):
                     b.wait(flush_us)
             with b.op("aten::mm"):
                 b.launch(1000)
@@ -41,7 +41,7 @@ class ProfilerOverhead(Rule):
     its recording, and a fix measured on such a capture promises too much.
 
     Evidence
-    Step times that the recording took without the profiler, in the same run; else events of category `overhead` (Buffer Flush, Activity Buffer Request, Lazy Function Loading, Instrumentation), and
+    Step times that the recording took without the profiler, in the same run; else events of category `overhead` (Buffer Flush, Activity Buffer Request, Command Buffer Full, Instrumentation), and
     the number of Python events on the main thread times what one costs.
 
     How the saving is estimated
@@ -89,6 +89,10 @@ class ProfilerOverhead(Rule):
     VALID = [
         Valid("nothing recorded that costs", _profiled),
         Valid("a short flush", lambda: _profiled(flush_us=10)),
+        Valid(
+            "modules that CUDA loads",
+            lambda: _profiled(flush_us=100, name="Runtime Triggered Module Loading"),
+        ),
         Valid("stacks that cost little", lambda: _profiled(frames=100)),
     ]
     INVALID = [
