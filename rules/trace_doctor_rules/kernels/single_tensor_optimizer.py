@@ -13,6 +13,8 @@ from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Run, Sav
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.call_sites import CallSites, Site, location
 from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.host_causes import CAUSE, HostCauses
+from trace_doctor.evidence.intervals import covered, union
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.optimizer_work import OptimizerWork
 from trace_doctor.evidence.processor import Processor
@@ -92,10 +94,11 @@ def _by_hand(
     between: str = "",
     gpu: bool = True,
     us: float = 6.0,
+    cold: bool = False,
 ) -> RunBuilder:
-    """Training whose loop over all tensors is the user's own: of one shape after the other."""
+    """Training whose loop over all tensors is the user's own: of one shape after the other. `cold`: its first step."""
     b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB" if gpu else None, shapes=bool(shapes))
-    for _ in range(6):
+    for _ in range(1 if cold else 6):
         with b.step():
             for _ in range(10):
                 with b.op("aten::mm", us=10):
@@ -112,7 +115,7 @@ def _by_hand(
                     for name in names:
                         with b.op(name, us=us, dims=dims):
                             if gpu:
-                                b.launch(2.0)
+                                b.launch(2.0, f"{name}_kernel", call_us=5000 if cold and i == 0 else None)
                     if between:
                         with b.op(between, us=6):
                             b.launch(2.0)
@@ -190,7 +193,7 @@ class SingleTensorOptimizer(Rule):
     name = "single-tensor-optimizer"
     title = "The optimizer updates parameters one by one"
     needs = (Steps, Processor, UpdateLoops, Replay, Moments)
-    wants = (CallSites, OptimizerWork)
+    wants = (CallSites, HostCauses, OptimizerWork)
 
     min_saving: float = threshold(
         0.02,
@@ -246,6 +249,13 @@ class SingleTensorOptimizer(Rule):
         Invalid("NAdam has no fused form", lambda: _training(optimizer="NAdam"), codemod="optimizer-args", message="NAdam"),
         Invalid("with stacks", lambda: _training(stacks=True), file="train.py", confidence="low"),
         Invalid("Adam written by hand", lambda: _by_hand(_PARTS, optimizer="MyAdam"), message="MyAdam.step()"),
+        Invalid(
+            "the same in its first step",
+            lambda: _by_hand(_PARTS, optimizer="MyAdam", cold=True),
+            confidence="low",
+            severity="info",
+            message="first time",
+        ),
         Invalid("an average of the weights", _by_hand, message="A loop", confidence="low"),
         Invalid("as many tensors as gradients", lambda: _by_hand(shapes=()), message="A loop"),
         Invalid("CPU", lambda: _training(gpu=False, us=50), severity="info", message="a fused form", codemod="optimizer-args"),
@@ -293,16 +303,18 @@ class SingleTensorOptimizer(Rule):
         outcome = ctx[Replay].without(removal)
         if outcome.share_of_step < (self.min_saving if on_gpu else self.min_saving_on_cpu):
             return
+        cold = _mostly_cold(ctx, update)
         site = _site(ctx, update)
         host = sum(end - start for start, end in update.spans) / count / 1e3
         yield Claim(
             message=(
                 f"{update.who}{f' in {site}' if site else ''} updates parameters one by one, with "
                 f"{len(operators) / len(update.runs):,.0f} operators and {two_figures(host)} "
-                f"of host time a step{_instead(update, on_gpu=on_gpu)}: {outcome.promise}."
+                f"of host time a step{_instead(update, on_gpu=on_gpu)}: {outcome.promise}"
+                f"{'; most of that is kernels used for the first time' if cold else ''}."
             ),
-            confidence=_confidence(ctx, outcome, update),
-            severity=None if on_gpu else "info",
+            confidence="low" if cold else _confidence(ctx, outcome, update),
+            severity="info" if cold or not on_gpu else None,
             saving=_saving(outcome, update.of, on_gpu=on_gpu),
             location=location(site, ts_us=ctx[Moments].ts_us(update.spans[0][0])),
             evidence=[
@@ -340,6 +352,18 @@ class _Update:
     def fused(self) -> bool:
         """Whether PyTorch has a fused form of it: one operator for all parameters."""
         return self.loop is None and self.optimizer in _FUSED
+
+
+def _mostly_cold(ctx: Context, update: _Update) -> bool:
+    """Whether most of its time is the loading of kernels that are used for the first time: that comes once."""
+    causes = ctx.get(HostCauses)
+    if causes is None or not update.runs:
+        return False
+    cover = causes.on(int(ctx[UpdateLoops].run.thread[update.runs[0][0]]))
+    cold = union(cover.pieces[cover.cause == CAUSE["cold_start"]])
+    return 2 * int(covered(np.array(update.spans), cold).sum()) > sum(
+        end - start for start, end in update.spans
+    )
 
 
 def _instead(update: _Update, *, on_gpu: bool) -> str:
