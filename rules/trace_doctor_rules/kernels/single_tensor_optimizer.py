@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Run, Saving, Table, threshold
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.call_sites import CallSites, Site, location
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host_causes import CAUSE, HostCauses
@@ -20,19 +18,22 @@ from trace_doctor.evidence.optimizer_work import OptimizerWork
 from trace_doctor.evidence.processor import Processor
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.update_loops import UpdateLoop, UpdateLoops
+from trace_doctor.evidence.update_loops import UpdateLoops
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-
-Rows = npt.NDArray[np.int64]
-_FOREACH = frozenset(
-    ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
+from trace_doctor_rules.kernels._updates import (
+    FOREACH,
+    OTHERS,
+    Rows,
+    Update,
+    at_once,
+    left_on_cpu,
+    of_each,
+    removal_on_cpu,
+    removal_on_gpu,
+    spans_of,
 )
-"""classes of torch.optim with a foreach form (torch 2.0 and later)"""
-_FUSED = frozenset(["Adagrad", "Adam", "AdamW", "SGD"])
-"""those with a fused form as well"""
-_OTHERS = frozenset(["Adafactor", "LBFGS", "Muon", "SparseAdam"])
-"""classes of torch.optim whose update is no loop of elementwise operators, or not a user's to write anew"""
+
 _PARTS = (
     "aten::lerp_",
     "aten::mul_",
@@ -266,29 +267,27 @@ class SingleTensorOptimizer(Rule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         work = ctx.get(OptimizerWork)
         if work is not None:
-            for optimizer in sorted({work.optimizer(m) for m in work.steps.tolist()} & _FOREACH):
+            for optimizer in sorted({work.optimizer(m) for m in work.steps.tolist()} & FOREACH):
                 marks = np.array(
                     [m for m in work.steps.tolist() if work.optimizer(m) == optimizer], dtype=np.int64
                 )
                 operators = work.operators(marks)
-                if not _at_once(work, operators):
-                    runs = _of_each(work.run, marks, operators)
-                    yield from self._claims(ctx, _Update(optimizer, runs, _spans(work.run, marks), 3))
+                if not at_once(work, operators):
+                    runs = of_each(work.run, marks, operators)
+                    yield from self._claims(ctx, Update(optimizer, runs, spans_of(work.run, marks), 3))
         found, by_hand = ctx[UpdateLoops], False
         for loop in found.loops:
-            if loop.optimizer not in _FOREACH | _OTHERS:
+            if loop.optimizer not in FOREACH | OTHERS:
                 spans = tuple((int(found.run.ts[r[0]]), int(found.run.end[r[-1]])) for r in loop.runs)
                 claims = list(
-                    self._claims(
-                        ctx, _Update(loop.optimizer, loop.runs, spans, min(len(loop.names), 3), loop)
-                    )
+                    self._claims(ctx, Update(loop.optimizer, loop.runs, spans, min(len(loop.names), 3), loop))
                 )
                 by_hand |= bool(claims)
                 yield from claims
         if not by_hand:
             ctx[OptimizerWork]  # raises where none was recorded, so that nothing is said to be in order
 
-    def _claims(self, ctx: Context, update: _Update) -> Iterator[Claim]:
+    def _claims(self, ctx: Context, update: Update) -> Iterator[Claim]:
         run, count, on_gpu = ctx[UpdateLoops].run, ctx[Steps].count, ctx[Processor].gpu
         operators = np.concatenate(update.runs) if update.runs else np.zeros(0, dtype=np.int64)
         if len(operators) < self.min_operators * len(update.runs):
@@ -298,8 +297,8 @@ class SingleTensorOptimizer(Rule):
             return
         if not on_gpu:
             small = float(np.median(run.dur[operators])) / 1e3 <= self.small_us
-            update = replace(update, of=_on_cpu(update, small=small))
-        removal = _removal(run, update, gpu) if on_gpu else _less_operators(run, update)
+            update = replace(update, of=left_on_cpu(update, small=small))
+        removal = removal_on_gpu(run, update, gpu) if on_gpu else removal_on_cpu(run, update)
         outcome = ctx[Replay].without(removal)
         if outcome.share_of_step < (self.min_saving if on_gpu else self.min_saving_on_cpu):
             return
@@ -329,32 +328,7 @@ class SingleTensorOptimizer(Rule):
         )
 
 
-@dataclass(frozen=True)
-class _Update:
-    """What updates parameters one by one: an optimizer, or a loop of the user's."""
-
-    optimizer: str
-    """its class; empty for a loop that is in none"""
-    runs: tuple[Rows, ...]
-    """the operators of each execution"""
-    spans: tuple[tuple[int, int], ...]
-    """[start, end) ns of each execution"""
-    of: int
-    """so many kernels (on a CPU: operators) become one"""
-    loop: UpdateLoop | None = None
-    """None for classes of torch.optim"""
-
-    @property
-    def who(self) -> str:
-        return f"{self.optimizer}.step()" if self.optimizer else "A loop"
-
-    @property
-    def fused(self) -> bool:
-        """Whether PyTorch has a fused form of it: one operator for all parameters."""
-        return self.loop is None and self.optimizer in _FUSED
-
-
-def _mostly_cold(ctx: Context, update: _Update) -> bool:
+def _mostly_cold(ctx: Context, update: Update) -> bool:
     """Whether most of its time is the loading of kernels that are used for the first time: that comes once."""
     causes = ctx.get(HostCauses)
     if causes is None or not update.runs:
@@ -366,64 +340,12 @@ def _mostly_cold(ctx: Context, update: _Update) -> bool:
     )
 
 
-def _instead(update: _Update, *, on_gpu: bool) -> str:
+def _instead(update: Update, *, on_gpu: bool) -> str:
     """On a CPU PyTorch never takes another form by itself."""
     return "" if on_gpu or not update.fused else ", though there is a fused form for CPUs"
 
 
-def _of_each(run: Run, marks: Rows, operators: Rows) -> tuple[Rows, ...]:
-    """The operators inside each of these marks."""
-    edges = np.searchsorted(run.ts[operators], [run.ts[marks], run.end[marks]])
-    return tuple(operators[first:behind] for first, behind in edges.T.tolist())
-
-
-def _spans(run: Run, rows: Rows) -> tuple[tuple[int, int], ...]:
-    return tuple(zip(run.ts[rows].tolist(), run.end[rows].tolist(), strict=True))
-
-
-def _at_once(work: OptimizerWork, operators: Rows) -> bool:
-    """Whether step() runs operators or kernels that update many parameters at once."""
-    run = work.run
-    names = [run.names[i] for i in np.unique(run.name[operators]).tolist()]
-    kernels = [run.names[i] for i in np.unique(run.name[work.gpu_rows(operators)]).tolist()]
-    return any(
-        n.startswith(("aten::_foreach_", "aten::_fused_", "Torch-Compiled", "triton_")) for n in names
-    ) or any("multi_tensor_apply" in k or k.startswith("triton_") for k in kernels)
-
-
-def _removal(run: Run, update: _Update, gpu: Rows) -> Removal:
-    """From the second operator of each execution to its last, and of so many kernels all but one."""
-    spans = tuple(
-        (int(run.thread[rows[0]]), int(run.ts[rows[1]]), int(run.end[rows[-1]]))
-        for rows in update.runs
-        if len(rows) > 1
-    )
-    return Removal(host_spans=spans, gpu_rows=tuple(np.delete(gpu, np.s_[:: update.of]).tolist()))
-
-
-def _on_cpu(update: _Update, *, small: bool) -> int:
-    """Of so many operators on a CPU one is left. A fused Adam, or one by hand that such a one replaces, reads and writes
-    less, whatever the size; all others gain only what calling small operators costs."""
-    adam = update.optimizer in _FUSED - {"SGD"} if update.loop is None else bool(update.optimizer)
-    if adam and update.of >= 3:
-        return update.of
-    return 2 if small else 1
-
-
-def _less_operators(run: Run, update: _Update) -> Removal:
-    """On a CPU: of so many operators all but one, each until the next begins."""
-    spans = []
-    for rows in update.runs:
-        until = np.append(run.ts[rows[1:]], run.end[rows[-1:]])
-        goes = np.arange(len(rows)) % update.of > 0
-        spans += [
-            (int(run.thread[rows[0]]), start, end)
-            for start, end in zip(run.ts[rows[goes]].tolist(), until[goes].tolist(), strict=True)
-        ]
-    return Removal(host_spans=tuple(spans))
-
-
-def _confidence(ctx: Context, outcome: ReplayOutcome, update: _Update) -> Confidence:
+def _confidence(ctx: Context, outcome: ReplayOutcome, update: Update) -> Confidence:
     """Stacks make small operators two to three times as long: then how much a fused step would save is not known. What
     is no optimizer may be meant as it is."""
     if not update.optimizer or outcome.basis != "replay" or ctx.get(CallSites) is not None:
@@ -443,14 +365,14 @@ def _saving(outcome: ReplayOutcome, of: int, *, on_gpu: bool) -> Saving:
     )
 
 
-def _site(ctx: Context, update: _Update) -> Site | None:
+def _site(ctx: Context, update: Update) -> Site | None:
     if update.loop is not None:
         return update.loop.site
     sites = ctx.get(CallSites)
     return sites.site(int(update.runs[0][0])) if sites is not None and len(update.runs[0]) else None
 
 
-def _table(run: Run, update: _Update, operators: Rows, gpu: Rows, count: int) -> Table:
+def _table(run: Run, update: Update, operators: Rows, gpu: Rows, count: int) -> Table:
     return Table(
         title="What step() does (per steady step)",
         columns=[
@@ -479,7 +401,7 @@ _VERIFY_LOOP = (
 )
 
 
-def _fixes(update: _Update, site: Site | None, *, on_gpu: bool) -> list[Fix]:
+def _fixes(update: Update, site: Site | None, *, on_gpu: bool) -> list[Fix]:
     if update.loop is not None:
         return [techniques.update_together(_VERIFY_LOOP, site.target if site else None)]
     if update.fused:
