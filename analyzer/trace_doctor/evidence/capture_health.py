@@ -32,6 +32,8 @@ class CaptureHealth(Evidence, frozen=True):
     """runtime or driver calls that start GPU work, in the window"""
     unanswered_calls: int
     """of these, calls whose GPU work is not in the file"""
+    runtime: bool
+    """calls of the GPU's runtime or driver are in the file: the profiler was asked for the GPU"""
     ran_on_cpu: bool
     """operators of a CPU library ran, and nothing was launched: the model was on the CPU"""
 
@@ -53,6 +55,7 @@ class CaptureHealth(Evidence, frozen=True):
             gpu_events_in_window=int((run.is_cat(*GPU_CATS) & inside).sum()),
             launch_calls=launched,
             unanswered_calls=int((facts[Launches].first_work(calls[inside[calls]]) < 0).sum()),
+            runtime=bool(run.is_cat(Cat.RUNTIME, Cat.DRIVER).any()),
             ran_on_cpu=not launched
             and bool(len(run.named(lambda n: _CPU_LIBRARY.fullmatch(n) is not None, Cat.CPU_OP))),
         )

@@ -62,8 +62,8 @@ class NoGpuActivity(Rule):
 
     Evidence
     `deviceProperties` of the file, and no GPU event in the window. Launch calls without kernels mean that the GPU's side
-    was lost; no launch call either means that it was not asked for, or, beside operators of oneDNN, that the model was on
-    the CPU: then it is a note.
+    was lost; no call of the runtime at all means that it was not asked for, or, beside operators of oneDNN, that the model
+    was on the CPU: then it is a note.
 
     How the saving is estimated
     There is none: this is about the capture.
@@ -101,7 +101,7 @@ class NoGpuActivity(Rule):
         ),
         Invalid("a model on the CPU", _on_the_cpu, severity="info", message="library of the CPU"),
         Invalid(
-            "nothing but a call of the runtime", _only_a_wait, severity="warning", message="left the GPU out"
+            "nothing but a call of the runtime", _only_a_wait, severity="warning", message="of its runtime"
         ),
         Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched"),
         Invalid("kernels before the first step", _outside_the_window, severity="warning", message="outside"),
@@ -111,22 +111,40 @@ class NoGpuActivity(Rule):
         health = ctx[CaptureHealth]
         if not health.devices or health.gpu_events_in_window:
             return
+        lost = health.runtime and not health.gpu_events and not health.ran_on_cpu
         yield Claim(
             message=f"The capture names {_names(health.devices)} but shows no GPU work in the window: {_why(health)}.",
             confidence="high",
             severity="info" if health.ran_on_cpu and not health.gpu_events else "warning",
-            fixes=[
-                Fix(
-                    title="Record the GPU as well",
-                    kind="advice",
-                    safety="display",
-                    text="profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], "
-                    "schedule=schedule(wait=1, warmup=1, active=5, repeat=1))",
-                    verify="the new capture holds kernels, and TD004 is gone",
-                )
-            ],
+            fixes=[_lose_nothing() if lost else _ask_for_the_gpu()],
             key="gpu",
         )
+
+
+_SCHEDULE = "schedule=schedule(wait=1, warmup=1, active=5, repeat=1)"
+_VERIFY = "the new capture holds kernels, and TD004 is gone"
+
+
+def _ask_for_the_gpu() -> Fix:
+    return Fix(
+        title="Record the GPU as well",
+        kind="advice",
+        safety="display",
+        text=f"profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], {_SCHEDULE})",
+        verify=_VERIFY,
+    )
+
+
+def _lose_nothing() -> Fix:
+    return Fix(
+        title="Warm the profiler up, and record more than one launch",
+        kind="advice",
+        safety="display",
+        text=f"profile(..., {_SCHEDULE})   # the GPU's side starts late: the first launches are lost\n"
+        "torch.cuda.synchronize()   # before the profile ends\n"
+        "# no other profiler at the same time, and permission to read performance counters",
+        verify=_VERIFY,
+    )
 
 
 def _names(devices: tuple[str, ...]) -> str:
@@ -142,4 +160,6 @@ def _why(health: CaptureHealth) -> str:
         return f"{calls} launched work that the profiler lost"
     if health.ran_on_cpu:
         return "its convolutions or products ran in a library of the CPU"
+    if health.runtime:
+        return "calls of its runtime were recorded, and nothing that they launched"
     return "the profile's activities left the GPU out, or nothing ran on it"
