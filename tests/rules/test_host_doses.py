@@ -122,3 +122,15 @@ def test_more_host_work_for_each_kernel_is_a_larger_claim() -> None:
     claimed = [saved_us(LaunchBound(), training(host_us)) for host_us in (20, 40, 80)]
     assert claimed == sorted(claimed)
     assert claimed[2] - claimed[1] == pytest.approx(30 * 40 / 2, rel=0.05)
+
+
+def test_what_to_do_goes_by_the_function_and_not_by_its_folder() -> None:
+    b = RunBuilder(stacks=True)
+    for _ in range(STEPS):
+        with b.step(), b.python("train.py", 3, "train"):
+            work(b)
+            b.idle_until_done()
+            with b.python("transformers/trainer_callback.py", 493, "on_step_end"):
+                b.wait(2000)
+    fix = claim(SlowLaunchThread(), b).fixes[0]
+    assert "workers" not in fix.title

@@ -261,7 +261,9 @@ _KINDS = (
 
 
 def _kind(name: str) -> str:
-    return next((kind for kind, words in _KINDS if re.search(words, name, re.IGNORECASE)), "other")
+    """By the words of an annotation, or of a function and its file; folders say nothing (`transformers/trainer.py`)."""
+    what = re.sub(r"(?<= of )\S*[/\\]", "", name)
+    return next((kind for kind, words in _KINDS if re.search(words, what, re.IGNORECASE)), "other")
 
 
 def _message(pause: Pause, seen: HostPauses, count: int, outcome: ReplayOutcome) -> str:
