@@ -202,6 +202,32 @@ def test_a_single_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run.damage.lost == 1
 
 
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [('{"schemaVersion": 1,', '"traceEvents": [' + json.dumps(EVENT) + "]}"),
+     ('{"schemaVersion":', '1, "traceEvents": [' + json.dumps(EVENT) + "]}"), (HEAD + json.dumps(EVENT) + ",", "]}"),
+     (HEAD + json.dumps(EVENT), "]}"), (HEAD, json.dumps(EVENT) + "]}")],
+    ids=["before a field", "before a value", "behind an event", "before a comma", "before an event"],
+)  # fmt: skip
+def test_white_space_without_end(
+    tmp_path: Path, before: str, behind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is passed in steps: the window stays within its limit, and whatever stands around it is read."""
+    monkeypatch.setattr(kineto_window, "LONGEST", 1 << 21)
+    largest = 0
+    drop = kineto_window.Window._drop
+
+    def watched(window: kineto_window.Window, count: int) -> None:
+        nonlocal largest
+        largest = max(largest, len(window._text))
+        drop(window, count)
+
+    monkeypatch.setattr(kineto_window.Window, "_drop", watched)
+    run = load(tmp_path, before + " " * (12 << 20) + behind)
+    assert len(run) == 1
+    assert largest <= 4 << 20
+
+
 def test_a_gzip_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "BOMB", 1 << 22)
     spaces = gzip.compress((HEAD + json.dumps(EVENT) + "," + " " * (64 << 20)).encode(), 9)

@@ -100,7 +100,8 @@ def _refuse_others(display: str, document: Document, columns: Columns, head: byt
     if ours or described:
         return
     if document.arrays == 0 and identify.torch_marks(head) and identify.foreign(head) is None:
-        raise DamagedCapture(f"{display}: a profiler trace that ends before its first event")
+        why = f" ({problem})" if problem else ""
+        raise DamagedCapture(f"{display}: a profiler trace that ends before its first event{why}")
     raise NotACapture(identify.refusal(display, head, document.keys))
 
 

@@ -67,9 +67,9 @@ class Document(Window):
         self._grow()
         if self._text.startswith(b"\xef\xbb\xbf"):
             self._drop(3)
-        start = self._skip(0)
-        first = self._text[start : start + 1]
-        self._drop(start + 1)
+        self._skip()
+        first = self._text[:1]
+        self._drop(1)
         if first == b"[":
             self.legacy_list = True
             self._events()
@@ -87,13 +87,14 @@ class Document(Window):
     def _fields(self) -> None:
         while self._turns < MOST_FIELDS:
             self._turns += 1
-            self._drop(self._skip(0))
+            self._skip()
             if self._text[:1] == b"}":
                 self._drop(1)
                 return
             if EVENT.match(self._text):
                 self._array()
-                if self._skip(0) == len(self._text):  # a bare list behind a document
+                self._skip()
+                if not self._text:  # a bare list behind a document
                     return
                 continue
             key = _KEY.match(self._text)
@@ -175,7 +176,7 @@ class Document(Window):
     def _array(self) -> None:
         """Reads a list of events; the window begins behind its `[`, or at one of its events."""
         while True:
-            self._drop(self._skip(0))
+            self._skip()
             if self._more and len(self._text) < LOOK_AHEAD and self._double():
                 continue
             if self._scan() or self._usual():
@@ -185,6 +186,11 @@ class Document(Window):
                 continue
             whole = len(starts) - 1 if self._more else len(starts)
             if whole == 0:  # the window is at its limit and shows no second event
+                close = kineto_salvage.object_end(self._text, 0, len(self._text))
+                if close is not None and self._take(self._text[:close], 0, mend=True):
+                    self._flush()
+                    self._drop(close)
+                    continue
                 self._unread(self._text, unfinished=False)
                 self._drop(len(self._text) - 64)
                 return

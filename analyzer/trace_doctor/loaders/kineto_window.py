@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 SPACE = re.compile(rb"[\s,]*")
+_BLANK = re.compile(rb"[ \t\r\n]*")
 LONGEST = 1 << 24
 """The window's limit: no single event or metadata field is that long."""
 _OVERLAP = 64
@@ -53,22 +54,22 @@ class Window:
         self._text = self._text[count:]
         self._at += count
 
-    def _skip(self, pos: int) -> int:
-        """Past white space and commas, reading on as needed."""
+    def _skip(self) -> None:
+        """Past white space and commas, reading on as needed; what is passed is dropped at once."""
         while True:
-            found = SPACE.match(self._text, pos)
-            pos = found.end() if found else pos
-            if pos < len(self._text) or not self._grow():
-                return pos
+            found = SPACE.match(self._text)
+            self._drop(found.end() if found else 0)
+            if self._text or not self._grow():
+                return
 
     def _skip_space(self, pos: int) -> int | None:
-        """The first character at or behind `pos` that is no white space; None at the end of the file."""
+        """The first character at or behind `pos` that is no white space; None where the file or the window ends before."""
         while True:
-            while pos < len(self._text) and self._text[pos] in b" \t\r\n":
-                pos += 1
+            found = _BLANK.match(self._text, pos)
+            pos = found.end() if found else pos
             if pos < len(self._text):
                 return pos
-            if not self._grow():
+            if not self._double():
                 return None
 
     def _note_features(self, before: bytes, piece: bytes, at: int) -> None:
