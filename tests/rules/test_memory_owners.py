@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from trace_doctor.config import defaults
@@ -110,3 +112,21 @@ def test_a_failure_on_one_device_is_not_explained_by_another_capture() -> None:
     by_code = {f.code: f for f in result.findings}
     assert {"TD407", "TD410"} <= by_code.keys()
     assert by_code["TD410"].refers_to == []
+
+
+def test_a_graph_that_no_backward_uses_is_named_once() -> None:
+    b = SnapshotBuilder(annotate=False)
+    b.held(120 * MIB)
+    old: list[Any] = []
+    for _ in range(4):
+        with b.script_line(20):
+            batch = b.alloc(MIB)
+        result = []
+        for _ in range(12):
+            for line, each in enumerate((60, 40, 20, 20, 10)):
+                with b.forward("/home/me/model.py", 30 + line):
+                    result.append(b.alloc(each * MIB))
+        with b.script_line(21):
+            b.free(*old, batch)
+        old = result
+    assert codes(found(b)) == ["TD406"]

@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
-
 from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.call_sites import Site
 from trace_doctor.evidence.device_memory import DeviceMemory
 from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.evidence.memory_classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory_repeats import Repeats, peak_when_recomputed, repeats
-from trace_doctor.evidence.memory_stages import Stage
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules.memory._kept import SHARE, let_go, trains
 from trace_doctor_rules.memory._shared import (
     NEARLY_FULL,
     how_full,
@@ -154,7 +150,7 @@ class ActivationBound(Rule):
     needs = (MemoryBlocks, DeviceMemory)
 
     min_share: float = threshold(
-        0.50,
+        SHARE,
         "activations, as a share of the live bytes where memory was tightest",
         unit="share",
         source="below, something else is the larger part",
@@ -212,7 +208,7 @@ class ActivationBound(Rule):
             moment = memory.moment(device)
             held = device.at(moment)["activations"]
             found = repeats(device, moment)
-            if held < self.min_share * int(device.history.live[moment]) or not _trains(device, moment, found):
+            if held < self.min_share * int(device.history.live[moment]) or not trains(device, moment, found):
                 continue
             yield self._claim(memory, device, held, found, sure=evidence.frames_kind == "all")
 
@@ -221,7 +217,7 @@ class ActivationBound(Rule):
     ) -> Claim:
         history, moment = device.history, memory.moment(device)
         failed = device.device in memory.failures
-        unused = _let_go(device, moment)
+        unused = let_go(device, moment)
         until = moment if failed else history.n
         saving = None if found is None else _saving(device, found, until, unused=unused)
         site = None if found is None else self._site(device, int(found.stacks[0]), unused=unused)
@@ -253,28 +249,6 @@ class ActivationBound(Rule):
         """Where a layer makes most of it; of a graph that nobody uses where the model was called."""
         stacks = device.stacks
         return stacks.module_caller(stack) if unused else stacks.user_site(stack)
-
-
-def _trains(device: DeviceBlocks, moment: int, found: Repeats | None) -> bool:
-    """Kept for a backward: the record has one, whole layers have left their activations for it, or a compiled forward
-    returned them for it."""
-    if device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER, Stage.ZERO_GRAD) or found is not None:
-        return True
-    history, stacks = device.history, device.stacks
-    compiled = stacks.marked(stacks.for_backward, history.stack)
-    return _most(device, moment, compiled)
-
-
-def _let_go(device: DeviceBlocks, moment: int) -> bool:
-    """Most of them went with a graph that no backward used."""
-    return _most(device, moment, device.classes.reason == Reason.LET_GO)
-
-
-def _most(device: DeviceBlocks, moment: int, blocks: npt.NDArray[np.bool_]) -> bool:
-    """Whether these are more than half of the activations alive at a moment."""
-    history = device.history
-    activations = device.classes.where(ACTIVATIONS) & history.alive(moment)
-    return int(history.size[activations & blocks].sum()) * 2 > int(history.size[activations].sum())
 
 
 def _recomputes(device: DeviceBlocks) -> bool:

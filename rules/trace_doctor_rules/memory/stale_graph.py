@@ -15,6 +15,7 @@ from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.stale_graphs import StaleGraphs, stale_graphs
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules.memory._kept import unused_graph
 from trace_doctor_rules.memory._shared import MiB, holders, location, make_up, size, target
 
 _VERIFY = "in a new snapshot each forward begins with the live bytes of the one before"
@@ -192,6 +193,8 @@ class StaleGraph(Rule):
             )
         for device in evidence.devices:
             found = stale_graphs(device)
+            if found.inference and unused_graph(device, device.history.peak):
+                continue  # TD406 says so of all that the graph holds
             least = max(self.min_bytes, self.min_share * device.history.peak_bytes)
             if found.most(device) >= least and len(found.forwards) >= self.min_forwards:
                 yield _claim(device, found)
