@@ -25,7 +25,10 @@ ORIGINS = {
     "third-made": "third set, made for it",
     "fourth": "never seen before, fourth set",
     "fourth-made": "fourth set, made for it",
+    "fifth": "never seen before, fifth set",
+    "fifth-made": "fifth set, made for it",
 }
+HELD_OUT = tuple(kind for kind in ORIGINS if kind not in ("real", "simulated", "others"))
 
 
 def main() -> None:
@@ -59,9 +62,8 @@ def _held_out(folders: list[Path]) -> tuple[str, Figures]:
         raise SystemExit(
             "skipped: no capture of bench/accuracy/heldout.toml lies in " + ", ".join(map(str, folders))
         )
-    text, figures = _tables(
-        _analysed(found), ("blind", "seen", "second", "third", "third-made", "fourth", "fourth-made")
-    )
+    there = {case.kind for case in found}
+    text, figures = _tables(_analysed(found), tuple(kind for kind in HELD_OUT if kind in there))
     if absent:
         text += f"\n\n{len(absent)} of {len(found) + len(absent)} captures are not in these folders."
     return text, figures
