@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import os
 import pickle
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +33,14 @@ def put(folder: Path, name: str, content: str | bytes = TRACE) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
+
+
+def tar(name: str, content: bytes) -> bytes:
+    made, member = io.BytesIO(), tarfile.TarInfo(name)
+    member.size = len(content)
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        archive.addfile(member, io.BytesIO(content))
+    return made.getvalue()
 
 
 def shown(discovery: Discovery) -> list[tuple[str, str]]:
@@ -79,6 +91,16 @@ def test_a_folder_of_a_run(tmp_path: Path) -> None:
         ),
         ("optimizer.pkl", pickle.dumps({"state": 1}), "a pickle of something else"),
         ("t.json.zst", b"\x28\xb5\x2f\xfd\x04\x00", "a Zstandard file; decompress it first (zstd -d)"),
+        ("t.json.xz", lzma.compress(b"{}"), "an xz file; decompress it first (xz -d)"),
+        ("t.json.bz2", bz2.compress(b"{}"), "a bzip2 file; decompress it first (bunzip2)"),
+        (
+            "t.json.gz",
+            gzip.compress(gzip.compress(b"{}")),
+            "a gzip file inside another; decompress it once (gunzip)",
+        ),
+        ("t16.json", "{}".encode("utf-16"), "text in UTF-16; write it as UTF-8"),
+        ("tar.json.gz", gzip.compress(tar("t.json", b"{}")), "a tar archive; unpack it first"),
+        ("events.json", '[{"attr": {"a": 1}, "name": "x", "ph": "B"}]', "a Chrome trace of another program"),
         ("events.out.tfevents.1.host", b"\x18" + bytes(7) + b"abc", "a TensorBoard event file"),
         ("config.json", '{"hidden_size": 8}', "JSON without trace events"),
         (

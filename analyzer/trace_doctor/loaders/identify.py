@@ -15,6 +15,7 @@ FAR = 1 << 22
 
 # (pattern in the first bytes, what the file is). Order matters: the more specific first.
 _FOREIGN: tuple[tuple[re.Pattern[bytes], str], ...] = (
+    (regex(rb"^[^\0]{1,100}\0.{156,256}?ustar", re.S), "a tar archive; unpack it first"),
     (regex(rb"start_time_since_epoch_in_micros|NEGOTIATE_ALLREDUCE"), "a Horovod timeline"),
     (regex(rb"/(?:host|device):(?:CPU|GPU|TPU|CUPTI)"), "a TensorFlow or JAX trace"),
     (regex(rb"CPU HIP API|CPU HSA API|rocprof|roctx_"), "a rocprof trace"),
@@ -41,9 +42,17 @@ _TORCH = regex(
 _SNAPSHOT = regex(rb"device_traces|segment_type|active_allocated|segment_pool_id|allocator_settings")
 _FLIGHT_RECORDER = regex(rb"collective_seq_id|p2p_seq_id|pg_status|pg_config")
 _TORCH_TRACE = regex(rb"V\d{4} [\d:.]+ \d+ \S+\] (?:\[[^\]]*\] )?\{")
+_LIST = regex(rb'\s*\[\s*\{.{0,4000}?"ph"\s*:', re.S)
 _PICKLE = regex(rb"\x80[\x02-\x05]")
 _OTHER_FORMATS = (
     (b"\x28\xb5\x2f\xfd", "a Zstandard file; decompress it first (zstd -d)"),
+    (b"BZh", "a bzip2 file; decompress it first (bunzip2)"),
+    (b"\xfd7zXZ", "an xz file; decompress it first (xz -d)"),
+    (b"\x04\x22\x4d\x18", "an LZ4 file; decompress it first (lz4 -d)"),
+    (b"\x1f\x8b", "a gzip file inside another; decompress it once (gunzip)"),
+    (b"7z\xbc\xaf", "a 7-Zip archive; unpack it first"),
+    (b"\xff\xfe", "text in UTF-16; write it as UTF-8"),
+    (b"\xfe\xff", "text in UTF-16; write it as UTF-8"),
     (b"PK\x03\x04", "a ZIP archive or a PyTorch checkpoint"),
     (b"SQLite format 3", "an Nsight Systems or other SQLite database"),
     (b"\x18\x00\x00\x00\x00\x00\x00\x00", "a TensorBoard event file"),
@@ -58,7 +67,7 @@ def torch_marks(head: bytes) -> bool:
 
 def is_chrome_trace(head: bytes) -> bool:
     """The first bytes show a list of trace events, whoever wrote it."""
-    return b'"traceEvents"' in head or re.match(rb'\s*\[\s*\{[^}]*"ph"\s*:', head) is not None
+    return b'"traceEvents"' in head or _LIST.match(head) is not None
 
 
 def kind(head: bytes) -> Literal["trace", "snapshot", "torch_trace"] | None:
