@@ -67,6 +67,8 @@ class Cat(enum.IntEnum):
 
 BORROWED = -2
 """Offsets from here downwards are events of another file."""
+_DENSE = 64
+"""One row in so many: from there on a pass over all is quicker than sorting those."""
 GPU_CATS = (Cat.KERNEL, Cat.MEMCPY, Cat.MEMSET)
 HOST_CATS = (Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.PYTHON, Cat.RUNTIME, Cat.DRIVER, Cat.OVERHEAD)
 
@@ -198,7 +200,12 @@ class Run:
         wanted = sum(1 << cat for cat in set(cats)) if cats else -1
         among = zip(self.names, self._cats_by_name.tolist(), strict=True)
         rows = self.rows_of([i for i, (n, held) in enumerate(among) if held & wanted and matches(n)])
-        return np.sort(rows[self.is_cat(*cats)[rows]] if cats else rows).astype(np.int64)
+        rows = rows[self.is_cat(*cats)[rows]] if cats else rows
+        if len(rows) < len(self) // _DENSE:
+            return np.sort(rows).astype(np.int64)
+        mask = np.zeros(len(self), dtype=bool)
+        mask[rows] = True
+        return np.flatnonzero(mask)
 
     def rows_of(self, names: Iterable[int]) -> I32:
         """The rows of these names (ids), one name after another."""

@@ -66,6 +66,22 @@ def test_enclosing_is_the_innermost_that_lasts_all_through(facts: Callable[..., 
     assert names == ["a", "g", "b", "f", None]
 
 
+def test_reaching_is_what_ends_later_than_all_before_it_on_its_thread(facts: Callable[..., Facts]) -> None:
+    made = facts(
+        [
+            (PY, "f", 0, 10, {}),
+            (OP, "inside", 2, 3, {}),
+            (OP, "elsewhere", 3, 90, {"thread": 1}),
+            (OP, "sticks out", 8, 7, {}),
+            (OP, "ends alike", 9, 6, {}),
+            (OP, "later", 20, 5, {}),
+        ]
+    )
+    tree, run = made[Nesting], made.run
+    assert [run.text(r) for r in tree.reaching(0)] == ["f", "sticks out", "later"]
+    assert [run.text(r) for r in tree.reaching(1)] == ["elsewhere"]
+
+
 @pytest.mark.parametrize(("block", "few"), [(1 << 16, 8), (1 << 16, 0), (7, 0), (7, 1)])
 @given(
     spans=st.lists(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from trace_doctor.errors import TraceDoctorError, UsageError
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.nesting import nest
+from trace_doctor.evidence.nesting import inside, nest
 from trace_doctor.loaders import _accelerator, kineto_document, stream
 from trace_doctor.loaders._accelerator import build
 from trace_doctor.loaders.kineto import load_trace
@@ -201,6 +201,17 @@ def test_both_nest_alike(spans: list[tuple[int, int]]) -> None:
     assert (parent[rows + 1] == -7).all() and (depth[rows + 1] == -7).all()
 
 
+@in_c
+@given(st.lists(st.tuples(st.integers(0, 8), st.booleans(), st.booleans()), max_size=40))
+def test_both_tell_alike_what_lies_in_an_event(events: list[tuple[int, bool, bool]]) -> None:
+    up = np.array([max(i - back, 0) - 1 for i, (back, _, _) in enumerate(events)], dtype=np.int32)
+    chosen = np.array([mark for _, mark, _ in events], dtype=bool)
+    rows = np.flatnonzero(np.array([asked for _, _, asked in events], dtype=bool))
+    found = _accelerator.inside(up, chosen, rows)
+    assert found is not None
+    assert found.tolist() == inside(up, chosen, rows).tolist()
+
+
 # -- which of the two ------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +226,7 @@ def test_python_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Columns().scanner() is None
     one, place = np.zeros(1, np.int64), np.zeros(1, np.int32)
     assert not _accelerator.nest(one, one, one, place, place)
+    assert _accelerator.inside(place, one > 0, one) is None
     assert _accelerator.description() == "Python (the one in C: TRACE_DOCTOR_DECODER=python)"
 
 

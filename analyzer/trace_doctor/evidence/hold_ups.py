@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from trace_doctor.evidence.intervals import pairs
+from trace_doctor.evidence.intervals import NOTHING, pairs
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.retime import PAUSE_NS
-from trace_doctor.run import I64, Run
+from trace_doctor.run import I64, Bool, Run
 
 
 def held_up(run: Run, nesting: Nesting, rows: I64, thread: int) -> I64:
@@ -36,9 +36,22 @@ def _still(run: Run, nesting: Nesting, row: int, thread: int) -> I64:
     """The stretches within an event in which nothing begins or ends for long."""
     start, end = int(run.ts[row]), int(run.end[row])
     inside = nesting.started(thread, start, end)
-    edges = np.unique(np.concatenate([run.ts[inside], run.end[inside], [start, end]]).clip(start, end))
+    begun = np.concatenate([[start], run.ts[inside], [end]])
+    long = np.flatnonzero(np.diff(begun) >= PAUSE_NS)  # few: only what ends in these is looked at
+    if not len(long):
+        return NOTHING
+    low, high = begun[long], begun[long + 1]
+    ends = run.end[inside]
+    ends = ends[_within(ends, low, high)]
+    edges = np.unique(np.concatenate([low, high, ends]))
     holes = pairs(edges[:-1], edges[1:])
-    return holes[holes[:, 1] - holes[:, 0] >= PAUSE_NS]
+    return holes[(holes[:, 1] - holes[:, 0] >= PAUSE_NS) & _within(edges[:-1], low, high)]
+
+
+def _within(moments: I64, low: I64, high: I64) -> Bool:
+    """Which lie in [low, high) of one of these disjoint stretches, which are in order of time."""
+    at = np.searchsorted(low, moments, side="right") - 1
+    return np.asarray((at >= 0) & (moments < high[at]))
 
 
 def _lengths(holes: I64) -> list[int]:

@@ -17,9 +17,9 @@ from trace_doctor.evidence.event_names import (
     is_step,
     is_torch_mark,
 )
-from trace_doctor.evidence.intervals import NOTHING, clip, complement, overlaps, pairs, subtract
+from trace_doctor.evidence.intervals import clip, complement, overlaps, pairs, subtract
 from trace_doctor.evidence.launches import Launches
-from trace_doctor.evidence.nesting import BLOCK, Nesting
+from trace_doctor.evidence.nesting import Nesting, ahead
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
 from trace_doctor.evidence.threads import Threads
@@ -28,7 +28,6 @@ from trace_doctor.model import IDLE_CAUSES
 from trace_doctor.run import HOST_CATS, I64, U8, Bool, Cat, Run
 
 CAUSE = {name: i for i, name in enumerate(IDLE_CAUSES)}
-_NEVER = np.iinfo(np.int64).min
 FIRST_USES = frozenset(["Lazy Function Loading", "Runtime Triggered Module Loading", "Driver Compiler"])
 """CUPTI files these under overhead, but they are the program's: CUDA loads or compiles a module at its first use."""
 
@@ -110,10 +109,10 @@ class HostCauses(Evidence, frozen=True):
         """What is open on the thread, by priority."""
         free = np.array([self.window], dtype=np.int64)
         covers = []
-        own = ((cause, self._nesting.on_thread(thread, mask)) for cause, mask in self._layers)
-        layers = [*self._everywhere, *own]
-        for cause, chosen in layers:
-            spans, owners = _disjoint(self.run, chosen)
+        own = ((cause, self._reaching(thread, mask)) for cause, mask in self._layers)
+        everywhere = ((cause, ahead(self.run, rows)) for cause, rows in self._everywhere)
+        for cause, reaching in (*everywhere, *own):
+            spans, owners = _disjoint(self.run, reaching)
             pieces, _, at = overlaps(free, spans)
             free = subtract(free, spans)
             owner = owners[at]
@@ -122,30 +121,28 @@ class HostCauses(Evidence, frozen=True):
             covers.append(Cover(pieces, np.full(len(pieces), CAUSE[cause], dtype=np.uint8), owner))
         return joined(covers)
 
+    def _reaching(self, thread: int, chosen: Bool) -> I64:
+        """Those of the mask on the thread that end later than all of it before them."""
+        reaching = self._nesting.reaching(thread)
+        if chosen[reaching].all():  # no other ends later than all of these before it
+            return reaching.astype(np.int64)
+        return ahead(self.run, self._nesting.on_thread(thread, chosen))
+
     def _unrecorded(self, thread: int | None, holes: I64) -> list[Cover]:
         """Between its first and last event the main thread ran Python; before and after, nothing is known."""
-        rows = self._nesting.thread_rows(thread) if thread is not None else np.empty(0, dtype=np.int64)
-        if not len(rows):
+        if thread is None or not len(rows := self._nesting.thread_rows(thread)):
             return [uniform(holes, "unattributed")]
-        alive = (int(self.run.ts[rows].min()), int(self.run.end[rows].max()))
+        alive = (int(self.run.ts[rows[0]]), int(self.run.end[self._nesting.reaching(thread)[-1]]))
         known = clip(holes, *alive)
         return [uniform(known, "python"), uniform(subtract(holes, known), "unattributed")]
 
 
-def _disjoint(run: Run, rows: I64) -> tuple[I64, I64]:
-    """The rows (by start, longer first) as a set of intervals, each with its row; the outer event wins."""
-    spans, owners, reached = [NOTHING], [rows[:0]], _NEVER
-    for first in range(0, len(rows), BLOCK):
-        block = rows[first : first + BLOCK]
-        start = run.ts[block]
-        reach = np.maximum.accumulate(np.append(reached, start + run.dur[block]))
-        ahead = np.flatnonzero(reach[1:] > reach[:-1])  # the few that hold the others
-        spans.append(pairs(np.maximum(start[ahead], reach[ahead]), reach[ahead + 1]))
-        owners.append(block[ahead])
-        reached = reach[-1]
-    together, owner = np.concatenate(spans), np.concatenate(owners)
-    real = together[:, 1] > together[:, 0]
-    return together[real], owner[real]
+def _disjoint(run: Run, reaching: I64) -> tuple[I64, I64]:
+    """Rows of which each ends later than all before it as a set of intervals, each with its row; the outer event wins."""
+    start, end = run.ts[reaching], run.ts[reaching] + run.dur[reaching]
+    start[1:] = np.maximum(start[1:], end[:-1])
+    real = end > start
+    return pairs(start[real], end[real]), reaching[real]
 
 
 def _everywhere(run: Run, syncs: Syncs) -> tuple[tuple[str, I64], ...]:
@@ -202,5 +199,5 @@ def _idle_inside(facts: Facts, rows: I64) -> Bool:
         calls = np.flatnonzero(run.is_cat(Cat.CPU_OP))
     elif not len(calls):
         return np.zeros(len(rows), dtype=bool)
-    starts = np.sort(run.ts[calls])
+    starts = run.ts[calls]
     return np.asarray(np.searchsorted(starts, run.end[rows]) == np.searchsorted(starts, run.ts[rows]))

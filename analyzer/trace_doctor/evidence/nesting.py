@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from msgspec import field
@@ -11,6 +11,8 @@ from msgspec import field
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.loaders import _accelerator
 from trace_doctor.run import HOST_CATS, I32, I64, Bool, Cat, Run, begins, order_of
+
+R = TypeVar("R", I32, I64)
 
 
 class Nesting(Evidence, frozen=True):
@@ -86,15 +88,24 @@ class Nesting(Evidence, frozen=True):
         )  # rows are by start: no copy of the thread's
         at = np.searchsorted(rows, begun.astype(np.int32)) - 1
         row = np.where(at >= 0, rows[np.maximum(at, 0)], -1).astype(np.int64)
-        while True:
-            over = (row >= 0) & (self.run.end[np.maximum(row, 0)] < ends)
-            if not over.any():
-                return row
-            row[over] = self.parent[row[over]]
+        climbing = np.flatnonzero(row >= 0)
+        while len(climbing := climbing[self.run.end[row[climbing]] < ends[climbing]]):
+            row[climbing] = above = self.parent[row[climbing]]
+            climbing = climbing[above >= 0]
+        return row
 
     def thread_rows(self, thread: int) -> I32:
         """The host events of a thread, by start."""
         return self.by_thread[self._first_of_thread[thread] : self._first_of_thread[thread + 1]]
+
+    def reaching(self, thread: int) -> I32:
+        """The host events of a thread that end later than all before them, by start: what they cover, all cover."""
+        known = self.run.derived
+        if "reaching" not in known:
+            each = [ahead(self.run, self.thread_rows(t)) for t in range(len(self.run.threads))]
+            known["reaching"] = np.concatenate([self.by_thread[:0], *each])
+        first = begins(self.run.thread, known["reaching"], len(self.run.threads))
+        return known["reaching"][first[thread] : first[thread + 1]]
 
     def on_thread(self, thread: int, chosen: Bool) -> I64:
         """Those of the mask that are host events of a thread, by start."""
@@ -114,15 +125,9 @@ class Nesting(Evidence, frozen=True):
 
     def inside(self, rows: I64, chosen: Bool) -> Bool:
         """Which of the rows lie in an event of the mask (their own place in it does not count)."""
-        found = np.zeros(len(rows), dtype=bool)
         up = self.parent if (chosen & self.run.is_cat(Cat.PYTHON)).any() else self.outer
-        live, above = np.arange(len(rows)), up[rows]
-        while len(live):
-            held, free = chosen[above], above < 0
-            found[live] = held & ~free
-            rising = np.flatnonzero(~(held | free))
-            live, above = live[rising], up[above[rising]]
-        return found
+        found = _accelerator.inside(up, chosen, rows)
+        return inside(up, chosen, rows) if found is None else found
 
     @cached_property
     def _by_parent(self) -> I32:
@@ -155,6 +160,32 @@ def _past_frames(run: Run, parent: I32) -> I32:
         climbing = climbing[framed]
         outer[climbing] = parent[above[framed]]
     return outer
+
+
+def inside(up: I32, chosen: Bool, rows: I64) -> Bool:
+    """Which of the rows lie in an event of the mask. `up` has the event around each, -1 for none."""
+    around = up[rows]
+    change = np.flatnonzero(around[1:] != around[:-1]) + 1  # those beside each other share what they lie in
+    first = np.append(np.zeros(min(len(rows), 1), dtype=np.int64), change)
+    found = np.zeros(len(first), dtype=bool)
+    live, above = np.arange(len(first)), around[first]
+    while len(live):
+        held, free = chosen[above], above < 0
+        found[live] = held & ~free
+        rising = np.flatnonzero(~(held | free))
+        live, above = live[rising], up[above[rising]]
+    return np.repeat(found, np.diff(np.append(first, len(rows))))
+
+
+def ahead(run: Run, rows: R) -> R:
+    """Of these rows (by start) those that end later than all before them."""
+    found, reached = [rows[:0]], np.iinfo(np.int64).min
+    for first in range(0, len(rows), BLOCK):
+        block = rows[first : first + BLOCK]
+        reach = np.maximum.accumulate(np.append(reached, run.ts[block] + run.dur[block]))
+        found.append(block[reach[1:] > reach[:-1]])
+        reached = reach[-1]
+    return np.concatenate(found)
 
 
 BLOCK = 1 << 16

@@ -91,25 +91,28 @@ class Work(Kernels, frozen=True):
 
 def _computing(run: Run, nesting: Nesting, threads: Threads) -> I64:
     """The operators that spend at least half of their time themselves, and not in others."""
-    ignored = run.is_named(
+    rows = run.named(
         lambda n: (
-            _NO_WORK.fullmatch(n) is not None
-            or is_step(n)
-            or is_loader(n)
-            or is_optimizer(n)
-            or is_torch_mark(n)
-            or is_compile(n)
-            or is_collective(n)
-        )
+            not (
+                _NO_WORK.fullmatch(n) is not None
+                or is_step(n)
+                or is_loader(n)
+                or is_optimizer(n)
+                or is_torch_mark(n)
+                or is_compile(n)
+                or is_collective(n)
+            )
+        ),
+        Cat.CPU_OP,
     )
-    mine = run.is_cat(Cat.CPU_OP) & ~ignored & np.isin(run.thread, [threads.main, *threads.autograd])
-    rows = np.flatnonzero(mine)
+    rows = rows[np.isin(run.thread[rows], [threads.main, *threads.autograd])]
+    mine = np.zeros(len(run), dtype=bool)
+    mine[rows] = True
     above = nesting.outer[rows].astype(np.int64)
-    while True:
-        rising = np.flatnonzero((above >= 0) & ~mine[np.maximum(above, 0)])
-        if not len(rising):
-            break
-        above[rising] = nesting.outer[above[rising]]
+    rising = np.flatnonzero(above >= 0)
+    while len(rising := rising[~mine[above[rising]]]):
+        above[rising] = further = nesting.outer[above[rising]]
+        rising = rising[further >= 0]
     inner = above >= 0
     held = np.bincount(np.searchsorted(rows, above[inner]), weights=run.dur[rows[inner]], minlength=len(rows))
     return nesting.outermost(rows[2 * held <= run.dur[rows]])

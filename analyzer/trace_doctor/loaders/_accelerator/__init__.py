@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from trace_doctor.errors import UsageError
 from trace_doctor.loaders._accelerator.build import LIBRARY, source_hash
-from trace_doctor.run import I32, I64
+from trace_doctor.run import I32, I64, Bool
 
 FOLDER = Path(__file__).parent
 VARIABLE = "TRACE_DOCTOR_DECODER"
@@ -89,6 +89,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     library.trace_doctor_token.restype = ctypes.c_void_p
     library.trace_doctor_nest.argtypes = [*(3 * [ctypes.c_void_p]), ctypes.c_int64, *(2 * [ctypes.c_void_p])]
     library.trace_doctor_nest.restype = ctypes.c_int
+    library.trace_doctor_inside.argtypes = [*(3 * [ctypes.c_void_p]), ctypes.c_int64, ctypes.c_void_p]
+    library.trace_doctor_inside.restype = None
     return library, ""
 
 
@@ -255,3 +257,16 @@ def nest(ts: I64, dur: I64, rows: I64, parent: I32, depth: I32) -> bool:
     ts, dur, rows = (np.ascontiguousarray(column, np.int64) for column in (ts, dur, rows))
     arrays = (a.ctypes.data for a in (ts, dur, rows))
     return bool(library.trace_doctor_nest(*arrays, len(rows), parent.ctypes.data, depth.ctypes.data))
+
+
+def inside(up: I32, chosen: Bool, rows: I64) -> Bool | None:
+    """`evidence.nesting.inside`. None where the C decoder is not in use."""
+    library, _ = _chosen()
+    if library is None:
+        return None
+    up, chosen = np.ascontiguousarray(up, np.int32), np.ascontiguousarray(chosen, np.bool_)
+    rows, found = np.ascontiguousarray(rows, np.int64), np.zeros(len(rows), dtype=bool)
+    if len(chosen) < len(up) or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(up)):
+        raise IndexError("rows of another run")
+    library.trace_doctor_inside(*(a.ctypes.data for a in (up, chosen, rows)), len(rows), found.ctypes.data)
+    return found

@@ -31,3 +31,12 @@ EXPORT int trace_doctor_nest(const int64_t *ts, const int64_t *dur, const int64_
   free(open);
   return 1;
 }
+
+/* Which of the rows lie in a chosen event. `up` has the event around each, an earlier one, or -1. */
+EXPORT void trace_doctor_inside(const int32_t *up, const uint8_t *chosen, const int64_t *rows, int64_t count, uint8_t *found) {
+  for (int64_t i = 0; i < count; i++) {
+    int32_t at = up[rows[i]];
+    while (at >= 0 && !chosen[at]) at = up[at] < at ? up[at] : -1;
+    found[i] = at >= 0;
+  }
+}
