@@ -6,20 +6,26 @@ from collections.abc import Iterator
 
 from trace_doctor import Claim, Context, Fix, Rule, Saving, threshold
 from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.processor import Processor
 from trace_doctor.evidence.ranks import Ranks
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 
 
-def _job(*compute_us: float) -> tuple[RunBuilder, ...]:
-    ranks = tuple(RunBuilder(rank=r, world_size=len(compute_us)) for r in range(len(compute_us)))
-    for b, us in zip(ranks, compute_us, strict=True):
+def _job(*compute_us: float, gpu: bool = True, operators: tuple[int, ...] = ()) -> tuple[RunBuilder, ...]:
+    """Ranks that compute for so long, with so many operators (one each)."""
+    size = len(compute_us)
+    device = "NVIDIA A100-SXM4-40GB" if gpu else None
+    ranks = tuple(RunBuilder(gpu=device, rank=r, world_size=size) for r in range(size))
+    for b, us, count in zip(ranks, compute_us, operators or (1,) * size, strict=True):
         for _ in range(5):
             with b.step():
                 b.loader(5)
-                with b.op("aten::mm"):
-                    b.launch(us)
+                for _ in range(count):
+                    with b.op("aten::mm"):
+                        b.compute(us / count)
                 b.wait(max(compute_us) - us)
-                b.sync()
+                if gpu:
+                    b.sync()
     return ranks
 
 
@@ -34,7 +40,7 @@ class RankImbalance(Rule):
 
     Evidence
     The time ledgers of two or more ranks of one job, recorded at the same time. Which rank the others wait for in
-    collectives is TD602, which owns the time where it can tell.
+    collectives is TD602, which owns the time where it can tell. On CPUs it is a note where all ranks run as many operators.
 
     How the saving is estimated
     What the busiest rank computes beyond the mean: work that is shared evenly would take so much less. A bound.
@@ -57,6 +63,7 @@ class RankImbalance(Rule):
     title = "The ranks share the work unevenly"
     costs_host_time = True
     needs = (Ranks,)
+    wants = (Processor,)
     yields_to = ("TD602",)
 
     min_difference: float = threshold(
@@ -79,7 +86,19 @@ class RankImbalance(Rule):
     INVALID = [
         Invalid(
             "rank 1 computes a third longer", lambda: _job(1000, 1500, 1000), saving_us=333, message="Rank 1"
-        )
+        ),
+        Invalid(
+            "rank 1 does more on its CPU",
+            lambda: _job(1000, 1500, gpu=False, operators=(10, 15)),
+            confidence="medium",
+        ),
+        Invalid(
+            "rank 1 takes longer on its CPU for as many operators",
+            lambda: _job(1000, 1500, gpu=False),
+            confidence="low",
+            severity="info",
+            message="held it up",
+        ),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -93,12 +112,15 @@ class RankImbalance(Rule):
         share = (most - mean) / step
         if share < self.min_share:
             return
+        alike = self._alike(ctx, ranks)
         yield Claim(
             message=(
                 f"Rank {busiest} computes {milliseconds(most / 1e3)} of a step, the mean of the {len(compute)} ranks is "
-                f"{milliseconds(mean / 1e3)} and the least {milliseconds(least / 1e3)}."
+                f"{milliseconds(mean / 1e3)} and the least {milliseconds(least / 1e3)}"
+                f"{'; all run as many operators, so other programs may have held it up' if alike else ''}."
             ),
-            confidence="medium",
+            confidence="low" if alike else "medium",
+            severity="info" if alike else None,
             saving=Saving(
                 time_us_per_step=(most - mean) / 1e3,
                 share_of_step=share,
@@ -109,6 +131,15 @@ class RankImbalance(Rule):
             fixes=[_EVEN],
             key="compute",
         )
+
+    def _alike(self, ctx: Context, ranks: Ranks) -> bool:
+        """Whether the ranks run about as many operators, on CPUs: what takes one of them longer then need not be its
+        work."""
+        counts = [count for count in ranks.kernels if count is not None]
+        processor = ctx.get(Processor)
+        if processor is None or processor.gpu or len(counts) < len(ranks.ranks):
+            return False
+        return max(counts) - min(counts) < self.min_difference * max(counts)
 
 
 _EVEN = Fix(
