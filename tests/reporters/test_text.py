@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from trace_doctor.errors import UsageError
-from trace_doctor.model import Finding, Fix, Outcome, Result
+from trace_doctor.model import Finding, Fix, Outcome, Result, Saving
 from trace_doctor.reporters import render
 from trace_doctor.reporters.units import columns
 
@@ -75,6 +75,19 @@ def test_an_unknown_saving_claims_nothing() -> None:
     text = render(Result(findings=[finding]), "text")
     assert "up to" not in text
     assert "● TD001 no-steps\n" in text
+
+
+def test_what_only_a_hand_can_fix_is_not_left_out_of_the_total(rich_result: Result) -> None:
+    """The headline says 90 %; a total of the patches alone beside it reads as a contradiction."""
+    first, *others = rich_result.findings
+    assert "by hand up to" not in render(rich_result, "text")
+    costly = msgspec.structs.replace(
+        first, saving=Saving(time_us_per_step=9e4, share_of_step=0.9, basis="bound", how="x")
+    )
+    text = render(msgspec.structs.replace(rich_result, findings=[costly, *others]), "text", width=200)
+    assert "by hand up to -90% step, patches together up to" in text
+    assert "by hand up to -90% step" in render(Result(findings=[costly]), "text")
+    assert "no finding claims one" not in render(Result(findings=[costly]), "html")
 
 
 def test_a_patch_is_offered_only_where_there_is_one(rich_result: Result) -> None:

@@ -184,7 +184,9 @@ def _row(table: Table, row: list[Cell], *, named: bool) -> str:
     for column, value in zip(table.columns, row, strict=False):
         scale = Scale.of(column.unit, [value])
         text = scale.with_unit(value)
-        if text:
+        if text == "yes":
+            cells.append(column.title)
+        elif text:
             cells.append(f"{column.title} {text}" if scale.numeric and named else text)
     return (", " if named else " ").join(cells)
 

@@ -330,9 +330,16 @@ def saving_words(saving: Saving | None) -> str:
     return f"up to {', '.join(said)}" if said else ""
 
 
+def by_hand(result: Result) -> float | None:
+    """The largest share of a step that a finding claims, where no patch has it; else None."""
+    most = max((f.saving.share_of_step or 0.0 for f in result.findings if f.saving), default=0.0)
+    return most if most > 1.05 * (result.summary.saving_up_to.share_of_step or 0.0) else None
+
+
 def together(result: Result, between: str) -> str:
     """What all fixes may give together, after `between`; nothing where nothing is claimed."""
     upto = result.summary.saving_up_to
+    most = by_hand(result)
     gain = []
     if upto.share_of_step and upto.time_us_per_step:
         gain.append(
@@ -340,7 +347,11 @@ def together(result: Result, between: str) -> str:
         )
     if upto.bytes:
         gain.append(f"-{size(upto.bytes)}")
-    return f"{between}together up to {', '.join(gain)}" if gain else ""
+    said = f"together up to {', '.join(gain)}" if gain else ""
+    if most is not None:  # what the findings say is more than the patches give
+        hand = f"by hand up to -{estimate_share(most)} step"
+        said = f"{hand}, patches {said}" if said else hand
+    return f"{between}{said}" if said else ""
 
 
 def why_not_applied(fix: Fix) -> str:

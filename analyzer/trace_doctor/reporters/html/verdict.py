@@ -14,7 +14,15 @@ from trace_doctor.reporters.units import (
     share,
     size,
 )
-from trace_doctor.reporters.words import SEVERITIES, Names, headline, main_rows, where, where_briefly
+from trace_doctor.reporters.words import (
+    SEVERITIES,
+    Names,
+    by_hand,
+    headline,
+    main_rows,
+    where,
+    where_briefly,
+)
 
 _TOP = 3
 
@@ -132,22 +140,24 @@ def _memory(result: Result) -> Html:
 
 def _saving(result: Result) -> Html:
     upto = result.summary.saving_up_to
+    most = by_hand(result)
     name = ["Saving, ", term("saving", "up to")]
     if upto.share_of_step:
         time = (
             f"{estimate_duration(upto.time_us_per_step)} a step" if upto.time_us_per_step else "of the step"
         )
         more = f", {estimate_size(upto.bytes)} of memory" if upto.bytes else ""
-        most = max((f.saving.share_of_step or 0.0 for f in result.findings if f.saving), default=0.0)
         gain = estimate_share(upto.share_of_step)
         time += _whose(result)
-        if most > 1.05 * upto.share_of_step:  # what the page's title says is not to be had by a patch
+        if most is not None:  # what the page's title says is not to be had by a patch
             return _tile(
                 name, f"−{estimate_share(most)}", f"by hand; patches give {gain}, {time}{more}", class_="gain"
             )
         return _tile(name, f"−{gain}", time + more, class_="gain")
     if upto.bytes:
         return _tile(name, f"−{estimate_size(upto.bytes)}", "of peak memory", class_="gain")
+    if most is not None:
+        return _tile(name, f"−{estimate_share(most)}", f"of the step, by hand{_whose(result)}", class_="gain")
     return (
         _tile(name, "none", "no finding claims one")
         if result.findings
