@@ -63,3 +63,13 @@ def test_a_cut_file_counts_the_launches_whose_work_is_missing(tmp_path: Path, so
     assert off(result) == [19 / 20]
     assert "what came behind the cut is unknown" in result.limits[0]
     assert result.inputs[0].warnings == ["the file is cut off; all complete events were read"]
+
+
+def test_a_cut_that_leaves_no_launch_alone_claims_no_precision(tmp_path: Path, sound: str) -> None:
+    operators = '{"traceEvents": [' + ",".join(
+        json.dumps(e) for e in json.loads(sound)["traceEvents"] if e["cat"] == "cpu_op"
+    )
+    result = analyzed(tmp_path, operators)
+    assert off(result) == []
+    assert "what came behind the cut is unknown" in result.limits[0]
+    assert "may be off by" not in result.limits[0]

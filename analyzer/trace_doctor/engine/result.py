@@ -138,10 +138,14 @@ def _doubt(e: Examined) -> str:
     health = e.facts.get(CaptureHealth)
     if health is None or e.facts.get(TimeLedger) is None:
         return ""
-    behind = ", for what stands in it; what came behind the cut is unknown" if health.damage.truncated else ""
-    if not (health.may_be_off or behind):
-        return ""
-    return f"{e.facts.capture.path}: damaged; its time ledger may be off by about {health.may_be_off:.2%} of the window{behind}"
+    said = (
+        [f"its time ledger may be off by about {health.may_be_off:.2%} of the window"]
+        if health.may_be_off
+        else []
+    )
+    if health.damage.truncated:
+        said.append("what came behind the cut is unknown: steps that reach there look emptier than they were")
+    return f"{e.facts.capture.path}: damaged; {'; '.join(said)}" if said else ""
 
 
 def _config(config: Config) -> dict[str, Any]:

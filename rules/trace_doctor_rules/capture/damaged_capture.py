@@ -111,7 +111,7 @@ class DamagedCapture(Rule):
             severity="warning" if lost else "info",
             evidence=[
                 Table(title="What was read", columns=[Column("what"), Column("count", "count")], rows=rows),
-                off,
+                *([off] if health.may_be_off else []),
                 *_notes(damage.notes),
             ],
             fixes=[
