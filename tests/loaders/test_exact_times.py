@@ -12,6 +12,7 @@ import pytest
 
 from trace_doctor.loaders.exact_times import exact
 from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto_decode import nanoseconds
 
 BEGIN = 1_712_195_495_406_752_797
 
@@ -53,3 +54,21 @@ def test_a_start_that_is_cut_between_pieces_is_found(size: int) -> None:
 
 def test_what_cannot_be_found_keeps_its_time() -> None:
     assert exact(np.array([5, 7]), np.array([0, 10]), [b"no events here"]).tolist() == [5, 7]
+
+
+def test_halves_go_to_the_even_one_of_the_text() -> None:
+    """Old traces of autograd count in half nanoseconds, whose floats are a little less or more."""
+    texts = [
+        f"{whole}.{part}"
+        for whole in (0, 7, 109454, 8_000_000_123)
+        for part in ("6455", "6445", "0005", "64549", "645501")
+    ]
+    texts += [f"-{text}" for text in texts]
+    wanted = [int((Decimal(text) * 1000).to_integral_value()) for text in texts]
+    assert nanoseconds(np.array([float(text) for text in texts])).tolist() == wanted
+    text = ", ".join(
+        f'{{"ts": 1700000000000000.{part}' for part in ("6455", "6445", "64449", "64551")
+    ).encode()
+    places = np.array([i for i in range(len(text)) if text[i : i + 1] == b"{"])
+    rounded = np.full(4, 1_700_000_000_000_000_750)
+    assert (exact(rounded, places, [text]) - 1_700_000_000_000_000_000).tolist() == [646, 644, 644, 646]

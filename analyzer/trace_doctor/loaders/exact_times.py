@@ -71,5 +71,5 @@ def _ended(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _thousandths(digits: bytes) -> int:
-    """`797`, `5`, `1239` -> 797, 500, 124."""
-    return (int(digits.ljust(4, b"0")[:4]) + 5) // 10
+    """`797`, `5`, `1239` -> 797, 500, 124; halves to the even one."""
+    return round(int(digits.ljust(9, b"0")) / 1e6)

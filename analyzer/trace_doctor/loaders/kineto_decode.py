@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from decimal import ROUND_HALF_EVEN, Decimal
 from itertools import compress
 from operator import attrgetter
 from sys import getsizeof
@@ -143,7 +144,8 @@ class _Ids(dict[Any, int]):
 
 
 def nanoseconds(us: npt.NDArray[np.float64]) -> I64:
-    """Float microseconds to int64 nanoseconds by parts: one product would be off by up to 74 ns at 1.7e15.
+    """Float microseconds to int64 nanoseconds by parts: one product would be off by up to 74 ns at 1.7e15. Halves go to the
+    even one of what the text said: the float of `109454.6455` is a little less.
 
     They take the memory of `us`, a block after the other: fresh memory costs more than the arithmetic.
     """
@@ -153,13 +155,20 @@ def nanoseconds(us: npt.NDArray[np.float64]) -> I64:
         whole = np.floor(us[block])
         part = us[block] - whole
         part *= 1000.0
-        np.rint(part, out=part)
+        rounded = np.rint(part)
+        part -= rounded
+        halves = np.flatnonzero(np.abs(part, out=part) > 0.5 - _NEARLY)
+        if len(halves):
+            said = [Decimal(repr(x)) - int(x // 1) for x in us[block][halves].tolist()]
+            rounded[halves] = [int((x * 1000).to_integral_value(ROUND_HALF_EVEN)) for x in said]
         ns[block] = whole
         ns[block] *= 1000
-        ns[block] += part.astype(np.int64)
+        ns[block] += rounded.astype(np.int64)
     return ns
 
 
+_NEARLY = 0.01
+"""So many nanoseconds from a half, a float of microseconds may stand for it: up to a day of them."""
 _ROW: dict[str, type[np.generic]] = {
     "ts": np.float64,
     "dur": np.float64,
