@@ -45,7 +45,8 @@ CAUSES = ("python", "annotation", "dispatch")
 OPERATORS = 0.1
 """In a capture of the CPU alone: share of a stretch that operators may take, without being its purpose"""
 _PHASE = re.compile(
-    r"\W*(?:forward|backward|loss|optimi[sz]er|train\w*|step|iteration|batch)\b.*", re.IGNORECASE
+    r"\W*(?:(?:\w*DataParallel\.)?forward|backward|loss|optimi[sz]er|train\w*|step|iteration|batch)\b.*",
+    re.IGNORECASE,
 )
 """annotations of what a step is made of"""
 _OWN = re.compile(
@@ -137,7 +138,7 @@ class HostPauses(Evidence, frozen=True):
 
 
 def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
-    """Outermost frames and annotations of the main thread that last long and launch no kernel."""
+    """Outermost frames and annotations of the main thread that last long and launch no kernel, within a step."""
     named = run.is_cat(Cat.PYTHON, Cat.USER_ANNOTATION) & (run.thread == main) & (run.dur >= PAUSE_NS)
     skip = run.is_named(
         lambda n: (
@@ -148,6 +149,7 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
         )
     )
     rows = np.flatnonzero(named & ~skip)
+    rows = rows[_in_one_step(run, rows, facts[Steps])]
     rows = rows[_quiet(facts, run, rows)]
     rows = rows[2 * held_up(run, nesting, rows, main) <= run.dur[rows]]
     rows = rows[~np.isin(rows, _around(nesting, _collectives(run, main)))]
@@ -157,6 +159,13 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
     away |= run.is_named(lambda n: is_compile(n) or _OWN.fullmatch(n) is not None)
     rows = rows[~away[rows] & ~nesting.inside(rows, away)]
     return nesting.outermost(rows)
+
+
+def _in_one_step(run: Run, rows: I64, steps: Steps) -> Bool:
+    """Which hold no whole step: what does is the loop itself, and quiet where something in it takes most of the time."""
+    start, end = np.array(steps.spans("steady"), dtype=np.int64).reshape(-1, 2).T
+    behind = np.searchsorted(start, run.ts[rows])  # the first step that begins no earlier
+    return np.asarray(run.end[rows] < np.append(end, np.iinfo(np.int64).max)[behind])
 
 
 def _collectives(run: Run, main: int) -> I64:

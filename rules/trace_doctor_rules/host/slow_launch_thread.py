@@ -96,6 +96,19 @@ def _meets_other_ranks() -> RunBuilder:
     return b
 
 
+def _most_of_the_step() -> RunBuilder:
+    """Without a GPU; the loop, too, runs next to no operators beside its garbage collection."""
+    b = RunBuilder(gpu=None, stacks=True)
+    with b.python("train.py", 1, "<module>"):
+        for _ in range(6):
+            with b.step():
+                with b.op("aten::mm", us=4000):
+                    pass
+                with b.python("train.py", 3, "tidy"):
+                    b.wait(60_000)
+    return b
+
+
 def _decorated() -> RunBuilder:
     """A function that a decorator of torch calls."""
     b = RunBuilder(stacks=True)
@@ -166,6 +179,11 @@ class SlowLaunchThread(Rule):
         Valid("behind a full queue", lambda: _training(2000, gpu_us=8000)),
         Valid("kernels are launched meanwhile", lambda: _training(inside="launch"), skipped="not recorded"),
         Valid("a phase of the step", lambda: _training(name="## forward ##"), skipped="not recorded"),
+        Valid(
+            "a wrapper's mark",
+            lambda: _training(name="DistributedDataParallel.forward"),
+            skipped="not recorded",
+        ),
         Valid("nobody named it", lambda: _training(name=""), skipped="not recorded"),
         Valid("short", lambda: _training(200)),
         Valid("other programs hold it up", _held_up, skipped="held it up"),
@@ -188,6 +206,7 @@ class SlowLaunchThread(Rule):
             confidence="medium",
             file="train.py",
         ),
+        Invalid("most of the step", _most_of_the_step, message="tidy of train.py"),
         Invalid("a decorated function", _decorated, message="count_tokens of train.py"),
         Invalid("once in six steps", lambda: _training(9000, every=6), severity="info"),
         Invalid("garbage collection", lambda: _training(name="gc (dynamo_timed)"), message="gc"),
@@ -269,11 +288,13 @@ def _kind(name: str) -> str:
 def _message(pause: Pause, seen: HostPauses, count: int, outcome: ReplayOutcome) -> str:
     own = pause.site is not None and pause.name.startswith(f"{pause.site.function} of ")
     where = f" (in {pause.site})" if pause.site is not None and not own else ""
-    who = "the GPU waits" if seen.device >= 0 else "nothing else runs"
+    what = (
+        "keeps the host from launching while the GPU waits" if seen.device >= 0 else "keeps the thread busy"
+    )
     once = "; it was seen in one step only" if pause.steps < 2 else ""
     return (
-        f"{pause.name}{where} keeps the host from launching while {who} for {two_figures(pause.idle_ns / count / 1e3)} "
-        f"of a step: {outcome.promise}{once}."
+        f"{pause.name}{where} {what} for {two_figures(pause.idle_ns / count / 1e3)} of a step: "
+        f"{outcome.promise}{once}."
     )
 
 
