@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -28,4 +28,5 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # on a read-only file system even where it is not there
+            temporary.unlink()

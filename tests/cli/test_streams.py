@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from trace_doctor.errors import UsageError
+from trace_doctor.files import replacing
 from trace_doctor.testing import RunBuilder
 
 MAIN = f"{sys.executable} -c 'from trace_doctor.cli import main; main()'"
@@ -53,3 +56,18 @@ def test_a_full_disk(trace: Path, command: str) -> None:
         2,
         "trace-doctor: cannot go on: No space left on device\n",
     )
+
+
+def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file system refuses to delete even what is not there."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    with (
+        pytest.raises(UsageError, match=r"cannot write .*: Read-only file system"),
+        replacing(tmp_path / "r.html"),
+    ):
+        pass

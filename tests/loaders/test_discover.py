@@ -95,11 +95,11 @@ def test_a_folder_of_a_run(tmp_path: Path) -> None:
         ("t.json.bz2", bz2.compress(b"{}"), "a bzip2 file; decompress it first (bunzip2)"),
         (
             "t.json.gz",
-            gzip.compress(gzip.compress(b"{}")),
+            gzip.compress(gzip.compress(b"{}", mtime=0), mtime=0),
             "a gzip file inside another; decompress it once (gunzip)",
         ),
         ("t16.json", "{}".encode("utf-16"), "text in UTF-16; write it as UTF-8"),
-        ("tar.json.gz", gzip.compress(tar("t.json", b"{}")), "a tar archive; unpack it first"),
+        ("tar.json.gz", gzip.compress(tar("t.json", b"{}"), mtime=0), "a tar archive; unpack it first"),
         ("events.json", '[{"attr": {"a": 1}, "name": "x", "ph": "B"}]', "a Chrome trace of another program"),
         ("events.out.tfevents.1.host", b"\x18" + bytes(7) + b"abc", "a TensorBoard event file"),
         ("config.json", '{"hidden_size": 8}', "JSON without trace events"),
