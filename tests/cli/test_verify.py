@@ -58,6 +58,7 @@ def test_a_note_that_stays_is_no_failure_unless_it_was_asked_for() -> None:
     both = (SAMPLES / "fragmentation/simulated/fault", SAMPLES / "fragmentation/simulated/healthy")
     made = trace_doctor.verify(*both)
     assert {f.code: f.fate for f in made.findings} == {"TD402": "gone", "TD406": "still_there"}
+    assert made.verdict == "verify passed: the finding is gone; 1 note is not"
     assert (made.code, trace_doctor.verify(*both, select=["TD406"]).code) == (0, 1)
 
 

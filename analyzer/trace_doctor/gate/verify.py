@@ -35,7 +35,10 @@ def verify(
     change = step_times(before, after)
     memory = memory_change(before, after)
     promise = _promise(before, asked, followed, change, memory)
-    code, verdict = _decide(followed if chosen is not None else _deciding(followed, fail_on), new, fail_on)
+    deciding = followed if chosen is not None else _deciding(followed, fail_on)
+    code, verdict = _decide(deciding, new, fail_on)
+    if not code and (left := sum(f.fate != "gone" and f not in deciding for f in followed)):
+        verdict += f"; {left} note{'s are' if left > 1 else ' is'} not"
     return Verification(
         tool=after.tool,
         code=code,
