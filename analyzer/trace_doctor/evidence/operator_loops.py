@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -22,6 +24,9 @@ LONGEST = 20
 """operators of a small group: what a function does with one element, or with one pair"""
 LEAST = 10
 """repetitions of a loop (torch.profiler's own pattern matcher counts as many)"""
+ALWAYS, ALIKE = 0.9, 0.75
+"""Of a loop with branches: share of the repetitions that an operator is in to count as common to all, and share of the
+operators that are"""
 _INDEXING = regex(r"aten::(?:select|slice|narrow|index|index_select|index_put_|take|gather|select_scatter)")
 
 
@@ -30,7 +35,7 @@ class OperatorLoop(Struct, frozen=True):
 
     site: Site
     group: tuple[str, ...]
-    """the operators of one repetition"""
+    """the operators of each repetition"""
     repeats: tuple[int, ...]
     """of each execution"""
     spans: tuple[tuple[int, int], ...]
@@ -63,32 +68,26 @@ class OperatorLoops(Evidence, frozen=True):
         ops, frame = ops[frame >= 0], frame[frame >= 0]
         order = np.lexsort((run.ts[ops], frame))
         ops, frame = ops[order], frame[order]
-        groups: dict[tuple[Site, tuple[str, ...]], list[tuple[int, int, int]]] = {}
-        for first, period, repeats in _repetitions(run.name[ops].astype(np.int64), frame):
-            names = tuple(run.text(int(r)) for r in ops[first : first + period])
-            site = sites.site(int(ops[first]))
+        groups: dict[tuple[Site, tuple[str, ...]], list[I64]] = {}
+        for edges, group in _executions(run.name[ops].astype(np.int64), frame):
+            names = tuple(run.names[n] for n in group)
+            site = sites.site(int(ops[edges[0]]))
             if site is not None and any(_INDEXING.fullmatch(n) for n in names):
-                groups.setdefault((site, _rotated(names)), []).append((first, period, repeats))
+                groups.setdefault((site, _rotated(names)), []).append(edges)
         found = []
         for (site, names), executions in groups.items():
-            begins = [
-                run.ts[ops[first : first + period * repeats : period]]
-                for first, period, repeats in executions
-            ]
+            begins = [run.ts[ops[edges[:-1]]] for edges in executions]
             begin = [int(each[0]) for each in begins]
-            end = [int(run.end[ops[first + period * repeats - 1]]) for first, period, repeats in executions]
+            end = [int(run.end[ops[edges[-1] - 1]]) for edges in executions]
             starts = np.sort(np.array(begin))
             held = np.diff(np.searchsorted(starts, np.array(spans, dtype=np.int64))) > 0
             found.append(
                 OperatorLoop(
                     site=site,
                     group=names,
-                    repeats=tuple(repeats for _, _, repeats in executions),
+                    repeats=tuple(len(each) for each in begins),
                     spans=tuple(zip(begin, end, strict=True)),
-                    first=tuple(
-                        int(run.ts[ops[first + period]]) - start
-                        for (first, period, _), start in zip(executions, begin, strict=True)
-                    ),
+                    first=tuple(int(each[1] - each[0]) for each in begins),
                     steps=int(held.sum()),
                     repetition_ns=int(np.median(np.concatenate([np.diff(each) for each in begins]))),
                 )
@@ -120,10 +119,17 @@ def _frames(run: Run, nesting: Nesting, ops: I64) -> I64:
     return at
 
 
-def _repetitions(names: I64, frame: I64) -> list[tuple[int, int, int]]:
-    """(first, period, repeats) of the stretches in which a group of names repeats under one frame; the shortest
-    period wins."""
+def _executions(names: I64, frame: I64) -> list[tuple[I64, tuple[int, ...]]]:
+    """The loops, in order: the place at which each repetition begins and the one behind the last, and the names that
+    come in each repetition."""
     taken = np.zeros(len(names), dtype=bool)
+    found = [(edges, tuple(names[edges[0] : edges[1]].tolist())) for edges in _periodic(names, frame, taken)]
+    found += _branched(names, frame, taken)
+    return sorted(found, key=lambda loop: int(loop[0][0]))
+
+
+def _periodic(names: I64, frame: I64, taken: Bool) -> list[I64]:
+    """Stretches in which a group of names repeats under one frame; the shortest period wins. They are marked as taken."""
     found = []
     for period in range(1, LONGEST + 1):
         if len(names) < period * LEAST:
@@ -137,8 +143,32 @@ def _repetitions(names: I64, frame: I64) -> list[tuple[int, int, int]]:
             stretch = slice(begin, begin + period * repeats)
             if not taken[stretch].any():
                 taken[stretch] = True
-                found.append((begin, period, repeats))
-    return sorted(found)
+                found.append(begin + period * np.arange(repeats + 1))
+    return found
+
+
+def _branched(names: I64, frame: I64, taken: Bool) -> list[tuple[I64, tuple[int, ...]]]:
+    """Loops whose body has branches: an operator that comes again and again under one frame, after no more than a small
+    group, and most of what lies between is the same each time. The rarest such operator comes once in a repetition."""
+    at = np.flatnonzero(~taken)
+    at = at[np.lexsort((at, names[at], frame[at]))]
+    near = (np.diff(at) <= LONGEST) & (np.diff(names[at]) == 0) & (np.diff(frame[at]) == 0)
+    edges = np.diff(np.concatenate([[0], near.astype(np.int8), [0]]))
+    begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    found = []
+    for n in np.argsort(ends - begins, kind="stable").tolist():
+        anchors = at[begins[n] : ends[n] + 1]
+        if len(anchors) <= LEAST or taken[anchors[0] : anchors[-1]].any():
+            continue
+        bodies = [names[a:b].tolist() for a, b in pairwise(anchors.tolist())]
+        counts = Counter(name for body in bodies for name in set(body))
+        core = {name for name, count in counts.items() if count >= ALWAYS * len(bodies)}
+        same = sum(name in core for body in bodies for name in body)
+        if len(core) > 1 and same >= ALIKE * sum(map(len, bodies)):
+            taken[anchors[0] : anchors[-1]] = True
+            usual = Counter(map(tuple, bodies)).most_common(1)[0][0]
+            found.append((anchors, tuple(name for name in usual if name in core)))
+    return found
 
 
 def _rotated(names: tuple[str, ...]) -> tuple[str, ...]:

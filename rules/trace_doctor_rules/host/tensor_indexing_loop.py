@@ -26,6 +26,7 @@ def _training(
     body_us: float = 10,
     calls: str = "",
     held_up_us: float = 0,
+    branches: bool = False,
 ) -> RunBuilder:
     """Steps with a loop over the rows of a tensor, in which something else has the core once."""
     b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None, stacks=stacks)
@@ -41,6 +42,9 @@ def _training(
                             pass
                     with b.python("nn.py", 5 + i, calls) if calls else b.op("aten::mul", us=body_us):
                         b.launch(2) if gpu else b.wait(2)
+                    if branches and i * i % 7 < 3:
+                        with b.op("aten::flip", us=3):
+                            pass
                     b.wait(2 + held_up_us * (i == 7))
     return b
 
@@ -87,11 +91,11 @@ class TensorIndexingLoop(Rule):
     min_share: float = threshold(
         0.01, "saving by the model, as a share of the step", unit="share", source="less is lost in noise"
     )
-    max_repetition_us: float = threshold(
-        500.0,
-        "one repetition: in a longer one the overhead is small",
+    max_operator_us: float = threshold(
+        100.0,
+        "one repetition, by its operators: in a longer one the overhead is small",
         unit="us",
-        source="an operator costs the host 5 to 50 us, with stacks two to three times that; most groups have up to eight",
+        source="an operator costs the host 5 to 50 us, with stacks two to three times that",
     )
 
     VALID = [
@@ -117,13 +121,20 @@ class TensorIndexingLoop(Rule):
             saving_us=532,
             tolerance=0.1,
         ),
+        Invalid(
+            "a body with a branch",
+            lambda: _training(gpu=False, branches=True),
+            message="aten::select, aten::mul",
+        ),
         Invalid("the body is a function", lambda: _training(calls="body"), message="aten::select"),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen, replay, count = ctx[OperatorLoops], ctx[Replay], ctx[Steps].count
         for loop in seen.loops:
-            if loop.steps < max(1, count - 1) or loop.repetition_ns > self.max_repetition_us * 1e3:
+            if loop.steps < max(1, count - 1) or (
+                loop.repetition_ns > self.max_operator_us * 1e3 * len(loop.group)
+            ):
                 continue
             removal = Removal(
                 host_spans=tuple(
