@@ -77,6 +77,12 @@ def test_found_again(cost: float, fate: str) -> None:
     assert made.new == []
 
 
+def test_a_note_that_became_a_warning_is_no_note() -> None:
+    note = fault("TD403", severity="info")
+    before = result(fault(), note)
+    assert [verify(before, result(after)).code for after in (fault("TD403"), note)] == [1, 0]
+
+
 UNKNOWN: dict[str, m.Result] = {
     "no snapshot": result(outcomes=[outcome(kind="skipped", reason="no snapshot", capture="dump one", inputs=[])]),
     "failed": result(outcomes=[outcome(kind="error", reason="Traceback", inputs=[])]),

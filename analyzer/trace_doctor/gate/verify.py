@@ -57,7 +57,7 @@ def verify(
 def _deciding(followed: Sequence[Followed], fail_on: str) -> Sequence[Followed]:
     """Those that are no notes; the notes where there is nothing else, those on the program before those on the capture."""
     return (
-        [f for f in followed if _counts(f.severity, fail_on)]
+        [f for f in followed if _counts(f.severity, fail_on) or _became_more(f, fail_on)]
         or [f for f in followed if not f.code.startswith(ON_THE_CAPTURE)]
         or followed
     )
@@ -66,6 +66,13 @@ def _deciding(followed: Sequence[Followed], fail_on: str) -> Sequence[Followed]:
 def _counts(severity: Severity, fail_on: str) -> bool:
     least = "critical" if fail_on == "never" else fail_on
     return LEVELS.index(severity) >= LEVELS.index(least)
+
+
+def _became_more(finding: Followed, fail_on: str) -> bool:
+    """A note of BEFORE that is as bad in AFTER as a new finding that decides."""
+    return (
+        fail_on != "never" and finding.after_severity is not None and _counts(finding.after_severity, fail_on)
+    )
 
 
 def _became_a_note(finding: Followed, fail_on: str) -> bool:
