@@ -97,6 +97,21 @@ def test_without_numbers_what_does_not_overlap_is_not_believed(make_job: Callabl
         everything[0][RankedCollectives]
 
 
+def test_clocks_that_differ_by_more_than_a_collective_takes(make_job: Callable[..., list[Facts]]) -> None:
+    """Rank 1 comes last to each and takes 9 us; its clock is 20 us ahead."""
+    ranks = (RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2))
+    for b, ahead, us in zip(ranks, (0.0, 20.0), (50.0, 9.0), strict=True):
+        for number in range(5):
+            b.now = (number + 1) * 1000 + ahead - us
+            with b.step():
+                b.launch(us, "ncclDevKernel_AllReduce")
+                b.sync()
+    [match] = make_job(*ranks)[0][RankedCollectives].matches
+    assert (match.start.max(axis=0) > match.end.min(axis=0)).all(), "none overlaps"
+    assert (match.last == 1).all()
+    assert match.wait[0].tolist() == [41_000] * 5
+
+
 @pytest.fixture
 def make_job() -> Callable[..., list[Facts]]:
     def made(*ranks: RunBuilder) -> list[Facts]:

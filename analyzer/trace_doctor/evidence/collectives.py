@@ -16,7 +16,7 @@ from trace_doctor.evidence.time_ledger import exposed
 from trace_doctor.run import I64, Bool, Cat
 
 ALIGNED = 0.95
-"""share of the collectives of one kind that must overlap in time on all ranks for a match to be believed"""
+"""share of the collectives of one kind that must coincide on all ranks for a match to be believed"""
 FIRST_USE = 0.5
 """one collective that takes this much of all communication is the set-up of a communicator, not a steady cost"""
 
@@ -120,7 +120,8 @@ class Match(Struct, frozen=True):
 class RankedCollectives(Evidence, frozen=True):
     """The collectives of all ranks of a job, matched: the k-th of a kind counted from the end of the capture.
 
-    Raises NotCaptured for one rank alone, or where less than 95 % of a kind overlap in time on all ranks.
+    Raises NotCaptured for one rank alone, or where less than 95 % of a kind coincide on all ranks: overlap in time, or
+    end nearer to one another than to the next.
     """
 
     of_job = True
@@ -189,9 +190,21 @@ def _matched(members: list[Facts], key: Key) -> Match | None:
         places = [np.arange(len(n) - count, len(n)) for n in numbers]
     start = np.array([found[i][0][at] for i, at in zip(taking, places, strict=True)])
     end = np.array([found[i][1][at] for i, at in zip(taking, places, strict=True)])
-    if not start.size or (start.max(axis=0) < end.min(axis=0)).mean() < ALIGNED:
+    if not start.size or _together(start, end).mean() < ALIGNED:
         return None
     return Match(key[0], np.array(taking), start, end)
+
+
+def _together(start: I64, end: I64) -> Bool:
+    """Per column of ranks × collectives whether it is one collective: it overlaps in time on all ranks, or ends on
+    all of them nearer to one another than to the one before or after. The clocks of the GPUs of one host differ by
+    some 10 us, and the rank that comes last may take less than that."""
+    first, last = end.min(axis=0), end.max(axis=0)
+    overlap = np.asarray(start.max(axis=0) < first)
+    if len(first) < 2:
+        return overlap
+    apart = np.pad(first[1:] - last[:-1], 1, mode="edge")
+    return overlap | (last - first < np.minimum(apart[:-1], apart[1:]))
 
 
 def _steady(facts: Facts, key: Key) -> tuple[I64, I64, I64]:
