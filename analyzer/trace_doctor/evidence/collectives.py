@@ -132,8 +132,8 @@ class RankedCollectives(Evidence, frozen=True):
     """per rank and steady step: time in which it did nothing but wait for another rank in a collective"""
     transfer_ns: tuple[int, ...]
     """per rank and steady step: time in collectives that is no waiting, with no compute beside it"""
-    last: Bool
-    """collectives × ranks: who came last"""
+    caused_ns: tuple[int, ...]
+    """per rank: for how long the others together did nothing but wait for it, in all steady steps"""
     members: tuple[Facts, ...]
 
     @classmethod
@@ -153,13 +153,12 @@ class RankedCollectives(Evidence, frozen=True):
                 "record the same steps on every rank, with clocks that agree",
             )
         waits, transfers = zip(*(_alone(members, i, matches) for i in range(len(members))), strict=True)
-        came_last = np.concatenate([m.last for m in matches])
         return cls(
             ranks=tuple(m.capture.rank for m in members),
             matches=tuple(matches),
             wait_ns=waits,
             transfer_ns=transfers,
-            last=came_last[:, None] == np.arange(len(members)),
+            caused_ns=_caused(members, matches),
             members=tuple(members),
         )
 
@@ -200,11 +199,11 @@ def _together(start: I64, end: I64) -> Bool:
     all of them nearer to one another than to the one before or after. The clocks of the GPUs of one host differ by
     some 10 us, and the rank that comes last may take less than that."""
     first, last = end.min(axis=0), end.max(axis=0)
-    overlap = np.asarray(start.max(axis=0) < first)
+    overlap: Bool = start.max(axis=0) < first
     if len(first) < 2:
         return overlap
     apart = np.pad(first[1:] - last[:-1], 1, mode="edge")
-    return overlap | (last - first < np.minimum(apart[:-1], apart[1:]))
+    return np.asarray(overlap | (last - first < np.minimum(apart[:-1], apart[1:])))
 
 
 def _steady(facts: Facts, key: Key) -> tuple[I64, I64, I64]:
@@ -226,3 +225,13 @@ def _alone(members: list[Facts], i: int, matches: list[Match]) -> tuple[int, int
     moving = union(np.concatenate(transferring)) if transferring else alone[:0]
     still = subtract(union(np.concatenate(waiting)), moving) if waiting else alone[:0]
     return int(covered(still, alone).sum()) // count, int(covered(moving, alone).sum()) // count
+
+
+def _caused(members: list[Facts], matches: list[Match]) -> tuple[int, ...]:
+    """Of each rank the waiting of all others, beside no compute, in collectives to which it came last, ns."""
+    caused = np.zeros(len(members), dtype=np.int64)
+    for match in matches:
+        for at, i in enumerate(match.members.tolist()):
+            waiting = pairs(match.start[at], match.start[at] + match.wait[at])
+            np.add.at(caused, match.last, covered(waiting, members[i][Collectives].alone))
+    return tuple(caused.tolist())
