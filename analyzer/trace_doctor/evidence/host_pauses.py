@@ -151,13 +151,13 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
     rows = np.flatnonzero(named & ~skip)
     rows = rows[_in_one_step(run, rows, facts[Steps])]
     rows = rows[_quiet(facts, run, rows)]
-    rows = rows[2 * held_up(run, nesting, rows, main) <= run.dur[rows]]
     rows = rows[~np.isin(rows, _around(nesting, _collectives(run, main)))]
     rows = rows[~_wrapping(run, nesting, rows)]
     rows = rows[_usually(facts, run, rows, main)]
     away = loader_mask(run, facts.options)
     away |= run.is_named(lambda n: is_compile(n) or _OWN.fullmatch(n) is not None)
     rows = rows[~away[rows] & ~nesting.inside(rows, away)]
+    rows = rows[2 * held_up(run, nesting, rows, main) <= run.dur[rows]]
     return nesting.outermost(rows)
 
 
