@@ -15,7 +15,7 @@ Event = tuple[Cat, str, float, float, dict[str, int]]
 
 
 def build_run(events: list[Event], threads: list[Thread] | None = None, base_ns: int = 0) -> Run:
-    """A run from (category, name, start us, duration us, {thread, device, stream, correlation})."""
+    """A run from (category, name, start us, duration us, {thread, device, stream, correlation, external})."""
     rows = sorted(
         ((base_ns + round(ts * US), -round(dur * US), i) for i, (_, _, ts, dur, _) in enumerate(events))
     )
@@ -41,7 +41,7 @@ def build_run(events: list[Event], threads: list[Thread] | None = None, base_ns:
         device=column("device", -1, np.int16, on_gpu=0),
         stream=column("stream", -1, np.int32, on_gpu=7),
         correlation=column("correlation", -1, np.int64),
-        external_id=np.full(len(rows), -1, dtype=np.int64),
+        external_id=column("external", -1, np.int64),
         offset=np.array(order, dtype=np.int64),
         names=names,
         threads=threads or [Thread("1", "1"), Thread("1", "2"), Thread("1", "3")],

@@ -39,6 +39,15 @@ def test_one_graph_launch_has_many_kernels_and_orphans_have_none(facts: Make) ->
     assert launches.launch_of(row(run, "orphan")) == launches.launch_of(row(run, "zero")) == -1
 
 
+def test_where_correlation_was_not_written_the_external_ids_of_calls_join_them(facts: Make) -> None:
+    work = [(KERNEL, "Cijk_a", 5, 1, {"external": 81}), (KERNEL, "Cijk_b", 9, 1, {"external": 83})]
+    calls = [(CALL, f"hipExtModuleLaunchKernel{n}", n - 80, 1, {"external": n}) for n in (81, 83)]
+    made = facts([(OP, "aten::mm", 0, 9, {"external": 81}), *calls, *work])
+    assert [made.run.text(r)[-2:] for r in made[Launches].launch] == ["81", "83"]
+    of_operators = facts([*calls, (CALL, "hipGetDevice", 2, 1, {"external": 81}), *work])
+    assert of_operators[Launches].launch.tolist() == [-1, -1]
+
+
 def test_a_trace_without_gpu_work_has_no_launches(facts: Make) -> None:
     made = facts([(CALL, "cudaLaunchKernel", 0, 2, c(4))])
     assert made[Launches].launch.tolist() == []

@@ -23,12 +23,13 @@ class Launches(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run = facts.run
-        calls = np.flatnonzero(run.is_cat(Cat.RUNTIME, Cat.DRIVER) & (run.correlation > 0))
-        work = run.correlation[run.gpu]
+        given = _ids(run)
+        calls = np.flatnonzero(run.is_cat(Cat.RUNTIME, Cat.DRIVER) & (given > 0))
+        work = given[run.gpu]
         if not len(calls) or not len(work):
             return cls(np.full(len(run.gpu), -1, dtype=np.int32), run)
         # Where a runtime call and the driver call inside it share an id, the outer one (the first) hands over the work.
-        ids, first = np.unique(run.correlation[calls], return_index=True)
+        ids, first = np.unique(given[calls], return_index=True)
         at = np.minimum(np.searchsorted(ids, work), len(ids) - 1)
         known = (ids[at] == work) & (work > 0)
         return cls(np.where(known, calls[first[at]], -1).astype(np.int32), run)
@@ -57,3 +58,12 @@ class Launches(Evidence, frozen=True):
     @cached_property
     def _calls_sorted(self) -> I32:
         return self.launch[self._by_call]
+
+
+def _ids(run: Run) -> I64:
+    """The correlation ids. Some versions of Kineto for ROCm write them as `External id` only: no two calls share one then,
+    as calls of one operator do where that is the operator's."""
+    if (run.correlation > 0).any():
+        return run.correlation
+    of_calls = run.external_id[run.is_cat(Cat.RUNTIME, Cat.DRIVER) & (run.external_id > 0)]
+    return run.external_id if len(np.unique(of_calls)) == len(of_calls) else run.correlation
