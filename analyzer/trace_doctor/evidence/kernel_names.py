@@ -83,6 +83,7 @@ _FORMATS: tuple[tuple[Precision, re.Pattern[str]], ...] = (
 _ON_TENSOR_CORES = regex(
     r"tensorop|wmma|tensor\d+x\d+|warpgroup|xmma(?!.*ffma)|[shdi](?:884|1688|16816|161616|16832)|_MI\d+x\d+|xdl|nvjet|fmha"
 )
+_NEITHER_TRANSPOSED = regex(r"gemm.*_nn(?:_|$)|nvjet.*_NN[NT]|^Cijk_Ailk_Bljk_")
 
 
 @lru_cache(maxsize=65536)
@@ -93,6 +94,12 @@ def kernel_class(name: str) -> KernelClass:
         return KernelClass(kind)
     precision: Precision = next((p for p, form in _FORMATS if form.search(name)), "")
     return KernelClass(kind, precision, _tensor_cores(name, precision))
+
+
+def neither_transposed(name: str) -> bool:
+    """Whether the name of a product's kernel says that it reads both factors as they lie (cuBLAS `nn`, Tensile
+    `Ailk_Bljk`), which it does not where a matrix is multiplied with its own transpose."""
+    return _NEITHER_TRANSPOSED.search(name) is not None
 
 
 def _kind(name: str) -> Kind:

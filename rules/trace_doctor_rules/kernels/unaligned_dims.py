@@ -9,6 +9,7 @@ import numpy as np
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.call_sites import CallSites, Site, location
 from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.kernel_names import neither_transposed
 from trace_doctor.evidence.kernels import Kernels
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.products import Product, Products
@@ -57,6 +58,18 @@ def _training(
     return b
 
 
+def _alone(kernel: str, size: int = 4097, inner: int = 4097) -> RunBuilder:
+    """Nothing but products of as many rows as columns."""
+    b = RunBuilder(shapes=True)
+    for _ in range(4):
+        with b.step():
+            types = ["c10::BFloat16"] * 2
+            with b.op("aten::mm", us=2, dims=[[size, inner], [inner, size]], types=types):
+                b.launch(400, kernel)
+            b.wait(20)
+    return b
+
+
 def _mm(b: RunBuilder, a: Sequence[int], w: Sequence[int], dtype: str, us: float) -> None:
     with b.op("aten::mm", us=2, dims=[list(a), list(w)], types=[dtype] * 2):
         b.launch(us, _GEMM)
@@ -75,7 +88,8 @@ class UnalignedDims(Rule):
     Evidence
     Shapes and types of `aten::mm` and `aten::addmm` in a typical step. The sizes of weights are taken from the forward
     (inner and last size of a product); a backward product counts where one of its three sizes is such a size. Sizes of
-    batches and tokens, biases and batched products do not count.
+    batches and tokens, biases and batched products do not count; nor do products of as many rows as columns, unless their
+    kernel reads both factors as they lie: a matrix is multiplied with its own transpose otherwise, over tokens maybe.
 
     How the saving is estimated
     A model: these products as fast, per floating-point operation, as the aligned half-precision products of the same step
@@ -132,6 +146,11 @@ class UnalignedDims(Rule):
         Valid("fp32", lambda: _training(dtype="float")),
         Valid("little time", lambda: _training(us=3)),
         Valid("as fast as aligned ones", lambda: _training(us=1636, width=49152)),
+        Valid("a matrix times its own transpose", lambda: _alone(_GEMM)),
+        Valid(
+            "the same with Tensile",
+            lambda: _alone("Cijk_Alik_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192),
+        ),
         Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
         Valid("no GPU", without_gpu, skipped="no GPU work"),
     ]
@@ -144,6 +163,8 @@ class UnalignedDims(Rule):
         Invalid("nothing to compare with", lambda: _training(us=2400), saving_us=3 * 600),
         Invalid("with a bias", lambda: _training(bias=True), message="50257"),
         Invalid("a hidden size of 770", lambda: _training(50304, hidden=770), message="770"),
+        Invalid("square, of two matrices", lambda: _alone(_GEMM.replace("_tn_", "_nn_")), message="4097"),
+        Invalid("the same with Tensile", lambda: _alone("Cijk_Ailk_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192), message="(1025)"),
         Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
     ]  # fmt: skip
 
@@ -214,8 +235,14 @@ class UnalignedDims(Rule):
 
 
 def _products(ctx: Context) -> list[Product]:
-    """Without products of a matrix with itself, whose inner size is that of tokens."""
-    return [p for p in ctx[Products].all if p.name == "aten::addmm" or p.rows != p.columns]
+    """Without products of a matrix with its own transpose, whose inner size may be that of tokens."""
+    kernels = ctx[Kernels]
+    as_they_lie = set(kernels.operator[kernels.named(neither_transposed)].tolist())
+    return [
+        p
+        for p in ctx[Products].all
+        if p.name == "aten::addmm" or p.rows != p.columns or p.operator in as_they_lie
+    ]
 
 
 def _used(bad: Sequence[Product], sizes: set[int]) -> set[int]:
