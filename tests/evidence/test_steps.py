@@ -48,6 +48,12 @@ def test_what_is_left_after_the_last_step_call_is_no_step(facts: Make) -> None:
     assert steps.outside == ((200_000, 203_000),)
 
 
+def test_a_mark_with_all_work_beside_it_is_no_step(facts: Make) -> None:
+    steps = facts([*work(100, 1), (NOTE, "ProfilerStep#1", 200, 3, {})])[Steps]
+    assert (steps.source, steps.window) == ("none", (100_000, 203_000))
+    assert facts([(KERNEL, "gemm", 100, 9, {}), (NOTE, "ProfilerStep#1", 200, 3, {})])[Steps].source != "none"
+
+
 def test_numbers_that_repeat_are_replaced_by_positions(facts: Make) -> None:
     events = (
         [(NOTE, "ProfilerStep#3", t, 10, {}) for t in (0, 10, 20)] + work(1, 1) + work(11, 2) + work(21, 3)

@@ -129,7 +129,8 @@ Cut = tuple[Span, Source, list[int], list[str]]
 
 
 def _from_profiler_steps(facts: Facts) -> Cut | None:
-    """Steps tile the window from mark to mark; the last ends with its mark or with the GPU work launched in the window."""
+    """Steps tile the window from mark to mark; the last ends with its mark or with the GPU work launched in the window.
+    Marks that hold no work, where all of it lies beside them, are no steps."""
     run = facts.run
     marks = run.named(lambda name: step_number(name) is not None, Cat.USER_ANNOTATION, Cat.CPU_OP)
     if not len(marks):
@@ -138,6 +139,8 @@ def _from_profiler_steps(facts: Facts) -> Cut | None:
     marks = marks[np.unique(run.ts[marks], return_index=True)[1]]
     start, end = int(run.ts[marks[0]]), int(run.end[marks].max())
     end = max(end, _gpu_end(run, facts[Launches], (start, end)))
+    if not _worked(run, (start, end)) and _worked(run, _extent(run)):
+        return None  # no step() in the loop, or a mark that lost its start
     return (start, end), "profiler_step", [*run.ts[marks].tolist(), end], [run.text(m) for m in marks]
 
 
@@ -241,17 +244,21 @@ def completions(run: Run, launches: Launches, borders: I64) -> I64:
 
 def _without_remainder(run: Run, steps: list[Step], launches: Launches) -> list[Step]:
     """Without a last mark that holds no work: what is left between the last step() and the end of the profile."""
-    if len(steps) < 2 or _worked(run, steps[-1]) or not _worked(run, steps[-2]):
+    if len(steps) < 2 or _worked(run, _span(steps[-1])) or not _worked(run, _span(steps[-2])):
         return steps
     last = steps[-2]
     end = max(last.end, min(_gpu_end(run, launches, (last.start, last.end)), steps[-1].end))
     return [*steps[:-2], replace(last, end=end)]
 
 
-def _worked(run: Run, step: Step) -> bool:
-    """Whether an operator or runtime call starts in the step."""
-    first, behind = np.searchsorted(run.ts, [step.start, step.end])
-    return bool(np.isin(run.cat[first:behind], (Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER)).any())
+def _span(step: Step) -> Span:
+    return step.start, step.end
+
+
+def _worked(run: Run, span: Span) -> bool:
+    """Whether an operator or runtime call starts in the span."""
+    first, behind = np.searchsorted(run.ts, span)
+    return bool(run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER)[first:behind].any())
 
 
 def _selected(steps: list[Step], wanted: tuple[int, int]) -> tuple[list[Step], Span]:
