@@ -176,6 +176,11 @@ class RunBuilder:
             name, "kernel", us, stream, call, call_us, {"grid": [1, 1, 1], "block": [128, 1, 1], **args}
         )
 
+    def stall(self, us: float, *, stream: int = 7) -> None:
+        """The stream stands still behind its work, for a reason that the capture does not show."""
+        free = self._stream_free.get((self.device, stream), 0.0)
+        self._stream_free[self.device, stream] = max(self.now, free) + us
+
     def compute(self, us: float, name: str = "void at::native::vectorized_elementwise_kernel<4>") -> None:
         """The work of the open operator: a kernel; in a capture of the CPU alone time of its own."""
         if self.meta["deviceProperties"]:

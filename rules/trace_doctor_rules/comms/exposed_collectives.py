@@ -22,15 +22,23 @@ _ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, nccl
 
 
 def _rank(
-    us: float, *, hidden: bool = False, rank: int = 0, first_us: float = 0.0, name: str = _ALL_REDUCE
+    us: float,
+    *,
+    hidden: bool = False,
+    rank: int = 0,
+    first_us: float = 0.0,
+    name: str = _ALL_REDUCE,
+    stall_us: float = 0.0,
 ) -> RunBuilder:
-    """Steps of 2 ms compute and a collective: behind it on the same stream, or hidden on another one."""
+    """Steps of 2 ms compute and a collective: behind it on the same stream, or hidden on another one. The GPU may
+    stand still between two kernels."""
     b = RunBuilder(rank=rank, world_size=2)
     for n in range(5):
         with b.step():
             b.loader(5)
             with b.annotation("DistributedDataParallel.forward"), b.op("aten::mm"):
                 b.launch(1000)
+            b.stall(stall_us)
             takes = us + (first_us if n == 0 else 0.0)
             if hidden:
                 b.launch(takes, name, stream=20)
@@ -74,6 +82,7 @@ class ExposedCollectives(Rule):
     How the saving is estimated
     The captured steps are re-timed without the collectives; with several ranks never more than their exposed transfer.
     It is an upper bound: some of an exchange always stays. Where the host is the limit, the replay saves nothing.
+    One rank alone of which the replay explains too little makes no claim.
 
     Fix
     Data parallel: reduce in place and over a static graph, exchange accumulated gradients once (`no_sync`), larger or
@@ -114,6 +123,10 @@ class ExposedCollectives(Rule):
         Valid("hidden behind compute", lambda: _rank(600, hidden=True)),
         Valid("too short to matter", lambda: _rank(40)),
         Valid("a communicator is set up", lambda: _rank(20, first_us=5000)),
+        Valid(
+            "the replay explains too little, and other ranks are not at hand",
+            lambda: _rank(600, stall_us=400),
+        ),
         Valid("no collectives", lambda: _rank(1, name="gemm"), skipped="no collective"),
         Valid("waiting for the other rank, not transferring", _waiting_for_the_other),
     ]
@@ -133,16 +146,23 @@ class ExposedCollectives(Rule):
             confidence="high",
             claims=2,
         ),
+        Invalid(
+            "the replay explains too little, but the ranks show what is transfer",
+            lambda: (_rank(600, stall_us=400), _rank(600, rank=1, stall_us=400)),
+            saving_us=600,
+            confidence="medium",
+            claims=2,
+        ),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         own, steps, replay = ctx[Collectives], ctx[Steps], ctx[Replay]
-        if own.first_use or (replay.graph is not None and not replay.usable):
+        transfer = _transfer(ctx)
+        if own.first_use or (transfer is None and replay.graph is not None and not replay.usable):
             return
         spans = intervals(steps.spans("steady"))
         alone = intersect(own.alone, spans)
         exposed = total(alone) / steps.count
-        transfer = _transfer(ctx)
         if transfer is not None:
             exposed = min(exposed, float(transfer))
         if exposed < self.min_share * total(spans) / steps.count:
