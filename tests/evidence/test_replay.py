@@ -144,6 +144,19 @@ def test_a_pause_of_the_host_is_no_work_for_launching() -> None:
     assert facts_of(b)[Replay].without(Removal(host_share=0.5)).share_of_step < 0.02
 
 
+def test_a_pause_filled_with_views_is_host_work_like_any_other() -> None:
+    b = RunBuilder()
+    for _ in range(10):
+        with b.step():
+            with b.op("aten::mm", us=20):
+                b.launch(5)
+            with b.op("aten::split_with_sizes"):
+                for _ in range(60):
+                    with b.op("aten::narrow", us=50):
+                        pass
+    assert facts_of(b)[Replay].without(Removal(host_share=0.5)).share_of_step > 0.4
+
+
 def test_the_main_thread_waits_for_the_backward_thread() -> None:
     b = RunBuilder()
     for _ in range(5):

@@ -9,6 +9,10 @@ import re
 
 from trace_doctor.regex import regex
 
+_VIEW = regex(
+    r"aten::(?:as_strided|view|view_as|_unsafe_view|_reshape_alias|transpose|permute|expand|expand_as|slice|select|narrow|unsqueeze"
+    r"|squeeze|t|numpy_T|movedim|detach|alias|unflatten|unbind|split|split_with_sizes|chunk|tensor_split|unfold|diagonal)"
+)
 _STEP = regex(r"ProfilerStep#(\d+)")
 _LOADER = regex(r"enumerate\((?:DataLoader|DataPipe)\)#.*|.*DataLoader\w*\b.*\b__next__")
 _OPTIMIZER_STEP = regex(r"Optimizer\.step#.*")
@@ -137,3 +141,8 @@ def is_host_collective(name: str) -> bool:
 def is_torch_mark(name: str) -> bool:
     """A mark that torch itself puts around running code; says nothing about why the host is slow."""
     return _TORCH_MARKS.fullmatch(name) is not None or is_collective(name)
+
+
+def is_view(name: str) -> bool:
+    """An operator that looks at memory anew and computes nothing, on no device. Those that may copy are none."""
+    return _VIEW.fullmatch(name) is not None

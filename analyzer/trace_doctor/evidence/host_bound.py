@@ -10,8 +10,8 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.idle import IdleLedger
-from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, total, union
-from trace_doctor.evidence.replay import OWN_WORK, Removal, Replay, ReplayOutcome
+from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, total, union
+from trace_doctor.evidence.replay import OWN_WORK, Removal, Replay, ReplayOutcome, view_time
 from trace_doctor.evidence.retime import PAUSE_NS
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.run import I64, Cat, Run
@@ -32,7 +32,7 @@ class HostBound(Evidence, frozen=True):
     length: int
     """of the steady steps together, ns"""
     by_cause: dict[str, int]
-    """idle ns in gaps shorter than a pause, while the host ran operators, Python or optimizer code"""
+    """idle ns in gaps shorter than a pause, while the host ran operators, Python or optimizer code; in longer ones, views"""
     other: int
     """idle ns that belongs to cold starts, compilation, loaders, the allocator or waits for the device"""
     owned: I64
@@ -50,9 +50,11 @@ class HostBound(Evidence, frozen=True):
         if replay.graph is None:
             raise NotCaptured(replay.limit, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
         steady = intervals(facts[Steps].spans("steady"))
+        threads = np.unique(replay.graph.calls.thread).tolist()
+        views = union(np.concatenate([NOTHING, *(view_time(run, t) for t in threads)]))
         best: tuple[int, dict[str, int], I64] = (-1, {}, steady[:0])
         for device in timeline.devices:
-            pieces = _short(ledger, timeline, device)
+            pieces = _short(ledger, timeline, device, views)
             own = {cause: total(intersect(some, steady)) for cause, some in pieces.items()}
             if best[0] < 0 or sum(own.values()) > sum(best[1].values()):
                 best = device, own, intersect(union(np.concatenate([*pieces.values()])), steady)
@@ -90,13 +92,13 @@ def with_stacks(run: Run) -> bool:
     return bool((frames & run.own).any()) if frames.any() else bool(run.recorded.stacks)
 
 
-def _short(ledger: IdleLedger, timeline: GpuTimeline, device: int) -> dict[str, I64]:
-    """The pieces of the host's own work in gaps of the device that are no pauses, by cause."""
+def _short(ledger: IdleLedger, timeline: GpuTimeline, device: int, views: I64) -> dict[str, I64]:
+    """The pieces of the host's own work in gaps of the device that are no pauses, or in views, by cause."""
     gaps = timeline.gaps(device, *timeline.window)
     found = {}
     for cause in OWN_WORK:
         pieces = ledger.pieces(cause, device)
         at = np.maximum(np.searchsorted(gaps[:, 0], pieces[:, 0], side="right") - 1, 0)
         short = gaps[at, 1] - gaps[at, 0] < PAUSE_NS if len(gaps) else np.zeros(len(pieces), dtype=bool)
-        found[cause] = union(pieces[short])
+        found[cause] = union(np.concatenate([pieces[short], intersect(union(pieces[~short]), views)]))
     return found

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.data_loading import DataLoading
 from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.event_names import is_view
 from trace_doctor.evidence.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import (
     NOTHING,
@@ -33,7 +34,7 @@ from trace_doctor.evidence.retime import PAUSE_NS, LeftOut, retime
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.model import Basis, Column, Saving, Table
-from trace_doctor.run import I64
+from trace_doctor.run import I64, Cat, Run
 
 UNEXPLAINED_NS = 50_000
 """A delay that nothing explains counts from here on."""
@@ -54,7 +55,7 @@ class Removal(Struct, frozen=True):
     `gpu_rows`: rows of GPU operations that would not run.
     `gpu_shorter`: (row, ns) of GPU operations that would take that much less.
     `host_share`: the share of the host's own work (operators, Python, optimizer code) that would be left, pauses of
-    1 ms and more apart.
+    1 ms and more apart, unless they are filled with views of tensors.
     """
 
     host_spans: tuple[tuple[int, int, int], ...] = ()
@@ -227,7 +228,8 @@ class Replay(Evidence, frozen=True):
             left_out = replace(left_out, shorter=_shorter(graph, removal))
         if removal.host_share < 1 and self.causes is not None:
             own = {int(t): own_work(self.causes, int(t)) for t in np.unique(graph.calls.thread)}
-            left_out = replace(left_out, own=own, own_share=removal.host_share)
+            views = {t: view_time(self.causes.run, t) for t in own}
+            left_out = replace(left_out, own=own, own_share=removal.host_share, views=views)
         stays = ~np.isin(graph.ops.row, ops)
         ends = graph.ops.end - (left_out.shorter if left_out.shorter is not None else 0)
         work = pairs(graph.ops.start[stays], ends[stays])
@@ -290,6 +292,13 @@ def own_work(causes: HostCauses, thread: int) -> I64:
     """When a thread (-1: none is known) runs operators, Python or optimizer code, and nothing else holds it: a set."""
     cover = causes.on(thread if thread >= 0 else causes.main)
     return union(cover.pieces[np.isin(cover.cause, [CAUSE[c] for c in OWN_WORK])])
+
+
+def view_time(run: Run, thread: int) -> I64:
+    """When a thread is in operators that look at memory anew: a set."""
+    rows = run.named(is_view, Cat.CPU_OP)
+    rows = rows[run.thread[rows] == thread]
+    return union(pairs(run.ts[rows], run.end[rows]))
 
 
 def _shorter(graph: ReplayGraph, removal: Removal) -> I64:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import Struct, field
 
-from trace_doctor.evidence.intervals import NOTHING, covered, intervals, pairs, subtract
+from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, subtract
 from trace_doctor.evidence.replay_graph import NONE, ReplayGraph
 from trace_doctor.run import I64, Bool
 
@@ -33,7 +33,9 @@ class LeftOut(Struct, frozen=True):
     shorter: I64 | None = None
     """ns that each GPU operation takes less"""
     own: dict[int, I64] = field(default_factory=dict)
-    """thread -> the set of host time of which only `own_share` is spent, pauses apart"""
+    """thread -> the set of host time of which only `own_share` is spent, pauses apart but for `views`"""
+    views: dict[int, I64] = field(default_factory=dict)
+    """thread -> the set of host time in operators that look at memory anew: however many follow each other, no pause"""
     own_share: float = 1.0
 
     @classmethod
@@ -89,10 +91,13 @@ def _host_times(graph: ReplayGraph, left_out: LeftOut) -> tuple[I64, I64, I64]:
             )
     for t, some in left_out.own.items():
         rest = subtract(some, everyone)
+        views = intersect(rest, left_out.views.get(t, NOTHING))
         for spent, since, until in ((gap, begins, calls.start), (length, works_from, calls.end)):
-            mine = (calls.thread == t) & (until - since < PAUSE_NS)
-            less = (1 - left_out.own_share) * covered(pairs(since, until)[mine], rest)
-            spent[mine] -= less.astype(np.int64)
+            pause = until - since >= PAUSE_NS
+            for counts, own in ((~pause, rest), (pause, views)):
+                mine = (calls.thread == t) & counts
+                less = (1 - left_out.own_share) * covered(pairs(since, until)[mine], own)
+                spent[mine] -= less.astype(np.int64)
     if left_out.calls is not None:
         gone |= left_out.calls
     return gap, length, np.where(gone, -1, calls.waits_for)

@@ -43,6 +43,20 @@ def _training(
     return b
 
 
+def _splitting(op: str) -> RunBuilder:
+    """A few kernels a step, and one operator after the other that launches nothing."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            for _ in range(20):
+                with b.op("aten::add", us=5):
+                    b.launch(5)
+            for _ in range(60):
+                with b.op(op, us=50):
+                    pass
+    return b
+
+
 _SCRIPT = """import torch
 model = torch.nn.Linear(8, 8).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -67,11 +81,11 @@ class LaunchBound(Rule):
     launches: it would not get faster on a better GPU, and larger batches cost next to nothing.
 
     Evidence
-    Idle time of the GPU, in gaps shorter than 1 ms, while the host ran operators, Python or optimizer code: at least
-    15 % of the step, and more than cold starts, compilation, data loading, allocation and waits for the device
-    together; at least 100 kernels with a median below 20 us. With Python stacks recorded the profiler itself makes host
-    work two to three times as long: then the steps must be launch-bound still when it is halved, and confidence is one
-    step lower.
+    Idle time of the GPU, in gaps shorter than 1 ms, while the host ran operators, Python or optimizer code, and in longer
+    gaps while it made views of tensors, which compute nothing: at least 15 % of the step, and more than cold starts,
+    compilation, data loading, allocation and waits for the device together; at least 100 kernels with a median below
+    20 us. With Python stacks recorded the profiler itself makes host work two to three times as long: then the steps must
+    be launch-bound still when it is halved, and confidence is one step lower.
 
     How the saving is estimated
     The captured steps are re-timed with half of the host's own work. CUDA graphs take away more than that, compilation
@@ -130,6 +144,7 @@ class LaunchBound(Rule):
         Valid("the host is faster than the GPU", lambda: _training(host_us=1)),
         Valid("waits for data instead", lambda: _training(extra="loader")),
         Valid("waits for the device instead", lambda: _training(extra="item", host_us=4)),
+        Valid("works on the CPU meanwhile", lambda: _splitting("aten::sort")),
         Valid("slow only because of the stacks", lambda: _training(kernel_us=18, host_us=30, stacks=True)),
         Valid("no GPU", lambda: without_gpu("aten::add", 20), skipped="no GPU work"),
     ]
@@ -146,6 +161,7 @@ class LaunchBound(Rule):
             after=_PATCHED,
         ),
         Invalid("with stacks", lambda: _training(stacks=True), confidence="medium"),
+        Invalid("views by the hundred", lambda: _splitting("aten::as_strided"), message="120 kernels"),
         Invalid("one step", lambda: _training(count=120, steps=1), confidence="medium"),
     ]
 
