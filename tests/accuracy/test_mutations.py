@@ -84,7 +84,7 @@ def test_a_rank_that_comes_later_is_named_for_as_much_more(captures_dir: Path, t
             (tmp_path / f"rank{rank}.json").write_text(text, encoding="utf-8")
         [finding] = [f for f in analyze(tmp_path).findings if f.code == "TD602"]
         assert finding.message.startswith("Rank")
-        assert "0" in finding.message.split(" come")[0]
+        assert "0" in finding.message.split(" cause")[0]
         assert finding.saving is not None
         claimed.append(finding.saving.time_us_per_step or 0.0)
     # Ranks 0 and 6 are late together. What they have in common is claimed: half of what is added to one of them.
