@@ -12,7 +12,8 @@ import trace_doctor
 from trace_doctor.api import read_captures
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, join_jobs
-from trace_doctor.evidence.collectives import Collectives, RankedCollectives
+from trace_doctor.evidence.collectives import Collectives, RankedCollectives, kind_of
+from trace_doctor.evidence.event_names import is_collective_kernel
 from trace_doctor.evidence.intervals import intersect, intervals, total
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.run import Capture
@@ -110,6 +111,29 @@ def test_clocks_that_differ_by_more_than_a_collective_takes(make_job: Callable[.
     assert (match.start.max(axis=0) > match.end.min(axis=0)).all(), "none overlaps"
     assert (match.last == 1).all()
     assert match.wait[0].tolist() == [41_000] * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long)", "send and receive"),
+        ("void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*)", "expert dispatch"),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768, 4096>(__nv_bfloat16*)", "expert combine"),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*)", "all-reduce"),
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(long)", "all-reduce"),
+        (
+            "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<1>()",
+            "all-reduce",
+        ),
+        ("void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*)", None),
+        ("triton_poi_fused__to_copy_all_gather_into_tensor_wait_tensor_0", None),
+        ("void flash::flash_fwd_splitkv_combine_kernel<4>(flash::Flash_fwd_params)", None),
+        ("void at::native::reduce_kernel<512, 1>(at::native::ReduceOp)", None),
+    ],
+)
+def test_kernels_that_exchange_data_with_other_ranks(name: str, kind: str | None) -> None:
+    assert is_collective_kernel(name) == (kind is not None)
+    assert kind is None or kind_of(name) == kind
 
 
 @pytest.fixture

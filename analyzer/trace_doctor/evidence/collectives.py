@@ -21,6 +21,9 @@ FIRST_USE = 0.5
 """one collective that takes this much of all communication is the set-up of a communicator, not a steady cost"""
 
 _KINDS = {
+    "dispatch": "expert dispatch",
+    "combine": "expert combine",
+    "crossdevice": "all-reduce",
     "allreduce": "all-reduce",
     "allgather": "all-gather",
     "reducescatter": "reduce-scatter",
@@ -79,7 +82,7 @@ class Collectives(Evidence, frozen=True):
 
 def kind_of(name: str) -> str:
     """What people call it: `all-reduce`; the collective as recorded where its name does not say."""
-    plain = name.partition("(")[0].replace("_", "").lower()
+    plain = name.replace("(anonymous namespace)", "").partition("(")[0].replace("_", "").lower()
     return next((word for part, word in _KINDS.items() if part in plain), "collectives")
 
 

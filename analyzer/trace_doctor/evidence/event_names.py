@@ -40,7 +40,16 @@ _SYNCHRONIZE = regex(r"(?:cuda|cu|hip|musa|mu|mtia|xpu|aclrt)\w*Synchronize\w*")
 _DEVICE_SYNC = regex(r"(?:cuda|hip|musa)DeviceSynchronize|cuCtxSynchronize|(?:cuda|hip)ThreadSynchronize")
 _COPY_CALL = regex(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
 _LAUNCH = regex(r"(?:cuda|cu|hip|musa|mu|mtia|xpu)\w*Launch\w*|urEnqueueKernelLaunch\w*")
-_COLLECTIVE_KERNEL = regex(r"(?:n|r|h|one|ms)ccl|gloo", re.IGNORECASE)
+_COLLECTIVE_KERNEL = regex(
+    r"(?:n|r|h|one|ms)ccl|gloo|hcom_"
+    r"|(?:deep|hybrid)_ep::(?!layout)"  # DeepEP: its layout is counted on one GPU
+    r"|moe_?a2a_?(?:dispatch|combine)|\bep(?:dispatch|combine)\w*kernel"  # TensorRT-LLM, MORI
+    r"|cross_device_reduce|userbuffers_"  # vLLM, SGLang and AITER, Transformer Engine
+    # symmetric memory of torch, FlashInfer, TensorRT-LLM and others; not what reduces within a warp or block, and
+    # not what Inductor fused behind a collective and named after it
+    r"|^(?!triton_[a-z]+_fused).*(?<!warp)(?<!block)(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)",
+    re.IGNORECASE,
+)
 _COLLECTIVE = regex(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):.*|c10d::.*|record_param_comms")
 _HOST_COLLECTIVE = regex(r"(?:gloo|mpi|ucc):.*")
 _TORCH_MARKS = regex(
@@ -124,7 +133,8 @@ def is_synchronous_copy(name: str) -> bool:
 
 
 def is_collective_kernel(name: str) -> bool:
-    """A kernel of NCCL, RCCL or a relative."""
+    """A kernel that exchanges data with other ranks: NCCL, RCCL or a relative, or one of those that inference and
+    mixtures of experts use instead. It waits for the other ranks as a collective of NCCL does."""
     return _COLLECTIVE_KERNEL.search(name) is not None
 
 

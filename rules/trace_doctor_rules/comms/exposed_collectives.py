@@ -18,6 +18,7 @@ from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
+_COMBINE = "void deep_ep::internode_ll::combine<3, 10, 7168, 9>(void*, void*, int*)"
 _ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 
 
@@ -76,7 +77,8 @@ class ExposedCollectives(Rule):
     computes. What is not hidden behind compute is added to every step, on every GPU.
 
     Evidence
-    NCCL, RCCL (or gloo) collectives in the steady steps, with the time in which no compute ran beside them. With
+    Collectives of NCCL, RCCL (or gloo) in the steady steps, or the kernels that exchange experts and activations instead
+    (DeepEP, symmetric memory, all-reduces of vLLM, SGLang and TensorRT-LLM), with the time in which no compute ran beside them. With
     traces of several ranks that overlap in time only the transfer counts: the duration on the rank that came last.
 
     How the saving is estimated
@@ -139,6 +141,7 @@ class ExposedCollectives(Rule):
             confidence="medium",
         ),
         Invalid("gathering parameters", lambda: _rank(600, name=_ALL_GATHER), message="all-gather"),
+        Invalid("experts of other ranks", lambda: _rank(600, name=_COMBINE), message="expert combine"),
         Invalid(
             "both ranks transfer as long",
             lambda: (_rank(600), _rank(600, rank=1)),
