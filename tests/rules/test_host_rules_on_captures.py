@@ -74,7 +74,7 @@ def test_what_stacks_slow_down_is_a_hint_at_most(captures_dir: Path) -> None:
         (
             LaunchBound,
             "facebookresearch_HolisticTraceAnalysis/nccl_parser_config_nccl_data.json.gz",
-            0.38,
+            0.44,
             "2,700",
         ),
         (PageableCopies, "pytorch_benchmark/cce09c0b_trace2.json", 0.40, "32 ms"),
