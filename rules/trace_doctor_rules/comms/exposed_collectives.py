@@ -78,8 +78,9 @@ class ExposedCollectives(Rule):
 
     Evidence
     Collectives of NCCL, RCCL (or gloo) in the steady steps, or the kernels that exchange experts and activations instead
-    (DeepEP, symmetric memory, all-reduces of vLLM, SGLang and TensorRT-LLM), with the time in which no compute ran beside them. With
-    traces of several ranks that overlap in time only the transfer counts: the duration on the rank that came last.
+    (DeepEP, symmetric memory, all-reduces of vLLM, SGLang and TensorRT-LLM), with the time in which no compute ran
+    beside them. With traces of several ranks that overlap in time only the transfer counts: the duration on the rank
+    that came last.
 
     How the saving is estimated
     The captured steps are re-timed without the collectives; with several ranks never more than their exposed transfer.
