@@ -27,6 +27,7 @@ ORIGINS = {
     "fourth-made": "fourth set, made for it",
     "fifth": "never seen before, fifth set",
     "fifth-made": "fifth set, made for it",
+    "sixth": "never seen before, sixth set",
 }
 HELD_OUT = tuple(kind for kind in ORIGINS if kind not in ("real", "simulated", "others"))
 
