@@ -84,12 +84,14 @@ class SyncSites(Evidence, frozen=True):
     """
 
     sites: tuple[SyncSite, ...]
+    to_device: tuple[int, ...]
+    """rows of host-to-device copies and of the waits for them, ascending"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, timeline = facts.run, facts[GpuTimeline]
         steady = facts[Steps].spans("steady")
-        rows = _chosen(facts, steady)
+        rows, to_device = _chosen(facts, steady)
         device_wide = run.is_named(is_device_synchronize)[rows]
         held = [covered(pairs(run.ts[rows], run.end[rows]), timeline.busy(d)) for d in timeline.devices]
         charged = _Charged(facts[IdleLedger], steady)
@@ -122,11 +124,11 @@ class SyncSites(Evidence, frozen=True):
                 )
             )
         found.sort(key=lambda s: (-s.idle_ns, -s.held_ns, s.path, s.rows))
-        return cls(tuple(found))
+        return cls(tuple(found), tuple(to_device.tolist()))
 
 
-def _chosen(facts: Facts, steady: Iterable[tuple[int, int]]) -> I64:
-    """The blocking calls that count."""
+def _chosen(facts: Facts, steady: Iterable[tuple[int, int]]) -> tuple[I64, I64]:
+    """The blocking calls that count, and host-to-device copies with the waits for them."""
     run, launches, nesting = facts.run, facts[Launches], facts[Nesting]
     rows = facts[Syncs].rows
     rows = rows[covered(pairs(run.ts[rows], run.ts[rows] + 1), intervals(steady)) > 0]
@@ -135,9 +137,10 @@ def _chosen(facts: Facts, steady: Iterable[tuple[int, int]]) -> I64:
     calls = launches.launch[launches.launch >= 0].astype(np.int64)
     to_device = calls[np.isin(run.name[work], run.name_ids(lambda n: "HtoD" in n or "Host -> Device" in n))]
     copying = nesting.parent[to_device]
-    rows = rows[~np.isin(rows, to_device) & ~np.isin(nesting.parent[rows], copying[copying >= 0])]
     rows = rows[~_graph_captures(run, nesting)[rows]]
-    return rows[~nesting.inside(rows, run.is_named(is_compile))]
+    rows = rows[~nesting.inside(rows, run.is_named(is_compile))]
+    there = np.isin(rows, to_device) | np.isin(nesting.parent[rows], copying[copying >= 0])
+    return rows[~there], np.union1d(rows[there], to_device)
 
 
 def _graph_captures(run: Run, nesting: Nesting) -> Bool:
