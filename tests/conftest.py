@@ -40,9 +40,10 @@ def trace_facts(trace_file: Path) -> Facts:
 
 
 def pytest_configure() -> None:
-    """Programs that tests start hear Ctrl-C, also where a shell runs the tests in the background."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Programs that tests start hear Ctrl-C and a closed terminal, also in the background of a shell and under nohup."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
