@@ -16,6 +16,7 @@ from trace_doctor_rules import techniques
 _GIVEN: dict[str, Any] = {
     "verify": "v", "risk": "r", "target": None, "name": "x", "dim": 0, "size": 64, "factor": 2, "dockerfile": "FROM x",
     "torch": "2.6.0", "cuda": "12.6", "inference": False, "workers": 4, "pin": True, "prefetch": 2, "late": "late.",
+    "operator": "aten::nonzero", "device_wide": True,
 }  # fmt: skip
 _SCRIPT = """
 import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from trace_doctor import (
     Claim,
@@ -13,7 +13,6 @@ from trace_doctor import (
     NotCaptured,
     Rule,
     Table,
-    Target,
     threshold,
 )
 from trace_doctor.evidence import Removal
@@ -22,7 +21,7 @@ from trace_doctor.evidence.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.sync_sites import SyncKind, SyncSite, SyncSites
+from trace_doctor.evidence.sync_sites import SyncSite, SyncSites
 from trace_doctor.evidence.time_ledger import TimeLedger
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
@@ -371,104 +370,19 @@ def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> 
     ]
 
 
-# -- fixes -----------------------------------------------------------------------------------------------------
-
 _VERIFY = (
     "record the same steps again: TD201 should no longer name this place, and the step should be shorter"
 )
-_LATER = "code that acts on the value in every step (early stopping, NaN checks) sees it later"
 
 
 def _fixes(site: SyncSite) -> list[Fix]:
-    return _FIXES[site.kind](site.site.target if site.site else None, site)
-
-
-def _item(target: Target | None, _: SyncSite) -> list[Fix]:
-    return [
-        Fix(
-            title="Read the value only every 50 steps",
-            kind="patch",
-            codemod="every-n-guard",
-            params={"every": 50},
-            target=target,
-            text="if step % 50 == 0:\n    print(step, loss.item())",
-            verify=_VERIFY,
-            risk=_LATER,
-        ),
-        techniques.sum_on_device(_VERIFY, _LATER, target),
-    ]
-
-
-def _shape(target: Target | None, site: SyncSite) -> list[Fix]:
-    return [
-        Fix(
-            title="Keep the size of the result independent of the data",
-            kind="advice",
-            target=target,
-            text=(
-                f"{site.path[-1]} must know how many elements it returns, so the host waits. Multiply by the mask or use\n"
-                "torch.where(mask, x, 0) instead of x[mask]; torch.nonzero_static(mask, size=n) where a bound is known;\n"
-                "topk or sort instead of a data-dependent selection."
-            ),
-            verify=_VERIFY,
-            risk="masked-out elements are computed as well; sums and means must be divided by mask.sum()",
-        )
-    ]
-
-
-def _to_host(target: Target | None, _: SyncSite) -> list[Fix]:
-    return [
-        Fix(
-            title="Copy results to the host less often, all at once",
-            kind="advice",
-            target=target,
-            text=(
-                "Collect on the device and copy once after N steps:\n"
-                "kept.append(output.detach())                      # no wait\n"
-                "results = torch.stack(kept).cpu()                 # one wait for all"
-            ),
-            verify=_VERIFY,
-            risk="what is collected stays in GPU memory until it is copied",
-        ),
-        Fix(
-            title="Or copy to pinned memory and read it a step later",
-            kind="advice",
-            safety="display",
-            target=target,
-            text=(
-                "buffer = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)\n"
-                "buffer.copy_(output, non_blocking=True)\n"
-                "done = torch.cuda.Event(); done.record()\n"
-                "...                                               # the next step\n"
-                "done.synchronize(); use(buffer)"
-            ),
-            verify=_VERIFY,
-            risk="reading the buffer before the event is done gives wrong numbers",
-        ),
-    ]
-
-
-def _synchronize(target: Target | None, site: SyncSite) -> list[Fix]:
-    return [
-        Fix(
-            title="Remove torch.cuda.synchronize() from the loop",
-            kind="patch" if site.device_wide else "advice",
-            codemod="remove-call" if site.device_wide else None,
-            params={"call": "torch.cuda.synchronize"} if site.device_wide else {},
-            target=target,
-            text=(
-                "Delete the synchronise. To measure time, record torch.cuda.Event(enable_timing=True) around the work and\n"
-                "read elapsed_time() after the loop."
-            ),
-            verify=_VERIFY,
-            risk="timers around asynchronous work then measure its launch only",
-        )
-    ]
-
-
-_FIXES: dict[SyncKind, Callable[[Target | None, SyncSite], list[Fix]]] = {
-    "item": _item,
-    "shape": _shape,
-    "to_host": _to_host,
-    "synchronize": _synchronize,
-}
+    target = site.site.target if site.site else None
+    match site.kind:
+        case "item":
+            return [techniques.read_seldom(_VERIFY, target), techniques.sum_on_device(_VERIFY, target)]
+        case "shape":
+            return [techniques.fixed_sizes(_VERIFY, site.path[-1], target)]
+        case "to_host":
+            return [techniques.copy_seldom(_VERIFY, target), techniques.copy_behind(_VERIFY, target)]
+        case "synchronize":
+            return [techniques.no_synchronize(_VERIFY, target, device_wide=site.device_wide)]

@@ -29,7 +29,6 @@ from trace_doctor_rules.techniques.host import (
     fill_the_gpu,
     make_once,
     off_the_step,
-    sum_on_device,
     vectorise,
 )
 from trace_doctor_rules.techniques.machines import one_image
@@ -58,6 +57,14 @@ from trace_doctor_rules.techniques.ranks import (
     prefetch_shards,
     zero,
 )
+from trace_doctor_rules.techniques.waits import (
+    copy_behind,
+    copy_seldom,
+    fixed_sizes,
+    no_synchronize,
+    read_seldom,
+    sum_on_device,
+)
 
 __all__ = [
     "attention_libraries",
@@ -68,12 +75,15 @@ __all__ = [
     "compile_blocks",
     "compile_loss",
     "compile_model",
+    "copy_behind",
+    "copy_seldom",
     "create_on_device",
     "cuda_graphs",
     "cudnn_benchmark",
     "data_parallel",
     "ddp_arguments",
     "fill_the_gpu",
+    "fixed_sizes",
     "foreach_optimizer",
     "fully_shard",
     "fused_optimizer",
@@ -87,6 +97,7 @@ __all__ = [
     "max_split_size",
     "more_workers",
     "no_sync",
+    "no_synchronize",
     "off_the_step",
     "offload",
     "one_image",
@@ -95,6 +106,7 @@ __all__ = [
     "pinned_copies",
     "prefetch_shards",
     "raise_batch",
+    "read_seldom",
     "release_output",
     "sdpa_backend",
     "shard_iterable",

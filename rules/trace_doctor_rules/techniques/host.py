@@ -6,18 +6,6 @@ from trace_doctor import Fix, Target
 from trace_doctor_rules.techniques._making import LAST_BITS, advice, patch
 
 
-def sum_on_device(verify: str, risk: str, target: Target | None) -> Fix:
-    return patch(
-        "Keep running sums on the device",
-        "sum-on-device",
-        "total = 0.0\nfor step, batch in enumerate(loader):\n    ...\n"
-        "    total += loss.detach()          # no wait\nprint(float(total) / len(loader))   # one wait for all",
-        risk,
-        verify,
-        target=target,
-    )
-
-
 def create_on_device(verify: str, target: Target | None = None) -> Fix:
     return patch(
         "Create the tensor where it is used",

@@ -1,0 +1,91 @@
+"""Waits of the host for results of the device."""
+
+from __future__ import annotations
+
+from trace_doctor import Fix, Target
+from trace_doctor_rules.techniques._making import advice, patch
+
+_LATER = "code that acts on the value in every step (early stopping, NaN checks) sees it later"
+
+
+def read_seldom(verify: str, target: Target | None) -> Fix:
+    return patch(
+        "Read the value only every 50 steps",
+        "every-n-guard",
+        "if step % 50 == 0:\n    print(step, loss.item())",
+        _LATER,
+        verify,
+        params={"every": 50},
+        target=target,
+    )
+
+
+def sum_on_device(verify: str, target: Target | None) -> Fix:
+    return patch(
+        "Keep running sums on the device",
+        "sum-on-device",
+        "total = 0.0\nfor step, batch in enumerate(loader):\n    ...\n"
+        "    total += loss.detach()          # no wait\nprint(float(total) / len(loader))   # one wait for all",
+        _LATER,
+        verify,
+        target=target,
+    )
+
+
+def fixed_sizes(verify: str, operator: str, target: Target | None) -> Fix:
+    """`operator`: the one whose result has as many elements as the data says."""
+    return advice(
+        "Keep the size of the result independent of the data",
+        f"{operator} must know how many elements it returns, so the host waits. Multiply by the mask or use\n"
+        "torch.where(mask, x, 0) instead of x[mask]; torch.nonzero_static(mask, size=n) where a bound is known;\n"
+        "topk or sort instead of a data-dependent selection.",
+        "masked-out elements are computed as well; sums and means must be divided by mask.sum()",
+        verify,
+        target=target,
+    )
+
+
+def copy_seldom(verify: str, target: Target | None) -> Fix:
+    return advice(
+        "Copy results to the host less often, all at once",
+        "Collect on the device and copy once after N steps:\n"
+        "kept.append(output.detach())                      # no wait\n"
+        "results = torch.stack(kept).cpu()                 # one wait for all",
+        "what is collected stays in GPU memory until it is copied",
+        verify,
+        target=target,
+    )
+
+
+def copy_behind(verify: str, target: Target | None) -> Fix:
+    return advice(
+        "Or copy to pinned memory and read it a step later",
+        "buffer = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)\n"
+        "buffer.copy_(output, non_blocking=True)\n"
+        "done = torch.cuda.Event(); done.record()\n"
+        "...                                               # the next step\n"
+        "done.synchronize(); use(buffer)",
+        "reading the buffer before the event is done gives wrong numbers",
+        verify,
+        target=target,
+    )
+
+
+def no_synchronize(verify: str, target: Target | None, *, device_wide: bool) -> Fix:
+    """`device_wide`: whether it is `torch.cuda.synchronize()`, which an edit can take out."""
+    text = (
+        "Delete the synchronise. To measure time, record torch.cuda.Event(enable_timing=True) around the work and\n"
+        "read elapsed_time() after the loop."
+    )
+    risk = "timers around asynchronous work then measure its launch only"
+    if not device_wide:
+        return advice("Take the synchronise out of the loop", text, risk, verify, target=target)
+    return patch(
+        "Remove torch.cuda.synchronize() from the loop",
+        "remove-call",
+        text,
+        risk,
+        verify,
+        params={"call": "torch.cuda.synchronize"},
+        target=target,
+    )
