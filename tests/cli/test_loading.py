@@ -144,6 +144,7 @@ def test_an_ended_command_leaves_no_process_and_no_file(
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert out == "" and "Traceback" not in err
+    assert number != signal.SIGINT or err == "trace-doctor: interrupted\n"
     assert not any(_runs(child) for child in children)
     assert sorted(p.name for p in logs.iterdir() if p.name != "caches") == before
     assert entries(logs) == [] and list(temporary.iterdir()) == []

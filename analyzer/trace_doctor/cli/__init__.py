@@ -45,7 +45,7 @@ def run() -> None:
         from trace_doctor.cli.common import verbosity
         from trace_doctor.errors import TraceDoctorError, one_line
     except KeyboardInterrupt:  # the imports take a moment
-        _interrupted()
+        interrupted()
 
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character is no reason to fail
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
@@ -59,7 +59,7 @@ def run() -> None:
         print("trace-doctor: out of memory (--max-memory sets how much to use)", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        _interrupted()
+        interrupted()
     except (
         OSError
     ) as error:  # each place that reads or writes a file says so; what is left is the output, mostly
@@ -96,7 +96,7 @@ def _keep_what_is_freed() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
-def _interrupted() -> NoReturn:
+def interrupted() -> NoReturn:
     print("trace-doctor: interrupted", file=sys.stderr)
     sys.exit(130)
 

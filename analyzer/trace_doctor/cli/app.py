@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from trace_doctor import __version__
-from trace_doctor.cli import leave_stdout
+from trace_doctor.cli import interrupted, leave_stdout
 
 HOMES = {
     "record": "record",
@@ -30,7 +30,8 @@ HOMES = {
 
 
 class Commands(TyperGroup):
-    """Ends as other programs do when nobody reads on (`| head`): typer would exit 1, which is a verdict of `check`."""
+    """Ends as other programs do when nobody reads on (`| head`): typer would exit 1, which is a verdict of `check`. And
+    says when Ctrl-C ended it: typer would say nothing."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,6 +39,8 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             leave_stdout()
             raise typer.Exit(141) from None
+        except KeyboardInterrupt:
+            interrupted()
 
 
 def _version(context: typer.Context, wanted: bool) -> None:
