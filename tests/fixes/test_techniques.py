@@ -10,17 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from stand_ins import GIVEN
 
 from trace_doctor import Fix
 from trace_doctor.fixes.codemods import codemods
 from trace_doctor_rules import techniques
 
-GIVEN: dict[str, Any] = {
-    "operator": "aten::nonzero",
-    "device_wide": True,
-    "verify": "v", "risk": "r", "target": None, "name": "x", "dim": 0, "size": 64, "factor": 2, "dockerfile": "FROM x",
-    "torch": "2.6.0", "cuda": "12.6", "inference": False, "late": "l", "pin": True, "workers": 2, "prefetch": 2,
-}  # fmt: skip
 FUNCTIONS = {
     name: function
     for name, function in inspect.getmembers(techniques, inspect.isfunction)

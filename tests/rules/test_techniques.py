@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import pytest
+from stand_ins import GIVEN
 
 from trace_doctor import Fix
 from trace_doctor.fixes.codemods import Place, codemods
@@ -13,11 +13,6 @@ from trace_doctor.fixes.edits import NoEdit
 from trace_doctor.loaders.script import Script
 from trace_doctor_rules import techniques
 
-_GIVEN: dict[str, Any] = {
-    "verify": "v", "risk": "r", "target": None, "name": "x", "dim": 0, "size": 64, "factor": 2, "dockerfile": "FROM x",
-    "torch": "2.6.0", "cuda": "12.6", "inference": False, "workers": 4, "pin": True, "prefetch": 2, "late": "late.",
-    "operator": "aten::nonzero", "device_wide": True,
-}  # fmt: skip
 _SCRIPT = """
 import torch
 import torch.nn.functional as F
@@ -67,7 +62,7 @@ def made() -> list[Fix]:
     for name, function in inspect.getmembers(techniques, inspect.isfunction):
         if not name.startswith("_") and function.__module__.startswith(techniques.__name__):
             wanted = inspect.signature(function).parameters.values()
-            found.append(function(**{p.name: _GIVEN[p.name] for p in wanted if p.name in _GIVEN}))
+            found.append(function(**{p.name: GIVEN[p.name] for p in wanted if p.name in GIVEN}))
     return found
 
 
