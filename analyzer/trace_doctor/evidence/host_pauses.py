@@ -94,7 +94,7 @@ class HostPauses(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        facts[Processor]
+        facts[Processor]  # refuses where a GPU worked that was not recorded
         run, nesting, main, ledger = facts.run, facts[Nesting], facts[Threads].main, facts[IdleLedger]
         spans = facts[Steps].spans("steady")
         steady = intervals(spans)

@@ -18,6 +18,7 @@ from trace_doctor.evidence.event_names import (
     is_optimizer,
     is_step,
     is_torch_mark,
+    is_view,
 )
 from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.kernel_names import KernelClass, Kind
@@ -29,13 +30,11 @@ from trace_doctor.evidence.threads import Threads
 from trace_doctor.run import I64, Cat, Run
 
 _NO_WORK = re.compile(
-    r"(?:aten::)?(?:as_strided|view|view_as|_unsafe_view|reshape|_reshape_alias|transpose|permute|expand|expand_as|slice|select"
-    r"|narrow|unsqueeze|squeeze|t|numpy_T|movedim|detach_?|alias|flatten|unflatten|unbind|split|chunk|resolve_conj"
-    r"|resolve_neg|empty\w*|new_empty|resize_|result_type|item|_local_scalar_dense|lift_fresh|contiguous|to|_to_copy"
+    r"(?:aten::)?(?:reshape|detach_?|flatten|resolve_conj|resolve_neg|empty\w*|new_empty|resize_|result_type|item|_local_scalar_dense|lift_fresh|contiguous|to|_to_copy"
     r"|matmul|linear|einsum|conv[123]d|softmax|log_softmax|dropout|layer_norm|cross_entropy_loss|scaled_dot_product_attention)"
     r"|autograd::engine::.*|torch::autograd::.*|\w+Backward\d*"
 )
-"""Operators that look at memory anew, take some, or only call others; and what autograd wraps around them."""
+"""Beside views: operators that take memory or only call others, and what autograd wraps around them."""
 _KINDS: dict[Kind, re.Pattern[str]] = {
     "gemm": re.compile(r"aten::(?:mm|addmm|bmm|baddbmm_?|addbmm|mv|addmv|dot|_addmm_activation)"),
     "conv": re.compile(r"aten::\w*conv\w*"),
@@ -95,6 +94,7 @@ def _computing(run: Run, nesting: Nesting, threads: Threads) -> I64:
         lambda n: (
             not (
                 _NO_WORK.fullmatch(n) is not None
+                or is_view(n)
                 or is_step(n)
                 or is_loader(n)
                 or is_optimizer(n)
