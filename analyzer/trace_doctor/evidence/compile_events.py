@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 from msgspec.structs import replace
 
+from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compile_regions import Regions, read_regions
 from trace_doctor.evidence.frames import Frame, same_file, shown_path
@@ -28,6 +29,8 @@ from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
 from trace_doctor.loaders.torch_trace import CompileLog, LoggedBreak
 from trace_doctor.run import Cat, Run
+
+_SHOWS_REGIONS = "torch 2.5 or later, or TORCH_TRACE=folder beside the trace"
 
 
 class CompileEvents(Evidence, frozen=True):
@@ -76,6 +79,28 @@ class CompileEvents(Evidence, frozen=True):
             graphs_run=len(run.named(is_graph_call, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)),
             wrappers_run=len(run.named(is_wrapper_call, Cat.PYTHON)),
         )
+
+    @property
+    def shown_breaks(self) -> tuple[Break, ...]:
+        """The breaks. Raises NotCaptured where none is seen because the trace could not show one."""
+        if self.breaks:
+            return self.breaks
+        if not self.regions.all and self.graphs_run:
+            raise NotCaptured(
+                "compiled graphs run, but the trace has no Torch-Compiled Region around them", _SHOWS_REGIONS
+            )
+        if not self.regions.all and self.wrappers_run:
+            raise NotCaptured(
+                "a compiled function was called, but nothing of it ran as compiled code: torch.compile gave it up whole "
+                "(a graph break in a loop does that), and the trace has no line for it",
+                "TORCH_LOGS=graph_breaks python train.py, or TORCH_TRACE=folder beside the trace",
+            )
+        if self.regions.all and not self.has_ids:
+            raise NotCaptured(
+                "compiled regions carry no numbers (torch before 2.5), so that breaks cannot be told from calls",
+                _SHOWS_REGIONS,
+            )
+        return ()
 
 
 class _Shown:

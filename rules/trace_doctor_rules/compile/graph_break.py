@@ -12,7 +12,6 @@ from trace_doctor import (
     Context,
     Fix,
     Location,
-    NotCaptured,
     Rule,
     Severity,
     Table,
@@ -27,6 +26,7 @@ from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules import techniques
 
 _LINE = 8
 
@@ -240,25 +240,8 @@ class GraphBreak(Rule):
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        events = ctx[CompileEvents]
-        if not events.regions.all and events.graphs_run and not events.breaks:
-            raise NotCaptured(
-                "compiled graphs run, but the trace has no Torch-Compiled Region around them",
-                "torch 2.5 or later, or TORCH_TRACE=folder beside the trace",
-            )
-        if events.wrappers_run and not events.regions.all and not events.breaks:
-            raise NotCaptured(
-                "a compiled function was called, but nothing of it ran as compiled code: torch.compile gave it up whole "
-                "(a graph break in a loop does that), and the trace has no line for it",
-                "TORCH_LOGS=graph_breaks python train.py, or TORCH_TRACE=folder beside the trace",
-            )
-        if events.regions.all and not events.has_ids and not events.breaks:
-            raise NotCaptured(
-                "compiled regions carry no numbers (torch before 2.5), so that breaks cannot be told from calls",
-                "torch 2.5 or later, or TORCH_TRACE=folder beside the trace",
-            )
         ordinal: dict[str, int] = {}
-        for found in events.breaks:
+        for found in ctx[CompileEvents].shown_breaks:
             name = f"{found.function or found.outermost}"
             ordinal[name] = ordinal.get(name, 0) + 1
             yield self._claim(ctx, found, f"{name}#{ordinal[name]}")
@@ -378,55 +361,25 @@ def _tables(ctx: Context, found: Break) -> list[Table]:
 # -- fixes -----------------------------------------------------------------------------------------------------
 
 _VERIFY = "record the same steps again: TD501 should be gone; or run with TORCH_LOGS=graph_breaks, which names every break"
-_BY_LINE = """What helps depends on what stands on {where}:
-- print or logging: drop it, or move it out of the compiled function
-- .item(), float(), int(): torch._dynamo.config.capture_scalar_outputs = True, or read the value outside
-- if, while or assert on a tensor's value: torch.where, torch.cond, torch._check
-- NumPy: the torch function of the same name
-- a call that cannot be traced: @torch.compiler.disable, which makes the break deliberate"""
 
 
 def _fixes(found: Break) -> list[Fix]:
-    target = Target(file=found.file, line=found.line, function=found.function)
-    fixes: list[Fix] = []
-    if found.line is not None:
-        hints = [h for b in found.logged for h in b.hints]
-        text = _BY_LINE.format(where=f"{found.file}:{found.line}")
-        if hints:
-            text += "\nPyTorch's own hints:\n" + "\n".join(f"- {h}" for h in dict.fromkeys(hints))
-        fixes.append(
-            Fix(
-                title=f"Keep {found.file}:{found.line} inside the graph",
-                kind="patch",
-                codemod="graph-break-line",
-                params={"line": found.line, "file": found.file, "function": found.function},
-                target=target,
-                text=text,
-                verify=_VERIFY,
-                risk="compiled as one graph, results may differ in the last bits",
-            )
-        )
-    else:
-        fixes.append(
-            Fix(
-                title="Find the line that breaks the graph",
-                kind="command",
-                safety="display",
-                text="TORCH_LOGS=graph_breaks python train.py\n"
-                "# or record the trace with with_stack=True, or with TORCH_TRACE=folder beside it",
-                verify="the log names file and line of every break",
-            )
-        )
-    fixes.append(
-        Fix(
-            title="Then make a new break an error",
-            kind="patch",
-            safety="display",
-            codemod="set-call-args",
-            params={"callee": "torch.compile", "args": {"fullgraph": "True"}, "remove": []},
-            text="model = torch.compile(model, fullgraph=True)",
-            verify="the script runs: no break is left",
-            risk="raises as long as any graph break is left",
-        )
-    )
-    return fixes
+    if found.line is None:
+        return [_FIND_THE_LINE, techniques.forbid_graph_breaks()]
+    hints = dict.fromkeys(hint for b in found.logged for hint in b.hints)
+    return [
+        techniques.keep_in_graph(
+            _VERIFY, Target(file=found.file, line=found.line, function=found.function), hints
+        ),
+        techniques.forbid_graph_breaks(),
+    ]
+
+
+_FIND_THE_LINE = Fix(
+    title="Find the line that breaks the graph",
+    kind="command",
+    safety="display",
+    text="TORCH_LOGS=graph_breaks python train.py\n"
+    "# or record the trace with with_stack=True, or with TORCH_TRACE=folder beside it",
+    verify="the log names file and line of every break",
+)

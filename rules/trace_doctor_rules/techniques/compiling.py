@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from trace_doctor import Fix, Target
 from trace_doctor_rules.techniques._making import LAST_BITS, advice, patch
 
@@ -70,4 +72,40 @@ def steady_shapes(verify: str) -> Fix:
         "# HF: DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64)",
         "padding computes on what is then thrown away",
         verify,
+    )
+
+
+_BY_LINE = """What helps depends on what stands on {file}:{line}:
+- print or logging: drop it, or move it out of the compiled function
+- .item(), float(), int(): torch._dynamo.config.capture_scalar_outputs = True, or read the value outside
+- if, while or assert on a tensor's value: torch.where, torch.cond, torch._check
+- NumPy: the torch function of the same name
+- a call that cannot be traced: @torch.compiler.disable, which makes the break deliberate"""
+
+
+def keep_in_graph(verify: str, place: Target, hints: Iterable[str] = ()) -> Fix:
+    """`place`: the line that breaks the graph; `hints`: what PyTorch's own log says of it."""
+    text = _BY_LINE.format(file=place.file, line=place.line)
+    if said := "".join(f"\n- {hint}" for hint in hints):
+        text += f"\nPyTorch's own hints:{said}"
+    return patch(
+        f"Keep {place.file}:{place.line} inside the graph",
+        "graph-break-line",
+        text,
+        "compiled as one graph, results may differ in the last bits",
+        verify,
+        params={"line": place.line, "file": place.file, "function": place.function},
+        target=place,
+    )
+
+
+def forbid_graph_breaks() -> Fix:
+    return patch(
+        "Then make a new break an error",
+        "set-call-args",
+        "model = torch.compile(model, fullgraph=True)",
+        "raises as long as any graph break is left",
+        "the script runs: no break is left",
+        params={"callee": "torch.compile", "args": {"fullgraph": "True"}, "remove": []},
+        safety="display",
     )
