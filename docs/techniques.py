@@ -26,7 +26,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Expandable segments and other settings of the allocator": ("allocator-setting", "max_split_size"),
     "Padding, and warming up with the largest shape": ("steady_shapes", "keep_the_cache"),
     "Gradients: cleared in time, and to None": ("zero-grad",),
-    "SDPA and FlashAttention": ("use_sdpa", "sdpa_backend"),
+    "SDPA and FlashAttention": ("use_sdpa", "sdpa_backend", "no_attention_weights"),
     "xFormers, FlexAttention, TransformerEngine": ("attention_libraries",),
     "FSDP and ZeRO": ("fully_shard", "zero", "prefetch_shards"),
     "DistributedDataParallel": ("data_parallel", "ddp_arguments", "no_sync", "overlap_collective"),

@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
-
 from trace_doctor import Claim, Column, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.attention import AttentionChains
+from trace_doctor.evidence.attention_form import MATH, SDPA, AttentionForm
 from trace_doctor.evidence.call_sites import CallSites, Site, location
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.nesting import Nesting
-from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs
 from trace_doctor.evidence.replay import Replay
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.work import Work
@@ -22,9 +18,6 @@ from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._shared import by_model, kernel_table, longest_of, promise
 
-_MATH = "aten::_scaled_dot_product_attention_math"
-_MODULE = "aten::_native_multi_head_attention"
-_SDPA = "aten::scaled_dot_product_attention"
 _DROPOUT = re.compile(r"aten::(?:\w*dropout\w*|bernoulli_?)")
 _SOFTMAX = (
     "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, false, false>"
@@ -99,10 +92,10 @@ def _training(
                     _attention(b, us, training, mask, scores=(64, 512))
                 elif kind == "math":
                     query = [4, 16, 512, 64]
-                    with b.op(_SDPA, dims=[query, query, query, [512, 512]], types=[dtype] * 4), b.op(_MATH):
+                    with b.op(SDPA, dims=[query, query, query, [512, 512]], types=[dtype] * 4), b.op(MATH):
                         _attention(b, us, training, mask)
                 elif kind == "flash":
-                    with b.op(_SDPA), b.op("aten::_flash_attention_forward", us=2):
+                    with b.op(SDPA), b.op("aten::_flash_attention_forward", us=2):
                         b.compute(4 * us, _FLASH)
                 elif kind == "classifier":
                     _linear(b, us)
@@ -189,8 +182,8 @@ class UnfusedAttention(Rule):
     code = "TD303"
     name = "unfused-attention"
     title = "Attention is computed in pieces"
-    needs = (Steps, Work, AttentionChains, Replay, Moments)
-    wants = (Nesting, OperatorInputs, CallSites)
+    needs = (Steps, Work, AttentionChains, AttentionForm, Replay, Moments)
+    wants = (CallSites,)
 
     min_share: float = threshold(
         0.05,
@@ -259,12 +252,12 @@ class UnfusedAttention(Rule):
             ),
             chains,
         )  # fmt: skip
-        math = _sdpa_calls(ctx, chains)
+        form = ctx[AttentionForm]
         site = _site(ctx, chains)
         when = longest_of(kernels, whole)
         device = kernels.device if kernels.on_gpu else None
         yield Claim(
-            message=_message(ctx, chains, share, saving, site, math),
+            message=_message(chains, form, share, saving, site),
             confidence="low",
             saving=saving,
             location=location(site, device=device, ts_us=ctx[Moments].ts_us(when[0][0])),
@@ -273,8 +266,8 @@ class UnfusedAttention(Rule):
                 kernel_table("What runs between the products", kernels, chains.between),
             ],
             spans=ctx[Moments].longest(when, "attention in pieces", device=device),
-            fixes=_fixes(site, math is not None, _in_module(ctx, chains), on_gpu=kernels.on_gpu),
-            key="math" if math is not None else "written out",
+            fixes=_fixes(form, site, on_gpu=kernels.on_gpu),
+            key="math" if form.fell_back else "written out",
         )
 
 
@@ -292,23 +285,6 @@ def _with_bytes(saving: Saving, chains: AttentionChains) -> Saving:
     )
 
 
-def _sdpa_calls(ctx: Context, chains: AttentionChains) -> npt.NDArray[np.int64] | None:
-    """The calls of scaled_dot_product_attention around the chains; None where most are written out."""
-    nesting = ctx.get(Nesting)
-    operators = chains.kernels.operator[chains.softmax[~chains.backward]]
-    operators = np.unique(operators[operators >= 0])
-    if nesting is None or not len(operators):
-        return None
-    run = nesting.run
-    inside = nesting.inside(operators, run.is_named(lambda n: n == _MATH))
-    if inside.sum() * 2 <= len(operators):
-        return None
-    calls = set()
-    for row in operators[inside].tolist()[:64]:
-        calls |= {above for above in nesting.ancestors(row) if run.text(above) == _SDPA}
-    return np.array(sorted(calls), dtype=np.int64)
-
-
 def _site(ctx: Context, chains: AttentionChains) -> Site | None:
     """The function that most time of the forward is spent in."""
     sites = ctx.get(CallSites)
@@ -320,18 +296,14 @@ def _site(ctx: Context, chains: AttentionChains) -> Site | None:
 
 
 def _message(
-    ctx: Context,
-    chains: AttentionChains,
-    share: float,
-    saving: Saving,
-    site: Site | None,
-    math: npt.NDArray[np.int64] | None,
+    chains: AttentionChains, form: AttentionForm, share: float, saving: Saving, site: Site | None
 ) -> str:
-    kernels = ctx[Work]
+    kernels = chains.kernels
     where = f" in {site}" if site else ""
     us = two_figures(kernels.us_per_step(chains.products | chains.between))
-    if math is not None:
-        what = f"scaled_dot_product_attention{where} falls back to its math form{_why(ctx, math)}"
+    if form.fell_back:
+        why = f" ({', '.join(form.refused)})" if form.refused else ""
+        what = f"scaled_dot_product_attention{where} falls back to its math form{why}"
     else:
         what = f"Attention{where} runs as product, softmax, product"
     if chains.backward.any():
@@ -348,28 +320,6 @@ def _often(per_step: float) -> str:
         if per_step < 1.5
         else f"{per_step:,.0f} times a step"
     )
-
-
-def _why(ctx: Context, calls: npt.NDArray[np.int64]) -> str:
-    """What of types and shapes keeps fused kernels away; empty where nothing does."""
-    inputs = ctx.get(OperatorInputs)
-    if inputs is None or not len(calls):
-        return ""
-    reasons = {_reason(given, on_gpu=ctx[Work].on_gpu) for given in inputs.of(calls.tolist())}
-    reasons.discard("")
-    return f" ({', '.join(sorted(reasons))})" if reasons else ""
-
-
-def _reason(given: Inputs, *, on_gpu: bool) -> str:
-    """The CPU's kernel takes doubles, large heads and masks."""
-    kind, query = given.type(0), given.shape(0)
-    if on_gpu and kind in ("double", "c10::complex<float>"):
-        return f"no fused kernel takes {kind}"
-    if on_gpu and query and query[-1] > 256:
-        return f"heads of {query[-1]} numbers are too large"
-    if len(query) not in (0, 4):
-        return f"fused kernels want four dimensions, not {len(query)}"
-    return "with a mask, which the flash kernel does not take" if on_gpu and given.shape(3) else ""
 
 
 def _table(chains: AttentionChains) -> Table:
@@ -402,30 +352,11 @@ _VERIFY = (
 )
 
 
-def _in_module(ctx: Context, chains: AttentionChains) -> bool:
-    """Whether nn.MultiheadAttention computes it, in its fast path that returns the weights as well."""
-    nesting = ctx.get(Nesting)
-    operators = chains.kernels.operator[chains.softmax]
-    operators = operators[operators >= 0][:1]
-    if nesting is None or not len(operators):
-        return False
-    return bool(nesting.inside(operators, nesting.run.is_named(_MODULE.__eq__)).any())
-
-
-def _fixes(site: Site | None, math: bool, module: bool, *, on_gpu: bool) -> list[Fix]:
+def _fixes(form: AttentionForm, site: Site | None, *, on_gpu: bool) -> list[Fix]:
     target = site.target if site else None
-    if module:
-        return [
-            Fix(
-                title="Do not ask nn.MultiheadAttention for the weights",
-                kind="advice",
-                text="out, _ = self.attention(x, x, x, need_weights=False)   # then it uses scaled_dot_product_attention",
-                verify=_VERIFY,
-                risk="the second result is None then",
-                target=target,
-            )
-        ]
-    if math:
+    if form.in_module:
+        return [techniques.no_attention_weights(_VERIFY, target)]
+    if form.fell_back:
         others = [techniques.attention_libraries(_VERIFY)] if on_gpu else []
         return [techniques.sdpa_backend(_VERIFY, target), *others]
     return [techniques.use_sdpa(_VERIFY, target)]

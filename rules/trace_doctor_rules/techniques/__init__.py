@@ -5,7 +5,12 @@ Safety follows what was measured: nothing here is `safe` without a test that sho
 """
 
 from trace_doctor_rules.techniques.arithmetic import autocast, channels_last, cudnn_benchmark, tf32
-from trace_doctor_rules.techniques.attention import attention_libraries, sdpa_backend, use_sdpa
+from trace_doctor_rules.techniques.attention import (
+    attention_libraries,
+    no_attention_weights,
+    sdpa_backend,
+    use_sdpa,
+)
 from trace_doctor_rules.techniques.compiling import (
     compile_blocks,
     compile_loss,
@@ -100,6 +105,7 @@ __all__ = [
     "mark_dynamic",
     "max_split_size",
     "more_workers",
+    "no_attention_weights",
     "no_sync",
     "no_synchronize",
     "off_the_step",

@@ -31,6 +31,16 @@ def sdpa_backend(verify: str, target: Target | None = None) -> Fix:
     )
 
 
+def no_attention_weights(verify: str, target: Target | None = None) -> Fix:
+    return advice(
+        "Do not ask nn.MultiheadAttention for the weights",
+        "out, _ = self.attention(x, x, x, need_weights=False)   # then it uses scaled_dot_product_attention",
+        "the second result is None then",
+        verify,
+        target=target,
+    )
+
+
 def attention_libraries(verify: str) -> Fix:
     return advice(
         "Where a mask or a bias keeps SDPA from its fast kernels: another library's",
