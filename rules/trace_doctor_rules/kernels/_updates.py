@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from trace_doctor import Run
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.optimizer_work import OptimizerWork
-from trace_doctor.evidence.update_loops import UpdateLoop
+from trace_doctor.evidence.update_loops import UpdateLoop, UpdateLoops
 
 Rows = npt.NDArray[np.int64]
 FOREACH = frozenset(
@@ -48,17 +49,34 @@ class Update:
         return self.loop is None and self.optimizer in FUSED
 
 
-def of_each(run: Run, marks: Rows, operators: Rows) -> tuple[Rows, ...]:
+def by_optimizers(work: OptimizerWork) -> Iterator[Update]:
+    """The step() of each class of torch.optim that has a foreach form and did not take one."""
+    classes = [work.optimizer(mark) for mark in work.steps.tolist()]
+    for optimizer in sorted(FOREACH.intersection(classes)):
+        marks = work.steps[[name == optimizer for name in classes]]
+        operators = work.operators(marks)
+        if not _at_once(work, operators):
+            run = work.run
+            spans = tuple(zip(run.ts[marks].tolist(), run.end[marks].tolist(), strict=True))
+            yield Update(optimizer, _of_each(run, marks, operators), spans, 3)
+
+
+def by_hand(found: UpdateLoops) -> Iterator[Update]:
+    """Loops of the user's own, inside the step() of a class of theirs or of none."""
+    run = found.run
+    for loop in found.loops:
+        if loop.optimizer not in FOREACH | OTHERS:
+            spans = tuple((int(run.ts[rows[0]]), int(run.end[rows[-1]])) for rows in loop.runs)
+            yield Update(loop.optimizer, loop.runs, spans, min(len(loop.names), 3), loop)
+
+
+def _of_each(run: Run, marks: Rows, operators: Rows) -> tuple[Rows, ...]:
     """The operators inside each of these marks."""
     edges = np.searchsorted(run.ts[operators], [run.ts[marks], run.end[marks]])
     return tuple(operators[first:behind] for first, behind in edges.T.tolist())
 
 
-def spans_of(run: Run, rows: Rows) -> tuple[tuple[int, int], ...]:
-    return tuple(zip(run.ts[rows].tolist(), run.end[rows].tolist(), strict=True))
-
-
-def at_once(work: OptimizerWork, operators: Rows) -> bool:
+def _at_once(work: OptimizerWork, operators: Rows) -> bool:
     """Whether step() runs operators or kernels that update many parameters at once."""
     run = work.run
     names = [run.names[i] for i in np.unique(run.name[operators]).tolist()]

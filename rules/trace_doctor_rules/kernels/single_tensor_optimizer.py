@@ -22,16 +22,13 @@ from trace_doctor.evidence.update_loops import UpdateLoops
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._updates import (
-    FOREACH,
-    OTHERS,
     Rows,
     Update,
-    at_once,
+    by_hand,
+    by_optimizers,
     left_on_cpu,
-    of_each,
     removal_on_cpu,
     removal_on_gpu,
-    spans_of,
 )
 
 _PARTS = (
@@ -266,26 +263,12 @@ class SingleTensorOptimizer(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         work = ctx.get(OptimizerWork)
-        if work is not None:
-            for optimizer in sorted({work.optimizer(m) for m in work.steps.tolist()} & FOREACH):
-                marks = np.array(
-                    [m for m in work.steps.tolist() if work.optimizer(m) == optimizer], dtype=np.int64
-                )
-                operators = work.operators(marks)
-                if not at_once(work, operators):
-                    runs = of_each(work.run, marks, operators)
-                    yield from self._claims(ctx, Update(optimizer, runs, spans_of(work.run, marks), 3))
-        found, by_hand = ctx[UpdateLoops], False
-        for loop in found.loops:
-            if loop.optimizer not in FOREACH | OTHERS:
-                spans = tuple((int(found.run.ts[r[0]]), int(found.run.end[r[-1]])) for r in loop.runs)
-                claims = list(
-                    self._claims(ctx, Update(loop.optimizer, loop.runs, spans, min(len(loop.names), 3), loop))
-                )
-                by_hand |= bool(claims)
-                yield from claims
-        if not by_hand:
+        for update in by_optimizers(work) if work is not None else ():
+            yield from self._claims(ctx, update)
+        of_loops = [claim for update in by_hand(ctx[UpdateLoops]) for claim in self._claims(ctx, update)]
+        if not of_loops:
             ctx[OptimizerWork]  # raises where none was recorded, so that nothing is said to be in order
+        yield from of_loops
 
     def _claims(self, ctx: Context, update: Update) -> Iterator[Claim]:
         run, count, on_gpu = ctx[UpdateLoops].run, ctx[Steps].count, ctx[Processor].gpu
