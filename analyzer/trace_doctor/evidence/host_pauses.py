@@ -87,8 +87,8 @@ class HostPauses(Evidence, frozen=True):
     """-1 in a capture without GPU work"""
     length: int
     """of the steady steps together, ns"""
-    unnamed: int
-    """idle ns in gaps of 1 ms and more for which Python was to blame and nothing here is the name"""
+    blank: I64
+    """idle gaps of 1 ms and more for which Python was to blame and nothing here is the name: a set of intervals"""
     stacks: bool
     """whether Python frames were recorded"""
 
@@ -132,7 +132,7 @@ class HostPauses(Evidence, frozen=True):
             thread=main,
             device=device,
             length=total(steady),
-            unnamed=total(blank[blank[:, 1] - blank[:, 0] >= PAUSE_NS]),
+            blank=blank[blank[:, 1] - blank[:, 0] >= PAUSE_NS],
             stacks=bool(run.is_cat(Cat.PYTHON).any()),
         )
 

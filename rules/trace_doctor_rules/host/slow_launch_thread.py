@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Table, threshold
+from msgspec.structs import replace
+
+from trace_doctor import Claim, Column, Confidence, Context, Fix, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.call_sites import location
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host_bound import HostBound
 from trace_doctor.evidence.host_pauses import HostPauses, Pause
+from trace_doctor.evidence.intervals import total
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.evidence.unnamed_pauses import UnnamedPauses
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 
@@ -138,6 +142,8 @@ class SlowLaunchThread(Rule):
     The outermost Python frame (with `with_stack=True`) or `record_function` annotation on the main thread that lasts 1 ms
     or more and in which no kernel is launched, and the GPU's idle time in it that belongs to Python code, operators or the
     annotation; waits for the device are TD201's, data loaders TD101's. In a capture of the CPU alone: its own time.
+    Without stacks, Python code that no annotation names and that comes back at one place of the loop is a note, which says
+    what ran before and behind it.
 
     How the saving is estimated
     The captured steps are re-timed without these stretches: an upper bound, for what moves elsewhere still takes time.
@@ -161,7 +167,7 @@ class SlowLaunchThread(Rule):
     name = "slow-launch-thread"
     title = "The host is busy with something else"
     needs = (Steps, HostPauses, Replay, Moments)
-    wants = (TimeLedger, HostBound)
+    wants = (TimeLedger, HostBound, UnnamedPauses)
     yields_to = ("TD104", "TD201")
     costs_host_time = True
 
@@ -171,20 +177,23 @@ class SlowLaunchThread(Rule):
         unit="share",
         source="the severity `warning` begins there",
     )
+    min_times: int = threshold(
+        10,
+        "pauses at one place that nothing names, where there are no steps",
+        unit="count",
+        source="as TD201: fewer are preparation",
+    )
     max_unattributed: float = threshold(
         0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
     )
 
     VALID = [
         Valid("behind a full queue", lambda: _training(2000, gpu_us=8000)),
-        Valid("kernels are launched meanwhile", lambda: _training(inside="launch"), skipped="not recorded"),
-        Valid("a phase of the step", lambda: _training(name="## forward ##"), skipped="not recorded"),
         Valid(
-            "a wrapper's mark",
-            lambda: _training(name="DistributedDataParallel.forward"),
+            "nobody named it, once in six steps",
+            lambda: _training(9000, name="", every=6),
             skipped="not recorded",
         ),
-        Valid("nobody named it", lambda: _training(name=""), skipped="not recorded"),
         Valid("short", lambda: _training(200)),
         Valid("other programs hold it up", _held_up, skipped="held it up"),
         Valid("other programs hold it up, each time elsewhere", _held_up_anywhere, skipped="held it up"),
@@ -211,6 +220,38 @@ class SlowLaunchThread(Rule):
         Invalid("once in six steps", lambda: _training(9000, every=6), severity="info"),
         Invalid("garbage collection", lambda: _training(name="gc (dynamo_timed)"), message="gc"),
         Invalid("on the CPU", lambda: _training(gpu=False), confidence="medium", saving_us=5000),
+        Invalid(
+            "nobody named it",
+            lambda: _training(name=""),
+            message="after aten::mm",
+            severity="info",
+            saving_us=3600,
+            tolerance=0.2,
+        ),
+        Invalid(
+            "kernels are launched meanwhile",
+            lambda: _training(inside="launch"),
+            message="not recorded",
+            severity="info",
+        ),
+        Invalid(
+            "a phase of the step",
+            lambda: _training(name="## forward ##"),
+            message="not recorded",
+            severity="info",
+        ),
+        Invalid(
+            "a wrapper's mark",
+            lambda: _training(name="DistributedDataParallel.forward"),
+            message="not recorded",
+            severity="info",
+        ),
+        Invalid(
+            "nobody named it, on the CPU",
+            lambda: _training(name="", gpu=False),
+            message="after aten::mm",
+            severity="info",
+        ),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -225,8 +266,45 @@ class SlowLaunchThread(Rule):
             if outcome.share_of_step >= self.min_share:
                 found = True
                 yield self._claim(ctx, pause, removal, outcome)
-        if not found and seen.unnamed >= max(least, 1):
-            raise _unnamed(seen.unnamed / seen.length, stacks=seen.stacks)
+        unnamed = total(seen.blank)
+        if found or unnamed < max(least, 1):
+            return
+        if not seen.stacks and (where := ctx.get(UnnamedPauses)) is not None:
+            for pause in where.places:
+                if pause.idle_ns < least or not self._comes_back(ctx, pause):
+                    continue
+                removal = Removal(host_spans=tuple((seen.thread, start, end) for start, end in pause.spans))
+                outcome = replay.without(removal)
+                if outcome.share_of_step >= self.min_share:
+                    found = True
+                    yield self._unnamed(ctx, pause, removal, outcome)
+        if not found:
+            raise _unnamed(unnamed / seen.length, stacks=seen.stacks)
+
+    def _comes_back(self, ctx: Context, pause: Pause) -> bool:
+        """In most steps; where there are none, again and again. Else it may be an evaluation, or another program."""
+        count = ctx[Steps].count
+        return len(pause.spans) >= self.min_times if count < 2 else 2 * pause.steps >= count
+
+    def _unnamed(self, ctx: Context, pause: Pause, removal: Removal, outcome: ReplayOutcome) -> Claim:
+        seen, moments, count = ctx[HostPauses], ctx[Moments], ctx[Steps].count
+        idle = [(int(s), int(e)) for s, e in pause.idle]
+        device = seen.device if seen.device >= 0 else None
+        return Claim(
+            message=_message(
+                replace(pause, name=f"Python code that was not recorded, {pause.name},"), seen, count, outcome
+            ),
+            confidence="low",
+            severity="info",
+            saving=outcome.saving(),
+            location=location(None, device=device, ts_us=moments.ts_us(pause.spans[0][0])),
+            evidence=[outcome.table("What if it were not in the step", "without it")],
+            spans=moments.longest(idle, pause.name, device=device),
+            fixes=[_NAME_IT],
+            removal=removal,
+            owned=idle,
+            key=pause.name,
+        )
 
     def _claim(self, ctx: Context, pause: Pause, removal: Removal, outcome: ReplayOutcome) -> Claim:
         seen, moments, count = ctx[HostPauses], ctx[Moments], ctx[Steps].count
@@ -269,6 +347,14 @@ def _unnamed(share: float, *, stacks: bool) -> NotCaptured:
     )
 
 
+_NAME_IT = Fix(
+    title="Record again with Python stacks, which name it",
+    kind="advice",
+    safety="display",
+    text="with profile(..., with_stack=True) as prof:   # or, around parts of the loop:\n"
+    'with torch.profiler.record_function("name"):',
+    verify="record the same steps again: TD203 names a function",
+)
 _VERIFY = "record the same steps again: TD203 should no longer name it, and the step should be shorter"
 _KINDS = (
     ("checkpoint", r"save|checkpoint|state_dict|serializ"),
@@ -291,7 +377,7 @@ def _message(pause: Pause, seen: HostPauses, count: int, outcome: ReplayOutcome)
     what = (
         "keeps the host from launching while the GPU waits" if seen.device >= 0 else "keeps the thread busy"
     )
-    once = "; it was seen in one step only" if pause.steps < 2 else ""
+    once = "; it was seen in one step only" if pause.steps < 2 and (count > 1 or len(pause.spans) < 2) else ""
     return (
         f"{pause.name}{where} {what} for {two_figures(pause.idle_ns / count / 1e3)} of a step: "
         f"{outcome.promise}{once}."
