@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.data_loading import DataLoading, LoaderKind
@@ -16,6 +17,18 @@ from trace_doctor.run import I64
 Span = tuple[int, int]
 
 
+class StepWait(Struct, frozen=True):
+    """What one steady step spent on data, in ns."""
+
+    step: int
+    takes: int
+    """the whole step"""
+    inside: int
+    """inside the loader"""
+    exposed: int
+    """of that"""
+
+
 class DataWaits(Evidence, frozen=True):
     """Times in ns. A wait is exposed while the device (without GPU work: the main thread) had nothing else to do."""
 
@@ -23,8 +36,7 @@ class DataWaits(Evidence, frozen=True):
     """the waits that begin in steady steps"""
     owned: tuple[Span, ...]
     """idle pieces that data loading owns, on the device where they are most"""
-    steps: tuple[tuple[int, int, int], ...]
-    """(step, time inside the loader, of it exposed)"""
+    steps: tuple[StepWait, ...]
     length: int
     """of the steady steps together"""
     loading: int
@@ -55,7 +67,13 @@ class DataWaits(Evidence, frozen=True):
             waits=_tuples(waits.tolist()),
             owned=_tuples(owned.tolist()),
             steps=tuple(
-                zip(indices, covered(each, cover).tolist(), covered(each, owned).tolist(), strict=True)
+                map(
+                    StepWait,
+                    indices,
+                    (each[:, 1] - each[:, 0]).tolist(),
+                    covered(each, cover).tolist(),
+                    covered(each, owned).tolist(),
+                )
             ),
             length=total(within),
             loading=int(covered(waits, within).sum()),
@@ -65,6 +83,16 @@ class DataWaits(Evidence, frozen=True):
             kind=_main_kind(loading),
             device=device if device >= 0 else None,
         )
+
+    @property
+    def per_step(self) -> float:
+        """ns of a step that are exposed, on average"""
+        return self.exposed / self.count
+
+    @property
+    def slow(self) -> tuple[StepWait, ...]:
+        """the steps that wait for more than half the average: few of them where single batches are late"""
+        return tuple(s for s in self.steps if 2 * s.exposed * len(self.steps) > self.exposed)
 
 
 def _behind_first(loading: DataLoading, steps: Steps, within: I64) -> I64:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from statistics import median
 
 from trace_doctor import (
     Claim,
@@ -26,7 +24,12 @@ from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import TimeLedger
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules import techniques
+from trace_doctor_rules.data._remedies import (
+    load_in_workers,
+    more_workers,
+    work_ahead,
+    workers_that_keep_up,
+)
 
 
 def _training(
@@ -39,10 +42,7 @@ def _training(
             b.loader(loader_us, workers=workers)
             for _ in range(4):
                 with b.op("aten::mm", us=10):
-                    if gpu:
-                        b.launch(gpu_us / 4)
-                    else:
-                        b.wait(gpu_us / 4)
+                    b.compute(gpu_us / 4)
             with b.optimizer_step():
                 b.wait(20)
     return b
@@ -55,10 +55,7 @@ def _alternating(*, gpu: bool = True) -> RunBuilder:
         with b.step():
             b.loader(1500 if n == 5 else 2)
             with b.op("aten::mm", us=10):
-                if gpu:
-                    b.launch(600)
-                else:
-                    b.wait(600)
+                b.compute(600)
             if gpu:
                 b.sync()
     return b
@@ -248,9 +245,9 @@ class DataLoaderStarvation(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen = ctx[DataWaits]
-        if seen.exposed < self.min_share * seen.length or not self._late(seen):
+        if seen.exposed < self.min_share * seen.length or seen.lasting_share < self.min_share:
             return
-        if seen.lasting_share < self.min_share:
+        if not self._late(seen):
             return
         replay, loading = ctx[Replay], ctx[DataLoading]
         removal = Removal(host_spans=tuple((loading.thread, s, e) for s, e in seen.waits))
@@ -269,7 +266,7 @@ class DataLoaderStarvation(Rule):
             location=location(site, device=seen.device, ts_us=moments.ts_us(longest[0])),
             evidence=_tables(ctx, seen, outcome),
             spans=moments.longest(seen.owned, "waiting for data", device=seen.device),
-            fixes=self._fixes(seen, replay, site, indexed=loading.indexed),
+            fixes=self._fixes(seen, replay.cores, site, indexed=loading.indexed),
             removal=removal,
             owned=seen.owned,
             key="loader",
@@ -281,7 +278,7 @@ class DataLoaderStarvation(Rule):
         mean = seen.exposed / max(len(seen.waits), 1)
         if seen.kind != "workers" or mean >= self.min_worker_wait_us * 1e3:
             return mean >= self.min_wait_us * 1e3
-        long = sum(exposed >= self.min_wait_us * 1e3 for _, _, exposed in seen.steps)
+        long = sum(s.exposed >= self.min_wait_us * 1e3 for s in seen.steps)
         return (
             seen.device is not None
             and len(seen.waits) >= _SEVERAL
@@ -308,47 +305,36 @@ class DataLoaderStarvation(Rule):
             return "low", "training takes the workers' cores"
         if seen.kind == "workers" and seen.exposed < self.min_worker_wait_us * 1e3 * len(seen.waits):
             return "medium", "part of it may be handing over, which larger batches make rarer"
-        half = seen.exposed / len(seen.steps) / 2
-        waiting = [index for index, _, exposed in seen.steps if exposed > half]
-        if len(waiting) * 2 < len(seen.steps):
-            doubt = f"{len(waiting)} of {len(seen.steps)} steps wait that long"
-            if self._held_up(ctx, seen, waiting):
+        if len(seen.slow) * 2 < len(seen.steps):
+            doubt = f"{len(seen.slow)} of {len(seen.steps)} steps wait that long"
+            if self._held_up(seen):
                 return "low", f"{doubt}: others may have held it up"
             return "medium", doubt
         return ("high" if seen.device is not None else "medium"), ""
 
-    def _held_up(self, ctx: Context, seen: DataWaits, waiting: list[int]) -> bool:
-        """Whether a loader that works in the training process, on a CPU alone, takes long in these steps only: what it
+    def _held_up(self, seen: DataWaits) -> bool:
+        """Whether a loader that works in the training process, on a CPU alone, takes long in the slow steps only: what it
         does, it does in each."""
         if seen.device is not None or seen.kind != "in_process":
             return False
-        durations = {s.index: s.dur for s in ctx[Steps].steady}
-        others = [
-            (durations.get(index, 0), exposed) for index, _, exposed in seen.steps if index not in waiting
-        ]
-        return sum(exposed for _, exposed in others) < self.min_share * sum(dur for dur, _ in others)
+        others = set(seen.steps) - set(seen.slow)
+        return sum(s.exposed for s in others) < self.min_share * sum(s.takes for s in others)
 
-    def _fixes(self, seen: DataWaits, replay: Replay, site: Site | None, *, indexed: bool) -> list[Fix]:
-        if seen.kind == "in_process":
-            started = _start_workers(self._workers(seen, replay.cores), seen, site)
-            return started if indexed else [*started, techniques.shard_iterable(_COUNT)]
+    def _fixes(self, seen: DataWaits, cores: int | None, site: Site | None, *, indexed: bool) -> list[Fix]:
         if seen.kind == "workers":
-            return [_more_workers(seen)]
-        return [_speed_up(seen)]
+            return [more_workers(seen, _VERIFY)]
+        if seen.kind != "in_process":
+            return [work_ahead(seen, _VERIFY)]
+        workers = min(workers_that_keep_up(seen, self.headroom), cores or self.most_workers)
+        return load_in_workers(seen, workers, _VERIFY, site.target if site else None, indexed=indexed)
 
-    def _workers(self, seen: DataWaits, cores: int | None) -> int:
-        """As many as load while the rest of a step runs, with some headroom."""
-        rest = max(seen.length - seen.exposed, 1)
-        needed = max(2, math.ceil(self.headroom * seen.loading / rest))
-        return min(needed, cores or self.most_workers)
+
+_VERIFY = "record the same steps again: TD101 should no longer fire, and the step should be shorter"
 
 
 def _site(ctx: Context) -> Site | None:
     sites, loading = ctx.get(CallSites), ctx[DataLoading]
     return sites.site(int(loading.rows[0])) if sites is not None else None
-
-
-# -- words -----------------------------------------------------------------------------------------------------
 
 
 _WHO: dict[LoaderKind, str] = {
@@ -364,7 +350,7 @@ def _message(seen: DataWaits, outcome: ReplayOutcome, site: Site | None, doubt: 
     who = "The GPU" if seen.device is not None else "The main thread"
     where = f" in {site}" if site else ""
     text = (
-        f"{who} waits for data for {milliseconds(seen.exposed / seen.count / 1e3)} of a step{where}, because "
+        f"{who} waits for data for {milliseconds(seen.per_step / 1e3)} of a step{where}, because "
         f"{_WHO[seen.kind]}: {outcome.promise}"
     )
     return f"{text}; {doubt}." if doubt else f"{text}."
@@ -372,7 +358,6 @@ def _message(seen: DataWaits, outcome: ReplayOutcome, site: Site | None, doubt: 
 
 def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table]:
     resource = "GPU idle" if seen.device is not None else "main thread waits"
-    durations = {s.index: s.dur for s in ctx[Steps].steady}
     tables = [
         Table(
             title="Data loading in each steady step, longest wait first",
@@ -383,8 +368,8 @@ def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table
                 Column(f"of it {resource}", "us"),
             ],
             rows=[
-                [index, durations.get(index, seen.length) / 1e3, inside / 1e3, exposed / 1e3]
-                for index, inside, exposed in sorted(seen.steps, key=lambda s: (-s[2], s[0]))
+                [s.step, s.takes / 1e3, s.inside / 1e3, s.exposed / 1e3]
+                for s in sorted(seen.steps, key=lambda s: (-s.exposed, s.step))
             ],
         ),
         outcome.table("What if the next batch were always ready", "without waiting for data"),
@@ -400,37 +385,3 @@ def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table
             )
         )
     return tables
-
-
-# -- fixes -----------------------------------------------------------------------------------------------------
-
-_VERIFY = "record the same steps again: TD101 should no longer fire, and the step should be shorter"
-
-
-_COUNT = "count the samples of one epoch with and without workers: the numbers must agree"
-
-
-def _start_workers(workers: int, seen: DataWaits, site: Site | None) -> list[Fix]:
-    uneven = seen.waits and max(e - s for s, e in seen.waits) > 2 * median([e - s for s, e in seen.waits])
-    pin, prefetch = seen.device is not None, 4 if uneven else 2
-    target = site.target if site else None
-    return [
-        techniques.start_workers(workers, _VERIFY, pin=pin, prefetch=prefetch, target=target),
-        techniques.start_workers_in_trainer(workers, _VERIFY, pin=pin, prefetch=prefetch),
-        techniques.start_workers_in_lightning(workers, _VERIFY, pin=pin, prefetch=prefetch),
-    ]
-
-
-def _more_workers(seen: DataWaits) -> Fix:
-    per_step, rest = seen.exposed / seen.count, (seen.length - seen.exposed) / seen.count
-    late = (
-        f"The workers are late by {milliseconds(per_step / 1e3)} a step, so they need about "
-        f"{math.ceil((per_step + rest) / max(rest, 1) * 10) / 10:g} times the throughput."
-    )
-    return techniques.more_workers(late, _VERIFY, pin=seen.device is not None)
-
-
-def _speed_up(seen: DataWaits) -> Fix:
-    return techniques.work_ahead(
-        f"The loop waits {milliseconds(seen.exposed / seen.count / 1e3)} a step for this loader.", _VERIFY
-    )

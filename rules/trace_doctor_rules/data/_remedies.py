@@ -1,0 +1,49 @@
+"""What helps a loader that does not deliver in time, by how much it is late."""
+
+from __future__ import annotations
+
+from math import ceil
+from statistics import median
+
+from trace_doctor import Fix, Target
+from trace_doctor.evidence.data_waits import DataWaits
+from trace_doctor.evidence.durations import milliseconds
+from trace_doctor_rules import techniques
+
+_COUNT = "count the samples of one epoch with and without workers: the numbers must agree"
+
+
+def workers_that_keep_up(seen: DataWaits, headroom: float) -> int:
+    """As many as load while the rest of a step runs; `headroom`: times as many, for workers share cores."""
+    rest = max(seen.length - seen.exposed, 1)
+    return max(2, ceil(headroom * seen.loading / rest))
+
+
+def load_in_workers(
+    seen: DataWaits, workers: int, verify: str, target: Target | None, *, indexed: bool
+) -> list[Fix]:
+    """For a loader without any. `indexed`: every sample has a number, so that workers share them by themselves."""
+    lengths = [end - start for start, end in seen.waits]
+    pin, prefetch = seen.device is not None, 4 if max(lengths) > 2 * median(lengths) else 2
+    fixes = [
+        techniques.start_workers(workers, verify, pin=pin, prefetch=prefetch, target=target),
+        techniques.start_workers_in_trainer(workers, verify, pin=pin, prefetch=prefetch),
+        techniques.start_workers_in_lightning(workers, verify, pin=pin, prefetch=prefetch),
+    ]
+    return fixes if indexed else [*fixes, techniques.shard_iterable(_COUNT)]
+
+
+def more_workers(seen: DataWaits, verify: str) -> Fix:
+    rest = (seen.length - seen.exposed) / seen.count
+    late = (
+        f"The workers are late by {milliseconds(seen.per_step / 1e3)} a step, so they need about "
+        f"{ceil((seen.per_step + rest) / max(rest, 1) * 10) / 10:g} times the throughput."
+    )
+    return techniques.more_workers(late, verify, pin=seen.device is not None)
+
+
+def work_ahead(seen: DataWaits, verify: str) -> Fix:
+    """For loaders of other kinds."""
+    return techniques.work_ahead(
+        f"The loop waits {milliseconds(seen.per_step / 1e3)} a step for this loader.", verify
+    )
