@@ -1,11 +1,12 @@
-"""Attention that is computed in pieces: batched product, softmax, batched product, each in kernels of its own.
+"""Attention that is computed in pieces: batched product, softmax, batched product, each in kernels of its own. The softmax
+may be written out as well, and in a CUDA graph, where no operator is known, grids tell which products are batched.
 
 On a CPU operators take the place of kernels (see `work`)."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from msgspec import Struct
@@ -21,6 +22,18 @@ from trace_doctor.run import I64, Bool
 MOST_BETWEEN = 12
 """Kernels at most between a product and the softmax: scale, mask, cast, dropout and the copies around them."""
 _BATCHED = regex(r"aten::(?:bmm|baddbmm_?)")
+_PRODUCT = regex(
+    r"aten::(?:mm|addmm|bmm|baddbmm_?|addbmm|_addmm_activation|mv|addmv|dot|_scaled_mm|\w*conv\w*)"
+)
+_BATCHED_KERNEL = regex(r"triton_(?:tem_fused_\w*)?(?:baddbmm|bmm)")
+_BY_HAND = (
+    regex(r"aten::exp_?|.*(?:::|_)exp(?:_kernel|_(?!and|ect|ert|m1|2)).*"),
+    regex(r"aten::sum|.*(?:sum_functor|_sum(?:_|$)).*"),
+    regex(r"aten::(?:div|true_divide)_?|.*(?:DivFunctor|div_true|_div(?:_|$)).*"),
+)
+"""A softmax that is written out: exponentials over their sum, in any order of the kernels."""
+MOST_LOOKED_AT = 2000
+"""Pairs of products whose grids are read again from the file: each takes some 20 us."""
 _SOFTMAX = regex(r"aten::_?(?:safe_|masked_)?softmax(?:_backward_data|_backward)?")
 
 
@@ -50,9 +63,12 @@ class AttentionChains(Evidence, frozen=True):
             )
         run = kernels.run
         order = np.lexsort((np.arange(len(kernels.rows)), kernels.lane))
-        softmax = np.flatnonzero(_is_softmax(kernels)[order])
-        first, last, batched = _products(kernels, order)
+        first, last, batched, unknown = _products(kernels, order)
+        softmax = np.union1d(
+            np.flatnonzero(_is_softmax(kernels)[order]), _by_hand(kernels, order, first, last)
+        )
         behind = np.searchsorted(first, softmax)
+        batched |= _batched_by_grid(kernels, order[first], unknown, behind)
         stream = kernels.lane[order]
         apart = _Gaps(first, last, batched, stream)
         close = apart.linked(softmax, softmax, behind - 1, behind)
@@ -97,20 +113,64 @@ def _is_softmax(kernels: Work) -> Bool:
     return (named | asked) & ~kernels.launched_by(lambda n: "log_softmax" in n or "cross_entropy" in n)
 
 
-def _products(kernels: Work, order: I64) -> tuple[I64, I64, Bool]:
-    """The products in order of their streams: places of the first and last kernel of each, and whether it is batched.
+def _by_hand(kernels: Work, order: I64, first: I64, last: I64) -> I64:
+    """Places in the order of the streams of exponentials that are divided by their sum before the next product."""
+    exponential, total, quotient = (
+        (
+            kernels.named(lambda n, p=part: p.fullmatch(n) is not None)  # type: ignore[misc]
+            | kernels.launched_by(lambda n, p=part: p.fullmatch(n) is not None)  # type: ignore[misc]
+        )[order]
+        for part in _BY_HAND
+    )
+    places = np.flatnonzero(exponential)
+    behind = np.searchsorted(first, places)
+    places, behind = (each[(behind > 0) & (behind < len(first))] for each in (places, behind))
+
+    def between(mask: Bool) -> Bool:
+        count = np.concatenate([[0], np.cumsum(mask)])
+        return np.asarray(count[first[behind]] > count[last[behind - 1]])
+
+    return np.asarray(places[between(total) & between(quotient)])
+
+
+def _batched_by_grid(kernels: Work, rows: I64, unknown: Bool, behind: I64) -> Bool:
+    """Which products of unknown operators (a CUDA graph is launched as a whole) are batched: those on both sides of a
+    softmax whose grids have the same depth, of 2 or more."""
+    found = np.zeros(len(rows), dtype=bool)
+    behind = np.unique(behind[(behind > 0) & (behind < len(rows))])
+    behind = behind[unknown[behind - 1] & unknown[behind]][:MOST_LOOKED_AT]
+    wanted = np.stack([behind - 1, behind], axis=1).ravel()
+    depth = [_depth(args) for args in kernels.run.args(kernels.rows[rows[wanted]].tolist())]
+    for place, before, after in zip(behind.tolist(), depth[::2], depth[1::2], strict=True):
+        found[[place - 1, place]] |= before == after > 1
+    return found
+
+
+def _depth(args: dict[str, Any]) -> int:
+    grid = args.get("grid")
+    if not isinstance(grid, list) or len(grid) != 3:
+        return 0
+    return grid[2] if isinstance(grid[2], int) else 0
+
+
+def _products(kernels: Work, order: I64) -> tuple[I64, I64, Bool, Bool]:
+    """The products in order of their streams: places of the first and last kernel of each, whether it is batched, and
+    whether no operator tells.
 
     Kernels of one operator in a row (a product that is split and summed up) are one product.
     """
+    known = kernels.launched_by(lambda n: _PRODUCT.fullmatch(n) is not None)[order]
     batched = kernels.launched_by(lambda n: _BATCHED.fullmatch(n) is not None)[order]
+    batched |= kernels.named(lambda n: _BATCHED_KERNEL.match(n) is not None)[order]
     other = kernels.where(lambda c: c.kind in ("gemm", "gemv", "conv", "attention"))[order]
     places = np.flatnonzero(batched | other)
     operators = kernels.operator[order[places]]
     new = np.ones(len(places), dtype=bool)
-    new[1:] = (operators[1:] != operators[:-1]) | (operators[1:] < 0)
+    told = known[places]
+    new[1:] = (operators[1:] != operators[:-1]) | (operators[1:] < 0) | ~told[1:]
     starts = np.flatnonzero(new)
     ends = np.append(starts[1:], len(places))[: len(starts)] - 1
-    return places[starts], places[ends], batched[places[starts]]
+    return places[starts], places[ends], batched[places[starts]], ~told[starts]
 
 
 class _Gaps(Struct, frozen=True):
@@ -156,7 +216,12 @@ def _fitting(facts: Facts, kernels: Work, order: I64, softmax: I64, first: I64, 
         kernels.operator[order[softmax]].astype(np.int64),
         kernels.operator[order[first[behind]]].astype(np.int64),
     )
+    own = inputs.run.is_named(
+        lambda n: _SOFTMAX.fullmatch(n) is not None or _BY_HAND[0].fullmatch(n) is not None
+    )
+    multiplies = inputs.run.is_named(lambda n: _BATCHED.fullmatch(n) is not None)
     known = np.isin(over, inputs.typical(over[over >= 0])) & (into >= 0)
+    known &= own[over] & multiplies[into]
     pairs = np.stack([over[known], into[known]], axis=1)
     given = inputs.of(pairs.ravel().tolist())
     fits = [
