@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from trace_doctor.evidence.event_names import (
     is_step,
     is_synchronize,
     is_torch_mark,
+    is_view,
 )
 from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.nesting import Nesting
@@ -26,8 +28,16 @@ from trace_doctor.regex import regex
 from trace_doctor.run import I64, Bool, Cat, Run
 
 _MAKERS = regex(
-    r"aten::(?:zeros|ones|full|eye|arange|linspace|logspace|rand|randn|randint|randperm|normal|tril_indices|triu_indices)"
+    r"aten::(?:(?:zeros|ones|full|rand|randn|randint)(?:_like)?|new_(?:zeros|ones|full)|eye|arange|linspace|logspace|randperm|normal"
+    r"|tril_indices|triu_indices|(?:normal|uniform|random|bernoulli|exponential|fill|zero)_)"
 )
+_IN_BETWEEN = regex(
+    r"aten::(?:to|contiguous|reshape|flatten|tril_?|triu_?|pin_memory|is_pinned|logical_not|bitwise_not)"
+)
+"""beside views: what is done to a tensor between making and copying it, which keeps its size"""
+_OTHER_SIZE = regex(r"aten::(?:slice|select|narrow|expand|expand_as)")
+MOST_BETWEEN = 4
+"""operators between the one that makes a tensor and the one that copies it"""
 MOST_ARGS = 2000
 """copies whose arguments are read again from the file"""
 
@@ -38,7 +48,7 @@ class Copying(Struct, frozen=True):
     op: I64
     """the outermost operator around the call, else the call; -1 where the call was not captured"""
     maker: I64
-    """the operator just before that made the tensor on the host (`aten::zeros` …), -1 where it came from elsewhere"""
+    """the operator before it that made the tensor on the host (`aten::zeros` …), -1 where it came from elsewhere"""
     waits: tuple[tuple[int, ...], ...]
     """calls that hold the host for it: the copy call, and synchronises of the same operator"""
 
@@ -92,36 +102,55 @@ def _outermost(nesting: Nesting, tops: Bool, call: int) -> int:
 
 
 def _makers(run: Run, launching: I64, tops: I64, op: I64) -> I64:
-    """For each copying operator the one just before it on its thread, where that made a tensor of the same shape and
-    launched nothing."""
+    """For each copying operator the one before it on its thread that made a tensor of the same size and launched nothing."""
     found = np.full(len(op), -1, dtype=np.int64)
-    makes = np.isin(run.name, run.name_ids(lambda n: _MAKERS.fullmatch(n) is not None))
     for thread in np.unique(run.thread[op[op >= 0]]).tolist():
         own = tops[run.thread[tops] == thread]
         launched = run.ts[launching[run.thread[launching] == thread]]
         mine = np.flatnonzero((op >= 0) & (run.thread[op] == thread))
-        at = np.searchsorted(own, op[mine])
-        first = (at > 0) & (own[np.minimum(at, len(own) - 1)] == op[mine]) if len(own) else at < 0
-        before = own[np.maximum(at - 1, 0)] if len(own) else op[mine]
-        quiet = np.searchsorted(launched, run.ts[before]) == np.searchsorted(launched, run.end[before])
-        chosen = first & makes[before] & quiet
-        found[mine[chosen]] = before[chosen]
+        found[mine] = _before(run, own, op[mine], launched)
     pairs_ = [(i, m, o) for i, (m, o) in enumerate(zip(found.tolist(), op.tolist(), strict=True)) if m >= 0]
     if run.recorded.shapes:
         for i, maker, copying in pairs_[:MOST_ARGS]:
-            if not _same_shape(run, maker, copying):
+            if not _same_tensor(run, tops, maker, copying):
                 found[i] = -1
     return found
 
 
-def _same_shape(run: Run, maker: int, copying: int) -> bool:
-    """Whether what was filled has the shape of what is copied; yes where the file does not say."""
+def _before(run: Run, own: I64, op: I64, launched: I64) -> I64:
+    """The operator that made what each of these copies, among those of its thread: just before it, but for views and the
+    like. -1 where there is none, or it launched something (at a time in `launched`)."""
+    found = np.full(len(op), -1, dtype=np.int64)
+    if not len(own):
+        return found
+    makes = np.isin(run.name, run.name_ids(lambda n: _MAKERS.fullmatch(n) is not None))
+    passes = np.isin(run.name, run.name_ids(lambda n: is_view(n) or _IN_BETWEEN.fullmatch(n) is not None))
+    at = np.searchsorted(own, op)
+    searching = own[np.minimum(at, len(own) - 1)] == op
+    for back in range(1, MOST_BETWEEN + 2):
+        before = own[np.maximum(at - back, 0)]
+        quiet = np.searchsorted(launched, run.ts[before]) == np.searchsorted(launched, run.end[before])
+        searching &= (at >= back) & quiet
+        made = searching & makes[before]
+        found[made] = before[made]
+        searching &= ~made & passes[before]
+    return found
+
+
+def _same_tensor(run: Run, tops: I64, maker: int, copying: int) -> bool:
+    """Whether what was filled can be what is copied, by its size; yes where the file does not say."""
     behind = int(np.searchsorted(run.ts, run.end[maker]))
     inside = [r for r in range(maker, behind) if run.thread[r] == run.thread[maker]]
     seen = [_first_dims(a) for a in run.args(inside[-4:])]
     filled = next((d for d in reversed(seen) if d), None)
     wanted = _first_dims(run.args([copying])[0])
-    return filled is None or wanted is None or filled == wanted
+    if filled is None or wanted is None:
+        return True
+    first, behind = np.searchsorted(tops, [maker + 1, copying])
+    between = tops[first:behind]
+    between = between[run.thread[between] == run.thread[maker]]
+    cut = any(_OTHER_SIZE.fullmatch(run.text(int(row))) for row in between)
+    return cut or prod(filled) == prod(wanted)
 
 
 def _first_dims(args: dict[str, Any]) -> list[Any] | None:

@@ -42,14 +42,24 @@ def _training(
     for n in range(steps):
         with b.step(), b.python("train.py", 4, "train"):
             if n % every == 0:
-                with b.op("aten::zeros", us=5), b.op("aten::zero_", dims=[list(shape)]):
-                    if made == "gpu":
-                        b.launch(3)
-                    else:
-                        b.wait(60)
+                if made == "in place":
+                    with b.op("aten::empty", us=3):
+                        pass
+                    with b.op("aten::normal_", dims=[list(shape)], us=60):
+                        pass
+                else:
+                    with b.op("aten::zeros", us=5), b.op("aten::zero_", dims=[list(shape)]):
+                        if made == "gpu":
+                            b.launch(3)
+                        else:
+                            b.wait(60)
                 if made == "between":
                     with b.op("aten::mm", us=10):
                         b.launch(5)
+                if made == "viewed":
+                    for name in ("aten::tril", "aten::unsqueeze"):
+                        with b.op(name, dims=[list(shape)], us=5):
+                            pass
                 if made != "gpu":
                     _copy(b)
             for _ in range(20):
@@ -87,16 +97,17 @@ class CpuTensorThenCopy(Rule):
     """A tensor is made on the host in every step, only to be copied to the GPU.
 
     What it does
-    Finds factory calls (zeros, ones, full, eye, arange, rand, randn …) whose result is copied to the device at once, in
-    every step, and re-times the steps without making and copying it.
+    Finds factory calls (zeros, ones, full, eye, arange, rand, randn …) and tensors filled in place (normal_, fill_ …)
+    that are copied to the device at once, in every step, and re-times the steps without making and copying them.
 
     Why is this bad
     The host fills the tensor with one core, the copy comes from memory that is not pinned and holds the host until it is
     done. The GPU would fill the tensor in microseconds, without anybody waiting.
 
     Evidence
-    A factory operator that launched nothing, followed at once by an operator that copies from pageable memory to the
-    device, on the same thread. With `record_shapes=True` both must have the same shape. `torch.tensor(data)` is left
+    A factory operator that launched nothing, followed at once (but for views, tril, a cast and the like) by an operator
+    that copies from pageable memory to the device, on the same thread. With `record_shapes=True` both must have the same
+    size. `torch.tensor(data)` is left
     out: with device= it is copied from the host just the same. Where the GPU's side was lost the calls of the runtime
     tell, and it is a note.
 
@@ -147,6 +158,7 @@ class CpuTensorThenCopy(Rule):
         Valid("made on the device", lambda: _training("gpu")),
         Valid("something else is copied", lambda: _training("between")),
         Valid("another shape is copied", lambda: _training(shape=(4, 4))),
+        Valid("a view of another shape is copied", lambda: _training("viewed", shape=(4, 4))),
         Valid("once in six steps", lambda: _training(every=6)),
         Valid("little, and the GPU's side was lost", lambda: _device_lost(2, 200)),
         Valid("nothing runs on a GPU", without_gpu, skipped="no GPU work"),
@@ -163,6 +175,10 @@ class CpuTensorThenCopy(Rule):
             after=_PATCHED,
         ),
         Invalid("without stacks", lambda: _training(stacks=False), confidence="medium"),
+        Invalid(
+            "seen from another side before it is copied", lambda: _training("viewed"), message="aten::zeros"
+        ),
+        Invalid("filled in place", lambda: _training("in place"), message="aten::normal_"),
         Invalid(
             "the GPU's side was lost", lambda: _device_lost(800), severity="info", message="was not recorded"
         ),
