@@ -60,7 +60,7 @@ def copying(run: Run, nesting: Nesting, calls: I64, launching: I64) -> Copying:
     return Copying(
         op=op,
         maker=_makers(run, launching, np.flatnonzero(tops), op),
-        waits=tuple(_waits(run, nesting, c) for c in calls.tolist()),
+        waits=tuple(waits(run, nesting, c) for c in calls.tolist()),
     )
 
 
@@ -158,8 +158,8 @@ def _first_dims(args: dict[str, Any]) -> list[Any] | None:
     return dims[0] if isinstance(dims, list) and dims and isinstance(dims[0], list) and dims[0] else None
 
 
-def _waits(run: Run, nesting: Nesting, call: int) -> tuple[int, ...]:
-    """The copy call and the synchronises beside it in the operator that copies."""
+def waits(run: Run, nesting: Nesting, call: int) -> tuple[int, ...]:
+    """The copy call and the synchronises behind it in the operator that copies; empty where no call is known."""
     if call < 0:
         return ()
     parent = int(nesting.parent[call])

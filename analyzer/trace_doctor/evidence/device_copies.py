@@ -8,7 +8,7 @@ import numpy as np
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.copying import MOST_ARGS, copying
+from trace_doctor.evidence.copying import MOST_ARGS, copying, waits
 from trace_doctor.evidence.host_bound import with_stacks
 from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, union
 from trace_doctor.evidence.launches import Launches
@@ -24,7 +24,8 @@ _OLDEST_GBS = 12.5
 
 
 class DeviceCopies(Evidence, frozen=True):
-    """Aligned columns, one entry for each copy from memory that is not pinned, by start.
+    """Aligned columns, one entry for each copy that holds the host, by start: from memory that is not pinned, or from pinned
+    memory with a wait behind it.
 
     Raises NotCaptured without GPU work, and where the vendor's profiler does not say what memory is pinned.
     """
@@ -43,6 +44,8 @@ class DeviceCopies(Evidence, frozen=True):
     """ns that it would take less from pinned memory, at the speed of the link"""
     waits: tuple[tuple[int, ...], ...]
     """calls that hold the host for it: the copy call, and synchronises of the same operator"""
+    pinned: Bool
+    """whether it comes from pinned memory: then only the wait can go"""
     link_gbs: float
     """GB/s of copies from pinned memory: the fastest seen, else what the device's generation of PCIe gives"""
     stacks: bool
@@ -63,9 +66,12 @@ class DeviceCopies(Evidence, frozen=True):
                 "nothing to record: ROCm names them `Host -> Device`",
             )
         alone = {device: intersect(parts[2], steady) for device, parts in exposed(facts).items()}
-        rows = copies[pageable]
-        call = np.array([launches.launch_of(r) for r in rows.tolist()], dtype=np.int64)
         link = _link_gbs(run, copies[pinned])
+        rows = copies[pageable | pinned]
+        call = np.array([launches.launch_of(r) for r in rows.tolist()], dtype=np.int64)
+        waiting = np.array([len(waits(run, nesting, c)) > 1 for c in call.tolist()], dtype=bool)
+        held = pageable[pageable | pinned] | waiting
+        rows, call = rows[held], call[held]
         bare = np.zeros(len(rows), dtype=np.int64)
         for device, some in alone.items():
             mine = run.device[rows] == device
@@ -79,6 +85,7 @@ class DeviceCopies(Evidence, frozen=True):
             exposed=bare,
             faster=_faster(run, rows, link),
             waits=made.waits,
+            pinned=np.isin(run.name[rows], run.name_ids(lambda n: "Pinned" in n)),
             link_gbs=link,
             stacks=with_stacks(run),
             run=run,
