@@ -10,7 +10,7 @@ import numpy as np
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts, Options
-from trace_doctor.evidence.event_names import is_loader
+from trace_doctor.evidence.event_names import is_backward, is_launch, is_loader
 from trace_doctor.evidence.intervals import (
     NOTHING,
     covered,
@@ -46,6 +46,18 @@ _PARTS = (
     ("reading and transforming samples", regex(r".*_utils/fetch\.py\(\d+\): fetch|.*: __getitems?__")),
 )
 """frames of torch/utils/data inside the wait, most specific first"""
+_LIBRARY = regex(
+    r"(?:.*/)?(?:nvidia/dali/plugin/|ffcv/loader/|torchdata/nodes/|petastorm/|tensorflow/python/data/)\S*\(\d+\): __next__"
+)
+"""frames of loaders that are no torch.utils.data.DataLoader"""
+_ANNOTATED = regex(
+    r"\W*(?:data[ _-]?load(?:ing|er)?|load(?:ing)?[ _-]?(?:the[ _-])?(?:next[ _-])?(?:data|batch|samples?)"
+    r"|(?:get|fetch|next)[ _-]?(?:the[ _-])?(?:next[ _-])?(?:data|batch)|data[ _-]?(?:fetch|wait|time)(?:ing)?"
+    r"|wait(?:ing)?[ _-]for[ _-](?:the[ _-])?data|(?:data)?loader(?:[ _-]?next)?"
+    r"|(?:fetch|load)ing|batch[ _-]?(?:load|fetch)(?:ing)?)(?:[ _-]?\d+)?\W*",
+    re.IGNORECASE,
+)
+"""names that people give to the part of a loop that gets its batch"""
 _BY_INDEX = regex(r".*: __getitems?__")
 _ONE_BY_ONE = regex(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
 
@@ -110,13 +122,20 @@ class DataLoading(Evidence, frozen=True):
 
 
 def loader_mask(run: Run, options: Options) -> Bool:
-    """The rows that are a wait for data: torch's own marks, and what the settings name."""
+    """The rows that are a wait for data: torch's own marks, loaders of other libraries, what the settings name, and
+    annotations that say so by their name, with no such mark in them, no kernel launched and no backward."""
 
     def named(parts: tuple[str, ...]) -> Bool:
         return run.is_named(lambda n: any(p in n for p in parts))
 
     notes = run.is_cat(Cat.USER_ANNOTATION, Cat.CPU_OP)
     mask = run.is_named(is_loader) & notes
+    mask |= run.is_named(lambda n: _LIBRARY.fullmatch(n) is not None) & run.is_cat(Cat.PYTHON)
+    said = np.flatnonzero(run.is_named(lambda n: _ANNOTATED.fullmatch(n) is not None) & notes)
+    if len(said):
+        away = mask | run.is_named(lambda n: is_launch(n) or is_backward(n))
+        marks = np.sort(run.ts[away])
+        mask[said[np.searchsorted(marks, run.end[said]) == np.searchsorted(marks, run.ts[said])]] = True
     if options.loader_annotations:
         mask |= named(options.loader_annotations) & notes
     if options.loader_frames:
@@ -126,8 +145,8 @@ def loader_mask(run: Run, options: Options) -> Bool:
 
 def loader_kind(name: str) -> LoaderKind:
     """What a loader's event name proves: the iterator class says whether there are workers."""
-    if "_SingleProcess" in name:
+    if "SingleProcess" in name:  # of torch, and of torchdata's loaders with a state
         return "in_process"
-    if "_MultiProcessing" in name:
+    if "MultiProcessing" in name:
         return "workers"
     return "pipe" if "DataPipe" in name else "other"
