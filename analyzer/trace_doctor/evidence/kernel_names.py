@@ -23,7 +23,6 @@ class KernelClass(Struct, frozen=True):
 
     kind: Kind
     precision: Precision = ""
-    tensor_cores: bool | None = None
 
     @property
     def plain_fp32(self) -> bool:
@@ -80,9 +79,6 @@ _FORMATS: tuple[tuple[Precision, re.Pattern[str]], ...] = (
         ),
     ),
 )
-_ON_TENSOR_CORES = regex(
-    r"tensorop|wmma|tensor\d+x\d+|warpgroup|xmma(?!.*ffma)|[shdi](?:884|1688|16816|161616|16832)|_MI\d+x\d+|xdl|nvjet|fmha"
-)
 _NEITHER_TRANSPOSED = regex(r"gemm.*_nn(?:_|$)|nvjet.*_NN[NT]|^Cijk_Ailk_Bljk_")
 
 
@@ -92,8 +88,7 @@ def kernel_class(name: str) -> KernelClass:
     kind = _kind(name)
     if kind in ("softmax", "layout", "other"):
         return KernelClass(kind)
-    precision: Precision = next((p for p, form in _FORMATS if form.search(name)), "")
-    return KernelClass(kind, precision, _tensor_cores(name, precision))
+    return KernelClass(kind, next((p for p, form in _FORMATS if form.search(name)), ""))
 
 
 def neither_transposed(name: str) -> bool:
@@ -116,13 +111,6 @@ def _kind(name: str) -> Kind:
     if _GEMV.search(name):
         return "gemv"
     return "gemm" if _GEMM.search(name) else "other"
-
-
-def _tensor_cores(name: str, precision: Precision) -> bool | None:
-    """Only half and single precision tell: an `sgemm` has none, whatever tile it names."""
-    if _ON_TENSOR_CORES.search(name) and "simt" not in name and "ffma" not in name:
-        return True
-    return False if precision in ("fp32", "fp64") else None
 
 
 def is_log_softmax(name: str) -> bool:

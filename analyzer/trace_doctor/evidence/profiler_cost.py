@@ -56,11 +56,6 @@ class ProfilerCost(Evidence, frozen=True):
     """(phase, steps, median ns) of a recording, in its order"""
 
     @property
-    def measured_ns(self) -> int | None:
-        """How much longer a step is under the profiler; None where that was not measured."""
-        return None if self.plain is None else max(0, self.step_ns - self.plain.median_ns)
-
-    @property
     def frames_ns(self) -> int:
         """Estimated cost of recording these calls."""
         return self.frames * FRAME_NS

@@ -70,15 +70,13 @@ def pinned(requirements: Iterable[str]) -> TorchBounds:
 
 @dataclass(frozen=True)
 class Form:
-    """Something that fixes write and that not every torch 2 accepts without a word."""
+    """Something that fixes write and that not every torch 2 accepts."""
 
     name: str
     """dotted name, with `(keyword)` for an argument of a call; or an environment variable"""
     since: Version
     written: str | None = None
     """how a script shows it (a regular expression); None where the codemod alone can see it"""
-    deprecated: Version | None = None
-    """the version from which on it warns"""
 
 
 FORMS: tuple[Form, ...] = (
@@ -92,8 +90,6 @@ FORMS: tuple[Form, ...] = (
     Form("torch.compiler.is_compiling", (2, 3), r"\bcompiler\.is_compiling\("),
     Form("torch.nn.attention.sdpa_kernel", (2, 3), r"\bsdpa_kernel\("),
     Form("torch.amp.GradScaler", (2, 3), r"(?<!cuda\.)\bamp\.GradScaler\("),
-    Form("torch.cuda.amp.GradScaler", (2, 0), r"\bcuda\.amp\.GradScaler\(", deprecated=(2, 4)),
-    Form("torch.cuda.amp.autocast", (2, 0), r"\bcuda\.amp\.autocast\(", deprecated=(2, 4)),
     Form("torch.optim.Adam(fused)", (2, 0)),
     Form("torch.optim.AdamW(fused)", (2, 0)),
     Form("torch.optim.SGD(fused)", (2, 3)),

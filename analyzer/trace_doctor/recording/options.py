@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
@@ -104,9 +103,3 @@ class RecordOptions:
         """Raises OSError, ValueError, TypeError for what is no options file. Unknown names are another version's."""
         known = {f.name for f in fields(cls)}
         return cls(**{k: v for k, v in json.loads(path.read_bytes()).items() if k in known})
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> RecordOptions | None:
-        """What this process was told to record; None where nobody told it."""
-        path = environment.get(OPTIONS_VARIABLE)
-        return cls.read(Path(path)) if path else None
