@@ -1,4 +1,4 @@
-"""The matrix products of a typical step, with their sizes and the GPU time of each."""
+"""The matrix products of a typical step, with their sizes and the time of each: on the GPU, else of the operator."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.event_names import is_backward
-from trace_doctor.evidence.kernels import Kernels
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.operator_inputs import OperatorInputs
+from trace_doctor.evidence.work import Work
 
 _FIRST = {"aten::mm": 0, "aten::addmm": 1}
 """Place of the left factor among the arguments: `addmm` has what is added before it."""
@@ -38,14 +38,14 @@ class Product(Struct, frozen=True):
 
 
 class Products(Evidence, frozen=True):
-    """`aten::mm` and `aten::addmm`; batched products are no part of it. Raises NotCaptured without GPU work or shapes."""
+    """`aten::mm` and `aten::addmm`; batched products are no part of it. Raises NotCaptured where `Work` does, and without shapes."""
 
     all: tuple[Product, ...]
     """by start"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        kernels, inputs, nesting = facts[Kernels], facts[OperatorInputs], facts[Nesting]
+        kernels, inputs, nesting = facts[Work], facts[OperatorInputs], facts[Nesting]
         run = kernels.run
         operators, ns = kernels.by_operator(kernels.launched_by(_FIRST.__contains__))
         spent = dict(zip(operators.tolist(), ns.tolist(), strict=True))

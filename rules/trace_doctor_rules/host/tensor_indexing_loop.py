@@ -86,7 +86,7 @@ class TensorIndexingLoop(Rule):
     name = "tensor-indexing-loop"
     title = "A Python loop over the elements of a tensor"
     needs = (Steps, OperatorLoops, Replay, Moments)
-    yields_to = ("TD201",)
+    yields_to = ("TD201", "TD309")
 
     min_share: float = threshold(
         0.01, "saving by the model, as a share of the step", unit="share", source="less is lost in noise"
