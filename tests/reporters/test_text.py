@@ -4,9 +4,10 @@ import re
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from trace_doctor.errors import UsageError
-from trace_doctor.model import Finding, Fix, Outcome, Result, Saving
+from trace_doctor.model import NOT_PATCHED, Finding, Fix, Outcome, Result, Saving
 from trace_doctor.reporters import render
 from trace_doctor.reporters.units import columns
 
@@ -44,7 +45,17 @@ def test_a_finding_says_what_where_how_much_and_what_to_do(rich_result: Result) 
     head = lines.index("✖ TD101 dataloader-starvation  up to -33% step (59 ms, replay)  train.py:41")
     assert lines[head + 1].strip().startswith("critical · high confidence")
     assert any(line == "  fix: Load in worker processes [unsafe]" for line in lines)
-    assert any("not applied: the script was not given" in line for line in lines)
+    assert any("a patch with --source DIR]" in line for line in lines)
+
+
+def test_of_a_fix_that_a_look_at_the_script_left_open_the_reason_is_said(rich_result: Result) -> None:
+    fix = rich_result.findings[0].fixes[0]
+    looked = replace(fix, diff=None, text=f"{fix.text}\n{NOT_PATCHED} train.py:45 sets its workers already")
+    found = replace(rich_result.findings[0], fixes=[looked])
+    text = render(replace(rich_result, findings=[found], source_root=""), "text", given="logs --source .")
+    assert "no patch: train.py:45 sets its workers already" in text
+    assert "Next: trace-doctor fix logs --source . (what to change, and why it is no patch)" in text
+    assert "--source DIR" not in text
 
 
 def test_the_header_and_the_ledger(rich_result: Result) -> None:

@@ -25,10 +25,7 @@ from trace_doctor.fixes.versions import TorchBounds, bounds
 from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import FRAMEWORKS, Script, TextFile
 from trace_doctor.loaders.source import SourceTree, same_function
-from trace_doctor.model import Finding, Fix, Result, Target
-
-NOT_PATCHED = "# not patched:"
-"""starts the lines that a result's fix carries when an earlier look at a source found no place for it"""
+from trace_doctor.model import NOT_PATCHED, Finding, Fix, Result, Target
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import msgspec
 
 from trace_doctor.evidence.frames import is_user_frame
 from trace_doctor.fixes.edits import Change
-from trace_doctor.fixes.plan import NOT_PATCHED, plan
+from trace_doctor.fixes.plan import plan
 from trace_doctor.fixes.planned import Planned
 from trace_doctor.loaders.source import SourceTree
-from trace_doctor.model import Finding, Fix, Location, Result, Target
+from trace_doctor.model import NOT_PATCHED, Finding, Fix, Location, Result, Target
 
 _EXCERPT_LINES = 3
 

@@ -12,6 +12,7 @@ from trace_doctor.model.captures import Recorded as Recorded
 from trace_doctor.model.captures import TorchVersion as TorchVersion
 from trace_doctor.model.captures import Work as Work
 from trace_doctor.model.findings import MAX_ROWS as MAX_ROWS
+from trace_doctor.model.findings import NOT_PATCHED as NOT_PATCHED
 from trace_doctor.model.findings import Basis as Basis
 from trace_doctor.model.findings import Cell as Cell
 from trace_doctor.model.findings import Column as Column

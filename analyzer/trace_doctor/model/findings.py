@@ -76,6 +76,10 @@ class Target(Struct, frozen=True, kw_only=True):
     function: str | None = None
 
 
+NOT_PATCHED = "# not patched:"
+"""starts the lines of a fix's text that say why a look at the source found no place for it"""
+
+
 class Fix(Struct, frozen=True, kw_only=True):
     """A fix as data. `codemod` names an edit of `trace_doctor.fixes`; `params` are its arguments.
 

@@ -13,7 +13,7 @@ from trace_doctor.model import Budget, Finding, Outcome, Result
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.places import failing
 from trace_doctor.reporters.units import plural, visible
-from trace_doctor.reporters.words import budget_words, saving_words, where, where_in_capture
+from trace_doctor.reporters.words import budget_words, how_made, saving_words, where, where_in_capture
 
 _FAMILIES = {"0": "capture", "1": "data", "2": "host", "3": "kernels", "4": "memory", "5": "compile", "6": "comms"}  # fmt: skip
 _NO_XML = str.maketrans({"\ufffe": "\\ufffe", "\uffff": "\\uffff"})
@@ -75,7 +75,7 @@ def _text(finding: Finding) -> str:
         known,
         finding.message,
         saving_words(finding.saving),
-        *(f"fix: {fix.title} [{fix.safety}]" for fix in finding.fixes),
+        *(f"fix: {fix.title} [{how_made(fix)}]" for fix in finding.fixes),
     ]
     return "\n".join(line for line in lines if line)
 

@@ -21,6 +21,7 @@ from trace_doctor.reporters.words import (
     budget_outcome,
     facts,
     headline,
+    how_made,
     in_which_capture,
     is_patch,
     saving_words,
@@ -155,9 +156,9 @@ def _evidence(shown: Table) -> str:
 
 def _fix(fix: Fix) -> str:
     if is_patch(fix):
-        return f"Fix: {md(fix.title)} [{fix.safety}]\n\n{fenced(fix.diff or '', 'diff')}"
+        return f"Fix: {md(fix.title)} [{how_made(fix)}]\n\n{fenced(fix.diff or '', 'diff')}"
     shown = f"\n\n{fenced(fix.text)}" if fix.text else ""
-    return f"Fix: {md(fix.title)} [{fix.safety}]{shown}"
+    return f"Fix: {md(fix.title)} [{how_made(fix)}]{shown}"
 
 
 def _not_checked(result: Result, options: Options) -> Iterator[str]:

@@ -28,15 +28,17 @@ from trace_doctor.reporters.words import (
     budget_words,
     facts,
     headline,
+    how_made,
     in_which_capture,
     is_patch,
     main_rows,
+    needs_source,
     nothing_captured,
     saving_words,
     together,
     where,
     where_briefly,
-    why_not_applied,
+    why_no_patch,
 )
 
 _MOST_ROWS = 8
@@ -192,10 +194,10 @@ def _row(table: Table, row: list[Cell], *, named: bool) -> str:
 
 
 def _fix(paper: Paper, fix: Fix) -> None:
-    paper.put(f"{fix.title} [{fix.safety}]", indent=7, first="  fix:")
-    reason = why_not_applied(fix)
-    if reason:
-        paper.put(f"not applied: {reason}", "dim", indent=7)
+    needs = "; a patch with --source DIR" if needs_source(fix) else ""
+    paper.put(f"{fix.title} [{how_made(fix)}{needs}]", indent=7, first="  fix:")
+    if reason := why_no_patch(fix):
+        paper.put(f"no patch: {reason}", "dim", indent=7)
 
 
 # ------------------------------------------------------------------------------------------------ footer
@@ -215,9 +217,11 @@ def _footer(paper: Paper, result: Result, options: Options) -> None:
     if options.report:
         paper.put(f"Report: {options.report}")
     patches = sum(is_patch(f) for finding in result.findings for f in finding.fixes)
-    possible = sum(f.kind == "patch" and f.safety != "display" for x in result.findings for f in x.fixes)
+    possible = sum(how_made(f) == f.safety for finding in result.findings for f in finding.fixes)
     if patches:
         paper.put(f"Next: trace-doctor fix {options.given}  ({plural(patches, 'patch', 'patches')} ready)")
+    elif possible and result.source_root is not None:
+        paper.put(f"Next: trace-doctor fix {options.given}  (what to change, and why it is no patch)")
     elif possible:
         where = "; DIR holds the script" if options.given.endswith(" DIR") else ""
         said = f"{plural(possible, 'fix', 'fixes')} can become a patch{where}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from trace_doctor.model import (
+    NOT_PATCHED,
     Budget,
     Finding,
     Fix,
@@ -354,20 +355,27 @@ def together(result: Result, between: str) -> str:
     return f"{between}{said}" if said else ""
 
 
-def why_not_applied(fix: Fix) -> str:
-    """Why this fix is no patch yet; empty when it is one."""
+def how_made(fix: Fix) -> str:
+    """By whom a fix is made: `safe` or `unsafe` where `fix` makes it, `by hand` or `in the launcher` where it does not."""
+    if fix.kind == "patch" and fix.safety != "display" and (fix.codemod or fix.diff):
+        return fix.safety
+    return _MADE.get(fix.kind, "by hand")
+
+
+_MADE = {"env": "in the launcher", "config": "in a configuration file", "command": "a command"}
+
+
+def why_no_patch(fix: Fix) -> str:
+    """What a look at the script found that keeps this fix from being a patch; empty where nothing does."""
     if fix.diff:
-        return "" if fix.safety != "display" else SAFETY["display"]
-    if fix.kind == "patch" and fix.safety == "display":
-        return SAFETY["display"]
-    if fix.kind == "patch":
-        return "the script was not given, or the place in it is not certain (--source DIR)"
-    return {
-        "env": "it is set by the launcher, not in the script",
-        "command": "it is a command to run",
-        "config": "it belongs in a configuration file",
-        "advice": "it is advice, to be followed by hand",
-    }[fix.kind]
+        return ""
+    said = (line.removeprefix(NOT_PATCHED) for line in fix.text.splitlines() if line.startswith(NOT_PATCHED))
+    return next(said, "").strip()
+
+
+def needs_source(fix: Fix) -> bool:
+    """Whether it may become a patch once the script is given."""
+    return not fix.diff and how_made(fix) == fix.safety and not why_no_patch(fix)
 
 
 def is_patch(fix: Fix) -> bool:

@@ -25,10 +25,11 @@ from trace_doctor.reporters.words import (
     SAFETY,
     device_name,
     is_patch,
+    needs_source,
     where,
     where_briefly,
     where_in_capture,
-    why_not_applied,
+    why_no_patch,
 )
 
 _MOST_SPANS = 20
@@ -60,7 +61,7 @@ def render(result: Result, room: int = _MOST_BYTES) -> Html:
         cards.append(card)
         seen.add(finding.code)
     lead = [
-        "The most serious first, then what may save most. Every saving is an upper bound, hence ",
+        "What may save most first; uncertain ones count for less. Every saving is an upper bound, hence ",
         term("saving", "“up to”"),
         ".",
     ]
@@ -247,7 +248,7 @@ def _fixes(fixes: list[Fix], finding: int) -> list[Html]:
 
 def _fix(fix: Fix, finding: int, n: int) -> Html:
     path = f"findings.{finding}.fixes.{n}"
-    reason = why_not_applied(fix)
+    reason = "--source DIR makes the patch" if needs_source(fix) else why_no_patch(fix)
     target = (
         f"{fix.target.file}:{fix.target.line}" if fix.target and fix.target.file and fix.target.line else None
     )
@@ -269,9 +270,7 @@ def _fix(fix: Fix, finding: int, n: int) -> Html:
         )
         if fix.text and not fix.diff
         else None,
-        el("p", "No patch: ", reason, ".", class_="limit")
-        if reason and not fix.diff and fix.safety != "display"
-        else None,
+        el("p", "No patch: ", reason, ".", class_="limit") if reason else None,
         el("p", el("strong", "Risk: "), _inline(fix.risk)) if fix.risk else None,
         el("p", el("strong", "To verify: "), _inline(fix.verify)) if fix.verify else None,
         class_="fix",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trace_doctor.model import Finding, Result
+from trace_doctor.model import Finding, Fix, Result
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import badge, gain, mini_bar, term
 from trace_doctor.reporters.units import (
@@ -19,6 +19,8 @@ from trace_doctor.reporters.words import (
     Names,
     by_hand,
     headline,
+    how_made,
+    is_patch,
     main_rows,
     where,
     where_briefly,
@@ -222,4 +224,15 @@ def _first(finding: Finding, result: Result) -> Html:
         el("span", gain(finding.saving), class_="gain-words"),
         el("code", where_briefly(finding.location), class_="where") if where(finding.location) else None,
         el("bdi", _seen_on(finding, names), class_="where"),
+        _change(finding.fixes),
+    )
+
+
+def _change(fixes: list[Fix]) -> Html | None:
+    """What to do about it: the first fix that is a patch already, else the first."""
+    if not fixes:
+        return None
+    fix = next((f for f in fixes if is_patch(f)), fixes[0])
+    return el(
+        "p", fix.title, " ", el("span", how_made(fix), class_=f"tag safety-{fix.safety}"), class_="change"
     )
