@@ -64,8 +64,8 @@ class UpdateLoops(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, sites = facts.run, facts.get(CallSites)
-        ops, step, mark = _operators(facts)
-        gradients = _gradients(facts)
+        ops, step, mark = plain_operators(facts)
+        gradients = gradients_by_step(facts)
         update = run.name_ids(lambda n: _UPDATE.fullmatch(n) is not None)
         found: dict[tuple[str, tuple[str, ...], Site | None], list[I64]] = defaultdict(list)
         for first, behind in _runs(run, ops, step, mark):
@@ -75,7 +75,7 @@ class UpdateLoops(Evidence, frozen=True):
             if most < TENSORS:
                 continue
             of = int(mark[first])
-            if of < 0 and not _over_parameters(run, rows, most, gradients.get(int(step[first]), 0)):
+            if of < 0 and not over_parameters(run, rows, most, gradients.get(int(step[first]), 0)):
                 continue
             names = tuple(sorted(run.names[i] for i in ids.tolist()))
             optimizer = optimizer_class(run.text(of)) if of >= 0 else ""
@@ -89,7 +89,7 @@ class UpdateLoops(Evidence, frozen=True):
         return launched_in(self.run, self.nesting, self.launches, rows)
 
 
-def _operators(facts: Facts) -> tuple[I64, I64, I64]:
+def plain_operators(facts: Facts) -> tuple[I64, I64, I64]:
     """The outermost operators of the main thread in steady steps: rows, number of the step, row of the optimizer's step
     around each (-1: none)."""
     run, nesting, main = facts.run, facts[Nesting], facts[Threads].main
@@ -118,7 +118,7 @@ def _runs(run: Run, ops: I64, step: I64, mark: I64) -> list[tuple[int, int]]:
     return list(zip(first[long].tolist(), behind[long].tolist(), strict=True))
 
 
-def _gradients(facts: Facts) -> dict[int, int]:
+def gradients_by_step(facts: Facts) -> dict[int, int]:
     """How many gradients backward accumulated, by steady step."""
     run = facts.run
     step = facts[Steps].steady_at(run.ts[run.named(lambda n: n == _GRADIENT, Cat.CPU_OP)])
@@ -126,7 +126,7 @@ def _gradients(facts: Facts) -> dict[int, int]:
     return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
-def _over_parameters(run: Run, rows: I64, tensors: int, gradients: int) -> bool:
+def over_parameters(run: Run, rows: I64, tensors: int, gradients: int) -> bool:
     """Training, and as many tensors as it has gradients (or a whole number of times as many), or of several shapes."""
     if not len(run.name_ids(is_backward)):
         return False

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.gradient_fills import GradientFills
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.operator_inputs import OperatorInputs, tensor_bytes
-from trace_doctor.evidence.optimizer_work import OptimizerWork
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -20,7 +20,6 @@ from trace_doctor_rules.kernels._shared import HARDLY
 
 Rows = npt.NDArray[np.int64]
 _FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"
-_ZEROING = ("aten::zero_", "aten::_foreach_zero_")
 
 
 def _training(
@@ -30,6 +29,8 @@ def _training(
     gpu: bool = True,
     every: int = 1,
     stacks: bool = False,
+    mark: str = "Optimizer.zero_grad#AdamW.zero_grad",
+    gradients: int = 40,
 ) -> RunBuilder:
     """Steps with zero_grad() at their end; each gradient is a 4 MiB tensor."""
     b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB" if gpu else None, shapes=True, stacks=stacks)
@@ -39,9 +40,12 @@ def _training(
                 with b.op("aten::mm", us=10 if gpu else 100):
                     if gpu:
                         b.launch(100, "ampere_bf16_s16816gemm_bf16_128x128")
+            for _ in range(gradients):
+                with b.op("torch::autograd::AccumulateGrad", us=0.1):
+                    pass
             with b.optimizer_step():
                 _operator(b, "aten::_fused_adamw_", 50, gpu)
-            with b.annotation("Optimizer.zero_grad#AdamW.zero_grad"):
+            with b.annotation(mark):
                 if n % every == 0:
                     for _ in range(parameters if zeroing == "aten::zero_" else 1):
                         _operator(b, zeroing, 6, gpu)
@@ -88,14 +92,15 @@ class ZeroedGradients(Rule):
     """zero_grad() fills the gradients with zeros instead of freeing them.
 
     What it does
-    Finds `zero_grad()` of optimizers that run `zero_` operators.
+    Finds `zero_grad()` of optimizers and modules, and loops over parameters, that run `zero_` operators.
 
     Why is this bad
     Every gradient is written once with zeros, read again by the next backward that adds to it, and keeps its memory all
     through the forward, beside the activations. Freed gradients cost neither: backward then writes them instead of adding.
 
     Evidence
-    `aten::zero_` and `aten::_foreach_zero_` inside `Optimizer.zero_grad#…`, in at least two steps. With shapes recorded
+    `aten::zero_` and `aten::_foreach_zero_` inside `Optimizer.zero_grad#…`, in at least two steps; elsewhere ten and more
+    of them in a row, one for each gradient that backward accumulated, or of several shapes. With shapes recorded
     the size of the gradients is known as well.
 
     How the saving is estimated
@@ -120,7 +125,7 @@ class ZeroedGradients(Rule):
     code = "TD305"
     name = "zeroed-gradients"
     title = "Gradients are filled with zeros instead of freed"
-    needs = (Steps, OptimizerWork, Replay, Moments)
+    needs = (Steps, GradientFills, Replay, Moments)
     wants = (OperatorInputs, CallSites)
     yields_to = ("TD404",)
 
@@ -131,6 +136,7 @@ class ZeroedGradients(Rule):
     VALID = [
         Valid("gradients are freed", lambda: _training("")),
         Valid("in one step of six", lambda: _training(every=6)),
+        Valid("other tensors than gradients", lambda: _training(mark="clear", gradients=17)),
         Valid("no optimizer", _no_optimizer, skipped="no step of an optimizer"),
     ]
     INVALID = [
@@ -140,32 +146,32 @@ class ZeroedGradients(Rule):
         ),
         Invalid("with stacks", lambda: _training(stacks=True), file="train.py"),
         Invalid("one operator for all", lambda: _training("aten::_foreach_zero_"), message="160 MiB"),
+        Invalid("zero_grad() of a module", lambda: _training(mark="clear"), saving_us=240, tolerance=0.1, message="or a loop"),
         Invalid("CPU", lambda: _training(gpu=False), saving_us=400, tolerance=0.1, confidence="medium"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        work, steps, replay = ctx[OptimizerWork], ctx[Steps], ctx[Replay]
-        operators = _zeroing(work)
-        starts = [(s, e) for s, e in steps.spans("steady") if _between(work, operators, s, e)]
-        if len(starts) < min(self.min_steps, steps.count):
+        fills, steps, replay = ctx[GradientFills], ctx[Steps], ctx[Replay]
+        operators, when = fills.operators, list(fills.spans)
+        run = fills.run
+        held = np.unique(steps.steady_at(run.ts[operators])) if len(operators) else operators
+        if not len(held) or len(held) < min(self.min_steps, steps.count):
             return
-        run = work.run
-        when = _stretches(work, operators)
         removal = Removal(
             host_spans=tuple((int(run.thread[operators[0]]), s, e) for s, e in when),
-            gpu_rows=tuple(work.gpu_rows(operators).tolist()),
+            gpu_rows=tuple(fills.gpu_rows().tolist()),
         )
         outcome = replay.without(removal)
-        size = _gradient_bytes(ctx, work, operators)
-        site = _site(ctx, work, operators)
+        size = _gradient_bytes(ctx, fills)
+        site = _site(ctx, operators)
         yield Claim(
-            message=_message(outcome, len(operators) / steps.count, size, site),
+            message=_message(outcome, fills, steps.count, size, site),
             confidence=_confidence(outcome, replay),
             severity="info",
             saving=_saving(outcome, size),
             location=location(site, ts_us=ctx[Moments].ts_us(int(run.ts[operators[0]]))),
             evidence=[
-                _table(work, operators, steps.count),
+                _table(fills, steps.count),
                 outcome.table("What if nothing were filled with zeros", "gradients freed"),
             ],
             spans=ctx[Moments].longest(when, "zero_grad() fills gradients"),
@@ -176,64 +182,43 @@ class ZeroedGradients(Rule):
         )
 
 
-def _zeroing(work: OptimizerWork) -> Rows:
-    """The `zero_` operators in zero_grad(), by start."""
-    operators = work.operators(work.zero_grads)
-    return operators[work.run.is_named(_ZEROING.__contains__)[operators]]
-
-
-def _stretches(work: OptimizerWork, operators: Rows) -> list[tuple[int, int]]:
-    """From the first to the last of these operators in each zero_grad(), ns."""
-    run = work.run
-    of = np.searchsorted(run.ts[work.zero_grads], run.ts[operators], side="right")
-    first = np.unique(of, return_index=True)[1]
-    last = np.append(first[1:], len(operators)) - 1
-    return list(zip(run.ts[operators[first]].tolist(), run.end[operators[last]].tolist(), strict=True))
-
-
-def _between(work: OptimizerWork, rows: Rows, start: int, end: int) -> bool:
-    first, behind = np.searchsorted(work.run.ts[rows], [start, end])
-    return bool(behind > first)
-
-
 def _confidence(outcome: ReplayOutcome, replay: Replay) -> Confidence:
     if outcome.basis == "replay":
         return "high"
     return "low" if replay.base_error is not None else "medium"
 
 
-def _gradient_bytes(ctx: Context, work: OptimizerWork, operators: Rows) -> int | None:
-    """What one zero_grad() of the typical step fills; None where shapes were not recorded."""
+def _gradient_bytes(ctx: Context, fills: GradientFills) -> int | None:
+    """What is filled once in the typical step, by each optimizer; None where shapes were not recorded."""
     inputs = ctx.get(OperatorInputs)
     if inputs is None:
         return None
-    rows = inputs.typical(operators)
-    first = rows[: max(1, np.searchsorted(rows, _next_mark(work, rows)))] if len(rows) else rows
-    sizes = [tensor_bytes(*tensor) for given in inputs.of(first.tolist()) for tensor in given.tensors()]
-    return sum(sizes) or None
+    once: dict[str, Rows] = {}
+    for name, rows in zip(fills.names, fills.runs, strict=True):
+        if len(typical := inputs.typical(rows)):
+            once.setdefault(name, typical)
+    filled = [row for each in once.values() for row in each.tolist()]
+    return sum(tensor_bytes(*tensor) for given in inputs.of(filled) for tensor in given.tensors()) or None
 
 
-def _next_mark(work: OptimizerWork, rows: Rows) -> int:
-    """The zero_grad() behind the one that the first of the rows lies in; of several optimizers each fills its own."""
-    names = {work.optimizer(m) for m in work.zero_grads.tolist()}
-    behind = work.zero_grads[work.zero_grads > rows[0]]
-    return int(behind[0]) if len(names) == 1 and len(behind) else int(rows[-1]) + 1
-
-
-def _site(ctx: Context, work: OptimizerWork, operators: Rows) -> Site | None:
+def _site(ctx: Context, operators: Rows) -> Site | None:
     sites = ctx.get(CallSites)
     return sites.site(int(operators[0])) if sites is not None else None
 
 
-def _message(outcome: ReplayOutcome, often: float, size: int | None, site: Site | None) -> str:
+def _message(
+    outcome: ReplayOutcome, fills: GradientFills, count: int, size: int | None, site: Site | None
+) -> str:
     where = f" in {site}" if site else ""
+    often = len(fills.operators) / count
+    what = "zero_grad()" if all(fills.names) else "zero_grad() or a loop"
     kept = (
         f" and keeps {size / 2**20:,.0f} MiB through the forward"
         if size
         else " and keeps their memory through the forward"
     )
     gain = f"{outcome.promise}" if outcome.share_of_step >= HARDLY else "the time lost is small"
-    return f"zero_grad(){where} fills gradients with zeros ({often:,.0f} operators a step){kept}: {gain}."
+    return f"{what}{where} fills gradients with zeros ({often:,.0f} operators a step){kept}: {gain}."
 
 
 def _saving(outcome: ReplayOutcome, size: int | None) -> Saving:
@@ -247,9 +232,8 @@ def _saving(outcome: ReplayOutcome, size: int | None) -> Saving:
     )
 
 
-def _table(work: OptimizerWork, operators: Rows, count: int) -> Table:
-    run = work.run
-    gpu = work.gpu_rows(operators)
+def _table(fills: GradientFills, count: int) -> Table:
+    run, operators, gpu = fills.run, fills.operators, fills.gpu_rows()
     return Table(
         title="What zero_grad() does (per steady step)",
         columns=[
@@ -260,7 +244,7 @@ def _table(work: OptimizerWork, operators: Rows, count: int) -> Table:
         ],
         rows=[
             [
-                ", ".join(sorted({work.optimizer(m) for m in work.zero_grads.tolist()})),
+                ", ".join(sorted(set(fills.names) - {""})) or None,
                 round(len(operators) / count, 1),
                 float(run.dur[operators].sum()) / count / 1e3,
                 float(run.dur[gpu].sum()) / count / 1e3,
