@@ -10,7 +10,7 @@ from msgspec import Struct
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.event_names import is_collective_kernel, is_host_collective
-from trace_doctor.evidence.intervals import clip, covered, pairs, subtract, union
+from trace_doctor.evidence.intervals import clip, covered, intersect, intervals, pairs, subtract, union
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import exposed
 from trace_doctor.run import I64, Bool, Cat
@@ -18,7 +18,9 @@ from trace_doctor.run import I64, Bool, Cat
 ALIGNED = 0.95
 """share of the collectives of one kind that must coincide on all ranks for a match to be believed"""
 FIRST_USE = 0.5
-"""one collective that takes this much of all communication is the set-up of a communicator, not a steady cost"""
+"""one collective that takes this much of all communication of the steady steps, and several times as long as any other, is
+the set-up of a communicator, not a steady cost"""
+SEVERAL = 3
 
 _KINDS = {
     "dispatch": "expert dispatch",
@@ -50,6 +52,10 @@ class Collectives(Evidence, frozen=True):
     end: I64
     alone: I64
     """when a collective ran in the window and no compute beside it: a set"""
+    lasting: I64
+    """the part of `alone` that comes back: in steady steps, without the set-up of a communicator"""
+    set_up: Bool
+    """aligned with `rows`: which sets up a communicator"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -64,20 +70,29 @@ class Collectives(Evidence, frozen=True):
         window = facts[Steps].window
         start, end = run.ts[rows], run.end[rows]
         compute = union(np.concatenate([parts[0] for parts in exposed(facts).values()]))
+        alone = subtract(clip(union(pairs(start, end)), *window), compute)
+        set_up = _set_up(end - start, facts[Steps].steady_at(start) >= 0)
+        lasting = intersect(alone, intervals(facts[Steps].spans("steady")))
         return cls(
             rows=rows,
             keys=tuple((run.text(row), _group(args)) for row, args in zip(rows.tolist(), said, strict=True)),
             sequence=np.array([_sequence(args) for args in said], dtype=np.int64),
             start=start,
             end=end,
-            alone=subtract(clip(union(pairs(start, end)), *window), compute),
+            alone=alone,
+            lasting=subtract(lasting, union(pairs(start[set_up], end[set_up]))),
+            set_up=set_up,
         )
 
-    @property
-    def first_use(self) -> bool:
-        """Whether one collective takes most of all their time: a communicator that was set up in the capture."""
-        length = self.end - self.start
-        return bool(len(length) > 1 and length.max() >= FIRST_USE * length.sum())
+
+def _set_up(length: I64, steady: Bool) -> Bool:
+    """Which of the collectives sets up a communicator: the longest of the steady steps, where it stands out."""
+    found = np.zeros(len(length), dtype=bool)
+    if steady.sum() > 1:
+        longest = int(np.argmax(np.where(steady, length, -1)))
+        others = np.delete(length, longest)[np.delete(steady, longest)]
+        found[longest] = length[longest] >= max(FIRST_USE * length[steady].sum(), SEVERAL * others.max())
+    return found
 
 
 def kind_of(name: str) -> str:

@@ -41,7 +41,7 @@ _DEVICE_SYNC = regex(r"(?:cuda|hip|musa)DeviceSynchronize|cuCtxSynchronize|(?:cu
 _COPY_CALL = regex(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
 _LAUNCH = regex(r"(?:cuda|cu|hip|musa|mu|mtia|xpu)\w*Launch\w*|urEnqueueKernelLaunch\w*")
 _COLLECTIVE_KERNEL = regex(
-    r"(?:n|r|h|one|ms)ccl|gloo|hcom_"
+    r"(?:n|r|h|one|ms|\bm)ccl|gloo|hcom_|nvshmem|quickreduce"
     r"|(?:deep|hybrid)_ep::(?!layout)"  # DeepEP: its layout is counted on one GPU
     r"|moe_?a2a_?(?:dispatch|combine)|\bep(?:dispatch|combine)\w*kernel"  # TensorRT-LLM, MORI
     r"|cross_device_reduce|userbuffers_"  # vLLM, SGLang and AITER, Transformer Engine
@@ -50,8 +50,10 @@ _COLLECTIVE_KERNEL = regex(
     r"|^(?!triton_[a-z]+_fused).*(?<!warp)(?<!block)(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)",
     re.IGNORECASE,
 )
-_COLLECTIVE = regex(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):.*|c10d::.*|record_param_comms")
-_HOST_COLLECTIVE = regex(r"(?:gloo|mpi|ucc):.*")
+_COLLECTIVE = regex(
+    r"(?:gloo|nccl|mpi|ucc|xccl|hccl):.*|c10d::.*|record_param_comms|oneccl_bindings_for_pytorch::.*"
+)
+_HOST_COLLECTIVE = regex(r"(?:gloo|mpi|ucc):.*|oneccl_bindings_for_pytorch::.*")
 _TORCH_MARKS = regex(
     r"ProfilerStep#.*|Torch-Compiled Region.*|TorchDynamo .*|## Call CompiledFxGraph.*|Pregraph bytecode|AOTDispatcher .*"
     r"|dynamo_data: .*|PyTorch Profiler.*|nn\.Module: .*"

@@ -8,7 +8,7 @@ from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, 
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.collectives import Collectives, RankedCollectives, kind_of
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.intervals import intersect, intervals, total
+from trace_doctor.evidence.intervals import intervals, total
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.parallelism import Parallelism
 from trace_doctor.evidence.replay import Replay
@@ -30,11 +30,14 @@ def _rank(
     first_us: float = 0.0,
     name: str = _ALL_REDUCE,
     stall_us: float = 0.0,
+    steps: int = 5,
+    small: int = 0,
+    small_us: float = 5.0,
 ) -> RunBuilder:
     """Steps of 2 ms compute and a collective: behind it on the same stream, or hidden on another one. The GPU may
     stand still between two kernels."""
     b = RunBuilder(rank=rank, world_size=2)
-    for n in range(5):
+    for n in range(steps):
         with b.step():
             b.loader(5)
             with b.annotation("DistributedDataParallel.forward"), b.op("aten::mm"):
@@ -47,6 +50,8 @@ def _rank(
                 b.launch(1000)
             if not hidden:
                 b.launch(takes, name)
+            for _ in range(small):
+                b.launch(small_us, name)
             b.sync("cudaDeviceSynchronize")
     return b
 
@@ -96,7 +101,8 @@ class ExposedCollectives(Rule):
     Unsafe: the last bits of sums change with buckets and order.
 
     When to ignore
-    When the capture holds the first steps only, in which communicators are set up.
+    When the capture holds the first steps only, in which communicators are set up: one collective that takes half of all
+    and three times as long as any other is left out.
 
     References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
@@ -130,6 +136,7 @@ class ExposedCollectives(Rule):
             "the replay explains too little, and other ranks are not at hand",
             lambda: _rank(600, stall_us=400),
         ),
+        Valid("one long collective in one step", lambda: _rank(5, first_us=2000, steps=1, small=3)),
         Valid("no collectives", lambda: _rank(1, name="gemm"), skipped="no collective"),
         Valid("waiting for the other rank, not transferring", _waiting_for_the_other),
     ]
@@ -140,6 +147,14 @@ class ExposedCollectives(Rule):
             saving_us=600,
             message="all-reduce",
             confidence="medium",
+        ),
+        Invalid(
+            "a communicator is set up first", lambda: _rank(600, first_us=9000), saving_us=600, tolerance=0.3
+        ),
+        Invalid(
+            "one step with two equal ones",
+            lambda: _rank(600, steps=1, small=1, small_us=600),
+            confidence="low",
         ),
         Invalid("gathering parameters", lambda: _rank(600, name=_ALL_GATHER), message="all-gather"),
         Invalid("experts of other ranks", lambda: _rank(600, name=_COMBINE), message="expert combine"),
@@ -162,10 +177,9 @@ class ExposedCollectives(Rule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         own, steps, replay = ctx[Collectives], ctx[Steps], ctx[Replay]
         transfer = _transfer(ctx)
-        if own.first_use or (transfer is None and replay.graph is not None and not replay.usable):
+        if transfer is None and replay.graph is not None and not replay.usable:
             return
-        spans = intervals(steps.spans("steady"))
-        alone = intersect(own.alone, spans)
+        spans, alone = intervals(steps.spans("steady")), own.lasting
         exposed = total(alone) / steps.count
         if transfer is not None:
             exposed = min(exposed, float(transfer))
@@ -215,10 +229,10 @@ def _transfer(ctx: Context) -> int | None:
 
 def _removal(ctx: Context, own: Collectives) -> Removal:
     if ctx[Replay].graph is not None:
-        return Removal(gpu_rows=tuple(own.rows.tolist()))
+        return Removal(gpu_rows=tuple(own.rows[~own.set_up].tolist()))
     threads = ctx.get(Threads)
     main = threads.main if threads is not None else -1
-    return Removal(host_spans=tuple((main, s, e) for s, e in own.alone.tolist()))
+    return Removal(host_spans=tuple((main, s, e) for s, e in own.lasting.tolist()))
 
 
 def _capped(saving: Saving, us: float, share: float) -> Saving:
