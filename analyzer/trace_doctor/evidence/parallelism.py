@@ -9,12 +9,18 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.regex import regex
 from trace_doctor.run import Cat
 
-_DDP = regex(r"DistributedDataParallel\.forward|.*torch/nn/parallel/distributed\.py\(\d+\): .*")
+_DDP = regex(
+    r"DistributedDataParallel\.forward|.*torch/nn/parallel/distributed\.py\(\d+\): .*|nn\.Module: DistributedDataParallel_\d+"
+    r"|torch(?:::|\.)distributed(?:::|\.)(?:ddp(?:::|\.))?reducer::.*"
+)
 _FSDP = regex(
-    r"FSDP::.*|FullyShardedDataParallel[.:].*|.*torch/distributed/fsdp/fully_sharded_data_parallel\.py\(\d+\): .*"
+    r"FSDP::.*|fsdp::.*|FullyShardedDataParallel[.:].*|nn\.Module: (?:FullyShardedDataParallel|FSDP\w*)_\d+|.*torch/distributed/fsdp/fully_sharded_data_parallel\.py\(\d+\): .*"
     r"|.*torch/distributed/(?:_composable/fsdp|fsdp/_fully_shard)/\w+\.py\(\d+\): .*"
 )
-_DATA_PARALLEL = regex(r"DataParallel\.forward")
+_DATA_PARALLEL = regex(
+    r"DataParallel\.forward|.*torch/nn/parallel/(?:data_parallel|parallel_apply)\.py\(\d+\): .*|nn\.Module: DataParallel_\d+"
+    r"|ReduceAddCoalesced|BroadcastBackward"
+)
 
 
 class Parallelism(Evidence, frozen=True):

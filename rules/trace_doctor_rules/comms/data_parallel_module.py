@@ -14,13 +14,14 @@ from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 
 
-def _training(devices: int, *, marked: bool = True) -> RunBuilder:
+def _training(devices: int, *, marked: bool = True, stacks: bool = False) -> RunBuilder:
     """One process scatters a batch, copies the model to each device and computes there, one after the other."""
-    b = RunBuilder(devices=devices)
+    b = RunBuilder(devices=devices, stacks=stacks)
     for _ in range(4):
         with b.step():
             b.loader(5)
-            with b.annotation("DataParallel.forward" if marked else "forward"):
+            mark = b.annotation("DataParallel.forward" if marked else "forward")
+            with mark, b.python("torch/nn/parallel/data_parallel.py", 140, "forward"):
                 for device in range(devices):
                     b.device = device
                     with b.op("aten::mm"):
@@ -42,7 +43,7 @@ class DataParallelModule(Rule):
     hold each other up, and gathers all outputs and gradients on the first GPU, whose memory is full first.
 
     Evidence
-    The annotation `DataParallel.forward`, and GPU work on two or more devices in the window.
+    The annotation `DataParallel.forward`, a frame or an operator of the module, and GPU work on two or more devices in the window.
 
     How the saving is estimated
     A model: one process per GPU takes as long as the device that computes longest, with its communication hidden.
@@ -70,7 +71,14 @@ class DataParallelModule(Rule):
         Valid("one GPU", lambda: _training(1)),
         Valid("several GPUs without DataParallel", lambda: _training(2, marked=False)),
     ]
-    INVALID = [Invalid("two GPUs", lambda: _training(2), message="2 GPUs")]
+    INVALID = [
+        Invalid("two GPUs", lambda: _training(2), message="2 GPUs"),
+        Invalid(
+            "before torch marked it, with stacks",
+            lambda: _training(2, marked=False, stacks=True),
+            message="2 GPUs",
+        ),
+    ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         timeline, steps = ctx[GpuTimeline], ctx[Steps]
