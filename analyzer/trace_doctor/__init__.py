@@ -55,6 +55,10 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 if TYPE_CHECKING:
     from trace_doctor.api import analyze as analyze
     from trace_doctor.api import diff as diff

@@ -318,6 +318,13 @@ def test_a_notebook_shows_the_report_in_a_frame(hostile_result: Result) -> None:
     assert unescape(page[1]) == render(hostile_result, "html", zoom=False)
 
 
+def test_a_console_shows_the_verdict_and_a_line_for_each_finding(hostile_result: Result) -> None:
+    first, *lines = repr(hostile_result).splitlines()
+    assert repr(hostile_result.summary.verdict) in first
+    assert [line.split()[0] for line in lines] == [f"<{f.id}" for f in hostile_result.findings]
+    assert repr(hostile_result).replace("\n", "").isprintable()
+
+
 def test_what_check_decided_is_on_the_page(rich_result: Result) -> None:
     budgets = [
         Budget(

@@ -130,6 +130,9 @@ class Finding(Mention, frozen=True, kw_only=True):
     why: str = ""
     """The rule's "Why is this bad" section, so that a report needs no rule pack to be rendered again."""
 
+    def __repr__(self) -> str:
+        return f"<{self.id} {self.name}, {self.severity}: {self.message!r}>"
+
 
 class Outcome(Struct, frozen=True, kw_only=True):
     code: str

@@ -104,6 +104,11 @@ class Result(Struct, frozen=True, kw_only=True):
         """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such result."""
         return msgspec.json.decode(data, type=cls)
 
+    def __repr__(self) -> str:
+        """For a console: the verdict and a line for each finding. All of it would be as long as the JSON."""
+        of = f"{self.inputs[0].path!r}" if len(self.inputs) == 1 else f"{len(self.inputs)} captures"
+        return "\n  ".join([f"<Result of {of}: {self.summary.verdict!r}", *map(repr, self.findings)]) + ">"
+
     def _repr_html_(self) -> str:
         """The report in a frame of its own, for notebooks. Reporters are looked up when asked for: this module needs none."""
         page: str = import_module("trace_doctor.reporters").render(self, "html", zoom=False)
