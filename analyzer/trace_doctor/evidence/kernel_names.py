@@ -32,7 +32,8 @@ class KernelClass(Struct, frozen=True):
 
 _ATTENTION = regex(
     r"fmha|flash_(?:fwd|bwd|attn)|flash::|flashattn|FlashAttn|attn_(?:fwd|bwd)|sage_fwd|AttentionKernel|AttentionBackward"
-    r"|sdpa|unified_attention|paged_attention|mha_(?:fwd|bwd|varlen)",
+    r"|sdpa|unified_attention|paged_attention|mha_(?:fwd|bwd|varlen)|Fmha|flash_attention|PageAttention|(?:Batch|Single)(?:Prefill|Decode)"
+    r"|mla_(?:a\d|prefill|decode|fwd)",
 )
 _NO_ATTENTION = regex(r"reshape_and_cache|elementwise|triton_(?:poi|red|per)_")
 _SOFTMAX = regex(r"softmax", re.IGNORECASE)
@@ -49,7 +50,8 @@ _CONV = regex(
 )
 _GEMV = regex(r"gemv(?!.*gemm)|(?:^|\W)dot_kernel<|gemmk1_kernel|wvSplitK|LLGemm", re.IGNORECASE)
 _GEMM = regex(
-    r"gemm|nvjet|^Cijk_|(?:^|_)matmul|^bmm_|^mm_|batch_matmul|triton_tem_fused_\w*mm|triton_mm|_mm_kernel",
+    r"gemm|nvjet|^Cijk_|(?:^|_|^void )matmul|^bmm_|^mm_|batch_matmul|triton_tem_fused_\w*mm|triton_mm|_mm_kernel"
+    r"|fused_moe_kernel|marlin::",
     re.IGNORECASE,
 )
 _NEITHER = regex(
@@ -73,7 +75,7 @@ _FORMATS: tuple[tuple[Precision, re.Pattern[str]], ...] = (
     (
         "fp32",
         regex(
-            r"sgemm|scudnn|f32f32_f32f32|_f32_|_SB_|_S_B|<float|<int, (?:int, )?float|cgemm|fp32|f32_aligned"
+            r"sgemm|scudnn|f32f32_f32f32|_f32_|_SB_|_S_B|<float|<int, (?:int, )?float|cgemm|fp32|f32_aligned|\(float(?: const)?\*"
             r"|fft[12]d|dtype_Float\b",
             re.IGNORECASE,
         ),
