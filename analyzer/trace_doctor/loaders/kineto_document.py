@@ -1,66 +1,36 @@
-"""Walks a trace file: the fields around `traceEvents` one by one, the events in chunks of about 1 MB.
-
-A wrong border between chunks (inside an argument, inside a name) cannot decode, so it cannot give wrong data: such a
-chunk is halved until the text at fault stands alone, and that is repaired or counted as lost.
-"""
+"""Walks a trace file: the fields around `traceEvents` one by one, and between them the lists of events."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import islice
-from operator import attrgetter
 from typing import Any
 
-import numpy as np
-
 from trace_doctor.loaders import kineto_salvage, meta
-from trace_doctor.loaders.kineto_borders import AHEAD, EVENT, LAST, LIKE_EVENT, LIST_END, Borders
-from trace_doctor.loaders.kineto_decode import Columns, Event, decode, read_one
-from trace_doctor.loaders.kineto_window import SPACE, Window
+from trace_doctor.loaders.kineto_borders import AHEAD, EVENT
+from trace_doctor.loaders.kineto_decode import Columns
+from trace_doctor.loaders.kineto_events import EventList
 from trace_doctor.run import Damage
 
 _STRING = kineto_salvage.STRING.encode()
 _KEY = re.compile(rb"[\s,]*(" + _STRING + rb')"\s*:\s*', re.S)
 _SCALAR = re.compile(_STRING + rb'"(?=\s*[,}])|[^",{}\[\]]++(?=[,}])', re.S)
 _MARKS = (b'"traceEvents"', b'"ph"', b'"cat"')  # a plain search for them is fifty times as fast
-_NOTHING = re.compile(rb"\{\s*\}")
-_BRACKET = re.compile(rb"[{\]]")
-_LIKELY = 8
-"""places at which a broken event may end that are tried"""
-LOOK_AHEAD = 1 << 18
-"""How far behind a broken event its end is sought."""
-NARROW = 1 << 15
-"""So much at least goes to the decoder in Python where the one in C finds something unusual; twice as much each time
-that C does not get on behind it."""
 MOST_FIELDS, LARGEST_FIELD = 2000, 1 << 22
 """Top-level fields, and bytes of one: what is beyond is no description of a capture."""
-PATIENCE = 40
-"""How many broken events are looked at closely when their ends are not where they seem to be."""
 
 
-class Document(Window):
+class Document(EventList):
     """One pass over the bytes of a trace. `read` fills `meta` and hands the events to `columns`."""
 
     def __init__(self, pieces: Iterator[bytes], columns: Columns, damage: Damage) -> None:
-        super().__init__(pieces)
-        self.columns = columns
-        self.damage = damage
+        super().__init__(pieces, columns, damage)
         self.meta: dict[str, Any] = {}
         self.keys: list[str] = []
         self.arrays = 0
         """how many event lists there were"""
         self.legacy_list = False
-        self._borders = Borders()
-        self._scanner = columns.scanner()
-        self._done = 0
-        self._unfinished = 0
-        self._losing = False
-        self._patience = PATIENCE
         self._turns = 0
-        self._batch: list[Event] = []
-        self._positions: list[int] = []
-        self._narrowed = 0
 
     def read(self) -> None:
         """Reads to the end. What does not begin like JSON gives no field and no event."""
@@ -72,17 +42,14 @@ class Document(Window):
         self._drop(1)
         if first == b"[":
             self.legacy_list = True
-            self._events()
+            self._list()
         elif first == b"{":
             self._fields()
         else:
             return
-        while (
-            self._turns < MOST_FIELDS and self._seek()
-        ):  # a stray bracket in a damaged event looked like the end
+        # behind the end another list, where a stray bracket in a damaged event looked like it
+        while self._turns < MOST_FIELDS and self._seek():
             self._fields()
-
-    # -- the fields around the events --------------------------------------------------------------------------
 
     def _fields(self) -> None:
         while self._turns < MOST_FIELDS:
@@ -92,7 +59,7 @@ class Document(Window):
                 self._drop(1)
                 return
             if EVENT.match(self._text):
-                self._array()
+                self._read_events()
                 self._skip()
                 if not self._text:  # a bare list behind a document
                     return
@@ -109,7 +76,7 @@ class Document(Window):
             self.keys.append(name)
             if name == "traceEvents" and self._text[value : value + 1] == b"[":
                 self._drop(value + 1)
-                self._events()
+                self._list()
             elif not self._field(name, value):
                 return
 
@@ -167,261 +134,6 @@ class Document(Window):
             if not self._grow():
                 return False
 
-    # -- the events --------------------------------------------------------------------------------------------
-
-    def _events(self) -> None:
+    def _list(self) -> None:
         self.arrays += 1
-        self._array()
-
-    def _array(self) -> None:
-        """Reads a list of events; the window begins behind its `[`, or at one of its events."""
-        while True:
-            self._skip()
-            if self._more and len(self._text) < LOOK_AHEAD and self._double():
-                continue
-            if self._scan() or self._usual():
-                continue
-            starts = self._borders.all(self._text)
-            if self._more and len(starts) < 3 and self._double():
-                continue
-            whole = len(starts) - 1 if self._more else len(starts)
-            if whole == 0:  # the window is at its limit and shows no second event
-                close = kineto_salvage.object_end(self._text, 0, len(self._text))
-                if close is not None and self._take(self._text[:close], 0, mend=True):
-                    self._flush()
-                    self._drop(close)
-                    continue
-                self._unread(self._text, unfinished=False)
-                self._drop(len(self._text) - 64)
-                return
-            self._done = 0
-            try:
-                stop = self._decode(starts, 0, whole)
-            except _NeedMore as need:
-                self._flush()
-                self._drop(need.pos)
-                self._double(2 * LOOK_AHEAD)
-                continue
-            self._flush()
-            if stop is not None:
-                self._drop(stop)
-                return
-            if not self._more:
-                self.damage.truncated = True
-                self.damage.lost += max(self._unfinished - 1, 0)  # one of them was cut, not damaged
-                self._unfinished = 0
-                self._drop(len(self._text))
-                return
-            self._drop(max(self._done, starts[whole] if whole < len(starts) else 0))
-
-    def _scan(self) -> bool:
-        """Reads the window with the decoder in C, up to the last border before anything unusual. False where there is no
-        such decoder, or where the window begins with what is unusual, and nothing was read."""
-        if self._scanner is None or self._unfinished:
-            return False
-        window = self._scanner.scan(self._text, self._at)
-        if window is None:
-            return False
-        self.columns.add_window(window, self._text)
-        if window.end > NARROW:
-            self._narrowed = 0
-        self._drop(window.end)
-        return True
-
-    def _usual(self) -> bool:
-        """Reads the window at once, up to the last border, where it looks like the windows before it. False when it
-        does not, and nothing was read."""
-        if (
-            self._scanner is not None and not self._unfinished
-        ):  # what is unusual may be one event: then back to C
-            narrow, self._narrowed = NARROW << self._narrowed, self._narrowed + 1
-            if narrow < len(self._text) and self._read_as_usual(self._text[:narrow]):
-                return True
-        return self._read_as_usual(self._text)
-
-    def _read_as_usual(self, text: bytes) -> bool:
-        found = self._borders.usual(text)
-        if found is None:
-            return False
-        starts, end = found
-        try:
-            events = decode(b"".join((b"[", memoryview(text)[:end], b"]")))
-        except ValueError:
-            events = []
-        if len(events) != len(starts):
-            if len(text) == len(self._text):
-                self._borders.missed()
-            return False
-        self._add(events, starts.tolist())
-        self._flush()
-        self._drop(end)
-        return True
-
-    def _decode(self, starts: list[int], low: int, high: int) -> int | None:
-        """Decodes the pieces low..high. Gives the position behind the list's `]` when that was among them."""
-        while low < high and starts[low] < self._done:  # an event that went on behind its border
-            stop = self._single(self._done, self._end(starts, low + 1))
-            if stop is not None:
-                return stop
-            low += 1
-        if low >= high:
-            return None
-        end = self._end(starts, high)
-        try:
-            events = decode(b"".join((b"[", self._text[starts[low] : end], b"]")))
-        except ValueError:
-            events = []
-        if len(events) == high - low:
-            self._add(events, starts[low:high])
-            self._done = end
-            return None
-        if high - low == 1:
-            return self._single(starts[low], end)
-        middle = (low + high) // 2
-        stop = self._decode(starts, low, middle)
-        return stop if stop is not None else self._decode(starts, middle, high)
-
-    def _end(self, starts: list[int], following: int) -> int:
-        """Where the piece before `following` ends: a border begins with the `}` of the piece before it."""
-        return (
-            self._text.rindex(b"}", 0, starts[following]) + 1 if following < len(starts) else len(self._text)
-        )
-
-    def _single(self, pos: int, end: int) -> int | None:
-        """One piece that did not decode alone: several objects, the list's end, a wrong border, or damage."""
-        text = self._text
-        while pos < end:
-            found = SPACE.match(text, pos)
-            pos = found.end() if found else pos
-            if pos >= end:
-                break
-            if text[pos : pos + 1] == b"]" and self._is_end(pos):
-                self._done = pos + 1
-                self._finish()
-                return pos + 1
-            if text[pos : pos + 1] != b"{":
-                pos = self._garbage(pos, end)
-                continue
-            reach = min(len(text), end + (LOOK_AHEAD if self._patience else 0))
-            close = kineto_salvage.object_end(text, pos, reach)
-            if close is not None and self._take(text[pos:close], pos, mend=close <= end):
-                pos = close
-                continue
-            if (hidden := self._hidden(pos, end)) is not None:
-                stop = self._single(pos, hidden)
-                if stop is not None:
-                    return stop
-                pos = hidden
-                continue
-            patient, self._patience = self._patience > 0, max(self._patience - 1, 0)
-            if self._take(text[pos:end], pos, mend=True):
-                pos = end
-            elif close is None and self._more and len(text) - pos < LOOK_AHEAD:
-                raise _NeedMore(pos)
-            elif end == len(text) and patient and (last := self._last_event(pos)) is not None:
-                pos = last
-            else:
-                self._unread(text[pos:end], unfinished=close is None and reach == len(text))
-                pos = end
-        self._done = max(self._done, pos)
-        return None
-
-    def _is_end(self, pos: int) -> bool:
-        """The `]` at `pos` ends the list; in a damaged event it may be one of the event's own."""
-        last = not self._text[pos + 1 :].strip(b" \t\r\n,}")
-        if last and self._more:
-            raise _NeedMore(pos)
-        if last and self._unfinished:
-            return False  # the file was cut inside that event
-        return LIST_END.match(self._text, pos) is not None
-
-    def _last_event(self, pos: int) -> int | None:
-        """The end of a damaged event that the end of the list follows. None when there is no such place."""
-        ends = [close.start() + 1 for close in islice(LAST.finditer(self._text, pos), _LIKELY)]
-        for end in ends:
-            if self._take(self._text[pos:end], pos, mend=True):
-                return end
-        if not ends:
-            return None
-        bare = not self._text[ends[0] :].strip(b" \t\r\n,]}")  # may as well be brackets of the event itself
-        self._unread(self._text[pos : ends[0]], unfinished=bare)
-        return ends[0]
-
-    def _hidden(self, pos: int, end: int) -> int | None:
-        """The start of a sound event at the end of a damaged piece: the damage took the border between the two."""
-        for found in islice(LIKE_EVENT.finditer(self._text, pos + 1, end), _LIKELY):
-            close = kineto_salvage.object_end(self._text, found.start(), end)
-            if close is None or not (
-                SPACE.fullmatch(self._text, close, end) or LAST.match(self._text, close - 1)
-            ):
-                continue
-            event = read_one(self._text[found.start() : close])
-            if event is not None and event.ph:
-                return found.start()
-        return None
-
-    def _garbage(self, pos: int, end: int) -> int:
-        """Behind what is no event: to the next bracket that may begin one or end the list."""
-        found = _BRACKET.search(self._text, pos + 1, end)
-        following = found.start() if found else end
-        self._unread(self._text[pos:following], unfinished=False)
-        return following
-
-    def _unread(self, text: bytes, *, unfinished: bool) -> None:
-        """Counts an unreadable event. Its phase tells one; of a text without it, only the first counts: others are pieces
-        of the same event, behind a wrong border. One that does not end may be the file's last, cut off: that shows when
-        no other follows."""
-        if b'"ph"' not in text and (self._losing or b'":' not in text):
-            return
-        if unfinished:
-            self._unfinished += 1
-        else:
-            self.damage.lost += 1
-        self._losing = True
-
-    def _add(self, events: list[Event], positions: list[int]) -> None:
-        phases = list(map(attrgetter("ph"), events))
-        if any(phases):
-            self._finish()
-        if not all(phases):
-            self._without_phase(phases, positions)
-        if phases and phases[-1]:
-            self._losing = False
-        self._batch += events
-        self._positions += positions
-
-    def _without_phase(self, phases: list[str], positions: list[int]) -> None:
-        """Objects without a phase are no events, but what damage has left of some; `{}` ends the list of some writers."""
-        for phase, pos in zip(phases, positions, strict=True):
-            if phase:
-                self._losing = False
-            elif not _NOTHING.match(self._text, pos):
-                self._unread(b'":', unfinished=False)
-
-    def _flush(self) -> None:
-        """Hands over the window's events together: columns are made for many at once."""
-        self.columns.add(self._batch, np.array(self._positions, dtype=np.int64) + self._at)
-        self._batch, self._positions = [], []
-
-    def _finish(self) -> None:
-        self.damage.lost += self._unfinished
-        self._unfinished = 0
-
-    def _take(self, text: bytes, pos: int, *, mend: bool) -> bool:
-        """Adds one object's event. False when it cannot be read."""
-        event = read_one(text)
-        if event is None and mend:
-            event = next(filter(None, map(read_one, kineto_salvage.repairs(text))), None)
-            self.damage.repaired += event is not None
-        if event is None:
-            return False
-        self._add([event], [pos])
-        return True
-
-
-class _NeedMore(Exception):
-    """The event at `pos` of the window may go on behind the window."""
-
-    def __init__(self, pos: int) -> None:
-        super().__init__(pos)
-        self.pos = pos
+        self._read_events()
