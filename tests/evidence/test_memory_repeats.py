@@ -7,6 +7,7 @@ import pytest
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory_repeats import peak_when_recomputed, repeats
+from trace_doctor.evidence.stale_graphs import stale_graphs
 from trace_doctor.run import Capture
 from trace_doctor.testing import MIB, SnapshotBuilder
 
@@ -70,7 +71,10 @@ def test_each_layer_keeps_its_last_block_and_one_layer_is_whole() -> None:
     device = blocks(model(10, [4, 8, 2]))
     found = repeats(device, device.history.peak)
     assert found is not None
-    assert peak_when_recomputed(device, found, device.history.n) == (50 + 9 * 2 + 14 + 1) * MIB
+    assert (
+        peak_when_recomputed(device, found, device.history.n, stale_graphs(device))
+        == (50 + 9 * 2 + 14 + 1) * MIB
+    )
 
 
 def test_recomputation_never_costs_memory() -> None:
@@ -78,7 +82,10 @@ def test_recomputation_never_costs_memory() -> None:
         device = blocks(model(layers, [1, 1, 30], head=200))
         found = repeats(device, device.history.peak)
         assert found is not None
-        assert peak_when_recomputed(device, found, device.history.n) <= device.history.peak_bytes
+        assert (
+            peak_when_recomputed(device, found, device.history.n, stale_graphs(device))
+            <= device.history.peak_bytes
+        )
 
 
 def test_different_code_does_not_repeat() -> None:

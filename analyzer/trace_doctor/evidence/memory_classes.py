@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 from msgspec import Struct
@@ -31,6 +32,9 @@ MOST_STATE_COPIES = 3
 GRAPH_STACKS, GRAPH_BLOCKS = 5, 4
 """A graph that is let go frees blocks of so many stacks, so many of each, between two allocations. Keys, values, attention
 weights and hidden states of all layers, as inference may return them, are four."""
+SAME_GRAPH = 0.9
+"""Blocks older than the record that go at once are the graph of the forward before where so much of a recorded one's bytes
+finds a block of its size among them."""
 
 
 class Reason(enum.IntEnum):
@@ -98,6 +102,7 @@ class _Classifier:
         self._workspaces()
         self._by_size()
         self._replaced()
+        self._set(self._graph_before(), ACTIVATIONS, Reason.LET_GO)
         self._set(self.older & (self.category == UNKNOWN), HELD, Reason.NONE)
         return Classes(self.category, self.reason)
 
@@ -152,6 +157,27 @@ class _Classifier:
         stacks = np.bincount(moment[first[count >= GRAPH_BLOCKS]], minlength=len(allocations) + 1)
         graph: I64 = blocks[(count[which] >= GRAPH_BLOCKS) & (stacks[moment] >= GRAPH_STACKS)]
         return graph
+
+    def _graph_before(self) -> I64:
+        """Of the blocks older than the record: the graph of the forward before it, which goes at once, by the sizes of one
+        that the record saw being made and going at once (or standing at its end)."""
+        allocations = np.flatnonzero(self.h.action == Action.ALLOC)
+        older = np.flatnonzero(self.older & (self.category == UNKNOWN) & ~self.kept)
+        made = np.flatnonzero((self.category == ACTIVATIONS) & ~self.older)
+        if not len(older) or not len(made):
+            return older[:0]
+        gone, went = (np.searchsorted(allocations, self.freed[blocks]) for blocks in (older, made))
+        went[self.kept[made]] = len(allocations) + 1  # not with what went last
+        pool = older[gone == np.bincount(gone, weights=self.h.size[older]).argmax()]
+        there = Counter(self.h.size[pool].tolist())
+        for moment in np.flatnonzero(np.bincount(went) >= GRAPH_STACKS * GRAPH_BLOCKS)[::-1]:
+            sizes = self.h.size[made[went == moment]]
+            graph = Counter(sizes.tolist())
+            shared = sum(size * count for size, count in (graph & there).items())
+            if shared >= SAME_GRAPH * int(sizes.sum()):
+                alike = [nth < graph[size] for size, nth in _numbered(self.h.size[pool].tolist())]
+                return np.asarray(pool[alike])
+        return older[:0]
 
     def _built(self) -> Bool:
         """Recorded blocks that a module (or a user's own optimizer) made when it was built, moved or loaded."""
@@ -248,6 +274,14 @@ class _Classifier:
             self._set(blocks[:each], PARAMETERS, Reason.IN_PLACE)
             self._set(blocks[each : 2 * each], GRADIENTS, Reason.IN_PLACE)
             self._set(blocks[2 * each :], OPTIMIZER_STATE, Reason.IN_PLACE)
+
+
+def _numbered(sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Each size with how many equal ones stand before it."""
+    seen = Counter[int]()
+    for size in sizes:
+        yield size, seen[size]
+        seen[size] += 1
 
 
 def _as_of_oom(history: DeviceHistory) -> I64:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from trace_doctor.evidence.memory_blocks import DeviceBlocks
 from trace_doctor.evidence.memory_classes import ACTIVATIONS
 from trace_doctor.evidence.memory_timeline import BEFORE
+from trace_doctor.evidence.stale_graphs import StaleGraphs
 from trace_doctor.run import I64, Bool
 
 MOST_OF = 0.75
@@ -51,9 +52,9 @@ def repeats(device: DeviceBlocks, moment: int) -> Repeats | None:
     return Repeats(count, stacks[order].astype(np.int64), counts[order] // count, int(held[order].sum()))
 
 
-def peak_when_recomputed(device: DeviceBlocks, found: Repeats, until: int) -> int:
+def peak_when_recomputed(device: DeviceBlocks, found: Repeats, until: int, stale: StaleGraphs) -> int:
     """The highest live bytes up to a moment if every layer kept the last block it makes, from which the next one starts,
-    and nothing else from its own end until backward comes to it."""
+    and nothing else from its own end until backward comes to it. What is stale is gone before the next forward."""
     history = device.history
     made = np.flatnonzero(_recorded(device) & np.isin(history.stack, found.stacks))
     made = made[np.lexsort((history.born[made], history.stack[made]))]
@@ -64,14 +65,17 @@ def peak_when_recomputed(device: DeviceBlocks, found: Repeats, until: int) -> in
     order = np.lexsort((history.born[made], number))
     block, first = made[order], np.flatnonzero(np.diff(number[order], prepend=-1))
     last = np.append(first[1:], len(block)) - 1
-    freed = np.where(history.freed[block] < history.n, history.freed[block], history.n + 1)
+    dies = history.freed.copy()
+    dies[stale.blocks] = stale.until + 1  # gone with the others, and no layer of it is ever there again
+    freed = np.where(dies[block] < history.n, dies[block], history.n + 1)
     gone = history.born[block[last]] + 1
     back = np.maximum(np.minimum.reduceat(freed, first), gone)
     size = np.add.reduceat(history.size[block], first) - history.size[block[last]]
     less = np.zeros(history.n + 2, dtype=np.int64)
     np.add.at(less, gone, size)
     np.subtract.at(less, back, size)
-    return int((history.live - np.cumsum(less)[: history.n + 1])[: until + 1].max())
+    live = history.live_without(stale.blocks, stale.until)
+    return int((live - np.cumsum(less)[: history.n + 1])[: until + 1].max())
 
 
 def _recorded(device: DeviceBlocks) -> Bool:

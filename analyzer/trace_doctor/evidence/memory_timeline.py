@@ -72,12 +72,15 @@ class DeviceHistory(Struct, frozen=True):
         """What these blocks (mask or positions) hold at every moment."""
         return _sum_over_time(self.n, self.born[blocks] + 1, self.freed[blocks] + 1, self.size[blocks])
 
-    def peak_without(self, blocks: Bool | I64, freed: I64 | None = None) -> int:
-        """The highest live bytes if these blocks had never been there, or been gone by entry `freed` (one position a
-        block, earlier than the real one). The saving of any fix is `peak_bytes` less this, never a sum of sizes."""
+    def live_without(self, blocks: Bool | I64, freed: I64 | None = None) -> I64:
+        """Live bytes at every moment if these blocks had never been there, or been gone by entry `freed` (one position a
+        block, earlier than the real one)."""
         gone = self.born[blocks] if freed is None else np.maximum(freed, self.born[blocks])
-        less = _sum_over_time(self.n, gone + 1, self.freed[blocks] + 1, self.size[blocks])
-        return int((self.live - less).max())
+        return self.live - _sum_over_time(self.n, gone + 1, self.freed[blocks] + 1, self.size[blocks])
+
+    def peak_without(self, blocks: Bool | I64, freed: I64 | None = None) -> int:
+        """The highest of these. The saving of any fix is `peak_bytes` less this, never a sum of sizes."""
+        return int(self.live_without(blocks, freed).max())
 
 
 class MemoryTimeline(Evidence, frozen=True):

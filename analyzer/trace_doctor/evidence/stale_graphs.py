@@ -6,6 +6,7 @@ output, and with it the graph where no backward has freed it, through the whole 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from trace_doctor.evidence.memory_blocks import DeviceBlocks
-from trace_doctor.evidence.memory_classes import ACTIVATIONS, TEMPORARIES
+from trace_doctor.evidence.memory_classes import ACTIVATIONS, GRAPH_BLOCKS, GRAPH_STACKS, TEMPORARIES, Reason
 from trace_doctor.evidence.memory_stages import Stage
 from trace_doctor.evidence.memory_timeline import BEFORE
 from trace_doctor.run import I64, Bool
@@ -75,7 +76,43 @@ def stale_graphs(device: DeviceBlocks) -> StaleGraphs:
     stale &= ~_growing(of_stack, np.bincount(call, weights=history.size[made], minlength=len(calls)))[call]
     if len(backwards):
         stale &= np.searchsorted(backwards, begins) > np.searchsorted(backwards, last[forward])
-    return StaleGraphs(made[stale], forward[stale], begins[stale], not len(backwards))
+    blocks, forward, begins = made[stale], forward[stale], begins[stale]
+    if len(backwards):
+        return StaleGraphs(blocks, forward, begins, inference=False)
+    graphs, number, until = _side_by_side(device)
+    more = ~np.isin(graphs, blocks)
+    return StaleGraphs(
+        np.concatenate([blocks, graphs[more]]),
+        np.concatenate([forward, len(first) + number[more]]),
+        np.concatenate([begins, until[more]]),
+        inference=True,
+    )
+
+
+def _side_by_side(device: DeviceBlocks) -> tuple[I64, I64, I64]:
+    """(blocks, number of the graph, where the next one begins) of graphs that went unused, each at once, and only when the
+    next one was complete. No allocation has to lie between the forwards, and the first may be older than the record."""
+    history, classes = device.history, device.classes
+    graph = np.flatnonzero(
+        classes.where(ACTIVATIONS) & ((classes.reason == Reason.LET_GO) | (history.freed == history.n))
+    )
+    allocations = np.concatenate([[0], np.cumsum(history.action == Action.ALLOC)])
+    went = allocations[history.freed[graph]]
+    went[history.freed[graph] == history.n] = history.n  # what stands at the end is the last one
+    moments, counts = np.unique(went, return_counts=True)
+    groups = [graph[went == moment] for moment in moments[counts >= GRAPH_STACKS * GRAPH_BLOCKS]]
+    groups.sort(key=lambda blocks: int(np.median(history.born[blocks])))
+    stale = [
+        (blocks, int(history.born[after].min()))
+        for blocks, after in pairwise(groups)
+        if history.born[after].max() < history.freed[blocks].min()
+    ]
+    sizes = [len(blocks) for blocks, _ in stale]
+    return (
+        np.concatenate([graph[:0], *(blocks for blocks, _ in stale)]),
+        np.repeat(np.arange(len(stale)), sizes),
+        np.repeat(np.array([begins for _, begins in stale], dtype=np.int64), sizes),
+    )
 
 
 def _later(stack: I64, forward: I64, by: int) -> I64:

@@ -9,10 +9,13 @@ from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.call_sites import Site
 from trace_doctor.evidence.device_memory import DeviceMemory
 from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory_repeats import Repeats, peak_when_recomputed, repeats
+from trace_doctor.evidence.memory_stages import Stage
+from trace_doctor.evidence.stale_graphs import StaleGraphs, stale_graphs
+from trace_doctor.run import Bool
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.memory._kept import SHARE, let_go, trains
 from trace_doctor_rules.memory._shared import (
     NEARLY_FULL,
     how_full,
@@ -120,7 +123,8 @@ class ActivationBound(Rule):
     A snapshot's history: blocks born in the forward that live into backward. Activations grow with the batch, parameters and
     optimizer state do not. How large the device is comes from a failed allocation, a trace of the run, or the settings; where
     nothing says it, this is a note. A forward without gradients keeps nothing, and is none of this; one with gradients whose
-    blocks all go at once, without a backward, kept them for nothing. Where the record ends with a forward, repeated layers
+    blocks all go at once, without a backward, kept them for nothing. What the forward before has left is TD411's and not
+    counted. Where the record ends with a forward, repeated layers
     or compiled code that autograd called tell.
 
     How the saving is estimated
@@ -150,7 +154,7 @@ class ActivationBound(Rule):
     needs = (MemoryBlocks, DeviceMemory)
 
     min_share: float = threshold(
-        SHARE,
+        0.50,
         "activations, as a share of the live bytes where memory was tightest",
         unit="share",
         source="below, something else is the larger part",
@@ -205,27 +209,38 @@ class ActivationBound(Rule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence, memory = ctx[MemoryBlocks], ctx[DeviceMemory]
         for device in memory.tightest(evidence.devices, self.nearly_full):
-            moment = memory.moment(device)
-            held = device.at(moment)["activations"]
+            moment, stale = memory.moment(device), stale_graphs(device)
+            kept = device.classes.where(ACTIVATIONS) & device.history.alive(moment)
+            kept[stale.blocks[stale.until < moment]] = False  # TD411 speaks of these
             found = repeats(device, moment)
-            if held < self.min_share * int(device.history.live[moment]) or not trains(device, moment, found):
-                continue
-            yield self._claim(memory, device, held, found, sure=evidence.frames_kind == "all")
+            live = int(device.history.live_without(stale.blocks, stale.until)[moment])
+            held = int(device.history.size[kept].sum())
+            if held >= self.min_share * live and _trains(device, kept, found):
+                yield self._claim(memory, device, stale, kept, found, sure=evidence.frames_kind == "all")
 
     def _claim(
-        self, memory: DeviceMemory, device: DeviceBlocks, held: int, found: Repeats | None, *, sure: bool
+        self,
+        memory: DeviceMemory,
+        device: DeviceBlocks,
+        stale: StaleGraphs,
+        kept: Bool,
+        found: Repeats | None,
+        *,
+        sure: bool,
     ) -> Claim:
         history, moment = device.history, memory.moment(device)
         failed = device.device in memory.failures
-        unused = let_go(device, moment)
+        unused = _let_go(device, kept)
         until = moment if failed else history.n
-        saving = None if found is None else _saving(device, found, until, unused=unused)
+        saving = None if found is None else _saving(device, found, until, stale, unused=unused)
         site = None if found is None else self._site(device, int(found.stacks[0]), unused=unused)
         layers = f"; {found.count} layers keep {size(found.bytes)} for backward" if found is not None else ""
         layers += ", which never comes: their graph is let go unused" if unused else ""
-        live = int(history.live[moment])
+        held = int(history.size[kept].sum())
+        live = int(history.live_without(stale.blocks, stale.until)[moment])
         where = where_tightest(memory, device)
-        evidence = [make_up(device, moment, f"Live {where}")]
+        where += " without the forward before" if live < history.live[moment] else ""
+        evidence = [make_up(device, moment, f"Live {where_tightest(memory, device)}")]
         if found is not None:
             evidence.append(_table(device, found))
         return Claim(
@@ -251,15 +266,36 @@ class ActivationBound(Rule):
         return stacks.module_caller(stack) if unused else stacks.user_site(stack)
 
 
+def _trains(device: DeviceBlocks, kept: Bool, found: Repeats | None) -> bool:
+    """Kept for a backward: the record has one, whole layers have left their activations for it, or a compiled forward
+    returned them for it."""
+    if device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER, Stage.ZERO_GRAD) or found is not None:
+        return True
+    stacks = device.stacks
+    return _most(device, kept, stacks.marked(stacks.for_backward, device.history.stack))
+
+
+def _let_go(device: DeviceBlocks, kept: Bool) -> bool:
+    """Most of them went with a graph that no backward used."""
+    return _most(device, kept, device.classes.reason == Reason.LET_GO)
+
+
+def _most(device: DeviceBlocks, kept: Bool, blocks: Bool) -> bool:
+    """Whether these are more than half of what is kept."""
+    size = device.history.size
+    return int(size[kept & blocks].sum()) * 2 > int(size[kept].sum())
+
+
 def _recomputes(device: DeviceBlocks) -> bool:
     """Checkpointing is on already."""
     return any(f.is_python and _CHECKPOINT.search(f.filename) for f in device.stacks.snapshot.frames)
 
 
-def _saving(device: DeviceBlocks, found: Repeats, until: int, *, unused: bool) -> Saving | None:
-    history = device.history
-    before = int(history.live[: until + 1].max())
-    without = min(peak_when_recomputed(device, found, until), before)
+def _saving(
+    device: DeviceBlocks, found: Repeats, until: int, stale: StaleGraphs, *, unused: bool
+) -> Saving | None:
+    before = int(device.history.live_without(stale.blocks, stale.until)[: until + 1].max())
+    without = min(peak_when_recomputed(device, found, until, stale), before)
     if without == before:
         return None
     return Saving(

@@ -11,16 +11,17 @@ import numpy as np
 from trace_doctor import Claim, Context, NotCaptured, Rule, Saving, threshold
 from trace_doctor.evidence.call_sites import Site
 from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_classes import ACTIVATIONS
 from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.stale_graphs import StaleGraphs, stale_graphs
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.memory._kept import unused_graph
 from trace_doctor_rules.memory._shared import MiB, holders, location, make_up, size, target
 
 _VERIFY = "in a new snapshot each forward begins with the live bytes of the one before"
 OF_A_GRAPH = 3
-"""So many blocks that one forward left behind are more than an output."""
+"""Blocks of so many lines that one forward left behind, or so many that are most of what it made, are more than its output,
+or a state that the next one reads: hidden and cell states of a recurrent network, keys and values of a cache are two."""
 
 
 def _inference(*, keeps_graph: bool, rounds: int = 6, output: int = 1, grows: int = 0) -> SnapshotBuilder:
@@ -42,6 +43,26 @@ def _inference(*, keeps_graph: bool, rounds: int = 6, output: int = 1, grows: in
         with b.forward("/home/me/model.py", 40):
             new.append(b.alloc(output * MIB))
         b.free(*old, x)
+        old = new
+    return b
+
+
+def _deep(*, rounds: int, dropped: bool = False, layers: int = 12) -> SnapshotBuilder:
+    """A model of many equal layers and large weights, called with the same input again and again, with gradients; the
+    record begins when it has been called before."""
+    b = SnapshotBuilder(annotate=False)
+    b.held(4000 * MIB)
+    old = [b.held(20 * MIB) for _ in range(layers * 6)]
+    for _ in range(rounds):
+        new = []
+        if dropped:
+            b.free(*old)
+        for _ in range(layers):
+            for line in range(6):
+                with b.forward("/home/me/model.py", 30 + line):
+                    new.append(b.alloc(20 * MIB))
+        if not dropped:
+            b.free(*old)
         old = new
     return b
 
@@ -102,9 +123,6 @@ def _no_frames() -> SnapshotBuilder:
 class StaleGraph(Rule):
     """What the last forward left behind stays until the next one has ended.
 
-    In preview: that a block is not needed follows from when it dies, and a loop that feeds its last output into the next
-    forward looks the same. Two real captures have the fault, both of inference; none of training was at hand.
-
     What it does
     Looks for blocks of a forward that are alive when the next forward of the same code makes its last allocation, and that
     die before the one after that has ended.
@@ -115,9 +133,12 @@ class StaleGraph(Rule):
     backward frees the graph; the logits stay.
 
     Evidence
-    A snapshot's history with at least two forwards of the same code, told apart by the allocations between them. In a
-    record with backwards one lies between the two forwards, and the block is not freed by one. Parameters, gradients and
-    optimizer state are none; neither is a cache that grows with each call.
+    A snapshot's history with at least two forwards of the same code, told apart by the allocations between them, or by
+    what goes at once: the graph of one, after that of the next is complete. It may be older than the record, and is known by
+    its sizes then. In a record with backwards one lies between the two forwards, and the block is not freed by one.
+    Parameters, gradients and optimizer state are none; neither is a cache that grows with each call. That an output is not
+    needed follows from when it dies, and a loop that feeds it into the next forward looks the same: so it is a note. Blocks
+    of three lines and more, or most of what the forward made, are a graph.
 
     How the saving is estimated
     The fall of the highest live bytes when these blocks are freed before the next forward begins.
@@ -141,7 +162,6 @@ class StaleGraph(Rule):
     name = "stale-graph"
     title = "The last forward's memory stays through the next"
     needs = (MemoryBlocks,)
-    preview = True
 
     min_share: float = threshold(
         0.10,
@@ -160,6 +180,7 @@ class StaleGraph(Rule):
 
     VALID = [
         Valid("inference without gradients", lambda: _inference(keeps_graph=False)),
+        Valid("each graph is dropped before the next forward", lambda: _deep(rounds=3, dropped=True)),
         Valid("one forward", lambda: _inference(keeps_graph=True, rounds=1)),
         Valid("a cache that grows with each call", lambda: _inference(keeps_graph=True, grows=2)),
         Valid("the backward frees everything", lambda: _training(logits=200, kept=False)),
@@ -178,8 +199,20 @@ class StaleGraph(Rule):
             line=10,
         ),
         Invalid(
+            "inputs made once, the first graph older than the record",
+            lambda: _deep(rounds=2),
+            message="holds its graph",
+            saving_bytes=1440 * MIB,
+            file="/home/me/train.py",
+            line=10,
+        ),
+        Invalid(
+            "the second forward is all that was recorded", lambda: _deep(rounds=1), saving_bytes=1440 * MIB
+        ),
+        Invalid(
             "logits of training",
             lambda: _training(logits=200, kept=True),
+            severity="info",
             message="200 MiB",
             saving_bytes=200 * MIB,
         ),
@@ -193,8 +226,6 @@ class StaleGraph(Rule):
             )
         for device in evidence.devices:
             found = stale_graphs(device)
-            if found.inference and unused_graph(device, device.history.peak):
-                continue  # TD406 says so of all that the graph holds
             least = max(self.min_bytes, self.min_share * device.history.peak_bytes)
             if found.most(device) >= least and len(found.forwards) >= self.min_forwards:
                 yield _claim(device, found)
@@ -207,7 +238,7 @@ def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
     site = _caller(device, found)
     mask = np.zeros(len(history.size), dtype=np.bool_)
     mask[found.blocks] = True
-    graph = found.inference and int(np.bincount(found.forward).max()) >= OF_A_GRAPH
+    graph = found.inference and any(_is_graph(device, found, f) for f in found.forwards.tolist())
     how = (
         "the output holds its graph, though no backward runs"
         if graph
@@ -219,7 +250,7 @@ def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
     return Claim(
         message=f"Up to {size(found.most(device))} of a forward stay until the next one has ended, held{at}: {how}.",
         confidence="medium",
-        severity=None if fall else "info",
+        severity=None if fall and graph else "info",
         saving=Saving(
             bytes=fall,
             share_of_peak=fall / history.peak_bytes,
@@ -238,10 +269,24 @@ def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
     )
 
 
+def _is_graph(device: DeviceBlocks, found: StaleGraphs, forward: int) -> bool:
+    """Whether what one forward left behind is the graph of it. One older than the record is known by just that."""
+    history = device.history
+    mine = found.blocks[found.forward == forward]
+    stacks, born = history.stack[mine], history.born[mine]
+    if (stacks < 0).any() or len(np.unique(stacks)) >= OF_A_GRAPH:
+        return True
+    made = history.size[(history.born >= born.min()) & (history.born <= born.max())]
+    return len(mine) >= OF_A_GRAPH and 2 * int(history.size[mine].sum()) > int(made.sum())
+
+
 def _caller(device: DeviceBlocks, found: StaleGraphs) -> Site | None:
-    """The line of the script that called the model, that of most bytes."""
+    """The line of the script that called the model, that of most bytes; of a graph older than the record, the line that
+    made the next one."""
     held = Counter[Site]()
-    for block in found.blocks.tolist():
+    known = found.blocks[device.history.stack[found.blocks] >= 0]
+    made = known if len(known) else np.flatnonzero(device.classes.where(ACTIVATIONS))
+    for block in made.tolist():
         site = device.stacks.module_caller(int(device.history.stack[block]))
         if site is not None:
             held[site] += int(device.history.size[block])
