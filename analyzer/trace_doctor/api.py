@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from trace_doctor.config import Config, defaults
+from trace_doctor.config import Config, Settings, defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import Loaded, Ways, captures_of, load_inputs, ways
+from trace_doctor.loading import Loaded, Ways, captures_of, keep_evidence, load_inputs, ways
 from trace_doctor.model import Finding, Ignored, Result
 from trace_doctor.registry import choose
 from trace_doctor.run import Capture, Run
@@ -53,16 +53,28 @@ class Kept:
 def keep(
     *paths: str | Path, config: Config | None = None, full: bool = False, progress: Progress | None = None
 ) -> Kept:
-    """Reads all captures below the paths into the cache, those that are not there yet; the twin of `trace-doctor load`.
+    """Reads all captures below the paths into the cache, those that are not there yet, with what every analysis makes of
+    them; the twin of `trace-doctor load`.
 
     `full` tells files apart by a hash of all bytes. Raises NoCaptures where nothing readable is found.
     """
-    settings = replace((config or defaults()).settings, cache="write")
+    config, progress = config or defaults(), progress or Progress()
+    settings = replace(config.settings, cache="write")
     how = ways(settings, full=full)
     assert how.cache is not None
     files, ignored = _read(paths, how, progress)
+    captures = captures_of(
+        [(f.found, f.outcome) for f in files if not isinstance(f.outcome, TraceDoctorError)]
+    )
+    captures = [c for c in captures if c.run is not None and not c.run.earlier]
+    examined: list[Facts] = []
+    diagnose(
+        captures, choose(), config, _options(settings), progress=progress,
+        seen=lambda _, facts: examined.append(facts),
+    )  # fmt: skip
+    keep_evidence(files, examined, how)
     sizes = how.cache.sizes()
-    return Kept(files, sorted(ignored, key=lambda i: i.path), how.cache.folder, len(sizes), sum(sizes))
+    return Kept(files, ignored, how.cache.folder, len(sizes), sum(sizes))
 
 
 def analyze(
@@ -96,17 +108,10 @@ def analyze(
     settings = config.settings
     rules = choose(settings.select, settings.ignore, settings.extend_select, preview=settings.preview)
     script = Path(source) if source else Path(settings.source) if settings.source else None
-    options = Options(
-        source=script,
-        steps=steps,
-        device=device,
-        loader_frames=tuple(settings.loader_frames),
-        loader_annotations=tuple(settings.loader_annotations),
-        device_bytes=settings.device_memory or None,
-        torch_version=settings.torch_version or None,
-    )
-    progress = progress or Progress()
-    captures, ignored = read_captures(paths, rank=rank, ways=ways(settings), progress=progress)
+    options = _options(settings, source=script, steps=steps, device=device)
+    progress, how = progress or Progress(), ways(settings)
+    files, ignored = _read(paths, how, progress)
+    captures = _captures(files, ignored, paths, rank)
 
     def located(findings: Sequence[Finding]) -> Sequence[Finding]:
         from trace_doctor.fixes import with_diffs
@@ -121,6 +126,7 @@ def analyze(
         silence=lambda findings: suppressions.silence(findings, located),
         seen=lambda number, facts: everything.append((number, facts)),
     )  # fmt: skip
+    keep_evidence(files, [facts for _, facts in everything], how)
     if script is not None:
         from trace_doctor.fixes import with_diffs
 
@@ -136,6 +142,17 @@ def analyze(
         found, said = critical_paths(runs, result.steps)
         result = msgspec.structs.replace(result, critical_path=found, limits=[*result.limits, *said])
     return msgspec.structs.replace(result, limits=[*result.limits, *suppressions.said(result)])
+
+
+def _options(settings: Settings, **given: Any) -> Options:
+    """What the settings say about a capture, and what is said of this one."""
+    return Options(
+        loader_frames=tuple(settings.loader_frames),
+        loader_annotations=tuple(settings.loader_annotations),
+        device_bytes=settings.device_memory or None,
+        torch_version=settings.torch_version or None,
+        **given,
+    )
 
 
 def _write_tracks(path: Path, everything: Sequence[tuple[int, Facts]], result: Result) -> None:
@@ -261,6 +278,13 @@ def read_captures(
     A damaged file found by walking a folder is listed in the second value; one given by name raises.
     """
     files, ignored = _read(paths, ways, progress)
+    return _captures(files, ignored, paths, rank), ignored
+
+
+def _captures(
+    files: Sequence[Loaded], ignored: Sequence[Ignored], paths: Sequence[str | Path], rank: int | None
+) -> list[Capture]:
+    """What the files make, of all ranks or of one. Raises NoCaptures where that is nothing."""
     loaded: list[tuple[Found, Any]] = [(f.found, f.outcome) for f in files]
     if rank is not None:
         loaded = [(f, c) for f, c in loaded if f.kind == "torch_trace" or c.rank == rank]
@@ -271,7 +295,7 @@ def read_captures(
             if rank is None
             else f"no capture of rank {rank} below the paths given"
         )
-    return captures, sorted(ignored, key=lambda i: i.path)
+    return captures
 
 
 def _read(
@@ -293,7 +317,7 @@ def _read(
             ignored.append(Ignored(path=file.found.display, reason=reason))
     if not files:
         raise NoCaptures(_nothing_readable(paths, ignored))
-    return files, ignored
+    return files, sorted(ignored, key=lambda i: i.path)
 
 
 def _without_path(message: str, path: str) -> str:

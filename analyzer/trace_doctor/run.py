@@ -146,6 +146,8 @@ class Run:
     """byte offsets -> `args` objects; set by the loader"""
     derived: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
     """columns of evidence that follow from these alone, by `Evidence.field`: made once. A `replace` begins without."""
+    earlier: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """evidence of an analysis before, as `evidence.keeping` takes it apart. A `replace` begins without."""
     _masks: dict[tuple[Cat, ...], Bool] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __repr__(self) -> str:

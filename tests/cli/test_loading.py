@@ -69,7 +69,7 @@ def test_load_keeps_the_columns_and_says_what_it_found(logs: Path) -> None:
     assert [line.split(":")[0] for line in lines] == ["rank0.json", "rank1.json", "cache"]
     assert "events" in lines[0] and "already there" not in lines[0]
     assert all("already there" in line for line in second.stdout.splitlines()[:2])
-    assert len(entries(logs)) == 2
+    assert len(entries(logs)) == 4  # of each file the columns, and what follows from them
 
 
 def test_the_result_is_the_same_bytes_however_the_captures_were_loaded(logs: Path) -> None:
@@ -84,15 +84,15 @@ def test_the_result_is_the_same_bytes_however_the_captures_were_loaded(logs: Pat
         (("--jobs", "2", "--cache-dir", "other"), SMALL_JOBS),
     ):
         assert run(logs, *check, *args, script=script).stdout == plain, args
-    assert len(entries(logs)) == 2
-    assert len(list((logs / "other").iterdir())) == 2
+    assert len(entries(logs)) == 4
+    assert len(list((logs / "other").iterdir())) == 4
 
 
 def test_settings_and_environment(logs: Path) -> None:
     assert (
         run(logs, "check", "logs", TRACE_DOCTOR_CACHE="write", TRACE_DOCTOR_CACHE_DIR="here").returncode == 1
     )
-    assert len(list((logs / "here").iterdir())) == 2
+    assert len(list((logs / "here").iterdir())) == 4
     wrong = run(logs, "check", "logs", TRACE_DOCTOR_CACHE="yes")
     assert wrong.returncode == 2
     assert "read, write, off" in wrong.stderr

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from trace_doctor.api import analyze
+from trace_doctor.config import defaults
 from trace_doctor.loaders.cache import SAMPLE, Cache
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loading import Loaded, Ways, load_inputs
+from trace_doctor.model import Result
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder
 
@@ -234,3 +238,25 @@ def test_what_one_analysis_keeps_is_not_deleted_by_itself(tmp_path: Path, folder
     for expected in (False, True):
         loaded = load_inputs(discover(traces).found, Ways(cache=Cache(folder, limit=1), keep=True))
         assert [one.cached for one in loaded] == [expected] * 3
+
+
+def test_what_an_analysis_made_of_a_trace_is_kept_beside_its_columns(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = write(tmp_path / "t.json")
+
+    def analyzed(cache: str) -> Result:
+        chosen = defaults(cache=cache, cache_dir=str(folder))
+        return replace(analyze(trace, config=chosen), config={})
+
+    first = analyzed("write")
+    [entry] = folder.glob("*.evidence.columns")
+    with monkeypatch.context() as nothing_made:
+        nothing_made.setattr("trace_doctor.evidence.steps.Steps.build", None)
+        assert analyzed("read") == first
+    whole = entry.read_bytes()
+    for wrong in (whole[:-1], whole[:-40] + bytes(40), b"", whole.replace(b'"Steps"', b'"Stepz"')):
+        entry.write_bytes(wrong)
+        assert analyzed("read") == first
+    write(trace, steps=5)
+    assert [len(r.steps) for r in (first, analyzed("read"))] == [3, 5]

@@ -22,7 +22,7 @@ _REGION = regex(r"Torch-Compiled Region(?:: (\S+)/(\d+))?")
 RESUME = regex(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 
 
-class Region(Struct, frozen=True):
+class Region(Struct, frozen=True, array_like=True):
     """One run of compiled code. `parent` and `children` are positions in the list of regions."""
 
     row: int
@@ -47,7 +47,7 @@ class Region(Struct, frozen=True):
         return resumed_at(self.frame)
 
 
-class Regions(Struct, frozen=True):
+class Regions(Struct, frozen=True, array_like=True):
     all: tuple[Region, ...]
     """by thread, then start, outer before inner"""
     children: tuple[tuple[int, ...], ...]

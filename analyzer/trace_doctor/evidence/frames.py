@@ -77,7 +77,7 @@ def _looks_like_python(path: str) -> bool:
     )
 
 
-class Frame(Struct, frozen=True):
+class Frame(Struct, frozen=True, array_like=True):
     """A Python function in a trace."""
 
     file: str

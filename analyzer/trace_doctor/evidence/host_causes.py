@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -72,8 +73,7 @@ class HostCauses(Evidence, frozen=True):
     window: tuple[int, int]
     main: int | None
     run: Run
-    _layers: tuple[tuple[str, Bool], ...]
-    _everywhere: tuple[tuple[str, I64], ...]
+    _facts: Facts
     _nesting: Nesting
     _covers: dict[int | None, Cover] = field(
         default_factory=dict,
@@ -86,8 +86,7 @@ class HostCauses(Evidence, frozen=True):
             facts[Steps].window,
             threads.main if threads else None,
             run,
-            _layers(facts),
-            _everywhere(run, facts[Syncs]),
+            facts,
             facts[Nesting],
         )
 
@@ -105,12 +104,16 @@ class HostCauses(Evidence, frozen=True):
             self._covers[thread] = joined([own, *rest])
         return self._covers[thread]
 
+    @cached_property
+    def _layers(self) -> tuple[tuple[str, Bool], ...]:
+        return _layers(self._facts)
+
     def _painted(self, thread: int) -> Cover:
         """What is open on the thread, by priority."""
         free = np.array([self.window], dtype=np.int64)
         covers = []
         own = ((cause, self._reaching(thread, mask)) for cause, mask in self._layers)
-        everywhere = ((cause, ahead(self.run, rows)) for cause, rows in self._everywhere)
+        everywhere = ((cause, ahead(self.run, rows)) for cause, rows in _everywhere(self._facts))
         for cause, reaching in (*everywhere, *own):
             spans, owners = _disjoint(self.run, reaching)
             pieces, _, at = overlaps(free, spans)
@@ -145,8 +148,9 @@ def _disjoint(run: Run, reaching: I64) -> tuple[I64, I64]:
     return pairs(start[real], end[real]), reaching[real]
 
 
-def _everywhere(run: Run, syncs: Syncs) -> tuple[tuple[str, I64], ...]:
+def _everywhere(facts: Facts) -> tuple[tuple[str, I64], ...]:
     """The profiler's overhead, which has a track of its own and holds every thread."""
+    run, syncs = facts.run, facts[Syncs]
     overhead = run.is_cat(Cat.OVERHEAD)
     lazy = run.is_named(FIRST_USES.__contains__)
     own = np.union1d(np.flatnonzero(overhead & ~lazy), syncs.profilers)

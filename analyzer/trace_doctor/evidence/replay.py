@@ -6,12 +6,13 @@ window is re-timed without it (the idea of Daydream, USENIX ATC 2020, and Lumos,
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import chain
 from math import ceil
 from typing import Any, Self, TypeVar
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trace_doctor.evidence.base import Evidence, Facts
@@ -152,9 +153,6 @@ class Replay(Evidence, frozen=True):
     loading: I64
     """the waits for data on the main thread: a set of intervals"""
     causes: HostCauses | None
-    _known: dict[Removal, ReplayOutcome] = field(
-        default_factory=dict,
-    )
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -205,6 +203,10 @@ class Replay(Evidence, frozen=True):
             f"the replay does not explain this capture well enough (base error {self.base_error:.1%}, "
             f"unexplained GPU delays {self.unexplained_share:.1%} of the window)"
         )
+
+    @cached_property
+    def _known(self) -> dict[Removal, ReplayOutcome]:
+        return {}
 
     def without(self, removal: Removal) -> ReplayOutcome:
         """The steady steps without the removal. Parts of it outside them change nothing."""

@@ -18,17 +18,18 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 from trace_doctor import __version__
 from trace_doctor.loaders import columns
 from trace_doctor.loaders.columns import Content
 
 log = logging.getLogger("trace_doctor")
+C = TypeVar("C")
 
 SAMPLES, SAMPLE = 16, 1 << 16
 """This many blocks of this many bytes are hashed, from the first to the last of the file."""
-_SUFFIX = ".columns"
+_SUFFIX, _EVIDENCE = ".columns", ".evidence"
 LIMIT = 10_000_000_000
 """Bytes of all entries together. What one analysis itself has used stays, even where that is more."""
 _STALE = 86_400
@@ -67,18 +68,32 @@ class Cache:
             }
             return {**key, "content": _whole(file)} if self.full else key
 
-    def entry(self, path: Path) -> Path:
-        """The file that holds the columns of `path`."""
+    def entry(self, path: Path, part: str = "") -> Path:
+        """The file that holds the columns of `path`, or what else is kept of it by this name."""
         name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
-        return self.folder / (name + _SUFFIX)
+        return self.folder / (name + part + _SUFFIX)
 
     def find(self, path: Path, key: Mapping[str, Any]) -> Content | None:
         """The columns of a file with this key, mapped; None where there is no such entry."""
-        entry = self.entry(path)
+        return self._read(self.entry(path), lambda file: columns.read(file, key))
+
+    def find_evidence(self, path: Path, key: Mapping[str, Any]) -> dict[str, columns.Array]:
+        """What was made of the columns of a file with this key, mapped; nothing where there is no such entry."""
+        key = {**key, "evidence": code("evidence")}
+        return self._read(self.entry(path, _EVIDENCE), lambda file: columns.read_arrays(file, key)[1]) or {}
+
+    def keep_evidence(self, path: Path, key: Mapping[str, Any], made: Mapping[str, columns.Array]) -> None:
+        """Writes it, unless the file is another by now than when its key was made. Raises OSError."""
+        with self.draft(path, _EVIDENCE) as draft:
+            columns.write_arrays(draft.file, made, {**key, "evidence": code("evidence")})
+            if self.key(path) == key:
+                draft.commit()
+
+    def _read(self, entry: Path, read: Callable[[IO[bytes]], C]) -> C | None:
         try:
             self._must_be_ours()
             with _opened(entry) as file:
-                content = columns.read(file, key)
+                content = read(file)
             self._used.add(entry)
             with contextlib.suppress(OSError):
                 os.utime(entry)
@@ -86,13 +101,13 @@ class Cache:
         except FileNotFoundError:
             return None
         except (OSError, columns.Unusable) as why:
-            log.debug("cache entry of %s not used: %s", path.name, why)
+            log.debug("cache entry %s not used: %s", entry.name, why)
             return None
 
-    def draft(self, path: Path) -> Draft:
+    def draft(self, path: Path, part: str = "") -> Draft:
         """Begins a new entry for `path`. Raises OSError where the folder cannot be written."""
         self._prepare()
-        return Draft(self.folder, self.entry(path), self._make_room)
+        return Draft(self.folder, self.entry(path, part), self._make_room)
 
     def sizes(self) -> list[int]:
         """Bytes of each entry there is."""
@@ -201,19 +216,18 @@ def _whole(file: IO[bytes]) -> str:
 
 
 @cache
-def code() -> str:
-    """Our version, and a hash of the modules that decide what is in the columns: an entry of other code is never used.
-    Which decoder made it does not matter, for they agree."""
+def code(of: str = "columns") -> str:
+    """Our version, and a hash of the modules that decide what is in the columns, or in what evidence makes of them: an
+    entry of other code is never used. Which decoder made it does not matter, for they agree."""
     found = hashlib.sha256(__version__.encode())
     root = Path(columns.__file__).parent.parent
-    sources = [
-        root / "run.py",
-        root / "snapshot.py",
-        *(root / "model").glob("*.py"),
-        *(root / "loaders").glob("*.py"),
-    ]
-    sources += (root / "loaders").glob("*.c")
-    for source in sorted([*sources, root / "evidence" / "nesting.py", root / "evidence" / "launches.py"]):
+    loaders, evidence = root / "loaders", root / "evidence"
+    if of == "columns":
+        sources = [root / "run.py", root / "snapshot.py", evidence / "nesting.py", evidence / "launches.py"]
+        sources += [*loaders.glob("*.[pc]*"), *(root / "model").glob("*.py")]
+    else:
+        sources = [*evidence.glob("*.py"), *root.glob("*.py")]
+    for source in sorted(sources):
         with contextlib.suppress(OSError):  # installed without sources: the version alone
             found.update(source.read_bytes())
     return found.hexdigest()

@@ -14,6 +14,7 @@ import json
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import IO, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -41,18 +42,42 @@ class Unusable(Exception):
     """The file holds no columns of this format, or not what its header says."""
 
 
+_WRONG = (KeyError, TypeError, ValueError, AttributeError, RecursionError, msgspec.ValidationError)
+"""What a header that says something else leads to."""
+
+
 def write(file: IO[bytes], content: Content, key: Mapping[str, Any]) -> None:
     """Writes a capture. `key` is what `read` must be given again: what the columns were made from, and by what.
 
     Raises ValueError when it holds what JSON cannot (nesting beyond Python's limit).
     """
-    arrays = dict(_arrays(content))
     head = {
-        "key": dict(key),
         "kind": next(kind for kind, form in KINDS.items() if type(content) is form),
-        "arrays": _layout(arrays),
         "tables": {f.name: getattr(content, f.name) for f in _plain(type(content))},
     }
+    write_arrays(file, dict(_arrays(content)), key, head)
+
+
+def read(file: IO[bytes], key: Mapping[str, Any]) -> Content:
+    """Maps what `write` wrote; the arrays are read-only and live in the file. Raises Unusable when it was not written
+    with all of this key or anything contradicts the header, OSError when the file cannot be read."""
+    head, arrays = read_arrays(file, key)
+    try:
+        content = _assembled(KINDS[head["kind"]], head["tables"], arrays)
+    except _WRONG as wrong:
+        raise Unusable(f"{type(wrong).__name__}: {wrong}") from None
+    _check(content)
+    return content
+
+
+def write_arrays(
+    file: IO[bytes],
+    arrays: Mapping[str, Array],
+    key: Mapping[str, Any],
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Writes arrays of one dimension by name, with what else the header is to say. Raises ValueError as `write` does."""
+    head = {"key": dict(key), "arrays": _layout(arrays), **more}
     try:
         header = json.dumps(msgspec.to_builtins(head), separators=(",", ":")).encode("ascii")
     except RecursionError:
@@ -67,9 +92,8 @@ def write(file: IO[bytes], content: Content, key: Mapping[str, Any]) -> None:
     file.flush()
 
 
-def read(file: IO[bytes], key: Mapping[str, Any]) -> Content:
-    """Maps what `write` wrote; the arrays are read-only and live in the file. Raises Unusable when it was not written
-    with all of this key or anything contradicts the header, OSError when the file cannot be read."""
+def read_arrays(file: IO[bytes], key: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The header and the arrays of what `write_arrays` wrote, mapped. Raises as `read` does."""
     size = file.seek(0, 2)
     if size < len(MAGIC) + _SIZES.size:
         raise Unusable("too short")
@@ -84,20 +108,9 @@ def read(file: IO[bytes], key: Mapping[str, Any]) -> Content:
         head = json.loads(bytes(mapped[begin : begin + length]))
         if any(head["key"].get(name) != value for name, value in key.items()):
             raise Unusable("made from something else")
-        form = KINDS[head["kind"]]
-        arrays = dict(_mapped(mapped, begin + length, head["arrays"]))
-        content = _assembled(form, head["tables"], arrays)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-        msgspec.ValidationError,
-    ) as wrong:
+        return head, dict(_mapped(mapped, begin + length, head["arrays"]))
+    except _WRONG as wrong:
         raise Unusable(f"{type(wrong).__name__}: {wrong}") from None
-    _check(content)
-    return content
 
 
 # -- which fields are arrays ---------------------------------------------------------------------------------------
@@ -122,8 +135,9 @@ def _is_array(hint: Any) -> bool:
     return get_origin(hint) is np.ndarray
 
 
-def _dtype(hint: Any) -> np.dtype[Any]:
-    made: np.dtype[Any] = np.dtype(get_args(get_args(hint)[1])[0]).newbyteorder("<")
+def dtype_of(hint: Any) -> np.dtype[Any]:
+    """The type of the numbers of an `NDArray[…]`, as it stands in files."""
+    made: np.dtype[Any] = np.dtype(get_args(get_args(_meant(hint))[1])[0]).newbyteorder("<")
     return made
 
 
@@ -151,10 +165,10 @@ def _arrays(content: Content) -> Iterator[tuple[str, Array]]:
     for field in dataclasses.fields(content):
         value = getattr(content, field.name)
         if _is_array(hints[field.name]):
-            yield field.name, value.astype(_dtype(hints[field.name]), copy=False)
+            yield field.name, value.astype(dtype_of(hints[field.name]), copy=False)
         elif _is_group(hints[field.name]):
             for name, hint in _hints(hints[field.name]).items():
-                yield f"{field.name}.{name}", getattr(value, name).astype(_dtype(hint), copy=False)
+                yield f"{field.name}.{name}", getattr(value, name).astype(dtype_of(hint), copy=False)
         elif field.name == "derived":
             for name, values in value.items():
                 yield f"{_DERIVED}{name}", values
@@ -177,7 +191,7 @@ def _mapped(mapped: memoryview, at: int, layout: list[dict[str, Any]]) -> Iterat
     for entry in layout:
         at += -at % _ALIGN
         dtype, length = np.dtype(entry["dtype"]), entry["length"]
-        if dtype.kind not in "iub" or not isinstance(length, int) or length < 0:
+        if dtype.kind not in "iubf" or not isinstance(length, int) or length < 0:
             raise Unusable("an array of another type")
         size = dtype.itemsize * length
         part = mapped[at : at + size]
@@ -210,7 +224,7 @@ def _assembled(form: type[D], tables: dict[str, Any], arrays: dict[str, Array]) 
 
 
 def _typed(values: Array, hint: Any) -> Array:
-    if values.dtype != _dtype(hint):
+    if values.dtype != dtype_of(hint):
         raise Unusable("an array of another type")
     return values
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, Any
 
 from trace_doctor.errors import TraceDoctorError
+from trace_doctor.evidence.base import Facts
 from trace_doctor.loaders import columns
 from trace_doctor.loaders.cache import Draft
 from trace_doctor.loaders.columns import Content
@@ -46,6 +47,8 @@ class Loaded:
     """it came from the cache"""
     kept: int | None = None
     """bytes of its entry in the cache"""
+    key: Mapping[str, Any] | None = None
+    """of its entry in the cache, where it has or gets one"""
 
     @property
     def count(self) -> int:
@@ -74,6 +77,22 @@ def load_inputs(
         if task.outcome is None:
             task.load_here(progress)
     return [t.loaded() for t in tasks]
+
+
+def keep_evidence(files: Sequence[Loaded], everything: Iterable[Facts], ways: Ways) -> None:
+    """Keeps what an analysis made of these files for the next, where it made anything new."""
+    cache = ways.cache
+    if cache is None or not ways.keep:
+        return
+    for facts in everything:
+        file = next((f for f in files if f.outcome is facts.capture.run and f.key is not None), None)
+        made = facts.kept() if file is not None else {}
+        if file is None or file.key is None or made.keys() <= facts.run.earlier.keys():
+            continue
+        try:
+            cache.keep_evidence(file.found.path, file.key, made)
+        except (OSError, ValueError) as error:
+            log.info("%s: evidence is not kept: %s", file.found.display, error)
 
 
 def processes(weights: Sequence[int], ways: Ways) -> int:
@@ -112,6 +131,7 @@ class _Task:
         self.cached = False
         self.seen = 0
         self.key: dict[str, Any] | None = None
+        self.earlier: Mapping[str, columns.Array] = {}
         try:
             self.size = found.path.stat().st_size
         except OSError:
@@ -133,6 +153,7 @@ class _Task:
         content = cache.find(self.found.path, self.key)
         if content is not None:
             self.outcome, self.cached = single.placed(content, self.found), True
+            self.earlier = cache.find_evidence(self.found.path, self.key)
             log.info("%s: columns taken from the cache", self.found.display)
 
     def read(self, progress: Progress, count: int) -> None:
@@ -233,9 +254,10 @@ class _Task:
             derived = outcome.derived
             outcome = with_environment(outcome, self.found.path)
             outcome.derived.update(derived)
+            outcome.earlier.update(self.earlier)
         elif isinstance(outcome, Snapshot):
             outcome = with_environment(outcome, self.found.path)
-        return Loaded(self.found, outcome, self.size, self.cached, self._kept())
+        return Loaded(self.found, outcome, self.size, self.cached, self._kept(), self.key)
 
     def _kept(self) -> int | None:
         if self.key is None or not (self.cached or self.ways.keep):
