@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.call_sites import Site
 from trace_doctor.evidence.device_memory import DeviceMemory
@@ -13,7 +16,6 @@ from trace_doctor.evidence.memory_classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory_repeats import Repeats, peak_when_recomputed, repeats
 from trace_doctor.evidence.memory_stages import Stage
 from trace_doctor.evidence.stale_graphs import StaleGraphs, stale_graphs
-from trace_doctor.run import Bool
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import (
@@ -26,6 +28,7 @@ from trace_doctor_rules.memory._shared import (
     where_tightest,
 )
 
+Mask = npt.NDArray[np.bool_]
 _CHECKPOINT = re.compile(r"(?:^|[\\/])torch[\\/]utils[\\/]checkpoint\.py$")
 LAYERS = 12
 _VERIFY = "activations at the peak of a new snapshot are smaller"
@@ -223,7 +226,7 @@ class ActivationBound(Rule):
         memory: DeviceMemory,
         device: DeviceBlocks,
         stale: StaleGraphs,
-        kept: Bool,
+        kept: Mask,
         found: Repeats | None,
         *,
         sure: bool,
@@ -266,7 +269,7 @@ class ActivationBound(Rule):
         return stacks.module_caller(stack) if unused else stacks.user_site(stack)
 
 
-def _trains(device: DeviceBlocks, kept: Bool, found: Repeats | None) -> bool:
+def _trains(device: DeviceBlocks, kept: Mask, found: Repeats | None) -> bool:
     """Kept for a backward: the record has one, whole layers have left their activations for it, or a compiled forward
     returned them for it."""
     if device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER, Stage.ZERO_GRAD) or found is not None:
@@ -275,12 +278,12 @@ def _trains(device: DeviceBlocks, kept: Bool, found: Repeats | None) -> bool:
     return _most(device, kept, stacks.marked(stacks.for_backward, device.history.stack))
 
 
-def _let_go(device: DeviceBlocks, kept: Bool) -> bool:
+def _let_go(device: DeviceBlocks, kept: Mask) -> bool:
     """Most of them went with a graph that no backward used."""
     return _most(device, kept, device.classes.reason == Reason.LET_GO)
 
 
-def _most(device: DeviceBlocks, kept: Bool, blocks: Bool) -> bool:
+def _most(device: DeviceBlocks, kept: Mask, blocks: Mask) -> bool:
     """Whether these are more than half of what is kept."""
     size = device.history.size
     return int(size[kept & blocks].sum()) * 2 > int(size[kept].sum())
