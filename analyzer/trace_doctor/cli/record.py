@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -15,10 +15,10 @@ from typer.core import TyperCommand
 from trace_doctor.cli import common as c
 from trace_doctor.errors import TraceDoctorError, UsageError, one_line
 
-_Usage = cast("type[Exception]", typer.BadParameter.__mro__[1])
-"""click's UsageError: of the click that typer uses, which newer ones bring with them"""
 FAILED = 125
 """our own exit code, apart from those of scripts, as of `timeout`, `env` and `docker run`"""
+NO_SCRIPT = 2
+"""what Python itself exits with where the script is not there"""
 
 
 class Passing(TyperCommand):
@@ -27,7 +27,7 @@ class Passing(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except _Usage as error:
+        except c.Usage as error:
             error.exit_code = FAILED  # type: ignore[attr-defined]
             raise
 
@@ -66,7 +66,9 @@ def record(
     no_stacks: Annotated[
         bool, typer.Option("--no-stacks", help="No Python stacks: findings name no lines.")
     ] = False,
-    quiet: Annotated[int, typer.Option("--quiet", "-q", count=True, help="No summary.")] = 0,
+    quiet: Annotated[
+        int, typer.Option("--quiet", "-q", count=True, show_default=False, help="No summary.")
+    ] = 0,
     verbose: c.Verbose = 0,
 ) -> None:
     """Run a training script as it is and record a capture of it. Exit: the script's, 0 if stopped, 125 if ours failed."""
@@ -76,9 +78,15 @@ def record(
         )
     from trace_doctor.recording.launch import new_folder, record_command
     from trace_doctor.recording.options import RecordOptions
+    from trace_doctor.recording.startable import missing_program, missing_script
     from trace_doctor.reporters.recorded import render
 
     c.set_verbosity(verbose)
+    if (script := missing_script(command, Path.cwd())) is not None:
+        c.note(f"trace-doctor: {script}: no such file")
+        raise typer.Exit(NO_SCRIPT)
+    if (why := missing_program(command)) is not None:
+        raise UsageError(why)
     try:
         options = RecordOptions(
             folder="", max_steps=max_steps, max_seconds=max_seconds, max_mb=max_mb, let_it_run=let_it_run,

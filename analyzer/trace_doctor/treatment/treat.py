@@ -14,6 +14,7 @@ from trace_doctor.errors import TraceDoctorError, UsageError
 from trace_doctor.fixes.apply import apply as write_scripts
 from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.model import Result, Tool
+from trace_doctor.recording.startable import missing_script
 from trace_doctor.treatment import losses, statistics
 from trace_doctor.treatment.candidates import Candidate, Setup, candidates
 from trace_doctor.treatment.launching import CommandRunner, Steps
@@ -97,6 +98,8 @@ def treat(
     source, cwd = Path(source), (cwd or Path.cwd()).resolve()
     if not source.exists():
         raise UsageError(f"--source {source}: no such folder or file")
+    if (script := missing_script(command, cwd)) is not None:
+        raise UsageError(f"{script}: no such file")
     with Scratch(source, cwd, link=options.link, folder=options.scratch) as scratch:
         for note in scratch.notes:
             say(note)

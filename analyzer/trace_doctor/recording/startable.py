@@ -1,0 +1,70 @@
+"""The files that a command line runs, so that a typo shows before anything is made for it.
+
+Only where it is certain: what a shell, `ssh` or a container runs lies elsewhere, or is found by rules of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_PYTHON = re.compile(r"python[\d.]*w?|pypy[\d.]*")
+_LAUNCHERS = (("torchrun",), ("accelerate", "launch"), ("deepspeed",))
+_NO_SCRIPT = re.compile(r"-m|--(?:module|no[-_]python)(?:=.*)?")
+"""options of launchers with which the word behind them is no Python file"""
+
+
+def missing_script(command: Sequence[str], cwd: str | os.PathLike[str]) -> str | None:
+    """The Python script that the command runs, where there is no such file; None where there is, or it names none."""
+    script = _script(command)
+    return script if script is not None and not Path(cwd, script).exists() else None
+
+
+def missing_program(command: Sequence[str]) -> str | None:
+    """Why the command's own file cannot be run from here; None where it can."""
+    program = command[0]
+    if shutil.which(program) is not None:
+        return None
+    if not Path(program).is_file():
+        return f"cannot start {program}: no such program"
+    how = f"; python {program} runs it" if program.endswith(".py") else ""
+    return f"cannot start {program}: it is no program{how}"
+
+
+def _script(command: Sequence[str]) -> str | None:
+    program = Path(command[0]).name
+    if _PYTHON.fullmatch(program):
+        return next(_not_options(command[1:]), None)
+    for launcher in _LAUNCHERS:
+        if (program, *command[1 : len(launcher)]) == launcher:
+            return _behind_options(command[len(launcher) :])
+    return command[0] if program.endswith(".py") and shutil.which(command[0]) is None else None
+
+
+def _not_options(words: Sequence[str]) -> Iterator[str]:
+    """What Python takes as its script: nothing where it runs a module, a text or its standard input."""
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                next(rest, None)
+        elif not word.startswith("-"):
+            yield word
+            return
+        elif word == "-" or re.match(r"-[^WX]*[cm]", word):
+            return
+        elif re.fullmatch(r"-[^WX]*[WX]", word):  # its value is the next word
+            next(rest, None)
+
+
+def _behind_options(words: Sequence[str]) -> str | None:
+    """The first Python file: what the words before it mean differs from launcher to launcher."""
+    for word in words:
+        if _NO_SCRIPT.fullmatch(word):
+            return None
+        if word.endswith(".py") and not word.startswith("-"):
+            return word
+    return None
