@@ -197,7 +197,7 @@ def _number(key: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"{key}: {text!r} is no number")
+        raise UsageError(f"{key.replace('_', '-')}: {text!r} is no number")
     return number
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from trace_doctor.cli.common import format_words, rule_words
 from trace_doctor.model import Result
 from trace_doctor.testing import RunBuilder
 
@@ -114,6 +115,7 @@ def test_outputs(logs: Path) -> None:
     [
         (("analyze", "logs", "-o", "json", "-o", "text"), "only one format"),
         (("analyze", "logs", "-o", "pdf"), "unknown format"),
+        (("analyze", "logs", "-o", "out.json"), "did you mean json=out.json?"),
         (("analyze", "logs", "-o", "json="), "no path"),
         (("analyze", "logs", "-o", "json=nowhere/r.json"), "cannot write"),
         (("analyze", "nothing-here"), "nothing-here"),
@@ -137,6 +139,25 @@ def test_mistakes_end_with_2_and_one_line(logs: Path, args: tuple[str, ...], say
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("explain", "TD101"), "that is `trace-doctor rule CODE`"),
+        (("analyze", "logs", "--json"), "-o json=PATH"),
+    ],
+)
+def test_what_other_tools_call_it(tmp_path: Path, args: tuple[str, ...], says: str) -> None:
+    done = run(*args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_the_shell_completes_rules_and_formats() -> None:
+    assert [w for w, _ in rule_words("td10")] == ["TD101", "TD102", "TD103", "TD104"]
+    assert [w for w, _ in rule_words("TD1,datal")] == ["TD1,dataloader-starvation"]
+    assert format_words("js") == ["json"]
 
 
 def test_an_empty_folder_says_what_was_looked_for_and_how_to_record(tmp_path: Path) -> None:

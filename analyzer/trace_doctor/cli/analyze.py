@@ -43,7 +43,7 @@ def analyze(
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
 ) -> None:
-    """Diagnose traces and memory snapshots: text to the terminal, an HTML report beside it."""
+    """Diagnose traces and memory snapshots. Text goes to the terminal, an HTML report beside it."""
     from trace_doctor.config import load_config
 
     c.set_verbosity(verbose)

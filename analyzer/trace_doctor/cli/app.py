@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from trace_doctor import __version__
 from trace_doctor.cli import interrupted, leave_stdout
+from trace_doctor.cli.common import FILES, Usage
 
 HOMES = {
     "record": "record",
@@ -29,13 +30,32 @@ HOMES = {
 """Command -> its module, which is imported for whoever asks for it."""
 
 
+ELSEWHERE = {
+    "explain": "trace-doctor rule CODE", "help": "trace-doctor -h", "version": "trace-doctor --version",
+    "profile": "trace-doctor record", "run": "trace-doctor record", "compare": "trace-doctor diff",
+}  # fmt: skip
+"""Command of other tools -> what does that here"""
+
+
 class Commands(TyperGroup):
     """Ends as other programs do when nobody reads on (`| head`): typer would exit 1, which is a verdict of `check`. And
     says when Ctrl-C ended it: typer would say nothing."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Usage as error:
+            if here := ELSEWHERE.get(args[0]):
+                error.message = f"No such command '{args[0]}': that is `{here}`."  # type: ignore[attr-defined]
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except Usage as error:
+            if (wanted := getattr(error, "option_name", "")[2:]) in FILES:
+                error.possibilities = [f"-o {wanted}=PATH"]  # type: ignore[attr-defined]
+            raise
         except BrokenPipeError:
             leave_stdout()
             raise typer.Exit(141) from None

@@ -55,7 +55,7 @@ def check(
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
 ) -> None:
-    """The same diagnosis as a gate: exit 0 ok, 1 failed, 2 usage or no readable input, 3 could not decide."""
+    """The same diagnosis as a gate. Exit 0 ok, 1 failed, 2 usage or no readable input, 3 could not decide."""
     from trace_doctor.config import load_config
     from trace_doctor.gate.baseline import Baseline
     from trace_doctor.gate.decision import checked, terms_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
@@ -26,8 +26,31 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Usage = cast("type[Exception]", typer.BadParameter.__mro__[1])
+"""click's UsageError: of the click that typer uses, which newer ones bring with them"""
+
 DEFAULT_REPORT = Path("trace-doctor-report.html")
 MARKER = b'name="generator" content="trace-doctor'
+
+FILES = {
+    "text": ".txt", "html": ".html", "json": ".json", "sarif": ".sarif", "junit": ".xml", "markdown": ".md",
+}  # fmt: skip
+"""Format -> how its files usually end"""
+
+
+def format_words(incomplete: str) -> list[str]:
+    """For the shell: the formats of --output."""
+    return [f for f in (*FILES, "github", "perfetto=") if f.startswith(incomplete)]
+
+
+def rule_words(incomplete: str) -> list[tuple[str, str]]:
+    """For the shell: codes with what they find, or names; of a list with commas the last."""
+    from trace_doctor.registry import all_rules
+
+    before, comma, last = incomplete.rpartition(",")
+    words = [(w, r.title) for r in all_rules() for w in (r.code, r.name) if last or w == r.code]
+    return [(before + comma + w, title) for w, title in words if w.lower().startswith(last.lower())]
+
 
 Paths = Annotated[
     list[str],
@@ -42,14 +65,22 @@ Source = Annotated[
 Output = Annotated[
     list[str] | None,
     typer.Option(
-        "--output", "--format", "-o", metavar="FORMAT[=PATH]",
+        "--output", "--format", "-o", metavar="FORMAT[=PATH]", autocompletion=format_words,
         help="text, html, json, sarif, junit, github, markdown, or perfetto (needs a PATH); repeatable; at most one "
         "without PATH goes to stdout.",
     ),
 ]  # fmt: skip
-Select = Annotated[list[str] | None, typer.Option(help="Run only these rules: codes, prefixes (TD1), names.")]
-Ignore = Annotated[list[str] | None, typer.Option(help="Do not run these rules.")]
-ExtendSelect = Annotated[list[str] | None, typer.Option(help="Run these rules as well.")]
+Select = Annotated[
+    list[str] | None,
+    typer.Option(
+        autocompletion=rule_words,
+        help="Run only these rules: codes, prefixes (TD1), names; repeatable, or with commas.",
+    ),
+]
+Ignore = Annotated[list[str] | None, typer.Option(autocompletion=rule_words, help="Do not run these rules.")]
+ExtendSelect = Annotated[
+    list[str] | None, typer.Option(autocompletion=rule_words, help="Run these rules as well.")
+]
 Preview = Annotated[bool, typer.Option("--preview", help="Run rules that are still in preview.")]
 MinConfidence = Annotated[str | None, typer.Option(help="Drop findings below: high, medium or low.")]
 MinSaving = Annotated[str | None, typer.Option(help="Drop findings that save less: a share (0.02) or 2%.")]
@@ -98,10 +129,16 @@ MaxMemory = Annotated[
 ]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar.")]
 Quiet = Annotated[
-    int, typer.Option("--quiet", "-q", count=True, help="-q: only the report; -qq: only the exit code.")
+    int,
+    typer.Option(
+        "--quiet", "-q", count=True, show_default=False, help="-q: only the report; -qq: only the exit code."
+    ),
 ]
 Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="-v: phases; -vv: debug log, tracebacks.")
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, show_default=False, help="-v: phases; -vv: debug log, tracebacks."
+    ),
 ]
 
 _verbosity = 0
@@ -184,7 +221,9 @@ def parse_outputs(given: Sequence[str]) -> list[Sink]:
         fmt, equals, path = item.partition("=")
         if fmt not in FORMATS and fmt not in OF_CAPTURES:
             known = ", ".join(sorted([*FORMATS, *OF_CAPTURES]))
-            raise UsageError(f"--output: unknown format {fmt!r}; one of {known}")
+            meant = next((f for f, suffix in FILES.items() if item.lower().endswith(suffix)), None)
+            hint = f"did you mean {meant}={item}?" if meant and not equals else f"one of {known}"
+            raise UsageError(f"--output: unknown format {fmt!r}; {hint}")
         if fmt in OF_CAPTURES and path in ("", "-"):
             raise UsageError(f"--output: {fmt} needs a path: {fmt}=FILE.json.gz")
         if equals and not path:
@@ -242,7 +281,7 @@ def emit(
     for sink in sorted(sinks, key=lambda s: s.path is None):  # files first: the text says what they add
         if sink.format in OF_CAPTURES:
             if not quiet:
-                note(f"{sink.format}: {sink.path}")
+                note(f"{sink.format}: {_written(sink.path, result)}")
             continue
         if sink.path is None:
             if quiet < 2:
@@ -259,6 +298,14 @@ def emit(
             report = sink.path
         if not quiet and not sink.optional:  # the text names that one
             note(f"{sink.format} report: {sink.path}")
+
+
+def _written(path: Path | None, result: Result) -> str:
+    """The file of the one trace, or what those of several are called."""
+    if path is None or len({row.input for row in result.time_ledger}) < 2:
+        return str(path)
+    stem, dot, suffix = path.name.partition(".")
+    return f"{path.with_name(f'{stem}-*{dot}{suffix}')} (a file for each trace)"
 
 
 def _print(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import typer
 
 from trace_doctor.cli import common as c
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)]*)\)")
 
 
 def config(file: c.ConfigFile = None) -> None:
@@ -16,7 +19,6 @@ def config(file: c.ConfigFile = None) -> None:
 
     loaded = load_config(file=file)
     for f in dataclasses.fields(loaded.settings):
+        doc = _LINK.sub(r"docs/\1", f.metadata["doc"])
         value = json.dumps(getattr(loaded.settings, f.name), sort_keys=True)
-        typer.echo(
-            f"{f.name.replace('_', '-'):20} {value:24} # {loaded.origins[f.name]}: {f.metadata['doc']}"
-        )
+        typer.echo(f"{f.name.replace('_', '-'):20} {value:24} # {loaded.origins[f.name]}: {doc}")

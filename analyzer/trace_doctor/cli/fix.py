@@ -55,7 +55,7 @@ def fix(
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
 ) -> None:
-    """Turn findings into a patch of the training script: print it, write it, or apply it."""
+    """Turn findings into a patch of the script. It is printed, written to a file, or applied."""
     from trace_doctor.fixes.apply import apply as write_scripts
     from trace_doctor.fixes.plan import plan
 

@@ -25,7 +25,7 @@ def load(
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
 ) -> None:
-    """Read captures and keep their columns: later commands on the same files open them at once."""
+    """Read captures and keep their columns. Later commands on the same files begin at once."""
     from trace_doctor.api import keep
     from trace_doctor.config import load_config
 

@@ -25,12 +25,15 @@ def rules(output: Format = "text") -> None:
 
 
 def rule(
-    code: Annotated[str | None, typer.Argument(metavar="CODE", help="Code or name of a rule.")] = None,
+    code: Annotated[
+        str | None,
+        typer.Argument(metavar="CODE", help="Code or name of a rule.", autocompletion=c.rule_words),
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every rule.")] = False,
     output: Format = "text",
     config: c.ConfigFile = None,
 ) -> None:
-    """Explain a rule: what it does, why, its thresholds in force, its fixes."""
+    """Explain a rule. What it looks for, why that is bad, its thresholds in force, its fixes."""
     from trace_doctor.config import load_config
     from trace_doctor.errors import UsageError
     from trace_doctor.registry import all_rules, resolve

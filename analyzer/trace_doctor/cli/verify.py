@@ -44,7 +44,7 @@ def verify(
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
 ) -> None:
-    """Did the fix do what the finding promised? Exit 0 gone, 1 still there or new, 2 no input, 3 cannot tell."""
+    """Say whether a fix kept its promise. Exit 0 gone, 1 still there or new, 2 no input, 3 cannot tell."""
     from trace_doctor.api import verify as api_verify
     from trace_doctor.config import load_config
 
