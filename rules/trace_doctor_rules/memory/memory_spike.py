@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Context, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_lifetimes import made_again_after, made_within
 from trace_doctor.evidence.memory_stages import Stage
 from trace_doctor.evidence.memory_timeline import BEFORE, CAPTURE_ADVICE
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
@@ -17,8 +19,6 @@ from trace_doctor_rules.memory._remedies import remedies
 from trace_doctor_rules.memory._shared import MiB, location, make_up, size, target
 
 Mask = npt.NDArray[np.bool_]
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
 
 
 def _forwards(layers: int, scores: int, *, clock: bool = True) -> SnapshotBuilder:
@@ -31,6 +31,22 @@ def _forwards(layers: int, scores: int, *, clock: bool = True) -> SnapshotBuilde
                 b.temporary(2 * MIB, MIB)
         with b.forward("/home/me/attention.py", 41, op="softmax"):
             b.temporary(scores * MIB, scores * MIB)
+    return b
+
+
+def _stages_of_one_matrix() -> SnapshotBuilder:
+    """Each layer's scores are scaled, masked, normalised ... into a matrix of the same size, and three of them are there at
+    any time: without those at the peak, others stand nearly as high."""
+    b = SnapshotBuilder()
+    b.held(4000 * MIB)
+    for _ in range(20):
+        stages: list[Any] = []
+        for line in range(41, 46):
+            with b.forward("/home/me/attention.py", line):
+                stages.append(b.alloc(256 * MIB))
+            if len(stages) == 3:
+                b.free(stages.pop(0))
+        b.free(*stages)
     return b
 
 
@@ -154,8 +170,8 @@ class MemorySpike(Rule):
     forward are no spikes.
 
     How the saving is estimated
-    The fall of the highest live bytes when all short-lived blocks of these operators are left out of the record: never the
-    sum of their sizes, because the next highest moment then counts. Up to: what replaces them needs some memory too.
+    The fall of the highest live bytes when all short-lived blocks of these operators are left out of the record, with those
+    that stand as large at the next highest moment: never the sum of their sizes, because the highest moment then counts. Up to: what replaces them needs some memory too.
 
     Fix
     By what made it: logits and cross-entropy in chunks or fused; attention through scaled_dot_product_attention; a fused
@@ -222,6 +238,7 @@ class MemorySpike(Rule):
             file="/home/me/attention.py",
             line=41,
         ),
+        Invalid("one matrix in five places", _stages_of_one_matrix, saving_bytes=3 * 256 * MIB),
         Invalid("without a clock", lambda: _forwards(20, 256, clock=False), saving_bytes=509 * MIB),
         Invalid("layers called by the script", _layers_called_by_the_script, saving_bytes=590 * MIB),
         Invalid("in backward", _in_backward, saving_bytes=600 * MIB, message="CatBackward0"),
@@ -252,9 +269,7 @@ class MemorySpike(Rule):
         places = np.array(
             [*(device.stacks.op_site(s) for s in range(len(device.stacks.stage))), ""], dtype=object
         )
-        made_by = places[history.stack]
-        same_places = short & np.isin(made_by, sorted(set(made_by[at_peak])))
-        without = history.peak_without(same_places)
+        without = history.peak_without(_group(device, short, at_peak, places[history.stack]))
         fall = history.peak_bytes - without
         if fall < self.min_bytes or fall < self.min_share * history.peak_bytes:
             return None
@@ -295,31 +310,25 @@ class MemorySpike(Rule):
             # How long a step is, nobody knows: what stays until it is made again stays for one, however few operators
             # that takes; but for a loop that fills a part of the record only.
             at = allocations[np.maximum(history.born, 0)]
-            again = _made_again_after(history.stack, at)
-            few &= (lived < again) | (2 * _made_within(history.stack, at) < int(allocations[-1]))
+            again = made_again_after(history.stack, at)
+            few &= (lived < again) | (2 * made_within(history.stack, at) < int(allocations[-1]))
             of_a_step &= 2 * lived <= again
         short: Mask = recorded & one_phase & (few | of_a_step)
         return short
 
 
-def _made_again_after(stack: I32, at: I64) -> I64:
-    """For each block, the most allocations between two blocks of its stack: no limit where the stack made one only."""
-    order = np.lexsort((at, stack))
-    again = np.flatnonzero(np.diff(stack[order]) == 0)
-    longest = np.zeros(int(stack.max(initial=0)) + 1, dtype=np.int64)
-    np.maximum.at(longest, stack[order][again], np.diff(at[order])[again])
-    after: I64 = np.where(longest[stack] > 0, longest[stack], np.iinfo(np.int64).max)
-    return after
-
-
-def _made_within(stack: I32, at: I64) -> I64:
-    """For each block, the allocations from the first to the last block of its stack."""
-    first = np.full(int(stack.max(initial=0)) + 1, np.iinfo(np.int64).max)
-    last = np.zeros(len(first), dtype=np.int64)
-    np.minimum.at(first, stack, at)
-    np.maximum.at(last, stack, at)
-    within: I64 = (last - first)[stack]
-    return within
+def _group(device: DeviceBlocks, short: Mask, at_peak: Mask, place: npt.NDArray[np.object_]) -> Mask:
+    """All short-lived blocks of the places that made those at the peak; and of those that make as large ones where the
+    highest moment is then: the scores, masked, as softmax makes them and as dropout leaves them are one matrix in many
+    places, some of which are always there together."""
+    history = device.history
+    largest = int(history.size[at_peak].max())
+    found, more = np.zeros_like(short), at_peak
+    while more.any():
+        found |= short & np.isin(place, sorted(set(place[more])))
+        highest = int(history.live_without(found).argmax())
+        more = short & ~found & history.alive(highest) & (history.size == largest)
+    return found
 
 
 def _largest_first(device: DeviceBlocks, blocks: Mask) -> list[int]:
