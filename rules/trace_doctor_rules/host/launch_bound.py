@@ -85,7 +85,7 @@ class LaunchBound(Rule):
     gaps while it made views of tensors, which compute nothing: at least 15 % of the step, and more than cold starts,
     compilation, data loading, allocation and waits for the device together; at least 100 kernels with a median below
     20 us. With Python stacks recorded the profiler itself makes host work two to three times as long: then the steps must
-    be launch-bound still when it is halved, and confidence is one step lower.
+    be launch-bound still when it is halved, and confidence is one step lower; where they are not, it is a note from 30 % on.
 
     How the saving is estimated
     The captured steps are re-timed with half of the host's own work. CUDA graphs take away more than that, compilation
@@ -134,6 +134,12 @@ class LaunchBound(Rule):
         unit="share",
         source="real captures: 20 to 84 % where the host is the limit, under 10 % elsewhere",
     )
+    min_share_with_stacks: float = threshold(
+        0.30,
+        "the same where recording Python stacks may be what makes the host slow: a note",
+        unit="share",
+        source="stacks make host work two to three times as long",
+    )
     max_unattributed: float = threshold(
         0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
     )
@@ -161,6 +167,12 @@ class LaunchBound(Rule):
             after=_PATCHED,
         ),
         Invalid("with stacks", lambda: _training(stacks=True), confidence="medium"),
+        Invalid(
+            "with stacks, which may be what makes it slow",
+            lambda: _training(kernel_us=16.5, host_us=30, stacks=True),
+            message="stacks were recorded",
+            severity="info",
+        ),
         Invalid("views by the hundred", lambda: _splitting("aten::as_strided"), message="120 kernels"),
         Invalid("one step", lambda: _training(count=120, steps=1), confidence="medium"),
     ]
@@ -171,13 +183,13 @@ class LaunchBound(Rule):
             return
         if seen.own_share < self.min_share or seen.own <= seen.other:
             return
-        if min(seen.halved.share_of_step, seen.lasting) < self.min_saving:
+        if seen.halved.share_of_step < self.min_saving or not (self._lasts(seen) or self._plainly(seen)):
             return
         moments, outcome = ctx[Moments], seen.halved
         owned = [(int(s), int(e)) for s, e in seen.owned]
         confidence = self._confidence(ctx, seen)
         yield Claim(
-            message=_message(ctx, seen),
+            message=_message(seen, lasts=self._lasts(seen)),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving(),
@@ -190,9 +202,17 @@ class LaunchBound(Rule):
             key="launches",
         )
 
+    def _lasts(self, seen: HostBound) -> bool:
+        """Whether so much is to be had without what recording stacks costs, too."""
+        return seen.lasting >= self.min_saving
+
+    def _plainly(self, seen: HostBound) -> bool:
+        """Whether the GPU waits for so long that it is worth a note whatever the stacks cost."""
+        return seen.own_share >= self.min_share_with_stacks
+
     def _confidence(self, ctx: Context, seen: HostBound) -> Confidence:
         ledger, steps = ctx.get(TimeLedger), ctx[Steps]
-        if seen.halved.basis != "replay" or steps.source == "none":
+        if seen.halved.basis != "replay" or steps.source == "none" or not self._lasts(seen):
             return "low"
         doubts = [
             seen.stacks,
@@ -202,10 +222,11 @@ class LaunchBound(Rule):
         return ("high", "medium", "low")[min(sum(doubts), 2)]
 
 
-def _message(ctx: Context, seen: HostBound) -> str:
+def _message(seen: HostBound, *, lasts: bool) -> str:
+    doubt = "" if lasts else "; Python stacks were recorded, and without them the host may be fast enough"
     return (
         f"The GPU waits for the host to launch {seen.kernels:,} kernels (median {seen.median_kernel_us:.1f} µs): it idles "
-        f"{seen.own_share:.0%} of the step meanwhile. With half the host work {seen.halved.promise}."
+        f"{seen.own_share:.0%} of the step meanwhile. With half the host work {seen.halved.promise}{doubt}."
     )
 
 
