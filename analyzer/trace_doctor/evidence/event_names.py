@@ -36,7 +36,9 @@ _SEGMENT_ALLOC = regex(
     r"(?:cuda|hip)(?:Malloc|MallocAsync|ExtMallocWithFlags|MemCreate)|cuMemCreate|cuMemAlloc\w*"
 )
 _SEGMENT_FREE = regex(r"(?:cuda|hip)(?:Free|FreeAsync|MemRelease)|cuMemRelease|cuMemFree(?:_v2|Async)?")
-_SYNCHRONIZE = regex(r"(?:cuda|cu|hip|musa|mu|mtia|xpu|aclrt)\w*Synchronize\w*")
+_SYNCHRONIZE = regex(
+    r"(?:cuda|cu|hip|musa|mu|mtia|xpu|aclrt|ze)\w*Synchronize\w*|ur(?:EventWait|QueueFinish)|pi(?:EventsWait|QueueFinish)"
+)
 _DEVICE_SYNC = regex(r"(?:cuda|hip|musa)DeviceSynchronize|cuCtxSynchronize|(?:cuda|hip)ThreadSynchronize")
 _COPY_CALL = regex(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
 _LAUNCH = regex(r"(?:cuda|cu|hip|musa|mu|mtia|xpu)\w*Launch\w*|urEnqueueKernelLaunch\w*")
