@@ -28,6 +28,8 @@ ORIGINS = {
     "fifth": "never seen before, fifth set",
     "fifth-made": "fifth set, made for it",
     "sixth": "never seen before, sixth set",
+    "seventh": "never seen before, seventh set",
+    "seventh-made": "seventh set, made for it",
 }
 HELD_OUT = tuple(kind for kind in ORIGINS if kind not in ("real", "simulated", "others"))
 
