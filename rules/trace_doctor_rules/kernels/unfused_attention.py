@@ -88,6 +88,14 @@ def _training(
             for _ in range(4):
                 if kind == "written out":
                     _attention(b, us, training, mask, dropout=dropout)
+                elif kind in ("softmax by hand", "exponentials"):
+                    _by_hand(b, us, divided=kind == "softmax by hand")
+                elif kind in ("graph", "router in a graph"):
+                    _in_a_graph(b, us, heads=64 if kind == "graph" else 1)
+                elif kind == "templates":
+                    with b.region(0):
+                        for name in ("tem_fused_bmm_3", "red_fused__softmax_div_4", "tem_fused_bmm_5"):
+                            b.launch(us, f"triton_{name}")
                 elif kind == "another softmax":
                     _attention(b, us, training, mask, scores=(64, 512))
                 elif kind == "math":
@@ -104,6 +112,25 @@ def _training(
                     _linear(b, us)
                 _linear(b, other)
     return b
+
+
+def _by_hand(b: RunBuilder, us: float, *, divided: bool) -> None:
+    """`exp(x - max) / sum`; other things use exponentials and sums, too."""
+    with b.op("aten::bmm", us=2, dims=[list(_SHAPE), [64, 64, 512]], types=["float"] * 2):
+        b.compute(us, _GEMM)
+    for name in ("amax", "sub", "exp", "sum", "div" if divided else "mul"):
+        with b.op(f"aten::{name}", us=2, dims=[list(_SCORES)], types=["float"]):
+            b.compute(us)
+    with b.op("aten::bmm", us=2, dims=[list(_SCORES), list(_SHAPE)], types=["float"] * 2):
+        b.compute(us, _GEMM)
+
+
+def _in_a_graph(b: RunBuilder, us: float, *, heads: int) -> None:
+    """Kernels of one launch, with no operators of their own."""
+    with b.region(0):
+        b.launch(us, _GEMM, call="cudaGraphLaunch", grid=[4, 4, heads])
+        b.launch(us, _SOFTMAX, call="cudaGraphLaunch")
+        b.launch(us, _GEMM, call="cudaGraphLaunch", grid=[4, 1, heads])
 
 
 def _linear(b: RunBuilder, us: float) -> None:
@@ -153,8 +180,9 @@ class UnfusedAttention(Rule):
     it, and training keeps it for the backward. Fused kernels compute it tile by tile and never store it.
 
     Evidence
-    Kernels of each stream in order: a softmax (no log-softmax) with a product of `aten::bmm` or `baddbmm` on both sides, at
-    most twelve kernels away and no other product between. Where shapes were recorded the product behind must multiply what
+    Kernels of each stream in order: a softmax (no log-softmax; or exponentials, their sum and a division) with a product of
+    `aten::bmm` or `baddbmm` on both sides, at most twelve kernels away and no other product between. In a CUDA graph,
+    which has no operators, products on both sides whose grids have the same depth are taken for batched. Where shapes were recorded the product behind must multiply what
     the softmax is over. Backward chains, with two products on each side, count as well. In a capture of the CPU alone
     operators take the place of kernels; with dropout there is no fused one on a CPU, and the rule keeps silent.
 
@@ -209,6 +237,8 @@ class UnfusedAttention(Rule):
         Valid("a fused kernel", lambda: _training("flash")),
         Valid("the softmax of a classifier", lambda: _training("classifier")),
         Valid("a softmax over something else", lambda: _training("another softmax")),
+        Valid("exponentials and sums that are no softmax", lambda: _training("exponentials")),
+        Valid("a router in a CUDA graph", lambda: _training("router in a graph")),
         Valid("little time", lambda: _training(us=2, other=2000)),
         Valid("GPU rows only", _without_operators, skipped="operator"),
         Valid("products on a CPU", lambda: without_gpu("aten::bmm")),
@@ -224,6 +254,9 @@ class UnfusedAttention(Rule):
         Invalid("SDPA in its math form", lambda: _training("math"), message="math form", codemod="sdpa-backend"),
         Invalid("SDPA of doubles", lambda: _training("math", dtype="double"), message="double"),
         Invalid("without shapes", lambda: _training(shapes=False), codemod="use-sdpa"),
+        Invalid("a softmax written out as well", lambda: _training("softmax by hand"), message="4 times a step"),
+        Invalid("inside a CUDA graph", lambda: _training("graph"), message="4 times a step"),
+        Invalid("products of a compiler", lambda: _training("templates"), message="4 times a step"),
         Invalid("on a CPU", lambda: _training(gpu=False), message="operators' time", saving_us=480, tolerance=0.05, codemod="use-sdpa"),
         Invalid("on a CPU, with its backward", lambda: _training(gpu=False, training=True), saving_us=666, tolerance=0.05),
         Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
