@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from trace_doctor.evidence.frames import is_user_frame
+from trace_doctor.evidence.frames import Frame, is_user_frame, python_frame
+from trace_doctor.loaders.paths import plain_path
+from trace_doctor.loaders.torch_trace import LogFrame
+from trace_doctor.testing import SnapshotBuilder
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,29 @@ def test_the_user_s_files(name: str) -> None:
 )
 def test_files_of_others(name: str) -> None:
     assert not is_user_frame(name)
+
+
+@pytest.mark.parametrize(
+    ("captured", "plain"),
+    [
+        ("/home/me/run/../train.py", "/home/me/train.py"),
+        ("./train.py", "train.py"),
+        ("a/b/../../train.py", "train.py"),
+        ("../train.py", "../train.py"),
+        (r"C:\me\run\..\train.py", r"C:\me\train.py"),
+        ("a..b/train.py", "a..b/train.py"),
+        ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap>"),
+        ("", ""),
+    ],
+)
+def test_one_file_has_one_name(captured: str, plain: str) -> None:
+    assert plain_path(captured) == plain
+    assert plain_path(plain) == plain
+
+
+def test_frames_are_read_without_detours() -> None:
+    assert python_frame("run/../train.py(3): main") == Frame("train.py", 3, "main")
+    assert LogFrame("/home/me/run/../train.py", 3, "main") == LogFrame("/home/me/train.py", 3, "main")
+    b = SnapshotBuilder()
+    b.alloc(512, frames=[("/home/me/run/../train.py", 3, "main")])
+    assert "/home/me/train.py" in {frame.filename for frame in b.snapshot().frames}

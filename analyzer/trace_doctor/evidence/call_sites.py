@@ -14,6 +14,7 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.frames import Frame, is_user_frame, is_user_function, python_frame, shown_path
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.loaders.paths import plain_path
 from trace_doctor.model import Location, Target
 from trace_doctor.regex import regex
 from trace_doctor.run import I64, Bool, Cat, Run
@@ -128,7 +129,12 @@ class CallSites(Evidence, frozen=True):
             if text:
                 found = (_OLD_FRAME.fullmatch(part) for part in str(text).split(";"))
                 return tuple(
-                    Site(shown_path(m.group(1), self.source), int(m.group(2)), m.group(3), exact=True)
+                    Site(
+                        shown_path(plain_path(m.group(1)), self.source),
+                        int(m.group(2)),
+                        m.group(3),
+                        exact=True,
+                    )
                     for m in found
                     if m and is_user_frame(m.group(1))
                 )

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
+from trace_doctor.loaders.paths import plain_path
 from trace_doctor.regex import regex
 
 _LIBRARY_NAMES = """
@@ -100,7 +101,7 @@ def python_frame(name: str) -> Frame | None:
     if name.startswith(("nn.Module: ", "<built-in")):
         return None
     found = _PYTHON_EVENT.fullmatch(name)
-    return Frame(found.group(1), int(found.group(2)), found.group(3)) if found else None
+    return Frame(plain_path(found.group(1)), int(found.group(2)), found.group(3)) if found else None
 
 
 def is_user_function(name: str) -> bool:

@@ -72,6 +72,12 @@ class Pause(Struct, frozen=True):
     """number of steady steps that have one"""
 
     @property
+    def inside(self) -> Site | None:
+        """The user's function around it; None where it is that function itself."""
+        itself = self.site is not None and self.name.startswith(f"{self.site.function} of ")
+        return None if itself else self.site
+
+    @property
     def idle_ns(self) -> int:
         return total(self.idle)
 

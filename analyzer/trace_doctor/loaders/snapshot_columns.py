@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from trace_doctor.loaders.paths import plain_path
 from trace_doctor.model import TorchVersion
 from trace_doctor.run import I16, I32, I64, U8
 from trace_doctor.snapshot import NO_STACK, Action, Annotation, BlockState, Snapshot, StackFrame
@@ -55,7 +56,9 @@ class _Stacks:
         known = self._dicts.get(id(frame))
         if known is None:
             made = StackFrame(
-                _name(frame.get("filename", "")), int(frame.get("line", 0)), _name(frame.get("name", ""))
+                plain_path(_name(frame.get("filename", ""))),
+                int(frame.get("line", 0)),
+                _name(frame.get("name", "")),
             )
             known = self._dicts[id(frame)] = self.frames.setdefault(made, len(self.frames))
         return known

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from trace_doctor.errors import NotACapture
+from trace_doctor.loaders.paths import plain_path
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.regex import regex
 
@@ -43,6 +44,9 @@ class LogFrame:
     file: str
     line: int
     function: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "file", plain_path(self.file))
 
 
 @dataclass(frozen=True, slots=True)

@@ -372,8 +372,7 @@ def _kind(name: str) -> str:
 
 
 def _message(pause: Pause, seen: HostPauses, count: int, outcome: ReplayOutcome) -> str:
-    own = pause.site is not None and pause.name.startswith(f"{pause.site.function} of ")
-    where = f" (in {pause.site})" if pause.site is not None and not own else ""
+    where = f" (in {pause.inside})" if pause.inside is not None else ""
     what = (
         "keeps the host from launching while the GPU waits" if seen.device >= 0 else "keeps the thread busy"
     )
@@ -398,7 +397,7 @@ def _table(seen: HostPauses, count: int) -> Table:
         rows=[
             [
                 p.name,
-                str(p.site) if p.site else None,
+                str(p.inside) if p.inside else None,
                 len(p.spans),
                 p.steps,
                 sum(e - s for s, e in p.spans) / count / 1e3,
