@@ -13,7 +13,6 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.call_sites import CallSites, Site
 from trace_doctor.evidence.event_names import is_backward, is_loader, is_optimizer, is_step, is_torch_mark
 from trace_doctor.evidence.frames import is_user_frame, python_frame
-from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
@@ -27,13 +26,25 @@ LEAST = 10
 ALWAYS, ALIKE = 0.9, 0.75
 """Of a loop with branches: share of the repetitions that an operator is in to count as common to all, and share of the
 operators that are"""
-_INDEXING = regex(r"aten::(?:select|slice|narrow|index|index_select|index_put_|take|gather|select_scatter)")
+_INDEXING = regex(
+    r"aten::(?:select|slice|narrow|index|index_(?:select|put|add|copy|fill)_?|take|gather|put_|masked_(?:select|scatter)_?"
+    r"|(?:select_|slice_)?scatter(?:_add|_reduce)?_?)"
+)
+_UNBINDING = regex(r"aten::(?:unbind|split|split_with_sizes|chunk|tensor_split)")
+"""what makes a list of parts, over which the loop goes then"""
+_LAYER = regex(
+    r"aten::(?:linear|addmm|mm|matmul|bmm|baddbmm|einsum|conv\w*|\w*attention\w*|(?:layer|batch|group|instance|rms)_norm|embedding|lstm|gru)"
+    r"|(?!aten::).*"
+)
+"""operators of a model's layers: where no frame tells, their repetitions are layers, not elements"""
+_MODULE = regex(r"nn\.Module: .*|.*torch/nn/modules/module\.py\(\d+\): .*")
 
 
 class OperatorLoop(Struct, frozen=True):
     """One loop of the source: all its executions in the steady steps."""
 
-    site: Site
+    site: Site | None
+    """None without Python stacks"""
     group: tuple[str, ...]
     """the operators of each repetition"""
     repeats: tuple[int, ...]
@@ -49,9 +60,8 @@ class OperatorLoop(Struct, frozen=True):
 
 
 class OperatorLoops(Evidence, frozen=True):
-    """Loops of ten and more repetitions on the main thread that index a tensor, longest first.
-
-    Raises NotCaptured without Python stacks.
+    """Loops of ten and more repetitions on the main thread that index a tensor, or go over its parts, longest first.
+    Without Python stacks those that hold no operator of a layer.
     """
 
     loops: tuple[OperatorLoop, ...]
@@ -60,19 +70,25 @@ class OperatorLoops(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        run, sites, main = facts.run, facts[CallSites], facts[Threads].main
+        run, sites, main = facts.run, facts.get(CallSites), facts[Threads].main
         spans = facts[Steps].spans("steady")
         ops = _operators(facts, run, main)
-        ops = ops[covered(pairs(run.ts[ops], run.ts[ops] + 1), intervals(spans)) > 0]
-        frame = _frames(run, facts[Nesting], ops)
+        step = facts[Steps].steady_at(run.ts[ops])
+        ops, step = ops[step >= 0], step[step >= 0]
+        frame = step if sites is None else _frames(run, facts[Nesting], ops)
         ops, frame = ops[frame >= 0], frame[frame >= 0]
         order = np.lexsort((run.ts[ops], frame))
         ops, frame = ops[order], frame[order]
-        groups: dict[tuple[Site, tuple[str, ...]], list[I64]] = {}
-        for edges, group in _executions(run.name[ops].astype(np.int64), frame):
+        unbinding = run.is_named(lambda n: _UNBINDING.fullmatch(n) is not None)
+        groups: dict[tuple[Site | None, tuple[str, ...]], list[I64]] = {}
+        for edges, group in _executions(run.name[ops].astype(np.int64), frame, branches=sites is not None):
             names = tuple(run.names[n] for n in group)
-            site = sites.site(int(ops[edges[0]]))
-            if site is not None and any(_INDEXING.fullmatch(n) for n in names):
+            site = sites.site(int(ops[edges[0]])) if sites is not None else None
+            if (site is None) != (sites is None) or (site is None and any(map(_LAYER.fullmatch, names))):
+                continue
+            before = int(edges[0]) - 1
+            parts = before >= 0 and bool(unbinding[ops[before]]) and frame[before] == frame[edges[0]]
+            if parts or any(map(_INDEXING.fullmatch, names)):
                 groups.setdefault((site, _rotated(names)), []).append(edges)
         found = []
         for (site, names), executions in groups.items():
@@ -110,21 +126,43 @@ def _frames(run: Run, nesting: Nesting, ops: I64) -> I64:
     user: Bool = np.zeros(len(run), dtype=bool)
     named = run.is_named(lambda n: (f := python_frame(n)) is not None and is_user_frame(f.file))
     user[named & run.is_cat(Cat.PYTHON)] = True
-    at = nesting.parent[ops].astype(np.int64)
-    climbing = np.flatnonzero((at >= 0) & ~user[np.maximum(at, 0)])
+    at = _climbed(nesting, nesting.parent[ops].astype(np.int64), user)
+    return _callers(run, nesting, at, user)
+
+
+def _climbed(nesting: Nesting, at: I64, wanted: Bool) -> I64:
+    """The innermost wanted event at or around each of these, -1 without one."""
+    climbing = np.flatnonzero((at >= 0) & ~wanted[np.maximum(at, 0)])
     while len(climbing):
         at[climbing] = nesting.parent[at[climbing]]
         above = at[climbing]
-        climbing = climbing[(above >= 0) & ~user[np.maximum(above, 0)]]
+        climbing = climbing[(above >= 0) & ~wanted[np.maximum(above, 0)]]
     return at
 
 
-def _executions(names: I64, frame: I64) -> list[tuple[I64, tuple[int, ...]]]:
+def _callers(run: Run, nesting: Nesting, frame: I64, user: Bool) -> I64:
+    """The same frames, but for functions that are called for one element after the other: of these the caller. Modules that
+    are called one after the other are layers."""
+    own = np.unique(frame[frame >= 0])
+    modules = run.is_named(lambda n: _MODULE.fullmatch(n) is not None) & run.is_cat(Cat.PYTHON)
+    above = _climbed(nesting, nesting.parent[own].astype(np.int64), user | modules)
+    kind, often = np.unique(
+        np.stack([above, run.name[own]], axis=1), axis=0, return_inverse=True, return_counts=True
+    )[1:]
+    one_by_one = (often[kind.ravel()] >= LEAST) & (above >= 0)
+    caller = np.where(one_by_one & user[np.maximum(above, 0)], above, own)
+    known = frame >= 0
+    frame[known] = caller[np.searchsorted(own, frame[known])]
+    return frame
+
+
+def _executions(names: I64, frame: I64, *, branches: bool) -> list[tuple[I64, tuple[int, ...]]]:
     """The loops, in order: the place at which each repetition begins and the one behind the last, and the names that
     come in each repetition."""
     taken = np.zeros(len(names), dtype=bool)
     found = [(edges, tuple(names[edges[0] : edges[1]].tolist())) for edges in _periodic(names, frame, taken)]
-    found += _branched(names, frame, taken)
+    if branches:
+        found += _branched(names, frame, taken)
     return sorted(found, key=lambda loop: int(loop[0][0]))
 
 
@@ -173,5 +211,5 @@ def _branched(names: I64, frame: I64, taken: Bool) -> list[tuple[I64, tuple[int,
 
 def _rotated(names: tuple[str, ...]) -> tuple[str, ...]:
     """The same group whatever operator a stretch begins with: from its first indexing one."""
-    at = next(i for i, n in enumerate(names) if _INDEXING.fullmatch(n))
+    at = next((i for i, n in enumerate(names) if _INDEXING.fullmatch(n)), 0)
     return (*names[at:], *names[:at])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from msgspec.structs import replace
 
@@ -27,6 +28,8 @@ def _training(
     calls: str = "",
     held_up_us: float = 0,
     branches: bool = False,
+    each: bool = False,
+    unbound: bool = False,
 ) -> RunBuilder:
     """Steps with a loop over the rows of a tensor, in which something else has the core once."""
     b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None, stacks=stacks)
@@ -36,16 +39,33 @@ def _training(
                 with b.op("aten::mm", us=10):
                     b.launch(30) if gpu else b.wait(30)
             with b.python("train.py", 3, "pairwise"):
+                if unbound:
+                    with b.op("aten::unbind", us=3):
+                        pass
                 for i in range(repeats):
-                    if indexing:
-                        with b.op("aten::select", us=3):
-                            pass
-                    with b.python("nn.py", 5 + i, calls) if calls else b.op("aten::mul", us=body_us):
-                        b.launch(2) if gpu else b.wait(2)
+                    with b.python("train.py", 20, "one") if each else nullcontext():
+                        if indexing:
+                            with b.op("aten::select", us=3):
+                                pass
+                        with b.python("nn.py", 5 + i, calls) if calls else b.op("aten::mul", us=body_us):
+                            b.launch(2) if gpu else b.wait(2)
                     if branches and i * i % 7 < 3:
                         with b.op("aten::flip", us=3):
                             pass
                     b.wait(2 + held_up_us * (i == 7))
+    return b
+
+
+def _layers(*, stacks: bool) -> RunBuilder:
+    """Twelve layers one after the other, each with a slice."""
+    b = RunBuilder(stacks=stacks)
+    for _ in range(5):
+        with b.step(), b.python("model.py", 8, "forward"):
+            for n in range(12):
+                with b.python(f"nn.Module: Block_{n}", 1, "x"), b.python("model.py", 30, "block"):
+                    for name in ("linear", "slice", "mul"):
+                        with b.op(f"aten::{name}", us=20):
+                            b.launch(5)
     return b
 
 
@@ -60,9 +80,10 @@ class TensorIndexingLoop(Rule):
     each operator. One operator over the whole tensor does the same in one go.
 
     Evidence
-    Operators on the main thread directly below one frame of the user's (with `with_stack=True`): a group of up to twenty
-    that begins with `select`, `slice`, `index` or a relative, repeated ten times and more, in every step, each repetition
-    short. Backward, optimizer and loader are left out; loops over layers index nothing.
+    Operators on the main thread directly below one frame of the user's (with `with_stack=True`), or below a function that
+    is called again and again: a group of up to twenty that begins with `select`, `slice`, `index` or a relative, or stands
+    behind `unbind` or `split`, repeated ten times and more, in every step, each repetition short. Without stacks the same
+    within a step, where none of the operators belongs to a layer. Backward, optimizer and loader are left out; loops over layers index nothing.
 
     How the saving is estimated
     A model: the steps re-timed with one repetition instead of all, each as long as the median one. What the vectorised
@@ -102,7 +123,8 @@ class TensorIndexingLoop(Rule):
         Valid("few repetitions", lambda: _training(8)),
         Valid("a loop over layers", lambda: _training(indexing=False)),
         Valid("long repetitions", lambda: _training(body_us=900)),
-        Valid("no stacks", lambda: _training(stacks=False), skipped="stacks"),
+        Valid("layers with a rotation, no stacks", lambda: _layers(stacks=False)),
+        Valid("layers with a rotation", lambda: _layers(stacks=True)),
     ]
     INVALID = [
         Invalid(
@@ -127,6 +149,22 @@ class TensorIndexingLoop(Rule):
             message="aten::select, aten::mul",
         ),
         Invalid("the body is a function", lambda: _training(calls="body"), message="aten::select"),
+        Invalid(
+            "a function for each element",
+            lambda: _training(each=True),
+            message="aten::select",
+            file="train.py",
+        ),
+        Invalid(
+            "over the parts of a tensor", lambda: _training(indexing=False, unbound=True), message="aten::mul"
+        ),
+        Invalid(
+            "no stacks",
+            lambda: _training(stacks=False),
+            message="Something",
+            confidence="low",
+            severity="info",
+        ),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -151,7 +189,7 @@ class TensorIndexingLoop(Rule):
         saving = outcome.saving()
         return Claim(
             message=_message(loop, count, outcome),
-            confidence="medium",
+            confidence="medium" if loop.site else "low",
             severity="info",
             saving=replace(
                 saving, basis="model", how=f"a model: one repetition instead of all; {saving.how}"
@@ -159,7 +197,7 @@ class TensorIndexingLoop(Rule):
             location=location(loop.site, ts_us=moments.ts_us(loop.spans[0][0])),
             evidence=[_table(loop, count)],
             spans=moments.longest(loop.spans, "loop over a tensor"),
-            fixes=[techniques.vectorise(_VERIFY, loop.site.target)],
+            fixes=[techniques.vectorise(_VERIFY, loop.site.target if loop.site else None)],
             owned=loop.spans,
             key="/".join(loop.group),
         )
@@ -171,10 +209,8 @@ _VERIFY = "record the same steps again: the operators of the loop are gone, and 
 def _message(loop: OperatorLoop, count: int, outcome: ReplayOutcome) -> str:
     often = sum(loop.repeats) / count
     group = ", ".join(loop.group[:4]) + (" …" if len(loop.group) > 4 else "")
-    return (
-        f"{str(loop.site)[0].upper()}{str(loop.site)[1:]} repeats {group} {often:,.0f} times a step: done at once, "
-        f"{outcome.promise}."
-    )
+    who = f"{str(loop.site)[0].upper()}{str(loop.site)[1:]}" if loop.site else "Something in the loop"
+    return f"{who} repeats {group} {often:,.0f} times a step: done at once, {outcome.promise}."
 
 
 def _table(loop: OperatorLoop, count: int) -> Table:
