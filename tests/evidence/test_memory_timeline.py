@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_held import MemoryHeld
 from trace_doctor.evidence.memory_ledger import MemoryLedger
 from trace_doctor.evidence.memory_timeline import DeviceHistory, MemoryTimeline
 from trace_doctor.loaders.snapshot import load_snapshot
@@ -250,6 +251,21 @@ def test_real_histories_never_contradict_their_segments(snapshot_file: Path) -> 
         final = snapshot.segment_requested[snapshot.segment_device == h.device].sum()
         assert int(h.live[-1]) == int(final)
         assert h.reserved is not None
+
+
+@pytest.mark.parametrize("change", [lambda data: data.update(device_traces=[]), _other_size])
+def test_without_a_usable_history_it_is_told_what_is_held_but_no_peak(change: Callable[[Any], None]) -> None:
+    b = _edited(change)
+    f = facts(b)
+    assert f.get(MemoryLedger) is None
+    (row,) = f[MemoryHeld].rows
+    live = [x for s in b.data()["segments"] for x in s["blocks"] if x["state"] != "inactive"]
+    assert row.held_bytes == sum(x["requested_size"] for x in live) == sum(n for _, n in row.by_frame)
+    assert row.blocks == len(live)
+
+
+def test_a_device_with_a_history_needs_no_second_account() -> None:
+    assert facts(_edited(lambda data: None)).get(MemoryHeld) is None
 
 
 @pytest.mark.captures

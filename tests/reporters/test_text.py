@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from trace_doctor.errors import UsageError
-from trace_doctor.model import NOT_PATCHED, Finding, Fix, Outcome, Result, Saving
+from trace_doctor.model import NOT_PATCHED, Finding, Fix, MemoryHeldRow, Outcome, Result, Saving
 from trace_doctor.reporters import render
 from trace_doctor.reporters.units import columns
 
@@ -56,6 +56,20 @@ def test_of_a_fix_that_a_look_at_the_script_left_open_the_reason_is_said(rich_re
     assert "no patch: train.py:45 sets its workers already" in text
     assert "Next: trace-doctor fix logs --source . (what to change, and why it is no patch)" in text
     assert "--source DIR" not in text
+
+
+def test_a_snapshot_without_a_history_shows_what_it_holds_and_claims_no_peak() -> None:
+    row = MemoryHeldRow(
+        rank=0, device=0, held_bytes=11 << 30, reserved_bytes=12 << 30, blocks=3, by_frame=[("a.py:7 in f", 11 << 30)]
+    )  # fmt: skip
+    skipped = Outcome(code="TD410", name="out-of-memory", outcome="skipped", reason="no history")
+    made = Result(memory_held=[row], outcomes=[skipped])
+    text = render(made, "text")
+    assert "Nothing could be checked: the snapshot has no usable allocation history" in text
+    assert "11.0 GiB allocated when the snapshot was written, 12.0 GiB reserved" in text
+    assert "11.0 GiB: a.py:7 in f" in text
+    page = render(made, "html")
+    assert "a.py:7 in f" in page and "peak 11.0 GiB" not in text + page
 
 
 def test_the_header_and_the_ledger(rich_result: Result) -> None:

@@ -31,6 +31,7 @@ from trace_doctor.engine.sizes import (
 from trace_doctor.engine.summary import outcomes, summary, what_if
 from trace_doctor.evidence.base import Facts, Options, join_jobs
 from trace_doctor.evidence.capture_health import CaptureHealth
+from trace_doctor.evidence.memory_held import MemoryHeld
 from trace_doctor.evidence.memory_ledger import MemoryLedger
 from trace_doctor.evidence.memory_series import thinned
 from trace_doctor.evidence.operators import Operators
@@ -108,6 +109,7 @@ def diagnose(
         summary=summary(examined, replayed, findings, left_out),
         time_ledger=rows_of(examined, TimeLedger, lambda t: t.rows),
         memory_ledger=rows_of(examined, MemoryLedger, lambda m: m.rows),
+        memory_held=rows_of(examined, MemoryHeld, lambda m: m.rows),
         steps=limit(steps_of(examined), MAX_STEPS, "steps", limits),
         timeline=_lanes(examined, traces, limits),
         memory_timeline=[thinned(m, share(MAX_POINTS, len(memory), 40, 400)) for m in memory],

@@ -38,6 +38,7 @@ from trace_doctor.model.ledgers import IDLE_CAUSES as IDLE_CAUSES
 from trace_doctor.model.ledgers import MEMORY_CATEGORIES as MEMORY_CATEGORIES
 from trace_doctor.model.ledgers import CategoryBytes as CategoryBytes
 from trace_doctor.model.ledgers import IdleNs as IdleNs
+from trace_doctor.model.ledgers import MemoryHeldRow as MemoryHeldRow
 from trace_doctor.model.ledgers import MemoryLedgerRow as MemoryLedgerRow
 from trace_doctor.model.ledgers import TimeLedgerRow as TimeLedgerRow
 from trace_doctor.model.pictures import CollectiveRow as CollectiveRow

@@ -97,3 +97,18 @@ class MemoryLedgerRow(Struct, frozen=True, kw_only=True):
     max_live_bytes: int
     how: str
     by_frame: list[tuple[str, int]] = field(default_factory=list)
+
+
+class MemoryHeldRow(Struct, frozen=True, kw_only=True):
+    """What a device held when a snapshot without a usable history was written. Whether that was its peak is not known."""
+
+    input: int = 0
+    rank: int
+    device: int
+    held_bytes: int
+    """requested bytes of the live blocks"""
+    reserved_bytes: int
+    blocks: int
+    """live ones"""
+    by_frame: list[tuple[str, int]] = field(default_factory=list)
+    """the code that allocated most, largest first"""

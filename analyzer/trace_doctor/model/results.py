@@ -14,7 +14,7 @@ from trace_doctor.model.captures import Ignored, Input
 from trace_doctor.model.findings import Finding, Outcome, Suppressed
 from trace_doctor.model.gates import Gate
 from trace_doctor.model.inert import inert
-from trace_doctor.model.ledgers import MemoryLedgerRow, TimeLedgerRow
+from trace_doctor.model.ledgers import MemoryHeldRow, MemoryLedgerRow, TimeLedgerRow
 from trace_doctor.model.pictures import (
     CollectiveRow,
     CriticalPath,
@@ -68,6 +68,8 @@ class Result(Struct, frozen=True, kw_only=True):
     summary: Summary = Summary()
     time_ledger: list[TimeLedgerRow] = field(default_factory=list)
     memory_ledger: list[MemoryLedgerRow] = field(default_factory=list)
+    memory_held: list[MemoryHeldRow] = field(default_factory=list)
+    """of devices without a memory ledger: what a snapshot holds that knows the moment it was written only"""
     steps: list[StepRow] = field(default_factory=list)
     timeline: list[Lane] = field(default_factory=list)
     memory_timeline: list[MemorySeries] = field(default_factory=list)

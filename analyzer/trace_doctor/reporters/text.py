@@ -28,6 +28,7 @@ from trace_doctor.reporters.words import (
     budget_words,
     facts,
     headline,
+    held_words,
     how_made,
     in_which_capture,
     is_patch,
@@ -93,10 +94,10 @@ def _header(paper: Paper, result: Result, more: str) -> None:
 
 def _ledgers(paper: Paper, result: Result, names: Names, more: str) -> None:
     steady = main_rows(result)
-    if steady or result.memory_ledger:
+    rows: list[OnDevice] = [*steady, *result.memory_ledger, *result.memory_held]
+    if rows:
         paper.blank()
-    several = len(steady) > 1 or len(result.memory_ledger) > 1
-    rows: list[OnDevice] = [*steady, *result.memory_ledger]
+    several = len(steady) > 1 or len(rows) - len(steady) > 1
     labels = [names.place(r) for r in rows] if several else ["memory"]
     gutter = max(columns(label) for label in labels) + 4 if labels else 0
     for row in steady[:_MOST_ROWS]:
@@ -109,6 +110,11 @@ def _ledgers(paper: Paper, result: Result, names: Names, more: str) -> None:
         reserved = f", {size(memory.max_reserved_bytes)} reserved" if memory.max_reserved_bytes else ""
         text = f"peak {size(memory.peak_bytes)}{reserved}: {said}"
         _entry(paper, names.place(memory) if several else "memory", text, gutter)
+    for held in result.memory_held[:_MOST_ROWS]:
+        text = f"{held_words(held)}, {size(held.reserved_bytes)} reserved"
+        _entry(paper, names.place(held) if several else "memory", text, gutter)
+        for frame, count in held.by_frame[:3]:
+            _entry(paper, "", f"{size(count)}: {frame}", gutter)
 
 
 def _time_row(paper: Paper, row: TimeLedgerRow, name: str, gutter: int) -> None:

@@ -11,6 +11,7 @@ from trace_doctor.model import (
     Finding,
     Fix,
     Location,
+    MemoryHeldRow,
     Outcome,
     Result,
     Saving,
@@ -174,6 +175,7 @@ class Names:
         rows: list[OnDevice] = [
             *result.time_ledger,
             *result.memory_ledger,
+            *result.memory_held,
             *result.timeline,
             *result.memory_timeline,
         ]
@@ -251,7 +253,8 @@ def _without_fault(result: Result) -> str:
         )
     looked = sum(o.outcome in ("passed", "fired") for o in result.outcomes)
     if not looked:
-        return "Nothing could be checked"
+        why = ": the snapshot has no usable allocation history" if result.memory_held else ""
+        return f"Nothing could be checked{why}"
     if result.findings:
         return f"No serious fault found; {plural(len(result.findings), 'finding')} for information"
     blind = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
@@ -277,7 +280,14 @@ def facts(result: Result) -> list[str]:
         said.append(f"GPU busy {share(summary.gpu_busy_share)}")
     if summary.peak_allocated_bytes is not None:
         said.append(f"peak {size(summary.peak_allocated_bytes)}")
+    elif result.memory_held:
+        said.append(held_words(max(result.memory_held, key=lambda r: r.held_bytes)))
     return [f for f in said if f]
+
+
+def held_words(row: MemoryHeldRow) -> str:
+    """`11.0 GiB allocated when the snapshot was written`"""
+    return f"{size(row.held_bytes)} allocated when the snapshot was written"
 
 
 def where(location: Location) -> str:

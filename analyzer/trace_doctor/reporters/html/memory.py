@@ -11,8 +11,8 @@ from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch, term
 from trace_doctor.reporters.html.views import View, key_of, views
 from trace_doctor.reporters.html.zoom import of_memory
-from trace_doctor.reporters.units import size
-from trace_doctor.reporters.words import MEMORY, Names
+from trace_doctor.reporters.units import plural, size
+from trace_doctor.reporters.words import MEMORY, Names, held_words
 
 _MOST_CHARTS = 5
 _MOST_BARS = 12
@@ -38,7 +38,7 @@ def memory(result: Result) -> Html | None:
 
     devices = sorted({*drawable, *rows}, key=first)
     if not devices:
-        return None
+        return _held(result)
     names = Names(result) if len(devices) > 1 else None
     shown = devices[:_MOST_CHARTS]
     made = [_device(drawable.get(d), rows.get(d), n) for n, d in enumerate(shown)]
@@ -49,6 +49,7 @@ def memory(result: Result) -> Html | None:
         _compared(known, names) if names and len(known) > 1 else None,
         views("memory", _views(shown, drawable, rows, made, names), "Show"),
         showing(len(made), len(devices), "devices, those with findings and the fullest first"),
+        _held_tables(result),
         lead=[
             "What is ",
             term("allocated", "allocated"),
@@ -182,6 +183,25 @@ def _peak(row: MemoryLedgerRow, n: int) -> Html:
         _frames(row) if row.by_frame else None,
         class_="peak-block",
     )
+
+
+def _held(result: Result) -> Html | None:
+    if not result.memory_held:
+        return None
+    lead = "Without a usable allocation history neither the peak nor what the blocks are for is known, only who allocated them."
+    return section("memory", "Memory when the snapshot was written", _held_tables(result), lead=[lead])
+
+
+def _held_tables(result: Result) -> list[Html]:
+    """Who holds the memory, for devices without a history."""
+    names = Names(result)
+    columns = [Column("Allocated by", "code"), Column("Allocated", "bytes"), Column("Share", "share")]
+    made = []
+    for row in sorted(result.memory_held, key=lambda r: -r.held_bytes)[:_MOST_CHARTS]:
+        title = f"{names.place(row)}: {held_words(row)} in {plural(row.blocks, 'block')}, {size(row.reserved_bytes)} reserved"
+        shown: list[Row] = [[frame, count, count / max(1, row.held_bytes)] for frame, count in row.by_frame]
+        made.append(data_table(title, columns, shown))
+    return made
 
 
 def _frames(row: MemoryLedgerRow) -> Html:

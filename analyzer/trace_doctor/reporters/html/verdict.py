@@ -19,6 +19,7 @@ from trace_doctor.reporters.words import (
     Names,
     by_hand,
     headline,
+    held_words,
     how_made,
     is_patch,
     main_rows,
@@ -125,7 +126,8 @@ def _main_thread(result: Result) -> Html:
 def _memory(result: Result) -> Html:
     peak, reserved = result.summary.peak_allocated_bytes, result.summary.peak_reserved_bytes
     if peak is None and reserved is None:
-        return _missing("Peak memory", "no memory recorded")
+        most = max(result.memory_held, key=lambda r: r.held_bytes, default=None)
+        return _missing("Peak memory", f"not known; {held_words(most)}" if most else "no memory recorded")
     name = ["Peak memory"]
     if peak is None:
         return _tile(name, size(reserved or 0), term("allocated", "reserved"))
