@@ -19,7 +19,8 @@ _TIMED = regex(r"(.+) \(dynamo_timed\)")
 # no compilation: recording a CUDA graph, and what Dynamo runs beside a compilation
 _NOT_COMPILING = regex(r"CUDAGraphNode\.record|gc|.*cudagraph.*", re.IGNORECASE)
 _COMPILE_ID = regex(r"\bcompile_id=(!?[\d/]+)")
-_OF_A_FRAME = ("_compile.compile_inner", "entire_frame_compile", "dynamo")
+# as torch 2.0 to 2.4 call it, and since
+_OF_A_FRAME = regex(r"(?:_compile\.(?:<locals>\.)?)?compile_inner|_compile|entire_frame_compile|dynamo")
 
 
 class Compilation(Struct, frozen=True):
@@ -47,7 +48,7 @@ class Compilation(Struct, frozen=True):
     @property
     def of_frame(self) -> bool:
         """Dynamo compiles a function (not the backward of one, nor a Triton kernel)."""
-        return self.what in _OF_A_FRAME
+        return _OF_A_FRAME.fullmatch(self.what) is not None
 
     @property
     def recompile_id(self) -> int | None:
@@ -80,7 +81,7 @@ def find_compilations(
         compile_id = ids.get(row)
         region = shapes.first_run(compile_id, int(run.end[row])) if compile_id else None
         reasons = tuple(logged_reasons.get(compile_id or "", ()))
-        asked = region if found.group(1) in _OF_A_FRAME and not reasons else None
+        asked = region if _OF_A_FRAME.fullmatch(found.group(1)) and not reasons else None
         inputs = shapes.compared(asked) if asked else None
         made.append(
             Compilation(
@@ -121,7 +122,7 @@ def _compile_ids(run: Run, rows: I64, regions: Regions) -> dict[int, str]:
             said = _COMPILE_ID.search(run.text(int(near[max(at, 0)])))
             assert said is not None
             found[row] = said.group(1)
-        elif run.text(row).startswith(_OF_A_FRAME):
+        elif _OF_A_FRAME.fullmatch(run.text(row).removesuffix(" (dynamo_timed)")):
             region = run_on.from_(thread, end)
             if region is not None and region.compile_id is not None:
                 found[row] = region.compile_id

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from trace_doctor import (
     Claim,
     Column,
-    Confidence,
     Context,
     Fix,
     Rule,
@@ -96,6 +95,20 @@ def _evaluation() -> RunBuilder:
     return b
 
 
+def _unnumbered(*compiling: int, steps: int = 8) -> RunBuilder:
+    """As torch before 2.5 marks it: regions without ids, and another name of what compiles a function."""
+    b = RunBuilder()
+    for n in range(steps):
+        with b.step():
+            if n in compiling:
+                with b.event("_compile.<locals>.compile_inner (dynamo_timed)"):
+                    b.wait(5000)
+            with b.event("Torch-Compiled Region"), b.op("CompiledFunction", us=10):
+                b.launch(200)
+            b.sync()
+    return b
+
+
 class Recompile(Rule):
     """torch.compile compiles the same function again and again.
 
@@ -109,7 +122,8 @@ class Recompile(Rule):
     Evidence
     `_compile.compile_inner (dynamo_timed)` and the compilation of backward in steps after the warm-up, with the id of
     the code they make, `frame/recompile` with recompile ≥ 1, from the `…_data: compile_id=` annotations (torch 2.13) or
-    the code that runs next. The cause is PyTorch's own account where a TORCH_TRACE log lies beside the trace, else the
+    the code that runs next. Where nothing has ids (torch before 2.5): compilations in three steps after the warm-up. The
+    cause is PyTorch's own account where a TORCH_TRACE log lies beside the trace, else the
     shapes of the function's inputs before and after where `record_shapes=True` recorded them.
 
     How the saving is estimated
@@ -145,11 +159,26 @@ class Recompile(Rule):
         source="one is what automatic dynamic shapes cost once per training",
     )
 
+    min_steps: int = threshold(
+        3,
+        "steps after the warm-up that compile, where compilations carry no numbers (torch before 2.5)",
+        unit="count",
+        source="a second function, an evaluation or a smaller last batch compile in one step each",
+    )
+    first_steps: int = threshold(
+        2,
+        "steps that may compile in a capture without a warm-up before it, where compilations carry no numbers",
+        unit="count",
+        source="code for one shape, then for any",
+    )
+
     VALID = [
         Valid("compiles in its first steps only", _warming_up),
         Valid("was recompiled before the capture", _recompiled_earlier),
         Valid("captures CUDA graphs", _graph_capture),
         Valid("compiles a second function late", _evaluation),
+        Valid("without numbers, a second function late", lambda: _unnumbered(2, 7)),
+        Valid("without numbers, in its first steps only", lambda: _unnumbered(0, 1, steps=2)),
     ]
     INVALID = [
         Invalid(
@@ -169,6 +198,8 @@ class Recompile(Rule):
             before="import torch\nmodel = torch.compile(model)\n",
             after="import torch\nmodel = torch.compile(model, dynamic=True)\n",
         ),
+        Invalid("without numbers", lambda: _unnumbered(3, 5, 7), message="3 times", confidence="medium"),
+        Invalid("without numbers, in every step", lambda: _unnumbered(*range(8)), message="8 times"),
         Invalid("once", lambda: _recompiling(healthy=4, times=1), severity="info"),
         Invalid("in every step of the capture", lambda: _recompiling(healthy=0, times=4), message="4 times"),
     ]
@@ -183,9 +214,13 @@ class Recompile(Rule):
         for frame_id, some in frames.items():
             if any(c.of_frame for c in some):
                 yield self._claim(ctx, frame_id, some, steady)
+        unnumbered = [c for c in inside if c.frame_id is None and c.of_frame]
+        started = steady if any(step.warmup for step in ctx[Steps].steps) else steady[self.first_steps :]
+        if sum(any(s <= c.start < e for c in unnumbered) for s, e in started) >= self.min_steps:
+            yield self._claim(ctx, None, unnumbered, steady)
 
     def _claim(
-        self, ctx: Context, frame_id: str, some: list[Compilation], steady: Sequence[tuple[int, int]]
+        self, ctx: Context, frame_id: str | None, some: list[Compilation], steady: Sequence[tuple[int, int]]
     ) -> Claim:
         times = [c for c in some if c.of_frame]
         ns = _blocking_ns(ctx, some, steady)
@@ -196,7 +231,7 @@ class Recompile(Rule):
         moments = ctx[Moments]
         return Claim(
             message=_message(frame_id, times, changed, ns, ns / max(length, 1), len(steady)),
-            confidence=_confidence(often, changed),
+            confidence="high" if frame_id is not None and (often or changed) else "medium",
             severity=None if often else "info",
             saving=Saving(
                 time_us_per_step=ns / ctx[Steps].count / 1e3,
@@ -210,12 +245,8 @@ class Recompile(Rule):
             fixes=_fixes(frame.file if frame else None, changed, any(c.same_shapes for c in times)),
             removal=Removal(host_spans=tuple((c.thread, c.start, c.end) for c in some)),
             owned=tuple((c.start, c.end) for c in some),
-            key=frame.function if frame else frame_id,
+            key=frame.function if frame else frame_id or "unnumbered",
         )
-
-
-def _confidence(often: bool, changed: Sequence[str]) -> Confidence:
-    return "high" if often or changed else "medium"
 
 
 def _blocking_ns(ctx: Context, some: Sequence[Compilation], steady: Sequence[tuple[int, int]]) -> int:
@@ -233,7 +264,12 @@ def _blocking_ns(ctx: Context, some: Sequence[Compilation], steady: Sequence[tup
 
 
 def _message(
-    frame_id: str, times: Sequence[Compilation], changed: Sequence[str], ns: int, share: float, steps: int
+    frame_id: str | None,
+    times: Sequence[Compilation],
+    changed: Sequence[str],
+    ns: int,
+    share: float,
+    steps: int,
 ) -> str:
     """One sentence: what is compiled again, how often, why, what it costs."""
     frame = times[0].frame
@@ -241,6 +277,8 @@ def _message(
         f"{frame.function} ({frame.file}:{frame.line})"
         if frame
         else f"The compiled function of region {frame_id}"
+        if frame_id is not None
+        else "Some function (this torch does not number them)"
     )
     often = "once" if len(times) == 1 else f"{len(times)} times"
     why = f", first because {_because(changed[0])}" if changed else "; what changed was not captured"
