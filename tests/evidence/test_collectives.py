@@ -144,3 +144,25 @@ def make_job() -> Callable[..., list[Facts]]:
         return everything
 
     return made
+
+
+def test_collectives_at_once_upon_another_are_matched_by_their_neighbours() -> None:
+    """The first of each pair takes long, the second is over sooner than the clocks of the GPUs differ."""
+    everything = []
+    for rank, late in enumerate((0.0, 30.0, 500.0)):
+        b = RunBuilder(rank=rank, world_size=3)
+        for _ in range(6):
+            with b.step():
+                with b.op("aten::mm"):
+                    b.launch(1000 + late)
+                for us in (600 - late, 10):
+                    b.launch(us, "ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)")
+                b.sync()
+        run = b.run()
+        run.ts[run.gpu] += 30_000 * rank
+        run.end[run.gpu] += 30_000 * rank
+        everything.append(Facts(Capture(rank, run)))
+    join_jobs(everything)
+    ranked = everything[0][RankedCollectives]
+    assert [m.start.shape[1] for m in ranked.matches] == [12]
+    assert ranked.caused_ns[2] > 0.9 * sum(ranked.caused_ns)

@@ -16,11 +16,15 @@ from trace_doctor.evidence.time_ledger import exposed
 from trace_doctor.run import I64, Bool, Cat
 
 ALIGNED = 0.95
-"""share of the collectives of one kind that must coincide on all ranks for a match to be believed"""
+"""share of the time in collectives of one kind that those which coincide on all ranks must take for a match to be
+believed: whether one of 10 us coincides, clocks that differ by as much cannot tell"""
 FIRST_USE = 0.5
 """one collective that takes this much of all communication of the steady steps, and several times as long as any other, is
 the set-up of a communicator, not a steady cost"""
 SEVERAL = 3
+
+CLOCKS_NS = 100_000
+"""by how much clocks of GPUs differ at most (up to 40 us on one host in captures)"""
 
 _KINDS = {
     "dispatch": "expert dispatch",
@@ -138,8 +142,8 @@ class Match(Struct, frozen=True):
 class RankedCollectives(Evidence, frozen=True):
     """The collectives of all ranks of a job, matched: the k-th of a kind counted from the end of the capture.
 
-    Raises NotCaptured for one rank alone, or where less than 95 % of a kind coincide on all ranks: overlap in time, or
-    end nearer to one another than to the next.
+    Raises NotCaptured for one rank alone, or where those of a kind that coincide on all ranks (overlap in time, or end
+    nearer to one another than to the next) take less than 95 % of its time.
     """
 
     of_job = True
@@ -207,7 +211,8 @@ def _matched(members: list[Facts], key: Key) -> Match | None:
         places = [np.arange(len(n) - count, len(n)) for n in numbers]
     start = np.array([found[i][0][at] for i, at in zip(taking, places, strict=True)])
     end = np.array([found[i][1][at] for i, at in zip(taking, places, strict=True)])
-    if not start.size or _together(start, end).mean() < ALIGNED:
+    lasting = (end - start).max(axis=0)
+    if not start.size or lasting[_together(start, end)].sum() < ALIGNED * lasting.sum():
         return None
     return Match(key[0], np.array(taking), start, end)
 
@@ -215,13 +220,16 @@ def _matched(members: list[Facts], key: Key) -> Match | None:
 def _together(start: I64, end: I64) -> Bool:
     """Per column of ranks × collectives whether it is one collective: it overlaps in time on all ranks, or ends on
     all of them nearer to one another than to the one before or after. The clocks of the GPUs of one host differ by
-    some 10 us, and the rank that comes last may take less than that."""
+    some 10 us, and the rank that comes last may take less than that. One that follows at once upon another is known by its
+    neighbours: between these there is one on every rank."""
     first, last = end.min(axis=0), end.max(axis=0)
-    overlap: Bool = start.max(axis=0) < first
+    late = start.max(axis=0) - first
     if len(first) < 2:
-        return overlap
+        return np.asarray(late < 0)
     apart = np.pad(first[1:] - last[:-1], 1, mode="edge")
-    return np.asarray(overlap | (last - first < np.minimum(apart[:-1], apart[1:])))
+    sure = (late < 0) | (last - first < np.minimum(apart[:-1], apart[1:]))
+    framed = np.pad(sure, 1, constant_values=True)
+    return np.asarray(sure | ((late < CLOCKS_NS) & framed[:-2] & framed[2:]))
 
 
 def _steady(facts: Facts, key: Key) -> tuple[I64, I64, I64]:
