@@ -90,7 +90,7 @@ class ExposedCollectives(Rule):
     How the saving is estimated
     The captured steps are re-timed without the collectives; with several ranks never more than their exposed transfer.
     It is an upper bound: some of an exchange always stays. Where the host is the limit, the replay saves nothing.
-    One rank alone of which the replay explains too little makes no claim.
+    Of one rank alone of which the replay explains too little it is a note, where collectives take 10 % of the step.
 
     Fix
     Data parallel: reduce in place and over a static graph, exchange accumulated gradients once (`no_sync`), larger or
@@ -121,6 +121,12 @@ class ExposedCollectives(Rule):
         unit="share",
         source="TraceLens asks from 5 % on",
     )
+    min_share_unexplained: float = threshold(
+        0.10,
+        "the same for one rank alone of which the replay explains too little: a note",
+        unit="share",
+        source="how long a collective runs alone is measured, what a step gains without it is not",
+    )
     min_saving: float = threshold(
         0.03,
         "saving of the replay, as a share of the step",
@@ -133,8 +139,8 @@ class ExposedCollectives(Rule):
         Valid("too short to matter", lambda: _rank(40)),
         Valid("a communicator is set up", lambda: _rank(20, first_us=5000)),
         Valid(
-            "the replay explains too little, and other ranks are not at hand",
-            lambda: _rank(600, stall_us=400),
+            "short, the replay explains too little, and other ranks are not at hand",
+            lambda: _rank(200, stall_us=400),
         ),
         Valid("one long collective in one step", lambda: _rank(5, first_us=2000, steps=1, small=3)),
         Valid("no collectives", lambda: _rank(1, name="gemm"), skipped="no collective"),
@@ -166,6 +172,12 @@ class ExposedCollectives(Rule):
             claims=2,
         ),
         Invalid(
+            "the replay explains too little, and other ranks are not at hand",
+            lambda: _rank(600, stall_us=400),
+            confidence="low",
+            severity="info",
+        ),
+        Invalid(
             "the replay explains too little, but the ranks show what is transfer",
             lambda: (_rank(600, stall_us=400), _rank(600, rank=1, stall_us=400)),
             saving_us=600,
@@ -177,13 +189,13 @@ class ExposedCollectives(Rule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         own, steps, replay = ctx[Collectives], ctx[Steps], ctx[Replay]
         transfer = _transfer(ctx)
-        if transfer is None and replay.graph is not None and not replay.usable:
-            return
+        guess = transfer is None and replay.graph is not None and not replay.usable
         spans, alone = intervals(steps.spans("steady")), own.lasting
         exposed = total(alone) / steps.count
         if transfer is not None:
             exposed = min(exposed, float(transfer))
-        if exposed < self.min_share * total(spans) / steps.count:
+        least = self.min_share_unexplained if guess else self.min_share
+        if exposed < least * total(spans) / steps.count:
             return
         removal = _removal(ctx, own)
         outcome = replay.without(removal)
@@ -200,7 +212,7 @@ class ExposedCollectives(Rule):
             else "; how much of it is waiting for other ranks, one rank cannot tell"
         )
         confidence: Confidence = "high" if transfer is not None and replay.usable else "medium"
-        if steps.count == 1 or (transfer is None and replay.graph is None):
+        if guess or steps.count == 1 or (transfer is None and replay.graph is None):
             confidence = "low"
         kinds = [kind for kind, _, _ in _by_kind(own)]
         yield Claim(
@@ -209,6 +221,7 @@ class ExposedCollectives(Rule):
                 f"{'runs' if len(kinds) == 1 else 'run'}, with no compute beside: up to {share:.0%} of the step{doubt}."
             ),
             confidence=confidence,
+            severity="info" if guess else None,
             saving=saving,
             evidence=[_table(own, steps)],
             spans=ctx[Moments].longest([(s, e) for s, e in alone.tolist()], "communication without compute"),
