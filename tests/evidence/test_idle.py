@@ -77,6 +77,7 @@ def test_nothing_but_a_step_mark_open_is_python(facts: Make) -> None:
         ((Cat.OVERHEAD, "Buffer Flush"), "profiler"),
         ((Cat.OVERHEAD, "Lazy Function Loading"), "cold_start"),
         ((Cat.OVERHEAD, "Runtime Triggered Module Loading"), "cold_start"),
+        ((Cat.OVERHEAD, "Command Buffer Full"), "python"),
         ((PY, "train.py(3): f"), "python"),
     ],
 )

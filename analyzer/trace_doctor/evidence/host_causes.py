@@ -31,6 +31,9 @@ from trace_doctor.run import HOST_CATS, I64, U8, Bool, Cat, Run
 CAUSE = {name: i for i, name in enumerate(IDLE_CAUSES)}
 FIRST_USES = frozenset(["Lazy Function Loading", "Runtime Triggered Module Loading", "Driver Compiler"])
 """CUPTI files these under overhead, but they are the program's: CUDA loads or compiles a module at its first use."""
+QUEUE_FULL = "Command Buffer Full"
+"""Under overhead as well, and the program's: a launch waits until the device has taken what is queued before it (CUPTI
+release notes, CUDA 12.3). The moment belongs to the launch call around it."""
 
 
 class Cover(Struct, frozen=True):
@@ -153,8 +156,14 @@ def _everywhere(facts: Facts) -> tuple[tuple[str, I64], ...]:
     run, syncs = facts.run, facts[Syncs]
     overhead = run.is_cat(Cat.OVERHEAD)
     lazy = run.is_named(FIRST_USES.__contains__)
-    own = np.union1d(np.flatnonzero(overhead & ~lazy), syncs.profilers)
+    own = np.union1d(profilers_own(run), syncs.profilers)
     return ("profiler", own), ("cold_start", np.flatnonzero(overhead & lazy))
+
+
+def profilers_own(run: Run) -> I64:
+    """Rows of what recording costs, as the profiler marks it."""
+    of_the_program = run.is_named(lambda n: n in FIRST_USES or n == QUEUE_FULL)
+    return np.flatnonzero(run.is_cat(Cat.OVERHEAD) & ~of_the_program)
 
 
 def _layers(facts: Facts) -> tuple[tuple[str, Bool], ...]:

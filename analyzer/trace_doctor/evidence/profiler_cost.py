@@ -8,7 +8,7 @@ import numpy as np
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.host_causes import FIRST_USES
+from trace_doctor.evidence.host_causes import profilers_own
 from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, total, union
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
@@ -63,7 +63,7 @@ class ProfilerCost(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, steady = facts.run, intervals(facts[Steps].spans("steady"))
-        rows = np.flatnonzero(run.is_cat(Cat.OVERHEAD) & ~run.is_named(FIRST_USES.__contains__))
+        rows = profilers_own(run)
         spans = pairs(run.ts[rows], run.end[rows])
         inside = covered(spans, steady)
         by_name: dict[str, tuple[int, int]] = {}

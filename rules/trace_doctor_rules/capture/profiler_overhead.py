@@ -41,8 +41,9 @@ class ProfilerOverhead(Rule):
     its recording, and a fix measured on such a capture promises too much.
 
     Evidence
-    Step times that the recording took without the profiler, in the same run; else events of category `overhead` (Buffer Flush, Activity Buffer Request, Command Buffer Full, Instrumentation), and
-    the number of Python events on the main thread times what one costs.
+    Step times that the recording took without the profiler, in the same run; else events of category `overhead` (Buffer
+    Flush, Activity Buffer Request, Resource, Instrumentation), and the number of Python events on the main thread times
+    what one costs. Command Buffer Full, Lazy Function Loading and the like stand there too, but happen without it as well.
 
     How the saving is estimated
     None is claimed: without the profiler the time is not spent.
@@ -92,6 +93,9 @@ class ProfilerOverhead(Rule):
         Valid(
             "modules that CUDA loads",
             lambda: _profiled(flush_us=100, name="Runtime Triggered Module Loading"),
+        ),
+        Valid(
+            "launches that wait for a full queue", lambda: _profiled(flush_us=100, name="Command Buffer Full")
         ),
         Valid("stacks that cost little", lambda: _profiled(frames=100)),
     ]
