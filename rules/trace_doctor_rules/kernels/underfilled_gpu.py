@@ -87,7 +87,7 @@ class UnderfilledGpu(Rule):
         0.50,
         "kernels with few blocks, as a share of all kernels",
         unit="share",
-        source="below, most work fills the GPU",
+        source="70 real captures: 47 have at most 40 %, 22 have 66 to 100 %, one lies between",
     )
     max_blocks_per_sm: float = threshold(
         0.8,
