@@ -20,7 +20,7 @@ from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules.kernels._shared import by_model
 
 Rows = npt.NDArray[np.int64]
-_CONVOLUTIONS = ("aten::conv1d", "aten::conv2d", "aten::conv3d")
+_CONVOLUTIONS = frozenset(f"aten::conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
 _NORM = "aten::batch_norm"
 _HARMLESS = ("aten::add_", "aten::add")
 """BatchNorm counts its batches before it runs; and whatever else is added, the bias is still taken away."""
@@ -35,6 +35,7 @@ def _training(
     shapes: bool = True,
     gpu: bool = True,
     stacks: bool = False,
+    conv: str = "aten::conv2d",
 ) -> RunBuilder:
     b = RunBuilder(gpu="NVIDIA H100 80GB HBM3" if gpu else None, shapes=shapes, stacks=stacks)
     image, weight = [8, 32, 56, 56], [64, 32, 3, 3]
@@ -43,7 +44,7 @@ def _training(
             for _ in range(5):
                 given = [image, weight, [64] if bias else [], [], [], [], []]
                 with b.op(
-                    "aten::conv2d",
+                    conv,
                     dims=given,
                     types=["float", "float", "float" if bias else "", "", "", "", ""],
                 ):
@@ -80,7 +81,7 @@ class ConvBiasBeforeBatchnorm(Rule):
     the output, its gradient one more reduction, and the parameter is trained for nothing.
 
     Evidence
-    Shapes of the operators' inputs in a typical step: `aten::conv1d`, `conv2d` or `conv3d` with a third tensor, and
+    Shapes of the operators' inputs in a typical step: `aten::conv1d`, `conv2d`, `conv3d` or a transposed one with a third tensor, and
     `aten::batch_norm` as the next operator of the same thread (but for additions), over as many channels.
 
     How the saving is estimated
@@ -120,6 +121,7 @@ class ConvBiasBeforeBatchnorm(Rule):
         Invalid("five layers", _training, message="5 convolutions", saving_us=50, severity="info", confidence="high"),
         Invalid("the norm counts its batches", lambda: _training(between="aten::add_"), message="5 convolutions"),
         Invalid("CPU", lambda: _training(gpu=False), message="5 convolutions"),
+        Invalid("transposed", lambda: _training(conv="aten::conv_transpose2d"), message="5 convolutions"),
         Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
     ]  # fmt: skip
 
@@ -188,7 +190,7 @@ def _operator_between(nesting: Nesting, conv: int, norm: int) -> bool:
 def _undone(conv: Inputs, norm: Inputs) -> bool:
     """Whether there is a bias, and the norm is over the channels that it is added to."""
     bias, weight, image = conv.shape(2), conv.shape(1), norm.shape(0)
-    return len(bias) == 1 and len(weight) > 2 and len(image) > 2 and bias[0] == weight[0] == image[1]
+    return len(bias) == 1 and len(weight) > 2 and len(image) > 2 and bias[0] == image[1]
 
 
 def _site(ctx: Context, convolutions: Rows) -> Site | None:
