@@ -23,9 +23,6 @@ FIRST_USE = 0.5
 the set-up of a communicator, not a steady cost"""
 SEVERAL = 3
 
-CLOCKS_NS = 100_000
-"""by how much clocks of GPUs differ at most (up to 40 us on one host in captures)"""
-
 _KINDS = {
     "dispatch": "expert dispatch",
     "combine": "expert combine",
@@ -220,16 +217,13 @@ def _matched(members: list[Facts], key: Key) -> Match | None:
 def _together(start: I64, end: I64) -> Bool:
     """Per column of ranks × collectives whether it is one collective: it overlaps in time on all ranks, or ends on
     all of them nearer to one another than to the one before or after. The clocks of the GPUs of one host differ by
-    some 10 us, and the rank that comes last may take less than that. One that follows at once upon another is known by its
-    neighbours: between these there is one on every rank."""
+    some 10 us, and the rank that comes last may take less than that."""
     first, last = end.min(axis=0), end.max(axis=0)
-    late = start.max(axis=0) - first
+    overlap: Bool = start.max(axis=0) < first
     if len(first) < 2:
-        return np.asarray(late < 0)
+        return overlap
     apart = np.pad(first[1:] - last[:-1], 1, mode="edge")
-    sure = (late < 0) | (last - first < np.minimum(apart[:-1], apart[1:]))
-    framed = np.pad(sure, 1, constant_values=True)
-    return np.asarray(sure | ((late < CLOCKS_NS) & framed[:-2] & framed[2:]))
+    return np.asarray(overlap | (last - first < np.minimum(apart[:-1], apart[1:])))
 
 
 def _steady(facts: Facts, key: Key) -> tuple[I64, I64, I64]:

@@ -66,8 +66,8 @@ class Straggler(Rule):
 
     Evidence
     Traces of two or more ranks of one job, recorded at the same time. The k-th collective of a kind and process group
-    counted from the end of the capture (or by its recorded sequence number) is the same on every rank if 95 % of them
-    overlap in time, or end nearer to one another than to the next. On each rank its time beyond the shortest over all
+    counted from the end of the capture (or by its recorded sequence number) is the same on every rank if those
+    that overlap in time, or end nearer to one another than to the next, take 95 % of the time of their kind. On each rank its time beyond the shortest over all
     ranks is waiting; what runs beside compute does not count. The late ranks wait least, are at most half of all, and
     cause at least 80 % of all waiting: it is in collectives to which they come last.
     What they do longer than the others names the cause where it covers 80 % of the lateness.
