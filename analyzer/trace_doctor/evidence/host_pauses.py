@@ -44,6 +44,8 @@ from trace_doctor.run import I64, Bool, Capture, Cat, Run
 CAUSES = ("python", "annotation", "dispatch")
 OPERATORS = 0.1
 """In a capture of the CPU alone: share of a stretch that operators may take, without being its purpose"""
+ANNOTATED_NS = 100_000
+"""What somebody has given a name counts from a tenth of the time on: many of them may be one pause."""
 _PHASE = re.compile(
     r"\W*(?:(?:\w*DataParallel\.)?forward|backward|loss|optimi[sz]er|train\w*|step|iteration|batch)\b.*",
     re.IGNORECASE,
@@ -83,7 +85,7 @@ class Pause(Struct, frozen=True):
 
 
 class HostPauses(Evidence, frozen=True):
-    """Stretches of 1 ms and more on the main thread in steady steps, by name, most idle first.
+    """Stretches of 1 ms and more (annotated ones: 100 us) on the main thread in steady steps, by name, most idle first.
 
     Raises NotCaptured where the GPU was not recorded."""
 
@@ -144,8 +146,10 @@ class HostPauses(Evidence, frozen=True):
 
 
 def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
-    """Outermost frames and annotations of the main thread that last long and launch no kernel, within a step."""
-    named = run.is_cat(Cat.PYTHON, Cat.USER_ANNOTATION) & (run.thread == main) & (run.dur >= PAUSE_NS)
+    """Outermost frames and annotations of the main thread that last long enough and launch no kernel, within a step."""
+    named = run.is_cat(Cat.PYTHON) & (run.dur >= PAUSE_NS)
+    named |= run.is_cat(Cat.USER_ANNOTATION) & (run.dur >= ANNOTATED_NS)
+    named &= run.thread == main
     skip = run.is_named(
         lambda n: (
             is_step(n)

@@ -16,6 +16,7 @@ from trace_doctor.evidence.host_pauses import HostPauses, Pause
 from trace_doctor.evidence.intervals import total
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
+from trace_doctor.evidence.retime import PAUSE_NS
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.time_ledger import TimeLedger
 from trace_doctor.evidence.unnamed_pauses import UnnamedPauses
@@ -32,6 +33,7 @@ def _training(
     gpu_us: float = 1000,
     gpu: bool = True,
     inside: str = "",
+    often: int = 1,
 ) -> RunBuilder:
     """Steps of 1 ms on the GPU, and something that keeps the host busy behind them."""
     b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None)
@@ -44,7 +46,7 @@ def _training(
                     else:
                         b.wait(gpu_us / 20)
             b.wait(100)
-            if n % every == every - 1:
+            for _ in range(often if n % every == every - 1 else 0):
                 if stacks:
                     with b.python("train.py", 30, name):
                         b.wait(us)
@@ -131,7 +133,7 @@ class SlowLaunchThread(Rule):
     """Something in the loop keeps the host away from launching.
 
     What it does
-    Finds stretches of 1 ms and more on the main thread in which no kernel is launched (checkpoints, evaluation, logging,
+    Finds stretches of 1 ms and more (where they are annotated, of 100 us) on the main thread in which no kernel is launched (checkpoints, evaluation, logging,
     tokenisation, garbage collection), names the function or annotation, and re-times the steps without it.
 
     Why is this bad
@@ -139,9 +141,10 @@ class SlowLaunchThread(Rule):
     every step, or not by the thread that launches.
 
     Evidence
-    The outermost Python frame (with `with_stack=True`) or `record_function` annotation on the main thread that lasts 1 ms
-    or more and in which no kernel is launched, and the GPU's idle time in it that belongs to Python code, operators or the
-    annotation; waits for the device are TD201's, data loaders TD101's. In a capture of the CPU alone: its own time.
+    The outermost Python frame (with `with_stack=True`) of 1 ms and more, or `record_function` annotation of 100 us and more
+    (below 1 ms a note), on the main thread in which no kernel is launched, and the GPU's idle time in it that belongs to
+    Python code, operators or the annotation; waits for the device are TD201's, data loaders TD101's. In a capture of the
+    CPU alone: its own time.
     Without stacks, Python code that no annotation names and that comes back at one place of the loop is a note, which says
     what ran before and behind it.
 
@@ -217,6 +220,7 @@ class SlowLaunchThread(Rule):
         ),
         Invalid("most of the step", _most_of_the_step, message="tidy of train.py"),
         Invalid("a decorated function", _decorated, message="count_tokens of train.py"),
+        Invalid("many short ones", lambda: _training(400, often=10), message="log_metrics", severity="info"),
         Invalid("once in six steps", lambda: _training(9000, every=6), severity="info"),
         Invalid("garbage collection", lambda: _training(name="gc (dynamo_timed)"), message="gc"),
         Invalid("on the CPU", lambda: _training(gpu=False), confidence="medium", saving_us=5000),
@@ -315,7 +319,7 @@ class SlowLaunchThread(Rule):
         return Claim(
             message=_message(pause, seen, count, outcome),
             confidence=confidence,
-            severity="info" if confidence == "low" or pause.steps < 2 else None,
+            severity="info" if confidence == "low" or pause.steps < 2 or _short(pause) else None,
             saving=outcome.saving(),
             location=location(pause.site, device=device, ts_us=moments.ts_us(pause.spans[0][0])),
             evidence=[_table(seen, count), outcome.table("What if it were not in the step", "without it")],
@@ -333,6 +337,11 @@ class SlowLaunchThread(Rule):
         doubts = bound is None or bound.stacks
         doubts |= ledger is not None and ledger.unattributed_share > self.max_unattributed
         return "medium" if doubts else "high"
+
+
+def _short(pause: Pause) -> bool:
+    """Whether it is many short stretches: what wraps each part of a step (callbacks, hooks) is often annotated."""
+    return sum(end - start for start, end in pause.spans) < PAUSE_NS * len(pause.spans)
 
 
 def _unnamed(share: float, *, stacks: bool) -> NotCaptured:
