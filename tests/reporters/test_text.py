@@ -78,6 +78,14 @@ def test_the_header_and_the_ledger(rich_result: Result) -> None:
     assert "idle 42.2% (data loading 33.4%" in text
 
 
+def test_many_ranks_are_a_line_each(many_ranks: Result) -> None:
+    lines = render(many_ranks, "text").splitlines()
+    head = next(n for n, line in enumerate(lines) if line.split()[:3] == ["step", "compute", "exposed"])
+    assert lines[head + 1].endswith("data loading 33.4%")
+    assert all(lines[head + 1 + n].startswith(f"  rank {n} · GPU 0 ") for n in range(8))
+    assert lines[head + 9].startswith("  … and 32 more devices")
+
+
 def test_skipped_rules_are_counted_by_reason(rich_result: Result) -> None:
     text = " ".join(render(rich_result, "text").split())
     assert "3 rules skipped: 2 × needs Python stacks (with_stack=True); 1 × needs a memory snapshot" in text

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import msgspec
 
-from trace_doctor.model import Cell, Finding, Fix, Gate, Outcome, Result, Table, TimeLedgerRow
+from trace_doctor.model import (
+    Cell,
+    Finding,
+    Fix,
+    Gate,
+    MemoryLedgerRow,
+    Outcome,
+    Result,
+    Table,
+    TimeLedgerRow,
+)
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.critical import shares_of_path
 from trace_doctor.reporters.paper import Paper, Piece
 from trace_doctor.reporters.units import (
     Scale,
     columns,
+    duration,
     plural,
     share,
     size,
@@ -43,7 +55,15 @@ from trace_doctor.reporters.words import (
 )
 
 _MOST_ROWS = 8
+_FROM_TABLE = 3
+"""so many devices make a table"""
 _BAR = {"compute": "█", "comm": "▓", "copy": "▒", "idle": "░"}
+_SHORT = {"compute": "compute", "comm": "exposed comm", "copy": "copies"}
+_BUSY_NS: dict[str, Callable[[TimeLedgerRow], int]] = {
+    "compute": lambda r: r.compute_ns,
+    "comm": lambda r: r.exposed_comm_ns,
+    "copy": lambda r: r.exposed_copy_ns,
+}
 
 
 def render(result: Result, options: Options) -> str:
@@ -100,16 +120,20 @@ def _ledgers(paper: Paper, result: Result, names: Names, more: str) -> None:
     several = len(steady) > 1 or len(rows) - len(steady) > 1
     labels = [names.place(r) for r in rows] if several else ["memory"]
     gutter = max(columns(label) for label in labels) + 4 if labels else 0
-    for row in steady[:_MOST_ROWS]:
-        _time_row(paper, row, names.place(row) if several else "step", gutter)
-    if len(steady) > _MOST_ROWS:
-        paper.put(f"… and {len(steady) - _MOST_ROWS:,} more devices {more}", indent=2)
-    for memory in result.memory_ledger[:_MOST_ROWS]:
-        parts = _largest(msgspec.structs.asdict(memory.by_category))
-        said = ", ".join(f"{MEMORY[k].label} {size(v)}" for k, v in parts[:4])
-        reserved = f", {size(memory.max_reserved_bytes)} reserved" if memory.max_reserved_bytes else ""
-        text = f"peak {size(memory.peak_bytes)}{reserved}: {said}"
-        _entry(paper, names.place(memory) if several else "memory", text, gutter)
+    if len(steady) >= _FROM_TABLE:
+        _time_table(paper, result, steady[:_MOST_ROWS], names)
+    else:
+        for row in steady:
+            _time_row(paper, row, names.place(row) if several else "step", gutter)
+    _more_devices(paper, len(steady), more)
+    if len(result.memory_ledger) >= _FROM_TABLE:
+        _memory_table(paper, result.memory_ledger[:_MOST_ROWS], names)
+    else:
+        for memory in result.memory_ledger:
+            text = ", ".join([f"peak {size(memory.peak_bytes)}", *_reserved(memory)])
+            text += f": {_classes(memory)}"
+            _entry(paper, names.place(memory) if several else "memory", text, gutter)
+    _more_devices(paper, len(result.memory_ledger), more)
     for held in result.memory_held[:_MOST_ROWS]:
         text = f"{held_words(held)}, {size(held.reserved_bytes)} reserved"
         _entry(paper, names.place(held) if several else "memory", text, gutter)
@@ -117,9 +141,70 @@ def _ledgers(paper: Paper, result: Result, names: Names, more: str) -> None:
             _entry(paper, "", f"{size(count)}: {frame}", gutter)
 
 
+def _more_devices(paper: Paper, count: int, more: str) -> None:
+    if count > _MOST_ROWS:
+        paper.put(f"… and {count - _MOST_ROWS:,} more devices {more}", indent=2)
+
+
+def _time_table(paper: Paper, result: Result, rows: list[TimeLedgerRow], names: Names) -> None:
+    """Of many devices a line each: the bars are in the report."""
+    there = {
+        k: v
+        for k, v in _BUSY_NS.items()
+        if k == "compute" or any(v(r) / max(r.window_ns, 1) > 0.01 for r in rows)
+    }
+    lines = [["", "step", *(_SHORT[k] for k in there), "idle", "mostly"]]
+    for row in rows:
+        pace = result.inputs[row.input].pace if row.input < len(result.inputs) else None
+        window = max(row.window_ns, 1)
+        cause, ns = next(iter(_largest(msgspec.structs.asdict(row.idle_ns))), ("", 0))
+        lines.append(
+            [
+                names.place(row),
+                duration(pace.median_us) if pace else "",
+                *(share(of(row) / window) for of in there.values()),
+                share(row.idle_ns.total() / window),
+                f"{IDLE[cause].label} {share(ns / window)}" if ns / window >= 0.01 else "",
+            ]
+        )
+    _aligned(paper, lines)
+
+
+def _memory_table(paper: Paper, rows: list[MemoryLedgerRow], names: Names) -> None:
+    lines = [["", "peak", "reserved", "of it at the peak"]]
+    lines += [
+        [names.place(r), size(r.peak_bytes), size(r.max_reserved_bytes) if r.max_reserved_bytes else "", _classes(r)]
+        for r in rows
+    ]  # fmt: skip
+    _aligned(paper, lines)
+
+
+def _aligned(paper: Paper, lines: list[list[str]]) -> None:
+    """The first line is the heading; the last column has what is left of the width, where that is enough for a word."""
+    most = [max(columns(paper.clean(cell)) for cell in column) for column in zip(*lines, strict=True)]
+    figures = [w + 1 for w in most[1:-1]]
+    room = paper.width - 2 - sum(w + 1 for w in figures)
+    name = min(most[0], room)
+    left = room - name - 2
+    for number, line in enumerate(lines):
+        cells = [(line[0], name), *((cell, -w) for cell, w in zip(line[1:-1], figures, strict=True))]
+        if left >= 8:
+            cells.append((f" {line[-1]}", left + 1))
+        paper.row(cells, "" if number else "dim")
+
+
+def _reserved(row: MemoryLedgerRow) -> list[str]:
+    return [f"{size(row.max_reserved_bytes)} reserved"] if row.max_reserved_bytes else []
+
+
+def _classes(row: MemoryLedgerRow) -> str:
+    parts = _largest(msgspec.structs.asdict(row.by_category))
+    return ", ".join(f"{MEMORY[k].label} {size(v)}" for k, v in parts[:4])
+
+
 def _time_row(paper: Paper, row: TimeLedgerRow, name: str, gutter: int) -> None:
     window = max(row.window_ns, 1)
-    busy = {"compute": row.compute_ns, "comm": row.exposed_comm_ns, "copy": row.exposed_copy_ns}
+    busy = {kind: of(row) for kind, of in _BUSY_NS.items()}
     idle = row.idle_ns.total()
     causes = _largest(msgspec.structs.asdict(row.idle_ns))
     said = [f"{BUSY[k].label} {share(v / window)}" for k, v in busy.items() if v]
