@@ -1,4 +1,4 @@
-"""The words that every human-readable output shares: kinds of time, classes of memory, severities, terms."""
+"""The words that every human-readable output shares: kinds of time, classes of memory, severities, places, savings."""
 
 from __future__ import annotations
 
@@ -93,49 +93,6 @@ SAFETY = {
     "safe": "the losses stay bit by bit the same",
     "unsafe": "may change numerics, randomness, memory or checkpoints: review it",
     "display": "shown for you to decide, never applied",
-}
-
-GLOSSARY: dict[str, tuple[str, str]] = {
-    "busy": (
-        "GPU busy",
-        "The share of the analysed window in which at least one stream of the device was working.",
-    ),
-    "idle": (
-        "Idle, by cause",
-        "Time in which no stream of the device worked. Each gap is split along the host's timeline and charged to what the host was doing; the parts sum exactly to the window.",
-    ),
-    "exposed": (
-        "Exposed communication, exposed copies",
-        "The part of collectives or copies that no compute hides. It is not a saving by itself: a rank may be waiting for a slower one, or the host may be the limit.",
-    ),
-    "steady": (
-        "Steady step",
-        "A step after warm-up. Shares, severities and savings are over steady steps; steps that compile, autotune or first allocate memory are warm-up and counted apart.",
-    ),
-    "saving": (
-        "“Up to”",
-        "Every saving is an upper bound: what the step would gain if the cause were gone and nothing else became the limit. Savings of several findings are combined by one replay, never added.",
-    ),
-    "basis": (
-        "Measured, replay, bound, model",
-        "Where a saving comes from: read off the capture; from re-timing the captured steps without the cause; at most what the ledger allows; or estimated from published figures. A model never makes a finding worse than info.",
-    ),
-    "confidence": (
-        "Confidence",
-        "How well the evidence carries the finding: high, medium or low. It caps the severity: medium is at most a warning, low at most info.",
-    ),
-    "allocated": (
-        "Allocated and reserved",
-        "Allocated is what live tensors asked for. Reserved is what PyTorch's caching allocator has taken from the device, including what it keeps for later.",
-    ),
-    "safety": (
-        "Fix safety",
-        "Safe: losses stay bit by bit the same. Unsafe: may change numerics, randomness, memory or checkpoints. Display: shown, never applied.",
-    ),
-    "skipped": (
-        "Skipped rule",
-        "The capture does not hold what the rule needs. Skipped is not passed: nothing is known.",
-    ),
 }
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from trace_doctor.model import Column, Input, Result, TorchVersion
 from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.html.glossary import GLOSSARY
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing
 from trace_doctor.reporters.units import share
-from trace_doctor.reporters.words import GLOSSARY
 
 _MOST_INPUTS = 24
 
