@@ -12,11 +12,13 @@ from msgspec.structs import replace
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.cache_misses import CacheMiss, find_misses
 from trace_doctor.evidence.compile_regions import Regions, read_regions
 from trace_doctor.evidence.frames import Frame, same_file, shown_path
 from trace_doctor.evidence.graph_breaks import (
     Break,
     find_breaks,
+    given_up,
     is_graph_call,
     is_wrapper_call,
     only_logged,
@@ -28,7 +30,7 @@ from trace_doctor.evidence.recompiles import Compilation, find_compilations
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.syncs import Syncs
 from trace_doctor.loaders.torch_trace import CompileLog, LoggedBreak
-from trace_doctor.run import Cat, Run
+from trace_doctor.run import I64, Cat, Run
 
 _SHOWS_REGIONS = "torch 2.5 or later, or TORCH_TRACE=folder beside the trace"
 
@@ -41,6 +43,8 @@ class CompileEvents(Evidence, frozen=True):
     """by place; one entry for each line that breaks"""
     compilations: tuple[Compilation, ...]
     """every outermost stretch of compiling, warm-up included, by start"""
+    misses: tuple[CacheMiss, ...]
+    """calls in steady steps that fit no compiled version, and for which none is made"""
     has_ids: bool
     """regions carry `frame/recompile` numbers (torch 2.5 and later)"""
     graphs_run: int
@@ -68,6 +72,10 @@ class CompileEvents(Evidence, frozen=True):
         breaks += run_eagerly(run, nesting, regions, roots, logged)
         breaks += only_logged(regions, breaks, logged)
         shown = _Shown(facts.options.source, regions)
+        graphs = run.named(is_graph_call, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)
+        misses = _steady_misses(facts, regions, graphs)
+        if not (breaks or regions.all or len(graphs) or misses):
+            breaks = given_up(run, nesting)
         return cls(
             regions=regions,
             breaks=tuple(replace(b, file=shown(b.file) if b.file else None) for b in breaks),
@@ -75,8 +83,11 @@ class CompileEvents(Evidence, frozen=True):
                 replace(c, frame=replace(c.frame, file=shown(c.frame.file))) if c.frame else c
                 for c in compilations
             ),
+            misses=tuple(
+                replace(m, frame=replace(m.frame, file=shown(m.frame.file))) if m.frame else m for m in misses
+            ),
             has_ids=any(r.frame_id is not None for r in regions.all),
-            graphs_run=len(run.named(is_graph_call, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)),
+            graphs_run=len(graphs),
             wrappers_run=len(run.named(is_wrapper_call, Cat.PYTHON)),
         )
 
@@ -89,7 +100,7 @@ class CompileEvents(Evidence, frozen=True):
             raise NotCaptured(
                 "compiled graphs run, but the trace has no Torch-Compiled Region around them", _SHOWS_REGIONS
             )
-        if not self.regions.all and self.wrappers_run:
+        if not self.regions.all and self.wrappers_run and not self.misses:
             raise NotCaptured(
                 "a compiled function was called, but nothing of it ran as compiled code: torch.compile gave it up whole "
                 "(a graph break in a loop does that), and the trace has no line for it",
@@ -127,6 +138,16 @@ def _steady_roots(facts: Facts, regions: Regions) -> list[int]:
     begin = np.array([regions.all[i].start for i in regions.roots], dtype=np.int64)
     steady = covered(pairs(begin, begin + 1), intervals(steps.spans("steady"))) > 0
     return list(compress(regions.roots, steady.tolist()))
+
+
+def _steady_misses(facts: Facts, regions: Regions, graphs: I64) -> list[CacheMiss]:
+    ran = np.array([r.row for r in regions.all], dtype=np.int64)
+    misses = find_misses(facts.run, np.union1d(graphs, ran))
+    steps = facts.get(Steps)
+    if steps is None:
+        return []
+    inside = steps.steady_at(np.array([m.start for m in misses], dtype=np.int64)) >= 0
+    return list(compress(misses, inside.tolist()))
 
 
 def _log_of(run: Run, regions: Regions, logs: Sequence[CompileLog]) -> CompileLog | None:

@@ -264,6 +264,21 @@ def run_eagerly(
     return tuple(made)
 
 
+def given_up(run: Run, nesting: Nesting) -> tuple[Break, ...]:
+    """Functions of the user that torch.compile was asked for and that run as ordinary Python, in a trace in which no
+    compiled code runs at all. Only stacks show it."""
+    called: dict[Frame, int] = {}
+    for row in run.named(is_wrapper_call, Cat.PYTHON).tolist():
+        inside = nesting.started(int(run.thread[row]), int(run.ts[row]), int(run.end[row]))
+        frames = (python_frame(run.text(r)) for r in inside[run.cat[inside] == Cat.PYTHON].tolist())
+        if (frame := next((f for f in frames if f and is_user_frame(f.file)), None)) is not None:
+            called[frame] = called.get(frame, 0) + 1
+    return tuple(
+        Break(function=frame.function, file=frame.file, defined=frame.line, calls=calls, whole=True)
+        for frame, calls in called.items()
+    )
+
+
 def only_logged(regions: Regions, known: Sequence[Break], logged: Sequence[LoggedBreak]) -> tuple[Break, ...]:
     """Breaks that only the log shows: nothing behind them was worth compiling, or a function was given up whole.
 

@@ -200,5 +200,6 @@ def _compiles(ctx: Context) -> bool:
         or events.graphs_run
         or events.wrappers_run
         or events.compilations
+        or events.misses
         or ctx[PointwiseRuns].fused
     )

@@ -201,7 +201,6 @@ class GraphBreak(Rule):
         Valid("a compiled model, its blocks and a compiled loss", _siblings),
         Valid("nothing is compiled", _plain),
         Valid("regions without ids", _without_ids, skipped="numbers"),
-        Valid("a compiled function that was given up whole", _given_up, skipped="gave it up"),
     ]
     INVALID = [
         Invalid(
@@ -237,6 +236,7 @@ class GraphBreak(Rule):
         ),
         Invalid("a chain of one without names", _chain_of_one, severity="info", confidence="low"),
         Invalid("given up whole", _eager_inside, severity="info", message="forward_blocks"),
+        Invalid("given up whole, and nothing around it", _given_up, severity="info", message="train.py:12"),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -304,8 +304,8 @@ def _message(found: Break, outcome: ReplayOutcome | None) -> str:
         )
     if found.whole:
         return (
-            f"{found.function} (defined at {found.file}:{found.defined}) is not compiled at all: it runs eagerly "
-            "inside a compiled function; the line that breaks was not captured."
+            f"{found.function} (defined at {found.file}:{found.defined}) is not compiled at all: torch.compile gave it up, and "
+            "it runs eagerly; the line that breaks was not captured."
         )
     if outcome is None:
         return f"{found.function} leaves its graph at {found.file}:{found.line}{reason}; nothing compiled follows."

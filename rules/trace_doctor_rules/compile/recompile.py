@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 from trace_doctor import (
     Claim,
     Column,
     Context,
-    Fix,
     Rule,
     Saving,
     Table,
-    Target,
     threshold,
 )
 from trace_doctor.evidence import Removal
+from trace_doctor.evidence.cache_misses import CacheMiss
 from trace_doctor.evidence.call_sites import location
 from trace_doctor.evidence.compile_events import CompileEvents
 from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.frames import Frame
 from trace_doctor.evidence.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.intervals import clip, intersect, intervals, total
 from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.recompiles import Compilation
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules import techniques
+from trace_doctor_rules.compile._recompile_fixes import because, fixes
 
 
 def _step(b: RunBuilder, frame: int, recompile: int, *, compile_us: float = 0, ids: bool = True) -> None:
@@ -109,6 +109,20 @@ def _unnumbered(*compiling: int, steps: int = 8) -> RunBuilder:
     return b
 
 
+def _looked_up(*, found: bool, regions: bool = True) -> RunBuilder:
+    """Each call asks for compiled code that fits; past the limit there is none, and the function itself runs."""
+    b = RunBuilder(stacks=True)
+    for _ in range(5):
+        with b.step():
+            with b.event("TorchDynamo Cache Lookup"), b.python("torch/_dynamo/guards.py", 2545, "fn"):
+                b.wait(50)
+            called, what = b.python("train.py", 20, "forward"), "CompiledFunction" if found else "aten::mm"
+            with b.region(0) if regions and found else nullcontext(), called, b.op(what, us=10):
+                b.launch(200)
+            b.sync()
+    return b
+
+
 class Recompile(Rule):
     """torch.compile compiles the same function again and again.
 
@@ -122,7 +136,8 @@ class Recompile(Rule):
     Evidence
     `_compile.compile_inner (dynamo_timed)` and the compilation of backward in steps after the warm-up, with the id of
     the code they make, `frame/recompile` with recompile ≥ 1, from the `…_data: compile_id=` annotations (torch 2.13) or
-    the code that runs next. Where nothing has ids (torch before 2.5): compilations in three steps after the warm-up. The
+    the code that runs next. Where nothing has ids (torch before 2.5): compilations in three steps after the warm-up.
+    `TorchDynamo Cache Lookup` with neither compiled code nor a compilation behind it: the limit is reached. The
     cause is PyTorch's own account where a TORCH_TRACE log lies beside the trace, else the
     shapes of the function's inputs before and after where `record_shapes=True` recorded them.
 
@@ -165,6 +180,12 @@ class Recompile(Rule):
         unit="count",
         source="a second function, an evaluation or a smaller last batch compile in one step each",
     )
+    min_misses: int = threshold(
+        3,
+        "calls in steady steps that fit no compiled version, none being made, of one function",
+        unit="count",
+        source="none in 100 real captures with lookups; where the limit is reached, every call",
+    )
     first_steps: int = threshold(
         2,
         "steps that may compile in a capture without a warm-up before it, where compilations carry no numbers",
@@ -175,6 +196,8 @@ class Recompile(Rule):
     VALID = [
         Valid("compiles in its first steps only", _warming_up),
         Valid("was recompiled before the capture", _recompiled_earlier),
+        Valid("every lookup finds its code", lambda: _looked_up(found=True)),
+        Valid("without regions, as torch 2.0 has it", lambda: _looked_up(found=True, regions=False)),
         Valid("captures CUDA graphs", _graph_capture),
         Valid("compiles a second function late", _evaluation),
         Valid("without numbers, a second function late", lambda: _unnumbered(2, 7)),
@@ -200,6 +223,13 @@ class Recompile(Rule):
         ),
         Invalid("without numbers", lambda: _unnumbered(3, 5, 7), message="3 times", confidence="medium"),
         Invalid("without numbers, in every step", lambda: _unnumbered(*range(8)), message="8 times"),
+        Invalid(
+            "past the limit",
+            lambda: _looked_up(found=False),
+            message="runs without",
+            file="train.py",
+            line=20,
+        ),
         Invalid("once", lambda: _recompiling(healthy=4, times=1), severity="info"),
         Invalid("in every step of the capture", lambda: _recompiling(healthy=0, times=4), message="4 times"),
     ]
@@ -218,6 +248,27 @@ class Recompile(Rule):
         started = steady if any(step.warmup for step in ctx[Steps].steps) else steady[self.first_steps :]
         if sum(any(s <= c.start < e for c in unnumbered) for s, e in started) >= self.min_steps:
             yield self._claim(ctx, None, unnumbered, steady)
+        missed: dict[Frame | None, list[CacheMiss]] = {}
+        for miss in ctx[CompileEvents].misses:
+            missed.setdefault(miss.frame, []).append(miss)
+        for frame, calls in missed.items():
+            if len(calls) >= self.min_misses:
+                yield self._given_up(ctx, frame, calls)
+
+    def _given_up(self, ctx: Context, frame: Frame | None, calls: Sequence[CacheMiss]) -> Claim:
+        """None of the versions fits, and none is made: the function runs without the compiler."""
+        moments = ctx[Moments]
+        what = f"{frame.function} ({frame.file}:{frame.line})" if frame else "A compiled function"
+        return Claim(
+            message=f"{what} runs without the compiler: {len(calls)} calls in {ctx[Steps].count} steps fit none of its compiled "
+            "versions, and no other is made (torch._dynamo.config.recompile_limit is reached).",
+            confidence="high" if frame else "medium",
+            severity="warning",
+            location=location(frame, ts_us=moments.ts_us(calls[0].start)),
+            spans=[moments.span(c.start, c.end, "looked up in vain") for c in calls[:10]],
+            fixes=fixes(frame.file if frame else None, (), same_shapes=False),
+            key=f"{frame.function if frame else ''} uncompiled",
+        )
 
     def _claim(
         self, ctx: Context, frame_id: str | None, some: list[Compilation], steady: Sequence[tuple[int, int]]
@@ -242,7 +293,7 @@ class Recompile(Rule):
             location=location(frame, ts_us=moments.ts_us(some[0].start)),
             evidence=[_table(some, steady)],
             spans=[moments.span(c.start, c.end, f"{c.what} {c.compile_id}") for c in some[:10]],
-            fixes=_fixes(frame.file if frame else None, changed, any(c.same_shapes for c in times)),
+            fixes=fixes(frame.file if frame else None, changed, any(c.same_shapes for c in times)),
             removal=Removal(host_spans=tuple((c.thread, c.start, c.end) for c in some)),
             owned=tuple((c.start, c.end) for c in some),
             key=frame.function if frame else frame_id or "unnumbered",
@@ -281,14 +332,9 @@ def _message(
         else "Some function (this torch does not number them)"
     )
     often = "once" if len(times) == 1 else f"{len(times)} times"
-    why = f", first because {_because(changed[0])}" if changed else "; what changed was not captured"
+    why = f", first because {because(changed[0])}" if changed else "; what changed was not captured"
     window = f"{steps} step{'s' if steps > 1 else ''}"
     return f"{what} is recompiled {often} in {window}{why}: {two_figures(ns / 1e3)} of compiling, {share:.0%} of their time."
-
-
-def _because(reason: str) -> str:
-    """A guard without the comment that PyTorch puts behind it."""
-    return re.split(r"\s{2,}#", reason)[0].strip().rstrip(".")
 
 
 def _table(some: Sequence[Compilation], steady: Sequence[tuple[int, int]]) -> Table:
@@ -310,88 +356,8 @@ def _table(some: Sequence[Compilation], steady: Sequence[tuple[int, int]]) -> Ta
                 c.what,
                 step(c),
                 c.ns / 1e3,
-                _because(c.changed[0]) if c.changed and c.of_frame else None,
+                because(c.changed[0]) if c.changed and c.of_frame else None,
             ]
             for c in some
         ],
-    )
-
-
-# -- fixes -----------------------------------------------------------------------------------------------------
-
-_VERIFY = "record the same steps again: TD502 should be gone; TORCH_LOGS=recompiles prints nothing after the first steps"
-_SIZE = re.compile(r"tensor '(.+?)' (?:size|stride) mismatch at index (\d+)")
-_NUMBER = re.compile(r"==\s*-?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)\b")
-_FLAG = re.compile(
-    r"(requires_grad|dtype|device|dispatch key|grad_mode|training)\b.*(?:mismatch|expected|==)?",
-    re.IGNORECASE,
-)
-
-
-def _fixes(file: str | None, changed: Sequence[str], same_shapes: bool) -> list[Fix]:
-    text = " ".join(changed)
-    if _SIZE.search(text) or " became " in text:
-        return _for_shapes(file, _SIZE.search(text))
-    if _NUMBER.search(text):
-        return [_for_numbers()]
-    if _FLAG.search(text):
-        return [_for_flags(_because(changed[0]))]
-    fixes = [_ask_pytorch()]
-    return [*fixes, _for_numbers()] if same_shapes else fixes
-
-
-def _for_shapes(file: str | None, size: re.Match[str] | None) -> list[Fix]:
-    name, dim = (size.group(1), size.group(2)) if size else ("x", "0")
-    variable = name.removeprefix("L['").removesuffix("']")
-    return [
-        Fix(
-            title="Compile for changing shapes",
-            kind="patch",
-            codemod="set-call-args",
-            params={"callee": "torch.compile", "args": {"dynamic": "True"}, "remove": []},
-            target=Target(file=file),
-            text="model = torch.compile(model, dynamic=True)",
-            verify=_VERIFY,
-            risk="code for any shape can be slower than code for one, and its results may differ in the last bits",
-        ),
-        techniques.mark_dynamic(
-            _VERIFY, variable, int(dim), Target(file=file), known=size is not None and variable.isidentifier()
-        ),
-        Fix(
-            title="Or let only a few shapes occur",
-            kind="advice",
-            safety="display",
-            text="pad every batch to one of a few sizes; DataLoader(..., drop_last=True) for the smaller last batch",
-            verify=_VERIFY,
-        ),
-    ]
-
-
-def _for_numbers() -> Fix:
-    return Fix(
-        title="Pass numbers that change as tensors",
-        kind="advice",
-        safety="display",
-        text="scale = torch.tensor(scale, device=x.device)  # a Python float or int is compiled in as a constant",
-        verify=_VERIFY,
-    )
-
-
-def _for_flags(reason: str) -> Fix:
-    return Fix(
-        title="Keep what the compiled code depends on the same from call to call",
-        kind="advice",
-        safety="display",
-        text=f"the guard that failed: {reason}\ncompile one function per variant where both are needed",
-        verify=_VERIFY,
-    )
-
-
-def _ask_pytorch() -> Fix:
-    return Fix(
-        title="Find out what changes",
-        kind="command",
-        safety="display",
-        text="TORCH_LOGS=recompiles python train.py\n# or record the trace with record_shapes=True and TORCH_TRACE=folder beside it",
-        verify="the log names the guard that failed for each recompilation",
     )
