@@ -92,7 +92,8 @@ def _phases(record: RankRecord) -> str:
         steps = (
             f" {phase.last_step - phase.first_step + 1}" if phase.last_step >= phase.first_step >= 0 else ""
         )
-        cost = "" if phase.overhead is None else f" ({phase.overhead:+.0%})"
+        slower = phase.overhead or 0.0  # below none: steps that vary more than recording costs
+        cost = f" ({slower:+.0%} a step)" if slower >= 0.005 else ""
         said.append(f"{phase.name}{steps}{cost}")
     return ", ".join(said)
 

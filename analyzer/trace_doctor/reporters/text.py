@@ -55,6 +55,7 @@ from trace_doctor.reporters.words import (
 )
 
 _MOST_ROWS = 8
+_MOST_REASONS = 4
 _FROM_TABLE = 3
 """so many devices make a table"""
 _BAR = {"compute": "█", "comm": "▓", "copy": "▒", "idle": "░"}
@@ -272,7 +273,7 @@ def _evidence(paper: Paper, table: Table) -> None:
 
 
 def _row(table: Table, row: list[Cell], *, named: bool) -> str:
-    """`step 5, takes 176.1 ms, inside the loader 68.7 ms`."""
+    """`step 5 · takes 176.1 ms · inside the loader 68.7 ms`."""
     cells = []
     for column, value in zip(table.columns, row, strict=False):
         scale = Scale.of(column.unit, [value])
@@ -281,7 +282,7 @@ def _row(table: Table, row: list[Cell], *, named: bool) -> str:
             cells.append(column.title)
         elif text:
             cells.append(f"{column.title} {text}" if scale.numeric and named else text)
-    return (", " if named else " ").join(cells)
+    return (" · " if named else " ").join(cells)
 
 
 def _fix(paper: Paper, fix: Fix) -> None:
@@ -359,9 +360,12 @@ def _skipped(paper: Paper, skipped: list[Outcome], options: Options) -> None:
         by_reason[outcome.reason or "no reason given"].append(outcome)
     groups = sorted(by_reason.items(), key=lambda kv: (-len(kv[1]), kv[0]))
     if not options.show_skipped:
-        counted = [f"{len(members)} × " if len(groups) > 1 else "" for _, members in groups]
-        said = "; ".join(count + reason for count, (reason, _) in zip(counted, groups, strict=True))
-        paper.put(f"{plural(len(skipped), 'rule')} skipped: {said}  (--show-skipped)")
+        shown = groups[:_MOST_REASONS] if len(groups) > _MOST_REASONS + 1 else groups
+        counted = [f"{len(members)} × " if len(groups) > 1 else "" for _, members in shown]
+        said = [count + reason for count, (reason, _) in zip(counted, shown, strict=True)]
+        if rest := len(skipped) - sum(len(members) for _, members in shown):
+            said.append(f"{rest} × other reasons")
+        paper.put(f"{plural(len(skipped), 'rule')} skipped: {'; '.join(said)}  (--show-skipped)")
         return
     paper.put(f"{plural(len(skipped), 'rule')} skipped:")
     for reason, members in groups:
