@@ -97,6 +97,8 @@ class HostPauses(Evidence, frozen=True):
     """of the steady steps together, ns"""
     blank: I64
     """idle gaps of 1 ms and more for which Python was to blame and nothing here is the name: a set of intervals"""
+    rest: I64
+    """all idle time of the host's own work that nothing here names: a set of intervals"""
     stacks: bool
     """whether Python frames were recorded"""
 
@@ -141,6 +143,7 @@ class HostPauses(Evidence, frozen=True):
             device=device,
             length=total(steady),
             blank=blank[blank[:, 1] - blank[:, 0] >= PAUSE_NS],
+            rest=subtract(idle, named),
             stacks=bool(run.is_cat(Cat.PYTHON).any()),
         )
 

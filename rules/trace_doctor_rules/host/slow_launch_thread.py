@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from msgspec.structs import replace
-
-from trace_doctor import Claim, Column, Confidence, Context, Fix, NotCaptured, Rule, Table, threshold
+from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.call_sites import location
 from trace_doctor.evidence.durations import two_figures
@@ -22,6 +20,7 @@ from trace_doctor.evidence.time_ledger import TimeLedger
 from trace_doctor.evidence.unnamed_pauses import UnnamedPauses
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules.host._unnamed import named, note, worth_a_note
 
 
 def _training(
@@ -145,8 +144,8 @@ class SlowLaunchThread(Rule):
     (below 1 ms a note), on the main thread in which no kernel is launched, and the GPU's idle time in it that belongs to
     Python code, operators or the annotation; waits for the device are TD201's, data loaders TD101's. In a capture of the
     CPU alone: its own time.
-    Without stacks, Python code that no annotation names and that comes back at one place of the loop is a note, which says
-    what ran before and behind it.
+    Without stacks, Python code that no annotation names is a note, which says what ran before and behind it: from 3 % on
+    where it comes back in most steps, else (never on a CPU, where another program may have had the core) from 6 % on.
 
     How the saving is estimated
     The captured steps are re-timed without these stretches: an upper bound, for what moves elsewhere still takes time.
@@ -180,12 +179,6 @@ class SlowLaunchThread(Rule):
         unit="share",
         source="the severity `warning` begins there",
     )
-    min_times: int = threshold(
-        10,
-        "pauses at one place that nothing names, where there are no steps",
-        unit="count",
-        source="as TD201: fewer are preparation",
-    )
     max_unattributed: float = threshold(
         0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
     )
@@ -193,8 +186,8 @@ class SlowLaunchThread(Rule):
     VALID = [
         Valid("behind a full queue", lambda: _training(2000, gpu_us=8000)),
         Valid(
-            "nobody named it, once in six steps",
-            lambda: _training(9000, name="", every=6),
+            "nobody named it, once in six steps of a CPU",
+            lambda: _training(9000, name="", every=5, gpu=False),
             skipped="not recorded",
         ),
         Valid("short", lambda: _training(200)),
@@ -251,6 +244,12 @@ class SlowLaunchThread(Rule):
             severity="info",
         ),
         Invalid(
+            "nobody named it, once in six steps",
+            lambda: _training(9000, name="", every=5),
+            message="one step only",
+            severity="info",
+        ),
+        Invalid(
             "nobody named it, on the CPU",
             lambda: _training(name="", gpu=False),
             message="after aten::mm",
@@ -270,45 +269,11 @@ class SlowLaunchThread(Rule):
             if outcome.share_of_step >= self.min_share:
                 found = True
                 yield self._claim(ctx, pause, removal, outcome)
-        unnamed = total(seen.blank)
-        if found or unnamed < max(least, 1):
-            return
-        if not seen.stacks and (where := ctx.get(UnnamedPauses)) is not None:
-            for pause in where.places:
-                if pause.idle_ns < least or not self._comes_back(ctx, pause):
-                    continue
-                removal = Removal(host_spans=tuple((seen.thread, start, end) for start, end in pause.spans))
-                outcome = replay.without(removal)
-                if outcome.share_of_step >= self.min_share:
-                    found = True
-                    yield self._unnamed(ctx, pause, removal, outcome)
-        if not found:
+        for pause, removal, outcome in () if found else worth_a_note(ctx, self.min_share):
+            found = True
+            yield note(ctx, pause, removal, outcome, _message(named(pause), seen, ctx[Steps].count, outcome))
+        if not found and (unnamed := total(seen.blank)) >= max(least, 1):
             raise _unnamed(unnamed / seen.length, stacks=seen.stacks)
-
-    def _comes_back(self, ctx: Context, pause: Pause) -> bool:
-        """In most steps; where there are none, again and again. Else it may be an evaluation, or another program."""
-        count = ctx[Steps].count
-        return len(pause.spans) >= self.min_times if count < 2 else 2 * pause.steps >= count
-
-    def _unnamed(self, ctx: Context, pause: Pause, removal: Removal, outcome: ReplayOutcome) -> Claim:
-        seen, moments, count = ctx[HostPauses], ctx[Moments], ctx[Steps].count
-        idle = [(int(s), int(e)) for s, e in pause.idle]
-        device = seen.device if seen.device >= 0 else None
-        return Claim(
-            message=_message(
-                replace(pause, name=f"Python code that was not recorded, {pause.name},"), seen, count, outcome
-            ),
-            confidence="low",
-            severity="info",
-            saving=outcome.saving(),
-            location=location(None, device=device, ts_us=moments.ts_us(pause.spans[0][0])),
-            evidence=[outcome.table("What if it were not in the step", "without it")],
-            spans=moments.longest(idle, pause.name, device=device),
-            fixes=[_NAME_IT],
-            removal=removal,
-            owned=idle,
-            key=pause.name,
-        )
 
     def _claim(self, ctx: Context, pause: Pause, removal: Removal, outcome: ReplayOutcome) -> Claim:
         seen, moments, count = ctx[HostPauses], ctx[Moments], ctx[Steps].count
@@ -356,14 +321,6 @@ def _unnamed(share: float, *, stacks: bool) -> NotCaptured:
     )
 
 
-_NAME_IT = Fix(
-    title="Record again with Python stacks, which name it",
-    kind="advice",
-    safety="display",
-    text="with profile(..., with_stack=True) as prof:   # or, around parts of the loop:\n"
-    'with torch.profiler.record_function("name"):',
-    verify="record the same steps again: TD203 names a function",
-)
 _VERIFY = "record the same steps again: TD203 should no longer name it, and the step should be shorter"
 _KINDS = (
     ("checkpoint", r"save|checkpoint|state_dict|serializ"),

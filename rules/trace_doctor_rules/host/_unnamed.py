@@ -1,0 +1,71 @@
+"""Pauses of the host that nothing names: what TD203 says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from trace_doctor import Claim, Context, Fix
+from trace_doctor.evidence import Removal
+from trace_doctor.evidence.call_sites import location
+from trace_doctor.evidence.host_pauses import HostPauses, Pause
+from trace_doctor.evidence.moments import Moments
+from trace_doctor.evidence.replay import Replay, ReplayOutcome
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.unnamed_pauses import UnnamedPauses
+
+RARE = 2
+"""A pause that does not come back in most steps must cost so many times as much."""
+
+
+def worth_a_note(ctx: Context, min_share: float) -> Iterator[tuple[Pause, Removal, ReplayOutcome]]:
+    """The places where such pauses cost a share of the step: twice as much where they do not come back in most steps. On a
+    CPU alone these are left out, for another program may have had the core."""
+    seen, where, count = ctx[HostPauses], ctx.get(UnnamedPauses), ctx[Steps].count
+    for pause in where.places if where is not None and not seen.stacks else ():
+        often = 2 * pause.steps >= count and len(pause.spans) > 1
+        if not often and seen.device < 0:
+            continue
+        least = min_share * (1 if often else RARE)
+        if pause.idle_ns < max(least * seen.length, 1):
+            continue
+        removal = Removal(host_spans=tuple((seen.thread, start, end) for start, end in pause.spans))
+        outcome = ctx[Replay].without(removal)
+        if outcome.share_of_step >= least:
+            yield pause, removal, outcome
+
+
+def note(ctx: Context, pause: Pause, removal: Removal, outcome: ReplayOutcome, message: str) -> Claim:
+    moments = ctx[Moments]
+    idle = [(int(s), int(e)) for s, e in pause.idle]
+    device = ctx[HostPauses].device
+    on = device if device >= 0 else None
+    return Claim(
+        message=message,
+        confidence="low",
+        severity="info",
+        saving=outcome.saving(),
+        location=location(None, device=on, ts_us=moments.ts_us(pause.spans[0][0])),
+        evidence=[outcome.table("What if it were not in the step", "without it")],
+        spans=moments.longest(idle, pause.name, device=on),
+        fixes=[_NAME_IT],
+        removal=removal,
+        owned=idle,
+        key=pause.name,
+    )
+
+
+def named(pause: Pause) -> Pause:
+    """The same with a name that fits into a sentence."""
+    return replace(pause, name=f"Python code that was not recorded, {pause.name},")
+
+
+_NAME_IT = Fix(
+    title="Record again with Python stacks, which name it",
+    kind="advice",
+    safety="display",
+    text="with profile(..., with_stack=True) as prof:   # or, around parts of the loop:\n"
+    'with torch.profiler.record_function("name"):',
+    verify="record the same steps again: TD203 names a function",
+)
