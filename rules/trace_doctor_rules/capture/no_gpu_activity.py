@@ -39,6 +39,12 @@ def _launched_but_lost() -> RunBuilder:
     return b
 
 
+def _nothing_named() -> RunBuilder:
+    b = _launched_but_lost()
+    del b.meta["deviceProperties"]
+    return b
+
+
 def _outside_the_window() -> RunBuilder:
     b = RunBuilder()
     with b.op("aten::mm"):
@@ -54,15 +60,15 @@ class NoGpuActivity(Rule):
     """The machine has a GPU, and the capture shows nothing that it did.
 
     What it does
-    Says so when the file names GPUs but holds no kernel, copy or memset in the analysed window.
+    Says so when the file names GPUs, or launches on them, but holds no kernel, copy or memset in the analysed window.
 
     Why is this bad
     Idle time, kernels, copies and communication cannot be judged: every rule about them has to abstain, and what the
     host does looks like the whole cost.
 
     Evidence
-    `deviceProperties` of the file, and no GPU event in the window. Launch calls without kernels mean that the GPU's side
-    was lost; no call of the runtime at all means that it was not asked for, or, beside operators of oneDNN, that the model
+    `deviceProperties` of the file, or calls of a runtime that launch work, and no GPU event in the window. Launch calls
+    without kernels mean that the GPU's side was lost; no call of the runtime at all means that it was not asked for, or, beside operators of oneDNN, that the model
     was on the CPU: then it is a note.
 
     How the saving is estimated
@@ -104,16 +110,22 @@ class NoGpuActivity(Rule):
             "nothing but a call of the runtime", _only_a_wait, severity="warning", message="of its runtime"
         ),
         Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched"),
+        Invalid(
+            "kernels lost of a GPU without a name",
+            _nothing_named,
+            severity="warning",
+            message="names no GPU and",
+        ),
         Invalid("kernels before the first step", _outside_the_window, severity="warning", message="outside"),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         health = ctx[CaptureHealth]
-        if not health.devices or health.gpu_events_in_window:
+        if health.gpu_events_in_window or not (health.devices or health.launch_calls):
             return
         lost = health.runtime and not health.gpu_events and not health.ran_on_cpu
         yield Claim(
-            message=f"The capture names {_names(health.devices)} but shows no GPU work in the window: {_why(health)}.",
+            message=f"The capture {_names(health.devices)} shows no GPU work in the window: {_why(health)}.",
             confidence="high",
             severity="info" if health.ran_on_cpu and not health.gpu_events else "warning",
             fixes=[_lose_nothing() if lost else _ask_for_the_gpu()],
@@ -148,8 +160,11 @@ def _lose_nothing() -> Fix:
 
 
 def _names(devices: tuple[str, ...]) -> str:
+    """Those that the file names; torch before 1.9 and some builds for ROCm name none."""
+    if not devices:
+        return "names no GPU and"
     counted = Counter(name or "an unnamed GPU" for name in devices)
-    return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in counted.items())
+    return f"names {', '.join(name if n == 1 else f'{n} × {name}' for name, n in counted.items())} but"
 
 
 def _why(health: CaptureHealth) -> str:
