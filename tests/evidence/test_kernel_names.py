@@ -13,6 +13,7 @@ NAMES = {
     "_ZN7ck_tile6kentryILi2ENS_38FmhaBatchPrefillWithPagedKVCacheKernel": ("attention", ""),
     "void flashinfer::mla::hopper::BatchMLAPageAttentionHopperKernel<__nv_bfloat16>": ("attention", "bf16"),
     "fused_moe_kernel": ("gemm", ""),
+    "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 4, 4, true, cublasGemvTensorStridedBatched<float const> >": ("gemm", "fp32"),
     "ampere_sgemm_128x64_tn": ("gemm", "fp32"),
     "void cutlass::Kernel2<cutlass_80_simt_sgemm_64x64_8x5_nt_align1>(…)": ("gemm", "fp32"),
     "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x128x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4": ("gemm", "fp32"),

@@ -47,7 +47,7 @@ _CONV = regex(
     r"|fft[12]d_[rc]2[rc]|igemm_(?:fwd|bwd|wrw)|miopen\w*conv|naive_conv|kernel_grouped_conv|gridwise_convolution"
     r"|conv2d_c1_k1|implicitgemmconvolution|_bwd_weight|cgemm|triton_tem_fused_\w*convolution|conv_(?:fwd|bwd)_",
 )
-_GEMV = regex(r"gemv(?!.*gemm)|dot_kernel(?<!\wdot_kernel)<|gemmk1_kernel|wvsplitk|llgemm")
+_GEMV = regex(r"^(?!.*gemm).*gemv|dot_kernel(?<!\wdot_kernel)<|gemmk1_kernel|wvsplitk|llgemm")
 _GEMM_BEGINS = regex(r"cijk_|b?mm_|(?:void )?matmul")
 _GEMM = regex(
     r"gemm|nvjet|_matmul|triton_tem_fused_\w*mm|triton_mm|_mm_kernel|fused_moe_kernel|marlin::",
