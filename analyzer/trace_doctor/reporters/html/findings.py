@@ -248,7 +248,7 @@ def _fixes(fixes: list[Fix], finding: int) -> list[Html]:
 
 def _fix(fix: Fix, finding: int, n: int) -> Html:
     path = f"findings.{finding}.fixes.{n}"
-    reason = "--source DIR makes the patch" if needs_source(fix) else why_no_patch(fix)
+    reason = "give the script's folder with --source" if needs_source(fix) else why_no_patch(fix)
     target = (
         f"{fix.target.file}:{fix.target.line}" if fix.target and fix.target.file and fix.target.line else None
     )
@@ -257,7 +257,11 @@ def _fix(fix: Fix, finding: int, n: int) -> Html:
         el("h4", "Fix: ", fix.title),
         el(
             "p",
-            el("span", fix.safety, class_=f"tag safety-{fix.safety}"),
+            el(
+                "span",
+                "by hand" if fix.safety == "display" else fix.safety,
+                class_=f"tag safety-{fix.safety}",
+            ),
             " ",
             term("safety", SAFETY[fix.safety]),
             [" · ", el("code", target)] if target else None,
@@ -270,7 +274,7 @@ def _fix(fix: Fix, finding: int, n: int) -> Html:
         )
         if fix.text and not fix.diff
         else None,
-        el("p", "No patch: ", reason, ".", class_="limit") if reason else None,
+        el("p", "No patch yet: ", reason, ".", class_="limit") if reason else None,
         el("p", el("strong", "Risk: "), _inline(fix.risk)) if fix.risk else None,
         el("p", el("strong", "To verify: "), _inline(fix.verify)) if fix.verify else None,
         class_="fix",

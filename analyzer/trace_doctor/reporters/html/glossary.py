@@ -37,7 +37,7 @@ GLOSSARY: dict[str, tuple[str, str]] = {
     ),
     "safety": (
         "Fix safety",
-        "Safe: losses stay bit by bit the same. Unsafe: may change numerics, randomness, memory or checkpoints. Display: shown, never applied.",
+        "Safe: losses stay bit by bit the same. Unsafe: may change numerics, randomness, memory or checkpoints. By hand (“display” in the JSON): shown, never applied.",
     ),
     "skipped": (
         "Skipped rule",
