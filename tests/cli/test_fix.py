@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from repositories import committed
 
 from trace_doctor.model import Finding, Fix, Result
 
@@ -132,9 +133,7 @@ def test_interactive_applies_what_was_accepted(job: Path, answers: str, made: tu
 
 
 def test_dirty_tree_is_refused_in_one_line(job: Path) -> None:
-    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
-        subprocess.run([*git, *command], cwd=job, check=True)
+    committed(job)
     (job / "result.json").write_bytes((job / "result.json").read_bytes() + b"\n")
     done = run("fix", "result.json", "--source", "job", "--apply", "-q", cwd=job)
     assert done.returncode == 2

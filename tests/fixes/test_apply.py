@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from repositories import committed, git
 
 from trace_doctor.errors import UsageError
 from trace_doctor.fixes import Plan, plan
 from trace_doctor.fixes.apply import apply, uncommitted
 from trace_doctor.fixes.codemods import codemods
-from trace_doctor.model import Finding, Fix, Result
+from trace_doctor.model import Finding, Fix, Location, Result
 
 SCRIPT = """\
 import torch
@@ -70,13 +72,6 @@ def result(*names: str, title: str = "Do it") -> Result:
             for n, name in enumerate(names)
         ]
     )  # fmt: skip
-
-
-def git(folder: Path, *arguments: str | Path) -> str:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *map(str, arguments)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.decode()
 
 
 @pytest.fixture
@@ -226,6 +221,31 @@ def test_a_source_that_is_itself_a_link_is_the_folder_it_names(script: Path) -> 
     assert "zero_grad" in script.read_text()
 
 
+def test_what_git_does_not_know_yet_is_refused_without_force(script: Path) -> None:
+    committed(script.parent)
+    script.write_text(SCRIPT + "# mine\n")
+    made = plan(result("zero"), script.parent)
+    with pytest.raises(UsageError, match="uncommitted"):
+        apply(made)
+    assert script.read_text() == SCRIPT + "# mine\n"
+    assert apply(made, allow_dirty=True) == ["train.py"]
+    git(script.parent, "commit", "-q", "-a", "-m", "fixed")
+    new = script.parent / "other" / "new.py"
+    new.parent.mkdir()
+    new.write_text(SCRIPT)
+    with pytest.raises(UsageError, match="not committed"):
+        apply(plan(result("zero"), new.parent))
+
+
+def test_a_file_that_changed_meanwhile_is_not_overwritten(script: Path) -> None:
+    made = plan(result("zero"), script)
+    assert made.outputs
+    script.write_text("# new\n")
+    with pytest.raises(UsageError, match="changed while"):
+        apply(made, allow_dirty=True)
+    assert script.read_text() == "# new\n"
+
+
 def test_git_variables_of_a_surrounding_hook_are_not_believed(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +276,32 @@ def test_edits_that_leave_no_valid_file_together_are_refused_together(script: Pa
     assert "TD901-1" in made.items[0].why and "TD900-1" in made.items[1].why
     for name in ("cache", "sync"):
         assert [i.status for i in plan(result(name), script.parent).items] == ["ready"]
+
+
+def test_failure_half_way_leaves_no_file_changed(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = script.with_name("other.py")
+    other.write_text(SCRIPT)
+    places = [Location(file=name, line=15, function="train") for name in (script.name, other.name)]
+    found = [
+        replace(finding, location=place)
+        for finding, place in zip(result("zero", "zero").findings, places, strict=True)
+    ]
+    made = plan(Result(findings=found), script.parent)
+    assert len(made.outputs) == 2
+    real = os.replace
+
+    def fails_on_second(source: str, target: str) -> None:
+        if str(target).endswith(script.name):
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", fails_on_second)
+    with pytest.raises(UsageError, match="No space"):
+        apply(made, allow_dirty=True)
+    assert {p.name: p.read_text() for p in script.parent.iterdir()} == {
+        "train.py": SCRIPT,
+        "other.py": SCRIPT,
+    }
 
 
 WRITE = """\

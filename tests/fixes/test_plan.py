@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from repositories import committed, git
 
 from trace_doctor.errors import UsageError
 from trace_doctor.fixes import plan, with_diffs
@@ -64,20 +63,10 @@ ALLOCATOR = fix("allocator-setting", "safe", key="expandable_segments", value="T
 DETACH = fix("detach-accumulation", "safe")
 
 
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, check=False, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
-    git(tmp_path, "init", "-q")
     (tmp_path / "train.py").write_text(LOOP)
-    git(tmp_path, "add", "-A")
-    git(tmp_path, "commit", "-q", "-m", "x")
-    return tmp_path
+    return committed(tmp_path)
 
 
 # ---------------------------------------------------------------------- patches that git takes
@@ -359,34 +348,7 @@ def test_saved_result_with_diffs_gives_the_same_patch(tmp_path: Path) -> None:
     assert plan(saved, tmp_path).patch() == plan(given, tmp_path).patch()
 
 
-# ---------------------------------------------------------------------- writing
-
-
-def test_apply_keeps_permissions_and_a_second_run_changes_nothing(repo: Path) -> None:
-    os.chmod(repo / "train.py", 0o750)
-    git(repo, "commit", "-q", "-a", "-m", "mode")
-    given = result(finding(1, WORKERS), finding(2, ZERO), finding(3, ALLOCATOR), finding(4, DETACH))
-    assert apply(plan(given, repo)) == ["train.py"]
-    assert (repo / "train.py").stat().st_mode & 0o777 == 0o750
-    assert [p.name for p in repo.iterdir() if p.name != ".git"] == ["train.py"]
-    assert plan(given, repo).outputs == {}
-
-
-def test_dirty_tree_is_refused_without_force(repo: Path) -> None:
-    (repo / "train.py").write_text(LOOP + "# mine\n")
-    made = plan(result(finding(1, ZERO)), repo)
-    with pytest.raises(UsageError, match="uncommitted"):
-        apply(made)
-    assert (repo / "train.py").read_text() == LOOP + "# mine\n"
-    assert apply(made, allow_dirty=True) == ["train.py"]
-
-
-def test_file_unknown_to_git_is_refused_without_force(repo: Path) -> None:
-    (repo / "other").mkdir()
-    (repo / "other" / "new.py").write_text(LOOP)
-    made = plan(result(finding(1, ZERO)), repo / "other")
-    with pytest.raises(UsageError, match="not committed"):
-        apply(made)
+# ---------------------------------------------------------------------- files outside of the source
 
 
 def test_links_are_neither_read_nor_written(tmp_path: Path) -> None:
@@ -408,35 +370,3 @@ def test_path_of_a_capture_cannot_climb_out(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP)
     made = plan(result(finding(1, ZERO, file="../train.py", line=13)), tmp_path / "source")
     assert made.items[0].status == "unresolved"
-
-
-def test_file_that_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(LOOP)
-    made = plan(result(finding(1, ZERO)), script)
-    assert made.outputs
-    script.write_text("# new\n")
-    with pytest.raises(UsageError, match="changed while"):
-        apply(made, allow_dirty=True)
-    assert script.read_text() == "# new\n"
-
-
-def test_failure_half_way_leaves_no_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a.py", "b.py"):
-        (tmp_path / name).write_text(LOOP)
-    places = [
-        finding(n, ZERO, file=f"{name}.py", line=13, function="train") for n, name in ((1, "a"), (2, "b"))
-    ]
-    made = plan(result(*places), tmp_path)
-    assert len(made.outputs) == 2
-    real = os.replace
-
-    def fails_on_second(source: str, target: str) -> None:
-        if str(target).endswith("b.py"):
-            raise OSError(28, "No space left on device")
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", fails_on_second)
-    with pytest.raises(UsageError, match="No space"):
-        apply(made, allow_dirty=True)
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"a.py": LOOP, "b.py": LOOP}

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from repositories import committed, git
 
 from trace_doctor.errors import UsageError
 from trace_doctor.treatment import copying
 from trace_doctor.treatment.scratch import Scratch
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, check=True, text=True)
-    return done.stdout
 
 
 @pytest.fixture
@@ -28,9 +22,7 @@ def project(tmp_path: Path) -> Path:
     (root / "src" / "train.py").write_text("first = 1\n")
     (root / "gone.py").write_text("")
     (root / ".gitignore").write_text("data\n")
-    git(root, "init", "-q")
-    git(root, "add", "-A")
-    git(root, "commit", "-qm", "first")
+    committed(root)
     (root / "src" / "train.py").write_text("second = 2\n")
     (root / "src" / "new.py").write_text("")
     (root / "gone.py").unlink()

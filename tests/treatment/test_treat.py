@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from repositories import committed, git
 
 from trace_doctor.model import json_schema
 from trace_doctor.reporters.island import extract
@@ -85,21 +86,13 @@ def treat(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     root = tmp_path / "project"
     root.mkdir()
     (root / "train.py").write_text(SCRIPT)
     (root / ".gitignore").write_text("trace-doctor-*\n")
-    git(root, "init", "-q")
-    git(root, "add", "-A")
-    git(root, "commit", "-qm", "first")
-    return root
+    return committed(root)
 
 
 @pytest.mark.parametrize(
