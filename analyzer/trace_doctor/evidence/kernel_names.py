@@ -39,7 +39,7 @@ _NO_ATTENTION = regex(r"reshape_and_cache|elementwise|triton_(?:poi|red|per)_")
 # Asked of names in lower case, and written so that each alternative begins with a letter: an expression that ignores the
 # case, or may begin with nothing, is tried at each letter of a name, at five times the cost.
 _LAYOUT = regex(
-    r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d|transpose_(?:cnhw2nchw|nchw2cnhw)"
+    r"nchwto(?:folded)?nhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d|transpose_(?:cnhw2nchw|nchw2cnhw)"
     r"|cudnn\w*::.*converttensor_reformat",
 )
 _CONV = regex(
