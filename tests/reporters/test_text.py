@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from trace_doctor.errors import UsageError
-from trace_doctor.model import NOT_PATCHED, Finding, Fix, MemoryHeldRow, Outcome, Result, Saving
+from trace_doctor.model import NOT_PATCHED, Finding, Fix, MemoryHeldRow, Outcome, Result, Saving, Suppressed
 from trace_doctor.reporters import render
 from trace_doctor.reporters.units import columns
 
@@ -98,6 +98,12 @@ def test_skipped_rules_are_counted_by_reason(rich_result: Result) -> None:
 def test_nothing_found_is_not_nothing_checked(cpu_result: Result) -> None:
     assert "✔ Nothing found by the 2 rules that could look" in render(cpu_result, "text")
     assert "Nothing could be checked" in render(Result(), "text")
+
+
+def test_what_is_suppressed_is_no_clean_bill(cpu_result: Result, rich_result: Result) -> None:
+    silenced = Suppressed(finding=rich_result.findings[0], kind="config", where="TD101", reason="known")
+    text = render(replace(cpu_result, suppressed=[silenced]), "text")
+    assert "Nothing found but 1 suppressed finding by the 2 rules that could look" in text
 
 
 def test_an_unknown_saving_claims_nothing() -> None:

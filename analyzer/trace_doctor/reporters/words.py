@@ -216,7 +216,12 @@ def _without_fault(result: Result) -> str:
         return f"No serious fault found; {plural(len(result.findings), 'finding')} for information"
     blind = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
     rest = f"; {blind:,} could not" if blind else ""
-    return f"Nothing found by the {plural(looked, 'rule')} that could look{rest}"
+    return f"Nothing found{but_suppressed(result)} by the {plural(looked, 'rule')} that could look{rest}"
+
+
+def but_suppressed(result: Result) -> str:
+    """What keeps "nothing found" from being a clean bill."""
+    return f" but {plural(len(result.suppressed), 'suppressed finding')}" if result.suppressed else ""
 
 
 def facts(result: Result) -> list[str]:

@@ -23,6 +23,7 @@ from trace_doctor.reporters.units import plural
 from trace_doctor.reporters.words import (
     BASIS,
     SAFETY,
+    but_suppressed,
     device_name,
     is_patch,
     needs_source,
@@ -82,7 +83,7 @@ def _none(result: Result) -> Html:
     if not passed:
         said = "No rule could look at this capture."
     else:
-        said = f"Nothing found by the {plural(passed, 'rule')} that could look."
+        said = f"Nothing found{but_suppressed(result)} by the {plural(passed, 'rule')} that could look."
     could_not = el(
         "p", f"{plural(skipped, 'rule')} could not: ", el("a", "what was not captured", href="#skipped"), "."
     )
