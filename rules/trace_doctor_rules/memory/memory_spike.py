@@ -19,6 +19,8 @@ from trace_doctor_rules.memory._remedies import remedies
 from trace_doctor_rules.memory._shared import MiB, location, make_up, size, target
 
 Mask = npt.NDArray[np.bool_]
+MOST_THERE = 0.5
+"""share of the allocations at which a matrix that many places make is there: 0.2 for scores of attention, 1 for gradients"""
 
 
 def _forwards(layers: int, scores: int, *, clock: bool = True) -> SnapshotBuilder:
@@ -34,12 +36,15 @@ def _forwards(layers: int, scores: int, *, clock: bool = True) -> SnapshotBuilde
     return b
 
 
-def _stages_of_one_matrix() -> SnapshotBuilder:
+def _stages_of_one_matrix(beside: int = 8) -> SnapshotBuilder:
     """Each layer's scores are scaled, masked, normalised ... into a matrix of the same size, and three of them are there at
-    any time: without those at the peak, others stand nearly as high."""
+    any time: without those at the peak, others stand nearly as high. Or, with nothing `beside`, a model of equal layers."""
     b = SnapshotBuilder()
     b.held(4000 * MIB)
     for _ in range(20):
+        for _ in range(beside):
+            with b.forward(line=10):
+                b.temporary(2 * MIB, MIB)
         stages: list[Any] = []
         for line in range(41, 46):
             with b.forward("/home/me/attention.py", line):
@@ -224,6 +229,7 @@ class MemorySpike(Rule):
         Valid("a record that ends at the peak", _ends_at_the_peak),
         Valid("an output that is held until the next one is there", _an_output_held_until_the_next),
         Valid("passes of few operators, each output held until the next one", _few_operators_a_pass),
+        Valid("one layer after the other makes as large a result", lambda: _stages_of_one_matrix(beside=0)),
         Valid("small", lambda: _forwards(20, 16)),
         Valid("no frames", _without_frames, skipped="frames"),
     ]
@@ -320,15 +326,19 @@ class MemorySpike(Rule):
 def _group(device: DeviceBlocks, short: Mask, at_peak: Mask, place: npt.NDArray[np.object_]) -> Mask:
     """All short-lived blocks of the places that made those at the peak; and of those that make as large ones where the
     highest moment is then: the scores, masked, as softmax makes them and as dropout leaves them are one matrix in many
-    places, some of which are always there together."""
+    places, some of which are always there together. Not where one of them is nearly always there: it is what flows from
+    layer to layer, not a spike."""
     history = device.history
-    largest = int(history.size[at_peak].max())
-    found, more = np.zeros_like(short), at_peak
+    of_peak = short & np.isin(place, sorted(set(place[at_peak])))
+    large = history.size == int(history.size[at_peak].max())
+    found, more = of_peak.copy(), at_peak
     while more.any():
         found |= short & np.isin(place, sorted(set(place[more])))
         highest = int(history.live_without(found).argmax())
-        more = short & ~found & history.alive(highest) & (history.size == largest)
-    return found
+        more = short & ~found & history.alive(highest) & large
+    first = int(history.born[found & large].min())
+    there = history.bytes_over_time(found & large)[first:-1] > 0
+    return of_peak if there[history.action[first:] == 1].mean() > MOST_THERE else found
 
 
 def _largest_first(device: DeviceBlocks, blocks: Mask) -> list[int]:
