@@ -63,11 +63,11 @@ def test_ranks_recorded_at_other_times_are_no_job(captures_dir: Path) -> None:
         everything[0][RankedCollectives]
 
 
-def _rank(rank: int, names: str, *, sequence: bool = False) -> RunBuilder:
+def _rank(rank: int, names: str, *, sequence: bool = False, later: float = 0.0) -> RunBuilder:
     """All-reduces of 100 us, one a step; `names` are their numbers in the job."""
     b = RunBuilder(rank=rank, world_size=2)
     for number in names:
-        b.now = 1000.0 + int(number) * 1000
+        b.now = 1000.0 + int(number) * 1000 + later
         with b.step():
             more = {"Seq": int(number)} if sequence else {}
             b.launch(100, "ncclDevKernel_AllReduce", **more)  # type: ignore[arg-type]
@@ -80,7 +80,9 @@ def _rank(rank: int, names: str, *, sequence: bool = False) -> RunBuilder:
     [
         (("12345", "12345"), False, 5),
         (("12345", "345"), False, 3),  # one rank began to record later: counted from the end
-        (("12345", "1234"), True, 4),  # one ended earlier: only their numbers tell
+        (("12345", "1234"), True, 4),  # one ended earlier: their numbers tell
+        (("12345", "1234"), False, 4),  # or their time: counted from where it ended
+        (("12345", "23456"), False, 4),
     ],
 )
 def test_collectives_are_matched_over_ranks(
@@ -93,7 +95,7 @@ def test_collectives_are_matched_over_ranks(
 
 
 def test_without_numbers_what_does_not_overlap_is_not_believed(make_job: Callable[..., list[Facts]]) -> None:
-    everything = make_job(_rank(0, "12345"), _rank(1, "1234"))
+    everything = make_job(_rank(0, "12345"), _rank(1, "12345", later=500.0))
     with pytest.raises(NotCaptured, match="do not overlap"):
         everything[0][RankedCollectives]
 

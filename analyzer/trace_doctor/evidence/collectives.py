@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -192,26 +193,41 @@ def _kinds(members: list[Facts]) -> list[Key]:
 
 
 def _matched(members: list[Facts], key: Key) -> Match | None:
-    """The collectives of one kind in the steady steps of all ranks that have it; None where they do not fit together."""
+    """The collectives of one kind in the steady steps of all ranks that have it; None where they do not fit together. They
+    are counted from the end of the capture, or from where the first of the captures ended."""
     found = [_steady(facts, key) for facts in members]
     taking = [i for i, (start, _, _) in enumerate(found) if len(start)]
     if len(taking) < 2:
         return None
-    numbers = [found[i][2] for i in taking]
+    own = [found[i] for i in taking]
+    for places in _places([numbers for _, _, numbers in own], *_in_common(own)):
+        start = np.array([each[0][at] for each, at in zip(own, places, strict=True)])
+        end = np.array([each[1][at] for each, at in zip(own, places, strict=True)])
+        lasting = (end - start).max(axis=0)
+        if start.size and lasting[_together(start, end)].sum() >= ALIGNED * lasting.sum():
+            return Match(key[0], np.array(taking), start, end)
+    return None
+
+
+def _places(numbers: list[I64], counts: list[int], all_of: list[int]) -> Iterator[list[I64]]:
+    """Which collectives of each rank may be the same, place by place: by their numbers, else counted from the end."""
     if all((n >= 0).all() and len(np.unique(n)) == len(n) for n in numbers):
         common = numbers[0]
         for other in numbers[1:]:
             common = np.intersect1d(common, other)
-        places = [np.flatnonzero(np.isin(n, common)) for n in numbers]
-    else:
-        count = min(len(n) for n in numbers)
-        places = [np.arange(len(n) - count, len(n)) for n in numbers]
-    start = np.array([found[i][0][at] for i, at in zip(taking, places, strict=True)])
-    end = np.array([found[i][1][at] for i, at in zip(taking, places, strict=True)])
-    lasting = (end - start).max(axis=0)
-    if not start.size or lasting[_together(start, end)].sum() < ALIGNED * lasting.sum():
-        return None
-    return Match(key[0], np.array(taking), start, end)
+        yield [np.flatnonzero(np.isin(n, common)) for n in numbers]
+        return
+    for ends in (all_of, counts):
+        least = min(ends)
+        yield [np.arange(end - least, end) for end in ends]
+
+
+def _in_common(found: list[tuple[I64, I64, I64]]) -> tuple[list[int], list[int]]:
+    """How many collectives each rank began before the first of the captures ended, and how many it has."""
+    ended = min(int(end.max()) for _, end, _ in found)
+    return [int(np.searchsorted(start, ended)) for start, _, _ in found], [
+        len(start) for start, _, _ in found
+    ]
 
 
 def _together(start: I64, end: I64) -> Bool:
