@@ -48,6 +48,14 @@ def test_what_is_left_after_the_last_step_call_is_no_step(facts: Make) -> None:
     assert steps.outside == ((200_000, 203_000),)
 
 
+def test_the_step_in_which_a_file_ends_is_none_nor_those_behind_it(facts: Make) -> None:
+    """Marks are written before operators: the last one here has a mark and nothing in it."""
+    cut = facts([*profiled([50, 50, 50]), (NOTE, "ProfilerStep#8", 250, 50, {})])
+    cut.run.damage.truncated = True
+    assert [s.index for s in cut[Steps].steps] == [5, 6]
+    assert cut[Steps].outside == ((200_000, 300_000),)
+
+
 def test_a_mark_with_all_work_beside_it_is_no_step(facts: Make) -> None:
     steps = facts([*work(100, 1), (NOTE, "ProfilerStep#1", 200, 3, {})])[Steps]
     assert (steps.source, steps.window) == ("none", (100_000, 203_000))

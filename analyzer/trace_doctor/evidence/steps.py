@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.event_names import is_loader, is_optimizer_step, step_number
+from trace_doctor.evidence.event_names import is_loader, is_optimizer_step, is_step, step_number
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.threads import Threads
@@ -109,6 +109,8 @@ class Steps(Evidence, frozen=True):
         ]
         if source == "profiler_step":
             steps = _without_remainder(run, steps, facts[Launches])
+        if run.damage.truncated:
+            steps = _before_the_cut(run, steps)
         spans = np.array([(s.start, s.end) for s in steps], dtype=np.int64).reshape(-1, 2)
         pace = _pace(run, facts[Launches], spans)
         warm, reason = leading_warmup(facts, spans, pace)
@@ -132,7 +134,7 @@ def _from_profiler_steps(facts: Facts) -> Cut | None:
     """Steps tile the window from mark to mark; the last ends with its mark or with the GPU work launched in the window.
     Marks that hold no work, where all of it lies beside them, are no steps."""
     run = facts.run
-    marks = run.named(lambda name: step_number(name) is not None, Cat.USER_ANNOTATION, Cat.CPU_OP)
+    marks = run.named(is_step, Cat.USER_ANNOTATION, Cat.CPU_OP)
     if not len(marks):
         return None
     marks = marks[run.thread[marks] == facts[Threads].main]
@@ -249,6 +251,14 @@ def _without_remainder(run: Run, steps: list[Step], launches: Launches) -> list[
     last = steps[-2]
     end = max(last.end, min(_gpu_end(run, launches, (last.start, last.end)), steps[-1].end))
     return [*steps[:-2], replace(last, end=end)]
+
+
+def _before_the_cut(run: Run, steps: list[Step]) -> list[Step]:
+    """Of a file that ends early the steps before the one in which its operators and calls end: what that one and later ones
+    lack is lost, and no idle time. Marks may reach further, for they are written by kind."""
+    work = run.ts[run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER)]
+    whole = [step for step in steps if len(work) and step.end <= work[-1]]
+    return whole or steps
 
 
 def _span(step: Step) -> Span:
