@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from trace_doctor.loaders.torch_trace import (
     LoggedRecompile,
     load_torch_trace,
 )
+from trace_doctor.model import TorchVersion
 from trace_doctor.run import Capture, Run
 from trace_doctor.testing import RunBuilder
 
@@ -273,6 +275,20 @@ def _recompiling(shapes: bool = False, ids: bool = True) -> Run:
             with b.region(0, n), b.python("train.py", 5, "forward"), graph:
                 b.wait(50)
     return b.run()
+
+
+@pytest.mark.parametrize(("least", "missed"), [("1.12", 0), ("2.4", 5)])
+def test_a_lookup_is_in_vain_only_where_torch_marks_all_compiled_code(least: str, missed: int) -> None:
+    b = RunBuilder()
+    for _ in range(5):
+        with b.step():
+            with b.event("TorchDynamo Cache Lookup"):
+                b.wait(50)
+            with b.op("aten::mm", us=10):
+                b.launch(200)
+            b.sync()
+    run = replace(b.run(), torch_version=TorchVersion(min=least))
+    assert len(Facts(Capture(0, run))[CompileEvents].misses) == missed
 
 
 @pytest.mark.parametrize("ids", [True, False], ids=["annotated", "from the code that runs next"])

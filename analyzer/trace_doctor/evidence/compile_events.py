@@ -32,6 +32,8 @@ from trace_doctor.evidence.syncs import Syncs
 from trace_doctor.loaders.torch_trace import CompileLog, LoggedBreak
 from trace_doctor.run import I64, Cat, Run
 
+_MARKS_REGIONS = [2, 2]
+"""the torch that puts a Torch-Compiled Region around compiled code each time it runs"""
 _SHOWS_REGIONS = "torch 2.5 or later, or TORCH_TRACE=folder beside the trace"
 
 
@@ -141,6 +143,10 @@ def _steady_roots(facts: Facts, regions: Regions) -> list[int]:
 
 
 def _steady_misses(facts: Facts, regions: Regions, graphs: I64) -> list[CacheMiss]:
+    """None where torch may be too old to mark all compiled code that runs: that of a forward without gradients."""
+    least = [int(n) for n in (facts.run.torch_version.min or "0").split(".")[:2]]
+    if not regions.all and least < _MARKS_REGIONS:
+        return []
     ran = np.array([r.row for r in regions.all], dtype=np.int64)
     misses = find_misses(facts.run, np.union1d(graphs, ran))
     steps = facts.get(Steps)

@@ -257,10 +257,10 @@ class Recompile(Rule):
 
     def _given_up(self, ctx: Context, frame: Frame | None, calls: Sequence[CacheMiss]) -> Claim:
         """None of the versions fits, and none is made: the function runs without the compiler."""
-        moments = ctx[Moments]
+        moments, count = ctx[Moments], ctx[Steps].count
         what = f"{frame.function} ({frame.file}:{frame.line})" if frame else "A compiled function"
         return Claim(
-            message=f"{what} runs without the compiler: {len(calls)} calls in {ctx[Steps].count} steps fit none of its compiled "
+            message=f"{what} runs without the compiler: {len(calls)} calls in {count} step{'s' * (count > 1)} fit none of its compiled "
             "versions, and no other is made (torch._dynamo.config.recompile_limit is reached).",
             confidence="high" if frame else "medium",
             severity="warning",
