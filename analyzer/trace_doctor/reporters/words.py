@@ -286,20 +286,25 @@ def where_in_capture(location: Location) -> str:
 
 
 def saving_words(saving: Saving | None) -> str:
-    """`up to -33% step (59 ms, replay)`; empty where a finding claims nothing."""
+    """`up to -33% step (≈59 ms, replay)`; empty where a finding claims nothing. The measured figure that a message has
+    may differ from the rounded one."""
     if saving is None:
         return ""
     said = []
     time = saving.time_us_per_step
     if saving.share_of_step:
-        inside = f"{estimate_duration(time)}, {saving.basis}" if time else saving.basis
+        inside = f"≈{estimate_duration(time)}, {saving.basis}" if time else saving.basis
         said.append(f"-{estimate_share(saving.share_of_step)} step ({inside})")
     elif time:
         said.append(f"-{estimate_duration(time)} a step ({saving.basis})")
     if saving.bytes:
-        basis = "" if said else f" ({saving.basis})"
-        of_peak = f"-{estimate_share(saving.share_of_peak)} peak, " if saving.share_of_peak else ""
-        said.append(f"{of_peak}-{estimate_size(saving.bytes)}{basis}")
+        basis = "" if said else f", {saving.basis}"
+        if saving.share_of_peak:
+            said.append(
+                f"-{estimate_share(saving.share_of_peak)} peak (≈{estimate_size(saving.bytes)}{basis})"
+            )
+        else:
+            said.append(f"-{estimate_size(saving.bytes)}{basis and f' ({saving.basis})'}")
     return f"up to {', '.join(said)}" if said else ""
 
 
@@ -316,10 +321,10 @@ def together(result: Result, between: str) -> str:
     gain = []
     if upto.share_of_step and upto.time_us_per_step:
         gain.append(
-            f"-{estimate_share(upto.share_of_step)} step ({estimate_duration(upto.time_us_per_step)})"
+            f"-{estimate_share(upto.share_of_step)} step (≈{estimate_duration(upto.time_us_per_step)})"
         )
     if upto.bytes:
-        gain.append(f"-{size(upto.bytes)}")
+        gain.append(f"-{estimate_size(upto.bytes)}")
     said = f"together up to {', '.join(gain)}" if gain else ""
     if most is not None:  # what the findings say is more than the patches give
         hand = f"by hand up to -{estimate_share(most)} step"
