@@ -10,7 +10,7 @@ import msgspec
 from trace_doctor import __version__
 from trace_doctor.config import Config
 from trace_doctor.engine.examined import Examined, rows_of, steps_of
-from trace_doctor.engine.findings import file_claim, merged, on_a_busy_machine
+from trace_doctor.engine.findings import Filed, file_claim, merged, on_a_busy_machine
 from trace_doctor.engine.inputs import inputs_of, must_select
 from trace_doctor.engine.running import run_rules
 from trace_doctor.engine.sizes import (
@@ -61,48 +61,26 @@ def diagnose(
 ) -> Result:
     """Examines every capture with every rule. Pure: no file is written and nothing of the inputs is executed."""
     made = [config.rule(r) for r in rules]
-    inputs: list[Input] = []
-    examined: list[Examined] = []
     everything = [Facts(capture, options) for capture in captures]
     join_jobs(everything)
+    inputs: list[Input] = []
+    examined: list[Examined] = []
     for facts in everything:
-        number = len(inputs)
-        path = facts.capture.path
-        further = tuple(Facts(c, options) for c in facts.capture.others)
-        verdicts = run_rules(facts, made, lambda code, path=path: progress(code, path), further)  # type: ignore[misc]
-        examined.append(Examined(number, facts, verdicts, further))
-        seen(number, facts)
-        inputs += inputs_of(facts, further, share(MAX_SHAPES, len(everything), 4, 24))
+        examined.append(_examine(facts, made, options, len(inputs), progress))
+        seen(len(inputs), facts)
+        inputs += inputs_of(facts, examined[-1].further, share(MAX_SHAPES, len(everything), 4, 24))
     must_select(examined, options or Options())
-    filed = [
-        file_claim(
-            v.rule,
-            on_a_busy_machine(v.rule, c, e.facts.capture.record),
-            e.number,
-            e.rank,
-            e.facts.capture.path,
-            config.settings,
-        )
-        for e in examined
-        for v in e.verdicts
-        for c in v.claims
-    ]
-    numbered, left_out = merged(filed, config.settings)
+    numbered, left_out = merged(_filed(examined, config), config.settings)
     suppressed = list(silence([f for f, _ in numbered]))
     silent = {s.finding.id for s in suppressed}
     numbered = [(f, filed) for f, filed in numbered if f.id not in silent]
-    limits: list[str] = []
-    if left_out:
-        limits.append(
-            f"{left_out} finding{'s' if left_out > 1 else ''} below min-confidence or min-saving left out"
-        )
-    limits += [said for e in examined if (said := _doubt(e))]
+    limits = _left_out(left_out) + [said for e in examined if (said := _doubt(e))]
     findings = limit([f for f, _ in numbered], MAX_FINDINGS, "findings", limits)
     findings = detailed(findings, limits)
     replayed = [w for e in examined for w in what_if(e, numbered)]
     traces = sum(e.facts.capture.run is not None for e in examined)
     memory = limit(rows_of(examined, MemoryLedger, lambda m: m.series), MAX_LANES, "memory charts", limits)
-    result = Result(
+    return Result(
         tool=Tool(version=__version__),
         inputs=inputs,
         ignored=limit(list(ignored), MAX_IGNORED, "files that were not analysed", limits),
@@ -123,7 +101,38 @@ def diagnose(
         config=_config(config),
         limits=limits,
     )
-    return result
+
+
+def _examine(
+    facts: Facts, rules: Sequence[Rule], options: Options | None, number: int, progress: Progress
+) -> Examined:
+    """One capture with every rule. `number` is that of its first input."""
+    further = tuple(Facts(c, options) for c in facts.capture.others)
+    verdicts = run_rules(facts, rules, lambda code: progress(code, facts.capture.path), further)
+    return Examined(number, facts, verdicts, further)
+
+
+def _filed(examined: Sequence[Examined], config: Config) -> list[Filed]:
+    """Every claim as a finding, in the order of captures and rules."""
+    return [
+        file_claim(
+            verdict.rule,
+            on_a_busy_machine(verdict.rule, claim, e.facts.capture.record),
+            e.number,
+            e.rank,
+            e.facts.capture.path,
+            config.settings,
+        )
+        for e in examined
+        for verdict in e.verdicts
+        for claim in verdict.claims
+    ]
+
+
+def _left_out(count: int) -> list[str]:
+    if not count:
+        return []
+    return [f"{count} finding{'s' if count > 1 else ''} below min-confidence or min-saving left out"]
 
 
 def _lanes(examined: Sequence[Examined], traces: int, limits: list[str]) -> list[Lane]:
