@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,14 +113,7 @@ def treat(
             step_every=options.step_every,
         )
         say("recording the script as it is")
-        untouched = plan(Result(), source)
-        try:
-            before = runner.record(Setup(untouched), "before")
-        except RunFailed as failure:
-            output = f"{options.logs} keeps" if options.logs is not None else "--logs DIR keeps"
-            raise UsageError(
-                f"the command fails in the copy, before anything was changed: {failure} ({output} all it said)"
-            ) from None
+        before = _untouched(runner, Setup(plan(Result(), source)), options)
         result = analyze(before, source=source, config=config)
         made = plan(result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version)
         queue, by_hand = candidates(made)
@@ -131,17 +125,24 @@ def treat(
         if queue:
             _pilot(runner, Setup(made), clock)
         known = _Known(options, runner.steps, loop, by_hand, list(scratch.notes))
-        try:
+        with known.whatever_comes():
             loop.run(queue, options.max_trials)
             known.difference(runner, result, scratch, config)
-        except (KeyboardInterrupt, SystemExit) as stop:
-            known.interrupted = (
-                stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
-            )
         touched = scratch.touched()
         if touched:
             known.notes.append(f"a run wrote through a link: {', '.join(touched)} of yours changed")
         return known.treated()
+
+
+def _untouched(runner: CommandRunner, setup: Setup, options: TreatOptions) -> Path:
+    """The recording of the script as it is."""
+    try:
+        return runner.record(setup, "before")
+    except RunFailed as failure:
+        output = f"{options.logs} keeps" if options.logs is not None else "--logs DIR keeps"
+        raise UsageError(
+            f"the command fails in the copy, before anything was changed: {failure} ({output} all it said)"
+        ) from None
 
 
 def _pilot(runner: CommandRunner, setup: Setup, clock: Clock) -> None:
@@ -176,6 +177,16 @@ class _Known:
         self.options, self.steps, self.loop, self.by_hand, self.notes = options, steps, loop, by_hand, notes
         self.interrupted: int | None = None
         self._difference: Difference | None = None
+
+    @contextmanager
+    def whatever_comes(self) -> Iterator[None]:
+        """An interrupt ends what runs inside; what is known by then is kept."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted = 130
+        except SystemExit as stop:
+            self.interrupted = stop.code if isinstance(stop.code, int) else 130
 
     def difference(
         self, runner: CommandRunner, before: Result, scratch: Scratch, config: Config | None
