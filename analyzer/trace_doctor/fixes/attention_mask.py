@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import libcst as cst
 
 from trace_doctor.fixes.codemods import origins
@@ -280,42 +282,47 @@ def _shape(script: Script, node: cst.BaseExpression, depth: int) -> tuple[cst.Ba
         single = len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index)
         return (inner[0], inner[1] - 1) if inner and single and inner[1] > 2 else None
     if isinstance(node, cst.Name | cst.Attribute):
-        before = [b for b in origins(script).bound(node) if script.span(b.value)[1] <= script.span(node)[0]]
-        if not before or before[-1].loop:
-            return None
-        inner = _shape(script, before[-1].value, depth + 1)
-        if before[-1].item is None or inner is None:
-            return inner
-        return (
-            inner
-            if isinstance(before[-1].value, cst.Call) and _method(before[-1].value) == "unbind"
-            else None
-        )
+        return _shape_of_variable(script, node, depth)
     if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
         return None
-    method, positional = (
-        node.func.attr.value,
-        [a.value for a in node.args if a.keyword is None and not a.star],
-    )
+    method = node.func.attr.value
+    positional = [a.value for a in node.args if a.keyword is None and not a.star]
     if len(positional) != len(node.args):
         return None
     if method in ("view", "reshape") and positional:
-        sizes = (
-            [e.value for e in positional[0].elements] if isinstance(positional[0], cst.Tuple) else positional
-        )
+        given = positional[0]
+        sizes = [e.value for e in given.elements] if isinstance(given, cst.Tuple) else positional
         return (sizes[-1], len(sizes)) if len(sizes) > 2 else None
     inner = _shape(script, node.func.value, depth + 1)
-    if inner is None:
+    return None if inner is None else _through(method, [literal(p) for p in positional], *inner)
+
+
+def _shape_of_variable(
+    script: Script, node: cst.Name | cst.Attribute, depth: int
+) -> tuple[cst.BaseExpression, int] | None:
+    """By what was assigned to it last; of several variables at once, only the parts of unbind() are known."""
+    before = [b for b in origins(script).bound(node) if script.span(b.value)[1] <= script.span(node)[0]]
+    if not before or before[-1].loop:
         return None
-    last, rank = inner
-    numbers = [literal(p) for p in positional]
-    if method in ("transpose", "swapaxes") and not {-1, rank - 1} & set(numbers):
+    value = before[-1].value
+    inner = _shape(script, value, depth + 1)
+    if before[-1].item is None or (isinstance(value, cst.Call) and _method(value) == "unbind"):
         return inner
-    if method == "permute" and numbers and numbers[-1] in (-1, rank - 1):
-        return inner
+    return None
+
+
+def _through(
+    method: str, numbers: Sequence[object], last: cst.BaseExpression, rank: int
+) -> tuple[cst.BaseExpression, int] | None:
+    """The shape of what a method gives: where it keeps the last dimension in its place."""
     if method == "unbind" and numbers in ([0], [1], [2]) and rank > 3:
         return last, rank - 1
-    return inner if method in ("contiguous", "to", "float", "half", "type_as") else None
+    kept = (
+        method in ("contiguous", "to", "float", "half", "type_as")
+        or (method in ("transpose", "swapaxes") and not {-1, rank - 1} & set(numbers))
+        or (method == "permute" and numbers and numbers[-1] in (-1, rank - 1))
+    )
+    return (last, rank) if kept else None
 
 
 def _method(call: cst.Call) -> str:
