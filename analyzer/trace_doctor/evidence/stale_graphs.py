@@ -105,7 +105,7 @@ def _side_by_side(device: DeviceBlocks) -> tuple[I64, I64, I64]:
     stale = [
         (blocks, int(history.born[after].min()))
         for blocks, after in pairwise(groups)
-        if history.born[after].max() < history.freed[blocks].min()
+        if history.born[after].max() < history.freed[blocks].min() < history.n
     ]
     sizes = [len(blocks) for blocks, _ in stale]
     return (

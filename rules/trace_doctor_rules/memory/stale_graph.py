@@ -67,6 +67,21 @@ def _deep(*, rounds: int, dropped: bool = False, layers: int = 12) -> SnapshotBu
     return b
 
 
+def _still_there() -> SnapshotBuilder:
+    """A graph that stands when the record ends, as at an out-of-memory error before the backward; another, of a model that
+    was called later, has gone."""
+    b = SnapshotBuilder(annotate=False)
+    b.held(400 * MIB)
+    for script in ("model.py", "score.py"):
+        made = []
+        for _ in range(12):
+            for line in range(6):
+                with b.forward(f"/home/me/{script}", 30 + line):
+                    made.append(b.alloc(20 * MIB))
+    b.free(*made)
+    return b
+
+
 def _training(*, logits: int, kept: bool) -> SnapshotBuilder:
     """Training whose logits stay until the next ones are there, or go with the backward."""
     b = SnapshotBuilder()
@@ -182,6 +197,7 @@ class StaleGraph(Rule):
         Valid("inference without gradients", lambda: _inference(keeps_graph=False)),
         Valid("each graph is dropped before the next forward", lambda: _deep(rounds=3, dropped=True)),
         Valid("one forward", lambda: _inference(keeps_graph=True, rounds=1)),
+        Valid("a graph that stands when the record ends", _still_there),
         Valid("a cache that grows with each call", lambda: _inference(keeps_graph=True, grows=2)),
         Valid("the backward frees everything", lambda: _training(logits=200, kept=False)),
         Valid("small logits", lambda: _training(logits=8, kept=True)),
