@@ -12,7 +12,7 @@ from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.operator_inputs import OperatorInputs
 from trace_doctor.evidence.work import Work
 
-_FIRST = {"aten::mm": 0, "aten::addmm": 1}
+_FIRST = {"aten::mm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1}
 """Place of the left factor among the arguments: `addmm` has what is added before it."""
 _HALF = ("c10::Half", "c10::BFloat16")
 
@@ -38,7 +38,7 @@ class Product(Struct, frozen=True):
 
 
 class Products(Evidence, frozen=True):
-    """`aten::mm` and `aten::addmm`; batched products are no part of it. Raises NotCaptured where `Work` does, and without shapes."""
+    """`aten::mm` and `aten::addmm` (with an activation, too); batched products are no part of it. Raises NotCaptured where `Work` does, and without shapes."""
 
     all: tuple[Product, ...]
     """by start"""

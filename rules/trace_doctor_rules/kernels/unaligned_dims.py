@@ -241,7 +241,7 @@ def _products(ctx: Context) -> list[Product]:
     return [
         p
         for p in ctx[Products].all
-        if p.name == "aten::addmm" or p.rows != p.columns or p.operator in as_they_lie
+        if p.name != "aten::mm" or p.rows != p.columns or p.operator in as_they_lie
     ]
 
 
