@@ -58,6 +58,13 @@ def test_of_a_fix_that_a_look_at_the_script_left_open_the_reason_is_said(rich_re
     assert "--source DIR" not in text
 
 
+def test_a_command_longer_than_a_line_goes_on_as_a_shell_reads_it(rich_result: Result) -> None:
+    lines = render(rich_result, "text", given=f"{'a' * 50} --source {'b' * 30}").splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("Next:"))
+    assert lines[at] == f"Next: trace-doctor fix {'a' * 50} \\"
+    assert lines[at + 1].startswith(f"      --source {'b' * 30} ")
+
+
 def test_a_snapshot_without_a_history_shows_what_it_holds_and_claims_no_peak() -> None:
     row = MemoryHeldRow(
         rank=0, device=0, held_bytes=11 << 30, reserved_bytes=12 << 30, blocks=3, by_frame=[("a.py:7 in f", 11 << 30)]

@@ -356,10 +356,10 @@ def _width() -> int:
 
 
 def as_given(paths: Sequence[str], source: str | Path | None) -> str:
-    """The same captures and script for another command, to be copied. Empty where that would not fit into a line, or
-    cannot be read again, as what was piped in."""
-    said = f"{shlex.join(paths)} --source {shlex.quote(str(source)) if source else 'DIR'}"
-    return "" if "-" in paths or len(said) > 56 else said
+    """The same captures and script for another command, to be copied. Empty where one of them would not fit into a line,
+    or cannot be read again, as what was piped in."""
+    files, script = shlex.join(paths), shlex.quote(str(source)) if source else "DIR"
+    return "" if "-" in paths or max(map(len, (files, script))) > 55 else f"{files} --source {script}"
 
 
 @contextmanager

@@ -311,17 +311,27 @@ def _footer(paper: Paper, result: Result, options: Options) -> None:
     patches = sum(is_patch(f) for finding in result.findings for f in finding.fixes)
     possible = sum(how_made(f) == f.safety for finding in result.findings for f in finding.fixes)
     if patches:
-        paper.put(f"Next: trace-doctor fix {options.given}  ({plural(patches, 'patch', 'patches')} ready)")
+        _next_fix(paper, options.given, f"{plural(patches, 'patch', 'patches')} ready")
     elif possible and result.source_root is not None:
-        paper.put(f"Next: trace-doctor fix {options.given}  (what to change, and why it is no patch)")
+        _next_fix(paper, options.given, "what to change, and why it is no patch")
     elif possible:
         where = "; DIR holds the script" if options.given.endswith(" DIR") else ""
-        said = f"{plural(possible, 'fix', 'fixes')} can become a patch{where}"
-        paper.put(f"Next: trace-doctor fix {options.given}  ({said})")
+        _next_fix(paper, options.given, f"{plural(possible, 'fix', 'fixes')} can become a patch{where}")
     elif result.findings:
         paper.put(f"Next: trace-doctor rule {result.findings[0].code}")
     elif any(o.outcome == "skipped" and o.capture for o in result.outcomes):
         paper.put("Next: trace-doctor capture  (prints what to record)")
+
+
+def _next_fix(paper: Paper, given: str, said: str) -> None:
+    """The command as it can be copied: one that is longer than a line goes on in the next, as a shell reads it."""
+    command = f"Next: trace-doctor fix {given}"
+    paths, _, source = given.rpartition(" --source ")
+    if columns(command) > paper.width and paths:
+        paper.put(f"Next: trace-doctor fix {paths} \\")
+        paper.put(f"--source {source}  ({said})", indent=6)
+    else:
+        paper.put(f"{command}  ({said})")
 
 
 def _gate(paper: Paper, gate: Gate) -> None:
