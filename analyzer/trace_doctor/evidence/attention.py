@@ -61,7 +61,6 @@ class AttentionChains(Evidence, frozen=True):
             raise NotCaptured(
                 "no kernel's operator is known", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
             )
-        run = kernels.run
         order = np.lexsort((np.arange(len(kernels.rows)), kernels.lane))
         first, last, batched, unknown = _products(kernels, order)
         softmax = np.union1d(
@@ -69,8 +68,7 @@ class AttentionChains(Evidence, frozen=True):
         )
         behind = np.searchsorted(first, softmax)
         batched |= _batched_by_grid(kernels, order[first], unknown, behind)
-        stream = kernels.lane[order]
-        apart = _Gaps(first, last, batched, stream)
+        apart = _Gaps(first, last, batched, kernels.lane[order])
         close = apart.linked(softmax, softmax, behind - 1, behind)
         # of several softmax kernels between the same products one stands for the chain
         one = np.zeros(len(softmax), dtype=bool)
@@ -78,22 +76,8 @@ class AttentionChains(Evidence, frozen=True):
         softmax, behind = softmax[close & one], behind[close & one]
         keep = _fitting(facts, kernels, order, softmax, first, behind)
         softmax, behind = softmax[keep], behind[keep]
-        names = [run.names[i] for i in run.name[kernels.rows[order[softmax]]].tolist()]
-        operators = kernels.operator[order[softmax]].tolist()
-        said = [f"{n} {run.text(o) if o >= 0 else ''}".lower() for n, o in zip(names, operators, strict=True)]
-        backward = np.array(["backward" in text for text in said], dtype=bool)
-        products = np.zeros(len(order), dtype=bool)
-        between = np.zeros(len(order), dtype=bool)
-        for place, back in zip(behind.tolist(), backward.tolist(), strict=True):
-            low, high = place - 1, place
-            if back:  # each product's gradient is two products
-                low -= apart.adjacent(low - 1)
-                high += apart.adjacent(high)
-            for event in range(low, high + 1):
-                products[order[first[event] : last[event] + 1]] = True
-            inside = order[last[low] + 1 : first[high]]
-            between[inside] = True
-        between &= ~products
+        backward = _backward(kernels, order[softmax])
+        products, between = _extent(order, apart, behind, backward)
         return cls(
             order[softmax],
             backward,
@@ -102,6 +86,31 @@ class AttentionChains(Evidence, frozen=True):
             _score_bytes(facts, kernels, order[softmax[~backward]]),
             kernels,
         )
+
+
+def _backward(kernels: Work, places: I64) -> Bool:
+    """Which softmax kernels are of a backward: by their names and those of their operators."""
+    run = kernels.run
+    names = [run.names[i] for i in run.name[kernels.rows[places]].tolist()]
+    operators = kernels.operator[places].tolist()
+    said = [f"{n} {run.text(o) if o >= 0 else ''}".lower() for n, o in zip(names, operators, strict=True)]
+    return np.array(["backward" in text for text in said], dtype=bool)
+
+
+def _extent(order: I64, apart: _Gaps, behind: I64, backward: Bool) -> tuple[Bool, Bool]:
+    """Masks over `kernels.rows`: the products of the chains, and what ran between them. `behind`: of each chain the
+    number of the product behind its softmax."""
+    products = np.zeros(len(order), dtype=bool)
+    between = np.zeros(len(order), dtype=bool)
+    for place, back in zip(behind.tolist(), backward.tolist(), strict=True):
+        low, high = place - 1, place
+        if back:  # each product's gradient is two products
+            low -= apart.adjacent(low - 1)
+            high += apart.adjacent(high)
+        for event in range(low, high + 1):
+            products[order[apart.first[event] : apart.last[event] + 1]] = True
+        between[order[apart.last[low] + 1 : apart.first[high]]] = True
+    return products, between & ~products
 
 
 def _is_softmax(kernels: Work) -> Bool:
