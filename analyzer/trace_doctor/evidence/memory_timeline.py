@@ -113,13 +113,21 @@ class MemoryTimeline(Evidence, frozen=True):
         return cls(tuple(made), tuple(refused))
 
 
-def replay(snapshot: Snapshot, device: int) -> DeviceHistory | str:
-    """One device's history, or the sentence that says how it contradicts itself."""
-    rows = snapshot.entries(device)
-    action, addr, size = snapshot.action[rows], snapshot.addr[rows], snapshot.size[rows]
-    stack = snapshot.stack[rows]
-    n = len(rows)
+class _Marked(Struct, frozen=True):
+    """Entries of a record that allocate or free, by their numbers."""
 
+    entries: I64
+    """all of them, by address"""
+    born: I64
+    """the allocations, by address, then number"""
+    freed: I64
+    """the free of each, the number of entries where it has none"""
+    orphans: I64
+    """frees of blocks older than the record"""
+
+
+def _pair_up(action: U8, addr: I64, size: I64) -> _Marked | str:
+    """Each allocation with its free, or the sentence that says how they contradict each other."""
     marks = np.flatnonzero((action == Action.ALLOC) | (action == Action.FREE_COMPLETED))
     marks = marks[np.argsort(addr[marks], kind="stable")]
     is_alloc = action[marks] == Action.ALLOC
@@ -127,22 +135,34 @@ def replay(snapshot: Snapshot, device: int) -> DeviceHistory | str:
     same[1:-1] = addr[marks][1:] == addr[marks][:-1]
     if (same[1:-1] & (is_alloc[1:] == is_alloc[:-1])).any():
         return "an address is allocated or freed twice in a row"
-
     allocs = np.flatnonzero(is_alloc)
     has_free = same[allocs + 1]
     frees = np.append(marks, 0)[allocs + 1]
     born = marks[allocs]
     if (size[born][has_free] != size[frees[has_free]]).any():
         return "a block is freed with another size than it was allocated with"
-    freed = np.where(has_free, frees, n)
-    orphans = marks[~is_alloc & ~same[:-1]]  # frees of blocks older than the record
+    return _Marked(marks, born, np.where(has_free, frees, len(action)), marks[~is_alloc & ~same[:-1]])
+
+
+def replay(snapshot: Snapshot, device: int) -> DeviceHistory | str:
+    """One device's history, or the sentence that says how it contradicts itself."""
+    rows = snapshot.entries(device)
+    action, addr, size = snapshot.action[rows], snapshot.addr[rows], snapshot.size[rows]
+    stack = snapshot.stack[rows]
+    n = len(rows)
+
+    marked = _pair_up(action, addr, size)
+    if isinstance(marked, str):
+        return marked
+    born, freed, orphans = marked.born, marked.freed, marked.orphans
+    left = born[freed == n]
 
     held = np.flatnonzero(
         (snapshot.segment_device[snapshot.block_segment] == device)
         & (snapshot.block_state != BlockState.INACTIVE)
     )
     held = held[np.argsort(snapshot.block_addr[held], kind="stable")]
-    older = _final_blocks(snapshot, held, addr[marks], addr[born[~has_free]], size[born[~has_free]])
+    older = _final_blocks(snapshot, held, addr[marked.entries], addr[left], size[left])
     if isinstance(older, str):
         return older
 
