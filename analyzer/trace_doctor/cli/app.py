@@ -10,7 +10,8 @@ from typer.core import TyperGroup
 
 from trace_doctor import __version__
 from trace_doctor.cli import interrupted, leave_stdout
-from trace_doctor.cli.common import FILES, Usage
+from trace_doctor.cli.common import Usage
+from trace_doctor.cli.completion import FILES
 
 HOMES = {
     "record": "record",

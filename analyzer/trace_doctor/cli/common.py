@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
+from trace_doctor.cli.completion import FILES, format_words, rule_words
 from trace_doctor.cli.progress import progress as progress
 from trace_doctor.errors import UsageError, printable
 from trace_doctor.files import replacing
@@ -31,26 +32,6 @@ Usage = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 DEFAULT_REPORT = Path("trace-doctor-report.html")
 MARKER = b'name="generator" content="trace-doctor'
-
-FILES = {
-    "text": ".txt", "html": ".html", "json": ".json", "sarif": ".sarif", "junit": ".xml", "markdown": ".md",
-}  # fmt: skip
-"""Format -> how its files usually end"""
-
-
-def format_words(incomplete: str) -> list[str]:
-    """For the shell: the formats of --output."""
-    return [f for f in (*FILES, "github", "perfetto=") if f.startswith(incomplete)]
-
-
-def rule_words(incomplete: str) -> list[tuple[str, str]]:
-    """For the shell: codes with what they find, or names; of a list with commas the last."""
-    from trace_doctor.registry import all_rules
-
-    before, comma, last = incomplete.rpartition(",")
-    words = [(w, r.title) for r in all_rules() for w in (r.code, r.name) if last or w == r.code]
-    return [(before + comma + w, title) for w, title in words if w.lower().startswith(last.lower())]
-
 
 Paths = Annotated[
     list[str],

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trace_doctor.cli import common as c
+from trace_doctor.cli.completion import rule_words
 
 Format = Annotated[str, typer.Option("--output", "--format", "-o", help="text or json.")]
 
@@ -27,7 +28,7 @@ def rules(output: Format = "text") -> None:
 def rule(
     code: Annotated[
         str | None,
-        typer.Argument(metavar="CODE", help="Code or name of a rule.", autocompletion=c.rule_words),
+        typer.Argument(metavar="CODE", help="Code or name of a rule.", autocompletion=rule_words),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every rule.")] = False,
     output: Format = "text",
