@@ -17,13 +17,20 @@ from msgspec import Struct
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.call_sites import CallSites, Site
-from trace_doctor.evidence.event_names import is_backward, is_loader, is_optimizer, is_step, is_torch_mark
+from trace_doctor.evidence.event_names import (
+    is_backward,
+    is_loader,
+    is_optimizer,
+    is_step,
+    is_torch_mark,
+    is_view,
+)
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.optimizer_work import launched_in, optimizer_class
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import I32, I64, Bool, Cat, Run
 
 LEAST = 20
 """operators of a run"""
@@ -35,8 +42,11 @@ _UPDATE = re.compile(r"aten::(?:mul|add|sub|div|addcmul|addcdiv|lerp|clamp|clamp
 _ELEMENTWISE = re.compile(
     r"aten::(?:mul|add|sub|rsub|div|true_divide|addcmul|addcdiv|lerp|sqrt|rsqrt|pow|square|neg|reciprocal|abs|sign|exp|log"
     r"|maximum|minimum|max|clamp|clamp_min|clamp_max|where|copy|zero|fill|clone|detach|alias|to|norm|linalg_vector_norm"
-    r"|sum|mean|zeros_like|ones_like|empty_like|full_like|result_type)_?"
+    r"|sum|mean|zeros_like|ones_like|empty_like|full_like|result_type|item|_to_copy)_?"
 )
+_COMPUTES = frozenset(f"aten::{name}" for name in ("mul", "add", "sub", "div", "lerp", "addcmul", "addcdiv"))
+_WRITE = "aten::copy_"
+"""writes what was computed apart back into a tensor, one for each; alone it may only move data"""
 _GRADIENT = "torch::autograd::AccumulateGrad"
 
 
@@ -71,7 +81,7 @@ class UpdateLoops(Evidence, frozen=True):
         for first, behind in _runs(run, ops, step, mark):
             rows = ops[first:behind]
             ids, counts = np.unique(run.name[rows], return_counts=True)
-            most = int(counts[np.isin(ids, update)].max(initial=0))
+            most = _tensors(run, ids, counts, update)
             if most < TENSORS:
                 continue
             of = int(mark[first])
@@ -105,9 +115,19 @@ def plain_operators(facts: Facts) -> tuple[I64, I64, I64]:
     return rows, step, mark
 
 
+def _tensors(run: Run, names: I32, counts: I64, update: I32) -> int:
+    """How often a run's most frequent operator works in place; or writes, where so much was computed before."""
+    most = int(counts[np.isin(names, update)].max(initial=0))
+    writes = int(counts[[run.names[n] == _WRITE for n in names.tolist()]].sum())
+    computes = [run.names[n] in _COMPUTES for n in names.tolist()]
+    return max(most, min(writes, int(counts[computes].max(initial=0))))
+
+
 def _runs(run: Run, ops: I64, step: I64, mark: I64) -> list[tuple[int, int]]:
     """[first, behind) of elementwise operators that follow each other within one step, and one optimizer or none."""
-    wanted: Bool = np.isin(run.name[ops], run.name_ids(lambda n: _ELEMENTWISE.fullmatch(n) is not None))
+    wanted: Bool = np.isin(
+        run.name[ops], run.name_ids(lambda n: is_view(n) or _ELEMENTWISE.fullmatch(n) is not None)
+    )
     if not len(ops):
         return []
     new = np.ones(len(ops), dtype=np.bool_)
