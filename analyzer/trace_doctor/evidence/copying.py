@@ -35,6 +35,8 @@ _IN_BETWEEN = regex(
     r"aten::(?:to|contiguous|reshape|flatten|tril_?|triu_?|pin_memory|is_pinned|logical_not|bitwise_not)"
 )
 """beside views: what is done to a tensor between making and copying it, which keeps its size"""
+_WITH_NUMBERS = regex(r"aten::(?:mul|add|sub|rsub|div|pow|neg|clamp\w*|round|floor)_?")
+"""the same, where shapes show that no other tensor takes part"""
 _OTHER_SIZE = regex(r"aten::(?:slice|select|narrow|expand|expand_as)")
 MOST_BETWEEN = 4
 """operators between the one that makes a tensor and the one that copies it"""
@@ -124,7 +126,8 @@ def _before(run: Run, own: I64, op: I64, launched: I64) -> I64:
     if not len(own):
         return found
     makes = np.isin(run.name, run.name_ids(lambda n: _MAKERS.fullmatch(n) is not None))
-    passes = np.isin(run.name, run.name_ids(lambda n: is_view(n) or _IN_BETWEEN.fullmatch(n) is not None))
+    between = (_IN_BETWEEN, _WITH_NUMBERS) if run.recorded.shapes else (_IN_BETWEEN,)
+    passes = np.isin(run.name, run.name_ids(lambda n: is_view(n) or any(p.fullmatch(n) for p in between)))
     at = np.searchsorted(own, op)
     searching = own[np.minimum(at, len(own) - 1)] == op
     for back in range(1, MOST_BETWEEN + 2):
@@ -149,8 +152,17 @@ def _same_tensor(run: Run, tops: I64, maker: int, copying: int) -> bool:
     first, behind = np.searchsorted(tops, [maker + 1, copying])
     between = tops[first:behind]
     between = between[run.thread[between] == run.thread[maker]]
+    computing = [row for row in between.tolist() if _WITH_NUMBERS.fullmatch(run.text(row))]
+    if any(_tensors(args) != 1 for args in run.args(computing)):
+        return False
     cut = any(_OTHER_SIZE.fullmatch(run.text(int(row))) for row in between)
     return cut or prod(filled) == prod(wanted)
+
+
+def _tensors(args: dict[str, Any]) -> int:
+    """How many tensors an operator is given."""
+    dims = args.get("Input Dims")
+    return sum(isinstance(d, list) and bool(d) for d in dims) if isinstance(dims, list) else 0
 
 
 def _first_dims(args: dict[str, Any]) -> list[Any] | None:

@@ -29,6 +29,14 @@ def _copy(b: RunBuilder, kind: str = "HtoD (Pageable -> Device)") -> None:
             b.sync()
 
 
+_BETWEEN = {
+    "viewed": ("aten::tril", "aten::unsqueeze"),
+    "scaled": ("aten::mul", "aten::add"),
+    "another": ("aten::mul",),
+}
+"""what is done to it before it is copied"""
+
+
 def _training(
     made: str = "cpu",
     *,
@@ -56,10 +64,9 @@ def _training(
                 if made == "between":
                     with b.op("aten::mm", us=10):
                         b.launch(5)
-                if made == "viewed":
-                    for name in ("aten::tril", "aten::unsqueeze"):
-                        with b.op(name, dims=[list(shape)], us=5):
-                            pass
+                for name in _BETWEEN.get(made, ()):
+                    with b.op(name, dims=[list(shape)] * (2 if made == "another" else 1), us=5):
+                        pass
                 if made != "gpu":
                     _copy(b)
             for _ in range(20):
@@ -159,6 +166,7 @@ class CpuTensorThenCopy(Rule):
         Valid("something else is copied", lambda: _training("between")),
         Valid("another shape is copied", lambda: _training(shape=(4, 4))),
         Valid("a view of another shape is copied", lambda: _training("viewed", shape=(4, 4))),
+        Valid("multiplied with another tensor", lambda: _training("another")),
         Valid("once in six steps", lambda: _training(every=6)),
         Valid("little, and the GPU's side was lost", lambda: _device_lost(2, 200)),
         Valid("nothing runs on a GPU", without_gpu, skipped="no GPU work"),
@@ -178,6 +186,7 @@ class CpuTensorThenCopy(Rule):
         Invalid(
             "seen from another side before it is copied", lambda: _training("viewed"), message="aten::zeros"
         ),
+        Invalid("scaled before it is copied", lambda: _training("scaled"), message="aten::zeros"),
         Invalid("filled in place", lambda: _training("in place"), message="aten::normal_"),
         Invalid(
             "the GPU's side was lost", lambda: _device_lost(800), severity="info", message="was not recorded"
