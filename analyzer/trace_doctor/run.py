@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,8 @@ I32 = npt.NDArray[np.int32]
 I16 = npt.NDArray[np.int16]
 U8 = npt.NDArray[np.uint8]
 Bool = npt.NDArray[np.bool_]
+Named = Callable[[str], bool]
+"""says something of one name"""
 
 
 def order_of(numbers: I32, count: int) -> I64:
@@ -150,6 +153,11 @@ class Run:
     """evidence of an analysis before, as `evidence.keeping` takes it apart. A `replace` begins without."""
     _masks: dict[tuple[Cat, ...], Bool] = field(default_factory=dict, init=False, compare=False, repr=False)
 
+    _said: dict[Named, npt.NDArray[np.int8]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    """of each predicate, by name: 1 satisfies it, -1 does not, 0 was not asked"""
+
     def __repr__(self) -> str:
         return f"Run({self.path!r}, {len(self)} events)"
 
@@ -187,27 +195,45 @@ class Run:
         """Row numbers of kernels, copies and memsets, by start."""
         return np.flatnonzero(self.is_cat(*GPU_CATS))
 
-    def name_ids(self, matches: Callable[[str], bool]) -> I32:
-        """Ids of the names that satisfy a predicate: each distinct name is tested once."""
-        return np.array([i for i, n in enumerate(self.names) if matches(n)], dtype=np.int32)
+    def name_ids(self, *matches: Named) -> I32:
+        """Ids of the names that satisfy any of the predicates: each distinct name is tested once."""
+        return self._matching(matches, np.arange(len(self.names), dtype=np.int32))
 
-    def is_named(self, matches: Callable[[str], bool]) -> Bool:
-        """Mask of the rows whose name satisfies a predicate: each distinct name is tested once."""
+    def is_named(self, *matches: Named) -> Bool:
+        """Mask of the rows whose name satisfies any of the predicates."""
         mask = np.zeros(len(self), dtype=bool)
-        mask[self.rows_of(self.name_ids(matches).tolist())] = True
+        mask[self.rows_of(self.name_ids(*matches).tolist())] = True
         return mask
 
-    def named(self, matches: Callable[[str], bool], *cats: Cat) -> I64:
+    def named(self, matches: Named, *cats: Cat) -> I64:
         """Row numbers of the events whose name satisfies the predicate, optionally of some categories."""
         wanted = sum(1 << cat for cat in set(cats)) if cats else -1
-        among = zip(self.names, self._cats_by_name.tolist(), strict=True)
-        rows = self.rows_of([i for i, (n, held) in enumerate(among) if held & wanted and matches(n)])
+        among = np.flatnonzero(self._cats_by_name & wanted).astype(np.int32)
+        rows = self.rows_of(self._matching((matches,), among).tolist())
         rows = rows[self.is_cat(*cats)[rows]] if cats else rows
         if len(rows) < len(self) // _DENSE:
             return np.sort(rows).astype(np.int64)
         mask = np.zeros(len(self), dtype=bool)
         mask[rows] = True
         return np.flatnonzero(mask)
+
+    def _matching(self, matches: Iterable[Named], among: I32) -> I32:
+        """Those of the names (ids) that satisfy any of the predicates."""
+        found = np.zeros(len(among), dtype=bool)
+        for one in matches:
+            open_ = np.flatnonzero(~found)
+            found[open_] = self._satisfy(one, among[open_])
+        return among[found]
+
+    def _satisfy(self, one: Named, among: I32) -> Bool:
+        """Which of the names satisfy a predicate. What functions of a module say is remembered: many ask the same ones."""
+        names = self.names
+        if not isinstance(one, FunctionType) or one.__closure__ or one.__name__ == "<lambda>":
+            return np.fromiter((one(names[i]) for i in among.tolist()), dtype=bool, count=len(among))
+        said = self._said.setdefault(one, np.zeros(len(names), dtype=np.int8))
+        new = among[said[among] == 0]
+        said[new] = [1 if one(names[i]) else -1 for i in new.tolist()]
+        return said[among] > 0
 
     def rows_of(self, names: Iterable[int]) -> I32:
         """The rows of these names (ids), one name after another."""

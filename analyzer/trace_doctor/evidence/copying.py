@@ -91,9 +91,7 @@ class UnseenCopies(Evidence, frozen=True):
 
 def _outermost_operators(run: Run, nesting: Nesting) -> Bool:
     """Mask of the operators that lie in no other; marks around the loop's parts do not count as operators."""
-    marks = run.is_named(
-        lambda n: is_step(n) or is_loader(n) or is_optimizer(n) or is_torch_mark(n) or is_backward(n)
-    )
+    marks = run.is_named(is_step, is_loader, is_optimizer, is_torch_mark, is_backward)
     mask = np.zeros(len(run), dtype=bool)
     mask[nesting.outermost(np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks))] = True
     return mask

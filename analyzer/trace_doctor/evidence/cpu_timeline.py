@@ -45,12 +45,8 @@ class CpuTimeline(Evidence, frozen=True):
             )
         collective = run.named(is_collective, Cat.CPU_OP, Cat.USER_ANNOTATION)
         everywhere = _cover(run, run.named(is_host_collective, Cat.CPU_OP, Cat.USER_ANNOTATION))
-        operators = run.named(
-            lambda n: (
-                not (is_collective(n) or is_compile(n) or is_loader(n) or is_optimizer(n) or is_step(n))
-            ),
-            Cat.CPU_OP,
-        )
+        marks = run.is_named(is_collective, is_compile, is_loader, is_optimizer, is_step)
+        operators = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks)
         computing, waiting = [], [everywhere]
         for thread in sorted({threads.main, *threads.autograd}):
             waits = _cover(run, collective[run.thread[collective] == thread])

@@ -133,7 +133,7 @@ def loader_mask(run: Run, options: Options) -> Bool:
     mask |= run.is_named(lambda n: _LIBRARY.fullmatch(n) is not None) & run.is_cat(Cat.PYTHON)
     said = np.flatnonzero(run.is_named(lambda n: _ANNOTATED.fullmatch(n) is not None) & notes)
     if len(said):
-        away = mask | run.is_named(lambda n: is_launch(n) or is_backward(n))
+        away = mask | run.is_named(is_launch, is_backward)
         marks = np.sort(run.ts[away])
         mask[said[np.searchsorted(marks, run.end[said]) == np.searchsorted(marks, run.ts[said])]] = True
     if options.loader_annotations:

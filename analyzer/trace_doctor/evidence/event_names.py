@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import re
-
 from trace_doctor.regex import regex
 
 _VIEW = regex(

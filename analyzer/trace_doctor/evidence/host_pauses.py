@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.call_sites import CallSites, Site
+from trace_doctor.evidence.cpu_timeline import CpuTimeline
 from trace_doctor.evidence.data_loading import loader_mask
 from trace_doctor.evidence.event_names import (
     is_collective,
@@ -55,6 +56,12 @@ _OWN = re.compile(
     r"torch/profiler/.*|(?:.*/)?trace_doctor/recording/.*|torch/utils/data/.*|.*\bprofiler\.py\(\d+\): .*|<built-in .*(?:synchronize|acquire).*"
 )
 """frames of the profiler, of data loading (its own rules), and waits"""
+_BESIDE = re.compile(
+    r"(?:\w*_)?(?:evaluat(?:e|ion)|eval|validat(?:e|ion)|checkpoint(?:ing)?|log(?:ging|_metrics|_stats|_histograms?|_scalars?|_images?)?"
+    r"|save(?:_(?:checkpoint|model|state|weights|snapshot|results|metrics))?|(?:compute_)?metrics|visuali[sz]e|plot)(?:_\w+)?",
+    re.IGNORECASE,
+)
+"""names of what stands beside training, whatever operators it runs; in a capture of the CPU alone that is a pause, too"""
 WRAPPED = 0.9
 """A function of the user's takes at least this share of a library's frame that does no more than call it."""
 
@@ -72,6 +79,8 @@ class Pause(Struct, frozen=True):
     """the idle of the device meanwhile (CPU alone: of the main thread): a set of intervals"""
     steps: int
     """number of steady steps that have one"""
+    works: bool = False
+    """whether operators take most of it: its name alone says that it is no part of the step"""
 
     @property
     def inside(self) -> Site | None:
@@ -110,6 +119,7 @@ class HostPauses(Evidence, frozen=True):
         steady = intervals(spans)
         device = max(ledger.devices, key=lambda d: sum(ledger.owned(c, spans, d) for c in CAUSES), default=-1)
         idle = intersect(union(np.concatenate([ledger.pieces(c, device) for c in CAUSES])), steady)
+        computing = facts[CpuTimeline].compute if device < 0 else NOTHING
         rows = _stretches(facts, run, nesting, main)
         rows = rows[covered(pairs(run.ts[rows], run.ts[rows] + 1), steady) > 0]
         sites = facts.get(CallSites)
@@ -121,12 +131,14 @@ class HostPauses(Evidence, frozen=True):
         for (name, site), members in groups.items():
             mine = pairs(run.ts[members], run.end[members])
             cover = intersect(union(mine), steady)
+            works = device < 0 and total(intersect(computing, cover)) > OPERATORS * total(cover)
             found.append(
                 Pause(
                     name=name,
                     site=site,
                     spans=tuple((int(s), int(e)) for s, e in mine),
-                    idle=intersect(idle, cover),
+                    works=works,
+                    idle=intersect(union(np.concatenate([idle, computing])) if works else idle, cover),
                     steps=int((covered(np.array(spans, dtype=np.int64), cover) > 0).sum()),
                 )
             )
@@ -148,19 +160,20 @@ class HostPauses(Evidence, frozen=True):
         )
 
 
+def _is_phase(name: str) -> bool:
+    return _PHASE.fullmatch(name) is not None and python_frame(name) is None
+
+
+def _is_own(name: str) -> bool:
+    return _OWN.fullmatch(name) is not None
+
+
 def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
     """Outermost frames and annotations of the main thread that last long enough and launch no kernel, within a step."""
     named = run.is_cat(Cat.PYTHON) & (run.dur >= PAUSE_NS)
     named |= run.is_cat(Cat.USER_ANNOTATION) & (run.dur >= ANNOTATED_NS)
     named &= run.thread == main
-    skip = run.is_named(
-        lambda n: (
-            is_step(n)
-            or is_optimizer(n)
-            or is_torch_mark(n)
-            or (_PHASE.fullmatch(n) is not None and python_frame(n) is None)
-        )
-    )
+    skip = run.is_named(is_step, is_optimizer, is_torch_mark, _is_phase)
     rows = np.flatnonzero(named & ~skip)
     rows = rows[_in_one_step(run, rows, facts[Steps])]
     rows = rows[_quiet(facts, run, rows)]
@@ -168,7 +181,7 @@ def _stretches(facts: Facts, run: Run, nesting: Nesting, main: int) -> I64:
     rows = rows[~_wrapping(run, nesting, rows)]
     rows = rows[_usually(facts, run, rows, main)]
     away = loader_mask(run, facts.options)
-    away |= run.is_named(lambda n: is_compile(n) or _OWN.fullmatch(n) is not None)
+    away |= run.is_named(is_compile, _is_own)
     rows = rows[~away[rows] & ~nesting.inside(rows, away)]
     rows = rows[2 * held_up(run, nesting, rows, main) <= run.dur[rows]]
     return nesting.outermost(rows)
@@ -233,7 +246,16 @@ def _quiet(facts: Facts, run: Run, rows: I64) -> Bool:
         return np.asarray(np.searchsorted(starts, run.end[rows]) == np.searchsorted(starts, run.ts[rows]))
     ops = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~run.is_named(is_torch_mark))
     cover = union(clip(pairs(run.ts[ops], run.end[ops]), *facts[Steps].window))
-    return np.asarray(covered(pairs(run.ts[rows], run.end[rows]), cover) <= OPERATORS * run.dur[rows])
+    quiet = covered(pairs(run.ts[rows], run.end[rows]), cover) <= OPERATORS * run.dur[rows]
+    return np.asarray(quiet | run.is_named(_beside)[rows])
+
+
+def _beside(name: str) -> bool:
+    """Whether a function of the user's, or an annotation, bears a name of what stands beside training."""
+    frame = python_frame(name)
+    if frame is not None:
+        return is_user_function(name) and _BESIDE.fullmatch(frame.function) is not None
+    return _BESIDE.fullmatch(re.sub(r"[\s\d#]+$", "", name)) is not None
 
 
 def _name(text: str) -> str:

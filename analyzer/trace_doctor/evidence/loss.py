@@ -59,7 +59,7 @@ class EagerLoss(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, nesting = facts.run, facts[Nesting]
-        compiled = run.is_named(lambda name: is_region(name) or is_graph_call(name))
+        compiled = run.is_named(is_region, is_graph_call)
         if not compiled.any():
             raise NotCaptured(
                 "no compiled graph ran", "record a run of a model that torch.compile has compiled"

@@ -12,7 +12,7 @@ from msgspec import Struct
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.call_sites import CallSites, Site
 from trace_doctor.evidence.event_names import is_backward, is_loader, is_optimizer, is_step, is_torch_mark
-from trace_doctor.evidence.frames import is_user_frame, python_frame
+from trace_doctor.evidence.frames import is_user_function
 from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
@@ -114,8 +114,8 @@ class OperatorLoops(Evidence, frozen=True):
 
 def _operators(facts: Facts, run: Run, main: int) -> I64:
     """Outermost operators of the main thread, outside backward, optimizer and loader."""
-    marks = run.is_named(lambda n: is_step(n) or is_torch_mark(n))
-    away = run.is_named(lambda n: is_backward(n) or is_optimizer(n) or is_loader(n))
+    marks = run.is_named(is_step, is_torch_mark)
+    away = run.is_named(is_backward, is_optimizer, is_loader)
     rows = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks & ~away & (run.thread == main))
     rows = facts[Nesting].outermost(rows)
     return rows[~facts[Nesting].inside(rows, away)]
@@ -124,7 +124,7 @@ def _operators(facts: Facts, run: Run, main: int) -> I64:
 def _frames(run: Run, nesting: Nesting, ops: I64) -> I64:
     """The innermost frame of the user's around each operator, -1 without one."""
     user: Bool = np.zeros(len(run), dtype=bool)
-    named = run.is_named(lambda n: (f := python_frame(n)) is not None and is_user_frame(f.file))
+    named = run.is_named(is_user_function)
     user[named & run.is_cat(Cat.PYTHON)] = True
     at = _climbed(nesting, nesting.parent[ops].astype(np.int64), user)
     return _callers(run, nesting, at, user)

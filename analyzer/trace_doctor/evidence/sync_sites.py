@@ -160,7 +160,7 @@ def _graph_captures(run: Run, nesting: Nesting) -> Bool:
 def _operators(facts: Facts, rows: I64) -> tuple[list[int], list[tuple[str, ...]]]:
     """For each call: the innermost operator around it (else the call), and the names of all, outer to inner."""
     run, nesting = facts.run, facts[Nesting]
-    marks = run.is_named(lambda n: is_step(n) or is_loader(n) or is_optimizer(n) or is_torch_mark(n))
+    marks = run.is_named(is_step, is_loader, is_optimizer, is_torch_mark)
     operator = run.is_cat(Cat.CPU_OP) & ~marks
     parents, paths = [], []
     for row in rows.tolist():

@@ -7,7 +7,9 @@ from typing import Self
 import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.call_sites import CallSites, Site
 from trace_doctor.evidence.event_names import is_step, is_torch_mark
+from trace_doctor.evidence.frames import is_user_function
 from trace_doctor.evidence.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.host_pauses import HostPauses, Pause
 from trace_doctor.evidence.intervals import covered, intersect, pairs, subtract, union
@@ -19,16 +21,19 @@ from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.run import I64, Cat, Run
 
+_AUTOGRAD = "autograd::engine::evaluate_function"
+
 
 class UnnamedPauses(Evidence, frozen=True):
     """Stretches in which the host launched nothing (in a capture of the CPU alone: ran no operator) and the device idled for
-    1 ms and more, that no frame and no annotation names, by their place in the program, most idle first.
+    1 ms and more, that no frame and no annotation names, by their place in the program, most idle first. With Python stacks
+    those in the user's functions themselves: what these call has a name.
 
     Raises NotCaptured where `HostPauses` does.
     """
 
     places: tuple[Pause, ...]
-    """`name` is the place: `after aten::cat and before aten::to`"""
+    """`name` is the place: `after aten::cat and before aten::to`; `site` the function whose own code it is, with stacks"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -40,17 +45,18 @@ class UnnamedPauses(Evidence, frozen=True):
             idle = subtract(seen.rest, union(np.concatenate(views)))  # TD202's, however long
         stretches = stretches[covered(stretches, idle) >= PAUSE_NS]
         stretches = stretches[facts[Steps].steady_at(stretches[:, 0]) >= 0]
-        groups: dict[str, list[I64]] = {}
-        for place, stretch in zip(_places(facts, run, stretches), stretches, strict=True):
-            if place:
-                groups.setdefault(place, []).append(stretch)
+        groups: dict[tuple[str, Site | None], list[I64]] = {}
+        around = _functions(facts, seen, stretches)
+        for place, function, stretch in zip(_places(facts, run, stretches), around, stretches, strict=True):
+            if place and (function is not None or not seen.stacks):
+                groups.setdefault((place, function), []).append(stretch)
         found = []
-        for place, members in groups.items():
+        for (place, function), members in groups.items():
             cover = np.array(members, dtype=np.int64)
             found.append(
                 Pause(
                     name=place,
-                    site=None,
+                    site=function,
                     spans=tuple((int(s), int(e)) for s, e in members),
                     idle=intersect(idle, cover),
                     steps=len(np.unique(facts[Steps].steady_at(cover[:, 0]))),
@@ -70,11 +76,25 @@ def _stretches(facts: Facts, seen: HostPauses) -> I64:
     return quiet[quiet[:, 1] - quiet[:, 0] >= PAUSE_NS]
 
 
+def _functions(facts: Facts, seen: HostPauses, stretches: I64) -> list[Site | None]:
+    """The user's function that stands still in each stretch, where none that it calls does. All None without stacks."""
+    sites, run, nesting = facts.get(CallSites), facts.run, facts[Nesting]
+    if sites is None:
+        return [None] * len(stretches)
+    own = run.is_named(is_user_function)
+    tenth = (stretches[:, 1] - stretches[:, 0]) // 10  # its ends belong to what comes before and behind
+    most = pairs(stretches[:, 0] + tenth, stretches[:, 1] - tenth)
+    return [
+        sites.site(row) if row >= 0 and own[row] else None
+        for row in nesting.enclosing(seen.thread, most).tolist()
+    ]
+
+
 def _places(facts: Facts, run: Run, stretches: I64) -> list[str]:
     """What the thread and that of autograd did last before each stretch, and first behind it. Empty at the start and the end
-    of the capture, where the profiler is at work."""
+    of the capture, where the profiler is at work, and where autograd goes on behind it: that runs no code of the user's."""
     threads = facts[Threads]
-    marks = run.is_named(lambda n: is_step(n) or is_torch_mark(n))
+    marks = run.is_named(is_step, is_torch_mark)
     on = np.isin(run.thread, [threads.main, *threads.autograd])
     rows = facts[Nesting].outermost(np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks & on))
     rows = rows[np.argsort(run.ts[rows], kind="stable")]
@@ -82,7 +102,7 @@ def _places(facts: Facts, run: Run, stretches: I64) -> list[str]:
     behind = np.searchsorted(run.ts[rows], stretches[:, 1])
     return [
         f"after {run.text(int(rows[a]))} and before {run.text(int(rows[b]))}"
-        if a >= 0 and b < len(rows)
+        if a >= 0 and b < len(rows) and not run.text(int(rows[b])).startswith(_AUTOGRAD)
         else ""
         for a, b in zip(before.tolist(), behind.tolist(), strict=True)
     ]

@@ -103,7 +103,7 @@ def plain_operators(facts: Facts) -> tuple[I64, I64, I64]:
     """The outermost operators of the main thread in steady steps: rows, number of the step, row of the optimizer's step
     around each (-1: none)."""
     run, nesting, main = facts.run, facts[Nesting], facts[Threads].main
-    marks = run.is_named(lambda n: is_step(n) or is_loader(n) or is_optimizer(n) or is_torch_mark(n))
+    marks = run.is_named(is_step, is_loader, is_optimizer, is_torch_mark)
     rows = nesting.outermost(np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks & (run.thread == main)))
     step = facts[Steps].steady_at(run.ts[rows])
     rows, step = rows[step >= 0], step[step >= 0]

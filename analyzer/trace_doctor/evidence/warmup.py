@@ -85,7 +85,7 @@ def _firsts(kinds: npt.NDArray[np.integer[Any]], rows: I64) -> I64:
 
 def cold_starts(run: Run, launches: Launches, nesting: Nesting) -> I64:
     """First uses that neither wait, copy nor allocate, while the GPU mostly idles."""
-    ordinary = run.name_ids(lambda n: is_synchronize(n) or is_copy_call(n) or is_allocator(n))
+    ordinary = run.name_ids(is_synchronize, is_copy_call, is_allocator)
     calls = np.flatnonzero(first_uses(run, launches, nesting) & ~np.isin(run.name, ordinary))
     busy = union(pairs(run.ts[run.gpu], run.end[run.gpu]))
     return np.asarray(calls[covered(pairs(run.ts[calls], run.end[calls]), busy) * 2 < run.dur[calls]])

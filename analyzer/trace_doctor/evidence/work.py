@@ -88,23 +88,16 @@ class Work(Kernels, frozen=True):
         return classes
 
 
+def _is_no_work(name: str) -> bool:
+    return _NO_WORK.fullmatch(name) is not None
+
+
 def _computing(run: Run, nesting: Nesting, threads: Threads) -> I64:
     """The operators that spend at least half of their time themselves, and not in others."""
-    rows = run.named(
-        lambda n: (
-            not (
-                _NO_WORK.fullmatch(n) is not None
-                or is_view(n)
-                or is_step(n)
-                or is_loader(n)
-                or is_optimizer(n)
-                or is_torch_mark(n)
-                or is_compile(n)
-                or is_collective(n)
-            )
-        ),
-        Cat.CPU_OP,
+    marks = run.is_named(
+        _is_no_work, is_view, is_step, is_loader, is_optimizer, is_torch_mark, is_compile, is_collective
     )
+    rows = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks)
     rows = rows[np.isin(run.thread[rows], [threads.main, *threads.autograd])]
     mine = np.zeros(len(run), dtype=bool)
     mine[rows] = True
