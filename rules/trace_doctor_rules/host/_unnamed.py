@@ -14,26 +14,36 @@ from trace_doctor.evidence.moments import Moments
 from trace_doctor.evidence.replay import Replay, ReplayOutcome
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.unnamed_pauses import UnnamedPauses
+from trace_doctor_rules import techniques
 
 RARE = 2
 """A pause that does not come back in most steps must cost so many times as much."""
 
 
 def worth_a_note(ctx: Context, min_share: float) -> Iterator[tuple[Pause, Removal, ReplayOutcome]]:
-    """The places where such pauses cost a share of the step: twice as much where they do not come back in most steps. On a
-    CPU alone these are left out, for another program may have had the core."""
+    """The places where such pauses cost a share of the step: twice as much where they do not come back in most steps. With
+    stacks, which name what is called, these are left out; and on a CPU alone all but the `_sure` ones."""
     seen, where, count = ctx[HostPauses], ctx.get(UnnamedPauses), ctx[Steps].count
-    for pause in where.places if where is not None and not seen.stacks else ():
+    for pause in where.places if where is not None else ():
         often = 2 * pause.steps >= count and len(pause.spans) > 1
-        if not often and seen.device < 0:
-            continue
         least = min_share * (1 if often else RARE)
-        if pause.idle_ns < max(least * seen.length, 1):
+        if pause.idle_ns < max(least * seen.length, 1) or (seen.stacks and not often):
+            continue
+        if seen.device < 0 and not _sure(pause, count, least * seen.length):
             continue
         removal = Removal(host_spans=tuple((seen.thread, start, end) for start, end in pause.spans))
         outcome = ctx[Replay].without(removal)
         if outcome.share_of_step >= least:
             yield pause, removal, outcome
+
+
+def _sure(pause: Pause, count: int, least: float) -> bool:
+    """Whether a pause on a CPU alone is the program's own: in every step (of the last one the end is not known), as long as
+    the shortest of them at least, for what is longer another program may have had the core; and mostly without work of
+    other threads, which the main one waits for (gradients of other ranks, for one)."""
+    each = [end - start for start, end in pause.spans]
+    alone = 2 * pause.idle_ns >= sum(each)
+    return alone and pause.steps + 1 >= count > 1 and min(each) * len(each) >= least
 
 
 def note(ctx: Context, pause: Pause, removal: Removal, outcome: ReplayOutcome, message: str) -> Claim:
@@ -46,10 +56,12 @@ def note(ctx: Context, pause: Pause, removal: Removal, outcome: ReplayOutcome, m
         confidence="low",
         severity="info",
         saving=outcome.saving(),
-        location=location(None, device=on, ts_us=moments.ts_us(pause.spans[0][0])),
+        location=location(pause.site, device=on, ts_us=moments.ts_us(pause.spans[0][0])),
         evidence=[outcome.table("What if it were not in the step", "without it")],
         spans=moments.longest(idle, pause.name, device=on),
-        fixes=[_NAME_IT],
+        fixes=[
+            _NAME_IT if pause.site is None else techniques.off_the_step(VERIFY, "other", pause.site.target)
+        ],
         removal=removal,
         owned=idle,
         key=pause.name,
@@ -58,9 +70,11 @@ def note(ctx: Context, pause: Pause, removal: Removal, outcome: ReplayOutcome, m
 
 def named(pause: Pause) -> Pause:
     """The same with a name that fits into a sentence."""
-    return replace(pause, name=f"Python code that was not recorded, {pause.name},")
+    whose = f"Code of {pause.site} itself" if pause.site else "Python code that was not recorded"
+    return replace(pause, name=f"{whose}, {pause.name},", site=None)
 
 
+VERIFY = "record the same steps again: TD203 should no longer name it, and the step should be shorter"
 _NAME_IT = Fix(
     title="Record again with Python stacks, which name it",
     kind="advice",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence import Removal
@@ -20,7 +21,7 @@ from trace_doctor.evidence.time_ledger import TimeLedger
 from trace_doctor.evidence.unnamed_pauses import UnnamedPauses
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.host._unnamed import named, note, worth_a_note
+from trace_doctor_rules.host._unnamed import VERIFY, named, note, worth_a_note
 
 
 def _training(
@@ -46,17 +47,30 @@ def _training(
                         b.wait(gpu_us / 20)
             b.wait(100)
             for _ in range(often if n % every == every - 1 else 0):
-                if stacks:
+                if not name:
+                    b.wait(us)
+                elif stacks:
                     with b.python("train.py", 30, name):
                         b.wait(us)
-                elif not name:
-                    b.wait(us)
                 else:
-                    with b.annotation(name):
+                    with b.annotation(name), b.op("aten::mm") if inside == "operators" else nullcontext():
                         b.wait(us / 2)
                         if inside == "launch":
                             b.launch(5)
                         b.wait(us / 2)
+    return b
+
+
+def _between_gradients() -> RunBuilder:
+    """The main thread is in `backward()`, where no code of the user's runs."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            for name in ("MmBackward0", "TanhBackward0"):
+                with b.op(f"autograd::engine::evaluate_function: {name}"):
+                    b.launch(1000)
+                b.wait(5000 if name == "MmBackward0" else 100)
+            b.sync()
     return b
 
 
@@ -143,7 +157,8 @@ class SlowLaunchThread(Rule):
     The outermost Python frame (with `with_stack=True`) of 1 ms and more, or `record_function` annotation of 100 us and more
     (below 1 ms a note), on the main thread in which no kernel is launched, and the GPU's idle time in it that belongs to
     Python code, operators or the annotation; waits for the device are TD201's, data loaders TD101's. In a capture of the
-    CPU alone: its own time.
+    CPU alone: its own time, without operators, unless its name says that it stands beside training (evaluation, logging,
+    checkpoints: a note).
     Without stacks, Python code that no annotation names is a note, which says what ran before and behind it: from 3 % on
     where it comes back in most steps, else (never on a CPU, where another program may have had the core) from 6 % on.
 
@@ -190,7 +205,14 @@ class SlowLaunchThread(Rule):
             lambda: _training(9000, name="", every=5, gpu=False),
             skipped="not recorded",
         ),
+        Valid("a part of the model", lambda: _training(name="encode", inside="operators", gpu=False)),
         Valid("short", lambda: _training(200)),
+        Valid(
+            "nobody named it, every other step on a CPU",
+            lambda: _training(9000, name="", gpu=False, every=2),
+            skipped="not recorded",
+        ),
+        Valid("between two gradients", _between_gradients, skipped="not recorded"),
         Valid("other programs hold it up", _held_up, skipped="held it up"),
         Valid("other programs hold it up, each time elsewhere", _held_up_anywhere, skipped="held it up"),
         Valid("it waits for the other ranks", _meets_other_ranks),
@@ -216,6 +238,13 @@ class SlowLaunchThread(Rule):
         Invalid("many short ones", lambda: _training(400, often=10), message="log_metrics", severity="info"),
         Invalid("once in six steps", lambda: _training(9000, every=6), severity="info"),
         Invalid("garbage collection", lambda: _training(name="gc (dynamo_timed)"), message="gc"),
+        Invalid(
+            "an evaluation on the CPU",
+            lambda: _training(name="evaluate", inside="operators", gpu=False),
+            message="evaluate",
+            severity="info",
+            saving_us=5000,
+        ),
         Invalid("on the CPU", lambda: _training(gpu=False), confidence="medium", saving_us=5000),
         Invalid(
             "nobody named it",
@@ -248,6 +277,13 @@ class SlowLaunchThread(Rule):
             lambda: _training(9000, name="", every=5),
             message="one step only",
             severity="info",
+        ),
+        Invalid(
+            "code of the loop itself",
+            lambda: _training(name="", stacks=True),
+            message="Code of function train of train.py itself",
+            severity="info",
+            file="train.py",
         ),
         Invalid(
             "nobody named it, on the CPU",
@@ -284,12 +320,14 @@ class SlowLaunchThread(Rule):
         return Claim(
             message=_message(pause, seen, count, outcome),
             confidence=confidence,
-            severity="info" if confidence == "low" or pause.steps < 2 or _short(pause) else None,
+            severity="info"
+            if confidence == "low" or pause.steps < 2 or pause.works or _short(pause)
+            else None,
             saving=outcome.saving(),
             location=location(pause.site, device=device, ts_us=moments.ts_us(pause.spans[0][0])),
             evidence=[_table(seen, count), outcome.table("What if it were not in the step", "without it")],
             spans=moments.longest(idle, pause.name, device=device),
-            fixes=[techniques.off_the_step(_VERIFY, _kind(pause.name), target)],
+            fixes=[techniques.off_the_step(VERIFY, _kind(pause.name), target)],
             removal=removal,
             owned=idle,
             key=pause.name,
@@ -321,7 +359,6 @@ def _unnamed(share: float, *, stacks: bool) -> NotCaptured:
     )
 
 
-_VERIFY = "record the same steps again: TD203 should no longer name it, and the step should be shorter"
 _KINDS = (
     ("checkpoint", r"save|checkpoint|state_dict|serializ"),
     ("evaluation", r"eval|valid|test"),
