@@ -299,11 +299,12 @@ def _is_graph(device: DeviceBlocks, found: StaleGraphs, forward: int) -> bool:
 def _caller(device: DeviceBlocks, found: StaleGraphs) -> Site | None:
     """The line of the script that called the model, that of most bytes; of a graph older than the record, the line that
     made the next one."""
-    held = Counter[Site]()
-    known = found.blocks[device.history.stack[found.blocks] >= 0]
-    made = known if len(known) else np.flatnonzero(device.classes.where(ACTIVATIONS))
-    for block in made.tolist():
-        site = device.stacks.module_caller(int(device.history.stack[block]))
+    history, held = device.history, Counter[Site]()
+    known = found.blocks[history.stack[found.blocks] >= 0]
+    made = known if len(known) else np.flatnonzero(device.classes.where(ACTIVATIONS) & (history.stack >= 0))
+    sizes = np.bincount(history.stack[made], weights=history.size[made])
+    for stack in np.unique(history.stack[made]).tolist():
+        site = device.stacks.module_caller(stack)
         if site is not None:
-            held[site] += int(device.history.size[block])
+            held[site] += int(sizes[stack])
     return max(held, key=lambda site: (held[site], str(site)), default=None)
