@@ -35,7 +35,7 @@ def _compiled(b: RunBuilder, gpu_us: float = 5.0) -> None:
     """One graph: some kernels."""
     with b.op("CompiledFunction", us=10):
         for _ in range(3):
-            b.launch(gpu_us) if b.meta["deviceProperties"] else b.wait(gpu_us)
+            b.compute(gpu_us)
 
 
 def _broken(

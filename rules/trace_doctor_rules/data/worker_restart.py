@@ -44,9 +44,9 @@ def _training(
                 b.loader(first_us if step == 0 and epoch else 100, workers=workers)
                 for _ in range(10):
                     with b.op("aten::mm", us=20):
-                        b.launch(400) if gpu else b.wait(400)
+                        b.compute(400)
                 with b.op("autograd::engine::evaluate_function: AddBackward0", us=20):
-                    b.launch(40) if gpu else b.wait(40)
+                    b.compute(40)
                 with b.optimizer_step():
                     b.wait(20)
     return b

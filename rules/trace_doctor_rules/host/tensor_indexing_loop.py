@@ -37,7 +37,7 @@ def _training(
         with b.step(), b.python("train.py", 8, "train"):
             for _ in range(4):
                 with b.op("aten::mm", us=10):
-                    b.launch(30) if gpu else b.wait(30)
+                    b.compute(30)
             with b.python("train.py", 3, "pairwise"):
                 if unbound:
                     with b.op("aten::unbind", us=3):
@@ -48,7 +48,7 @@ def _training(
                             with b.op("aten::select", us=3):
                                 pass
                         with b.python("nn.py", 5 + i, calls) if calls else b.op("aten::mul", us=body_us):
-                            b.launch(2) if gpu else b.wait(2)
+                            b.compute(2)
                     if branches and i * i % 7 < 3:
                         with b.op("aten::flip", us=3):
                             pass

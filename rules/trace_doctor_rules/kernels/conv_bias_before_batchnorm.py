@@ -49,25 +49,18 @@ def _training(
                     types=["float", "float", "float" if bias else "", "", "", "", ""],
                 ):
                     with b.op("aten::cudnn_convolution", us=5):
-                        _work(b, gpu, 200, "sm80_xmma_fprop_implicit_gemm_tf32f32")
+                        b.compute(200, "sm80_xmma_fprop_implicit_gemm_tf32f32")
                     if bias:
                         with b.op("aten::add_", us=5):
-                            _work(b, gpu, 10, _ADD)
+                            b.compute(10, _ADD)
                 if between:
                     with b.op(between, us=5):
-                        _work(b, gpu, 10, "relu")
+                        b.compute(10, "relu")
                 with b.op(
                     _NORM, us=5, dims=[[8, channels, 56, 56], [channels], [channels]], types=["float"] * 3
                 ):
-                    _work(b, gpu, 30, "bn_fw_tr_1C11_kernel_NCHW")
+                    b.compute(30, "bn_fw_tr_1C11_kernel_NCHW")
     return b
-
-
-def _work(b: RunBuilder, gpu: bool, us: float, name: str) -> None:
-    if gpu:
-        b.launch(us, name)
-    else:
-        b.wait(us)
 
 
 class ConvBiasBeforeBatchnorm(Rule):

@@ -44,15 +44,15 @@ def _training(
                 with b.op("torch::autograd::AccumulateGrad", us=0.1):
                     pass
             with b.optimizer_step():
-                _operator(b, "aten::_fused_adamw_", 50, gpu)
+                _operator(b, "aten::_fused_adamw_", 50)
             with b.annotation(mark):
                 if n % every == 0:
                     for _ in range(parameters if zeroing == "aten::zero_" else 1):
-                        _operator(b, zeroing, 6, gpu)
+                        _operator(b, zeroing, 6)
     return b
 
 
-def _operator(b: RunBuilder, name: str, us: float, gpu: bool) -> None:
+def _operator(b: RunBuilder, name: str, us: float) -> None:
     if not name:
         return
     shape = [1024, 1024]
@@ -60,10 +60,7 @@ def _operator(b: RunBuilder, name: str, us: float, gpu: bool) -> None:
     with b.op(
         name, us=4, dims=[[shape] * 40] if many else [shape], types=["TensorList" if many else "float"]
     ):
-        if gpu:
-            b.launch(us, _FILL)
-        else:
-            b.wait(us)
+        b.compute(us, _FILL)
 
 
 def _no_optimizer() -> RunBuilder:
