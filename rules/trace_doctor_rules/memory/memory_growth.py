@@ -8,10 +8,12 @@ import numpy as np
 
 from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.evidence.call_sites import Site
-from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory_blocks import DeviceBlocks
 from trace_doctor.evidence.memory_growth import Growth, explaining_frame, growth
 from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
-from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor.evidence.trace_growth import ADVICE as TRACE_ADVICE
+from trace_doctor.evidence.trace_growth import AllocationRecord, TraceGrowth
+from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules.memory._shared import MiB, holders, location, size, target
 
 
@@ -67,6 +69,22 @@ def _one_forward() -> SnapshotBuilder:
     return b
 
 
+def _traced(
+    kept: int, *, every: int = 1, stacks: bool = True, steps: int = 6, gpu: bool = True
+) -> RunBuilder:
+    """Steps of a trace whose losses are kept in a list, with all that they hold: `kept` MiB of each (n-th)."""
+    b = RunBuilder(memory=True, stacks=stacks, gpu="NVIDIA H100 80GB HBM3" if gpu else None)
+    with b.python("train.py", 12, "train"):
+        for step in range(steps):
+            with b.step(), b.op("aten::mm", us=20):
+                b.memory(100 * MIB, addr=1 << 20)
+                if kept and step % every == 0:
+                    b.memory(kept * MIB, addr=(step + 2) << 30)
+                b.memory(-100 * MIB, addr=1 << 20)
+                b.wait(1)
+    return b
+
+
 class MemoryGrowth(Rule):
     """Memory rises from step to step.
 
@@ -80,7 +98,8 @@ class MemoryGrowth(Rule):
 
     Evidence
     A snapshot's history with at least four steps: every boundary lies higher than the one before, and the blocks born in
-    between and alive at the end come from one frame. Library workspaces do not count. Activations of one forward, caches
+    between and alive at the end come from one frame. In a trace alone: its `[memory]` events (`profile_memory=True`), where
+    each of four and more steps leaves so much behind that nothing frees. Library workspaces do not count. Activations of one forward, caches
     that fill once and buffers that are replaced are not growth.
 
     How the saving is estimated
@@ -103,7 +122,7 @@ class MemoryGrowth(Rule):
     code = "TD405"
     name = "memory-growth"
     title = "Memory rises from step to step"
-    needs = (MemoryBlocks,)
+    needs = (AllocationRecord,)
     yields_to = ("TD404",)
 
     min_boundaries: int = threshold(
@@ -133,6 +152,9 @@ class MemoryGrowth(Rule):
         Valid("one forward", _one_forward, skipped="step boundaries"),
         Valid("two steps", lambda: _steps(2, kept=40), skipped="step boundaries"),
         Valid("no frames", lambda: _steps(kept=40, stacks=None), skipped="frames"),
+        Valid("a trace, flat", lambda: _traced(0)),
+        Valid("a trace, every third step", lambda: _traced(40, every=3)),
+        Valid("a trace of three steps", lambda: _traced(40, steps=3), skipped="steps"),
     ]
     INVALID = [
         Invalid(
@@ -148,11 +170,25 @@ class MemoryGrowth(Rule):
         Invalid(
             "known device", lambda: _steps(kept=40), options={"device_bytes": GIB}, message="steps until"
         ),
+        Invalid(
+            "a trace",
+            lambda: _traced(40),
+            message="40 MiB a step",
+            severity="warning",
+            file="train.py",
+            codemod="detach-accumulation",
+        ),
+        Invalid("a trace without stacks", lambda: _traced(40, stacks=False), message="40 MiB a step"),
+        Invalid("a trace of a CPU", lambda: _traced(40, gpu=False), message="of the host rises"),
         Invalid("no optimizer", lambda: _steps(kept=40, optimizer=False), message="backward"),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        evidence = ctx[MemoryBlocks]
+        evidence, trace = ctx[AllocationRecord].blocks, ctx[AllocationRecord].trace
+        if trace is not None:
+            yield from self._of_trace(trace)
+        if evidence is None:
+            return
         if evidence.frames_kind in ("none", "cpp"):
             raise NotCaptured("no Python frames were recorded, so no place can be named", CAPTURE_ADVICE)
         grown = [(d, growth(d)) for d in evidence.devices]
@@ -168,6 +204,34 @@ class MemoryGrowth(Rule):
             found = explaining_frame(device, g, self.one_frame)
             if found is not None:
                 yield self._claim(ctx, device, g, *found, sure=evidence.frames_kind == "all")
+
+    def _of_trace(self, found: TraceGrowth) -> Iterator[Claim]:
+        """Without a snapshot: the trace's own events tell how much, and stacks in which function."""
+        if max(len(d.live) for d in found.devices) < self.min_boundaries:
+            raise NotCaptured(f"the trace has fewer than {self.min_boundaries} steps", TRACE_ADVICE)
+        for risen in found.devices:
+            least = max(self.min_bytes, self.min_share * risen.peak)
+            if not (risen.rises >= least).all() or not found.explained(risen, self.one_frame):
+                continue
+            site, per_step = found.site(risen, self.one_frame), int(np.median(risen.rises))
+            where = f", allocated in {site}" if site is not None else ""
+            of = "the host" if risen.device < 0 else f"device {risen.device}"
+            live: list[list[str | int | float | None]] = [
+                [i, int(held)] for i, held in enumerate(risen.live.tolist(), 1)
+            ]
+            columns = [Column("step", "count"), Column("live", "bytes")]
+            yield Claim(
+                message=f"Memory of {of} rises by {size(per_step)} a step over {len(live)} steps{where}: nothing frees what each "
+                "step leaves behind.",
+                confidence="medium",
+                severity="warning",
+                location=location(site, None if risen.device < 0 else risen.device),
+                evidence=[
+                    Table(title="At the end of each step", columns=columns, rows=live[:20], of=len(live))
+                ],
+                fixes=[_fix(site)],
+                key="growth",
+            )
 
     def _claim(
         self, ctx: Context, device: DeviceBlocks, g: Growth, site: Site, blocks: np.ndarray, *, sure: bool
@@ -220,7 +284,7 @@ def _table(g: Growth) -> Table:
     )
 
 
-def _fix(site: Site) -> Fix:
+def _fix(site: Site | None) -> Fix:
     return Fix(
         title="Keep numbers, not tensors with their graph",
         kind="patch",
