@@ -56,13 +56,14 @@ def _broken(
     return b
 
 
-def _chain_of_one() -> RunBuilder:
+def _chain_of_one(before: bool = True) -> RunBuilder:
     """A compiled function inside another, no stacks: it may be meant."""
     b = RunBuilder()
     for _ in range(5):
         with b.step(), b.region(0):
-            _compiled(b)
-            b.wait(100)
+            if before:
+                _compiled(b)
+                b.wait(100)
             with b.region(1):
                 _compiled(b)
     return b
@@ -235,6 +236,13 @@ class GraphBreak(Rule):
             saving_us=0,
         ),
         Invalid("a chain of one without names", _chain_of_one, severity="info", confidence="low"),
+        Invalid(
+            "a chain of one, with nothing between",
+            lambda: _chain_of_one(before=False),
+            message="function of region 0 is cut",
+            severity="info",
+            confidence="low",
+        ),
         Invalid("given up whole", _eager_inside, severity="info", message="forward_blocks"),
         Invalid("given up whole, and nothing around it", _given_up, severity="info", message="train.py:12"),
     ]
@@ -274,14 +282,14 @@ class GraphBreak(Rule):
     def _sure(
         self, found: Break, outcome: ReplayOutcome | None, on_gpu: bool
     ) -> tuple[Confidence, Severity | None]:
-        if outcome is None:
+        if found.whole or not found.pieces:
             return "medium", "info"
         placed = found.line is not None
         if not placed and (found.chain < self.min_chain or found.calls < self.min_calls):
             return "low", "info"
-        small = outcome.share_of_step < self.min_share
+        small = outcome is None or outcome.share_of_step < self.min_share
         severity: Severity | None = "info" if small or _deliberate(found) else None
-        if on_gpu and outcome.basis != "replay":
+        if on_gpu and (outcome is None or outcome.basis != "replay"):
             return "low", severity
         return ("high" if placed and on_gpu else "medium"), severity
 
@@ -307,7 +315,7 @@ def _message(found: Break, outcome: ReplayOutcome | None) -> str:
             f"{found.function} (defined at {found.file}:{found.defined}) is not compiled at all: torch.compile gave it up, and "
             "it runs eagerly; the line that breaks was not captured."
         )
-    if outcome is None:
+    if not found.pieces:
         return f"{found.function} leaves its graph at {found.file}:{found.line}{reason}; nothing compiled follows."
     who = found.function or f"The compiled function of region {found.outermost}"
     where = f" at {found.file}:{found.line}{reason}" if found.line else ""
@@ -316,7 +324,9 @@ def _message(found: Break, outcome: ReplayOutcome | None) -> str:
     cost = (
         f"up to {two_figures(outcome.saved_us_per_step)} of a step ({outcome.share_of_step:.1%}) pass between the pieces, "
         "and what one graph saves inside them comes on top"
-        if outcome.saved_us_per_step > 0
+        if outcome is not None and outcome.saved_us_per_step > 0
+        else "no time passes between the pieces"
+        if outcome is None
         else "the time between the pieces is hidden behind other work"
     )
     unknown = "" if found.line else "; the line was not captured"
