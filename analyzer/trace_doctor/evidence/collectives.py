@@ -58,6 +58,8 @@ class Collectives(Evidence, frozen=True):
     """the part of `alone` that comes back: in steady steps, without the set-up of a communicator"""
     set_up: Bool
     """aligned with `rows`: which sets up a communicator"""
+    compute: bool
+    """whether the capture holds any compute that could run beside them: of a file cut down to collectives nobody knows"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -84,6 +86,7 @@ class Collectives(Evidence, frozen=True):
             alone=alone,
             lasting=subtract(lasting, union(pairs(start[set_up], end[set_up]))),
             set_up=set_up,
+            compute=len(compute) > 0,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Column, Confidence, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.evidence import Removal
 from trace_doctor.evidence.collectives import Collectives, RankedCollectives, kind_of
 from trace_doctor.evidence.durations import milliseconds
@@ -53,6 +53,13 @@ def _rank(
             for _ in range(small):
                 b.launch(small_us, name)
             b.sync("cudaDeviceSynchronize")
+    return b
+
+
+def _cut_down() -> RunBuilder:
+    """Somebody kept the collectives alone."""
+    b = _rank(600)
+    b.events = [e for e in b.events if e["cat"] != "kernel" or e["name"] == _ALL_REDUCE]
     return b
 
 
@@ -143,6 +150,7 @@ class ExposedCollectives(Rule):
             lambda: _rank(200, stall_us=400),
         ),
         Valid("one long collective in one step", lambda: _rank(5, first_us=2000, steps=1, small=3)),
+        Valid("a file cut down to collectives", _cut_down, skipped="nothing but collectives"),
         Valid("no collectives", lambda: _rank(1, name="gemm"), skipped="no collective"),
         Valid("waiting for the other rank, not transferring", _waiting_for_the_other),
     ]
@@ -188,6 +196,11 @@ class ExposedCollectives(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         own, steps, replay = ctx[Collectives], ctx[Steps], ctx[Replay]
+        if not own.compute:
+            raise NotCaptured(
+                "nothing but collectives is in the trace, so that nobody knows what ran beside them",
+                "the trace as the profiler wrote it",
+            )
         transfer = _transfer(ctx)
         guess = transfer is None and replay.graph is not None and not replay.usable
         spans, alone = intervals(steps.spans("steady")), own.lasting
@@ -218,7 +231,7 @@ class ExposedCollectives(Rule):
         yield Claim(
             message=(
                 f"For {milliseconds(exposed / 1e3)} of a step only {' and '.join(kinds[:2])} "
-                f"{'runs' if len(kinds) == 1 else 'run'}, with no compute beside: up to {share:.0%} of the step{doubt}."
+                f"{'runs' if len(kinds) == 1 and kinds != ['collectives'] else 'run'}, with no compute beside: up to {share:.0%} of the step{doubt}."
             ),
             confidence=confidence,
             severity="info" if guess else None,
