@@ -192,7 +192,9 @@ def headline(result: Result) -> str:
     title = first.title or first.name
     saving = first.saving
     if saving and saving.share_of_step and saving.share_of_step >= (saving.share_of_peak or 0.0):
-        return f"{title}: up to {estimate_share(saving.share_of_step)} of each step"
+        several = len({i.rank for i in result.inputs if i.kind == "trace"}) > 1
+        of_whom = f" (rank {first.rank})" if several and first.rank is not None else ""
+        return f"{title}: up to {estimate_share(saving.share_of_step)} of each step{of_whom}"
     if saving and saving.bytes:
         return f"{title}: up to {estimate_size(saving.bytes)} of the peak"
     return title
