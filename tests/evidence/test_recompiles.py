@@ -1,0 +1,83 @@
+"""Stretches of compiling: which there are, what they make, and why the code was compiled again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.compile_events import CompileEvents
+from trace_doctor.evidence.frames import Frame
+from trace_doctor.loaders.torch_trace import CompileLog, LogFrame, LoggedCompile, LoggedRecompile
+from trace_doctor.model import TorchVersion
+from trace_doctor.run import Capture, Run
+from trace_doctor.testing import RunBuilder
+
+
+def events(run: Run, *logs: CompileLog) -> CompileEvents:
+    return Facts(Capture(0, run, torch_logs=logs))[CompileEvents]
+
+
+def _recompiling(shapes: bool = False, ids: bool = True) -> Run:
+    b = RunBuilder(gpu=None, stacks=True, shapes=shapes)
+    for n in range(3):
+        with b.step():
+            if n:
+                if ids:
+                    with b.annotation(f"dynamo_data: compile_id=0/{n}"):
+                        b.wait(3)
+                with b.event("_compile.compile_inner (dynamo_timed)"):
+                    b.wait(100)
+                    with b.event("compile_attempt_0 (dynamo_timed)"):
+                        b.wait(900)
+            graph = b.op("CompiledFunction", dims=[[32, 32], [8 + n, 32]], types=["float", "float"])
+            with b.region(0, n), b.python("train.py", 5, "forward"), graph:
+                b.wait(50)
+    return b.run()
+
+
+@pytest.mark.parametrize(("least", "missed"), [("1.12", 0), ("2.4", 5)])
+def test_a_lookup_is_in_vain_only_where_torch_marks_all_compiled_code(least: str, missed: int) -> None:
+    b = RunBuilder()
+    for _ in range(5):
+        with b.step():
+            with b.event("TorchDynamo Cache Lookup"):
+                b.wait(50)
+            with b.op("aten::mm", us=10):
+                b.launch(200)
+            b.sync()
+    run = replace(b.run(), torch_version=TorchVersion(min=least))
+    assert len(Facts(Capture(0, run))[CompileEvents].misses) == missed
+
+
+@pytest.mark.parametrize("ids", [True, False], ids=["annotated", "from the code that runs next"])
+def test_compilations_are_outermost_and_know_what_they_make(ids: bool) -> None:
+    found = events(_recompiling(ids=ids)).compilations
+    assert [c.compile_id for c in found] == ["0/1", "0/2"]
+    assert [c.recompile_id for c in found] == [1, 2]
+    assert [c.ns for c in found] == [1_000_000, 1_000_000]
+    assert {c.frame for c in found} == {Frame("train.py", 5, "forward")}
+
+
+def test_recorded_shapes_say_what_changed() -> None:
+    assert [c.changed for c in events(_recompiling(shapes=True)).compilations] == [
+        ("input of shape [8, 32] became [9, 32]",),
+        ("input of shape [9, 32] became [10, 32]",),
+    ]
+    assert [c.changed for c in events(_recompiling()).compilations] == [(), ()]
+
+
+def test_the_log_says_it_better() -> None:
+    log = CompileLog(
+        "trace.log",
+        None,
+        None,
+        breaks=(),
+        compiles=tuple(LoggedCompile(f"0/{n}", LogFrame("train.py", 5, "forward"), None) for n in range(3)),
+        recompiles=(LoggedRecompile("0/1", ("scale == 1.0",)),),
+        records=4,
+    )
+    first, second = events(_recompiling(shapes=True), log).compilations
+    assert first.changed == ("scale == 1.0",)
+    assert second.changed == ("input of shape [9, 32] became [10, 32]",)
