@@ -8,10 +8,11 @@ import numpy as np
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.call_sites import CallSites, Site
+from trace_doctor.evidence.compile_regions import is_region
 from trace_doctor.evidence.event_names import is_step, is_torch_mark
 from trace_doctor.evidence.frames import is_user_function
 from trace_doctor.evidence.host_causes import CAUSE, HostCauses
-from trace_doctor.evidence.host_pauses import HostPauses, Pause
+from trace_doctor.evidence.host_pauses import OPERATORS, HostPauses, Pause
 from trace_doctor.evidence.intervals import covered, intersect, pairs, subtract, union
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
@@ -44,6 +45,8 @@ class UnnamedPauses(Evidence, frozen=True):
             views = [view_time(run, thread) for thread in (seen.thread, *facts[Threads].autograd)]
             idle = subtract(seen.rest, union(np.concatenate(views)))  # TD202's, however long
         stretches = stretches[covered(stretches, idle) >= PAUSE_NS]
+        working = covered(stretches, _operators(run, seen.thread))
+        stretches = stretches[working <= OPERATORS * (stretches[:, 1] - stretches[:, 0])]
         stretches = stretches[facts[Steps].steady_at(stretches[:, 0]) >= 0]
         groups: dict[tuple[str, Site | None], list[I64]] = {}
         around = _functions(facts, seen, stretches)
@@ -74,6 +77,14 @@ def _stretches(facts: Facts, seen: HostPauses) -> I64:
     calls = facts[Launches].calls
     quiet = subtract(quiet, union(pairs(facts.run.ts[calls], facts.run.end[calls])))
     return quiet[quiet[:, 1] - quiet[:, 0] >= PAUSE_NS]
+
+
+def _operators(run: Run, thread: int) -> I64:
+    """When a thread is in operators or compiled code: what takes long there (a library that is loaded, a graph that is
+    captured) is not Python code."""
+    rows = run.is_cat(Cat.CPU_OP) & ~run.is_named(is_step, is_torch_mark) | run.is_named(is_region)
+    rows &= run.thread == thread
+    return union(pairs(run.ts[rows], run.end[rows]))
 
 
 def _functions(facts: Facts, seen: HostPauses, stretches: I64) -> list[Site | None]:

@@ -21,13 +21,14 @@ RARE = 2
 
 
 def worth_a_note(ctx: Context, min_share: float) -> Iterator[tuple[Pause, Removal, ReplayOutcome]]:
-    """The places where such pauses cost a share of the step: twice as much where they do not come back in most steps. With
-    stacks, which name what is called, these are left out; and on a CPU alone all but the `_sure` ones."""
+    """The places where such pauses cost a share of the step: twice as much where they do not come back in most steps. These
+    are left out with stacks, which name what is called, and without steps, where one pause may be the start of the program;
+    on a CPU alone all but the `_sure` ones are."""
     seen, where, count = ctx[HostPauses], ctx.get(UnnamedPauses), ctx[Steps].count
     for pause in where.places if where is not None else ():
         often = 2 * pause.steps >= count and len(pause.spans) > 1
         least = min_share * (1 if often else RARE)
-        if pause.idle_ns < max(least * seen.length, 1) or (seen.stacks and not often):
+        if pause.idle_ns < max(least * seen.length, 1) or (not often and (seen.stacks or count < 2)):
             continue
         if seen.device < 0 and not _sure(pause, count, least * seen.length):
             continue

@@ -61,6 +61,19 @@ def _training(
     return b
 
 
+def _loading_a_library() -> RunBuilder:
+    """The host is in an operator all the time, at its first call."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            with b.op("aten::conv2d"):
+                b.launch(1000)
+                b.wait(5000)
+                b.launch(1000)
+            b.sync()
+    return b
+
+
 def _between_gradients() -> RunBuilder:
     """The main thread is in `backward()`, where no code of the user's runs."""
     b = RunBuilder()
@@ -213,6 +226,7 @@ class SlowLaunchThread(Rule):
             skipped="not recorded",
         ),
         Valid("between two gradients", _between_gradients, skipped="not recorded"),
+        Valid("a library is loaded in an operator", _loading_a_library),
         Valid("other programs hold it up", _held_up, skipped="held it up"),
         Valid("other programs hold it up, each time elsewhere", _held_up_anywhere, skipped="held it up"),
         Valid("it waits for the other ranks", _meets_other_ranks),
