@@ -298,7 +298,7 @@ class SingleTensorOptimizer(Rule):
         yield Claim(
             message=(
                 f"{update.who}{f' in {site}' if site else ''} updates parameters one by one, with "
-                f"{len(operators) / len(update.runs):,.0f} operators and {two_figures(host)} "
+                f"{len(operators) / count:,.0f} operators and {two_figures(host)} "
                 f"of host time a step{_instead(update, on_gpu=on_gpu)}: {outcome.promise}"
                 f"{'; most of that is kernels used for the first time' if cold else ''}."
             ),
