@@ -57,8 +57,10 @@ _OWN = re.compile(
 )
 """frames of the profiler, of data loading (its own rules), and waits"""
 _BESIDE = re.compile(
-    r"(?:\w*_)?(?:evaluat(?:e|ion)|eval|validat(?:e|ion)|checkpoint(?:ing)?|log(?:ging|_metrics|_stats|_histograms?|_scalars?|_images?)?"
-    r"|save(?:_(?:checkpoint|model|state|weights|snapshot|results|metrics))?|(?:compute_)?metrics|visuali[sz]e|plot)(?:_\w+)?",
+    r"(?:\w*_)?(?:evaluat(?:e|ion)|eval|validat(?:e|ion)|checkpoint(?:ing)?|logging"
+    r"|log_(?:metrics|stats|histograms?|scalars?|images?|loss(?:es)?|step|epoch|batch|progress|results|to)"
+    r"|save(?:_(?:checkpoint|model|state|weights|snapshot|results|metrics))?|(?:compute_)?metrics|visuali[sz]e|plot)(?:_\w+)?"
+    r"|_*log",  # not `log_likelihood`: that is a logarithm
     re.IGNORECASE,
 )
 """names of what stands beside training, whatever operators it runs; in a capture of the CPU alone that is a pause, too"""

@@ -219,6 +219,7 @@ class SlowLaunchThread(Rule):
             skipped="not recorded",
         ),
         Valid("a part of the model", lambda: _training(name="encode", inside="operators", gpu=False)),
+        Valid("a logarithm", lambda: _training(name="log_likelihood", inside="operators", gpu=False)),
         Valid("short", lambda: _training(200)),
         Valid(
             "nobody named it, every other step on a CPU",
