@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trace_doctor.errors import UsageError
+from trace_doctor.files import open_regular
 from trace_doctor.loaders.limits import memory_limit
-from trace_doctor.loaders.stream import open_regular
 from trace_doctor.registry import resolve
 from trace_doctor.rule import Rule
 

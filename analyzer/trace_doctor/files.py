@@ -1,14 +1,25 @@
-"""Files are written whole or not at all."""
+"""Files are read only where they are files, and written whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from trace_doctor.errors import UsageError
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file for reading. Raises OSError for a FIFO or a device, whose bytes may never come or never end, even where
+    one has taken the place of a file since it was looked at."""
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(0, "not a regular file")
+    return open(number, "rb")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 import trace_doctor
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, TooLarge, one_line
-from trace_doctor.loaders import kineto_window, stream
+from trace_doctor.loaders import gunzip, kineto_window
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.kineto import load_trace
 from trace_doctor.loaders.limits import available_memory, memory_limit
@@ -229,7 +229,7 @@ def test_white_space_without_end(
 
 
 def test_a_gzip_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "BOMB", 1 << 22)
+    monkeypatch.setattr(gunzip, "BOMB", 1 << 22)
     spaces = gzip.compress((HEAD + json.dumps(EVENT) + "," + " " * (64 << 20)).encode(), 9)
     run = load(tmp_path, spaces)
     assert len(run) == 1

@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from isal import isal_zlib
+from zlib_ng import zlib_ng
 
 from trace_doctor.loaders.torch_trace import CompileLog
 from trace_doctor.run import Cat, Run
@@ -82,7 +82,7 @@ def write_arrays(
         header = json.dumps(msgspec.to_builtins(head), separators=(",", ":")).encode("ascii")
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    file.write(MAGIC + _SIZES.pack(len(header), isal_zlib.crc32(header)) + header)
+    file.write(MAGIC + _SIZES.pack(len(header), zlib_ng.crc32(header)) + header)
     at = len(MAGIC) + _SIZES.size + len(header)
     for values in arrays.values():
         file.write(bytes(-at % _ALIGN))
@@ -102,7 +102,7 @@ def read_arrays(file: IO[bytes], key: Mapping[str, Any]) -> tuple[dict[str, Any]
     if mapped[: len(MAGIC)] != MAGIC:
         raise Unusable("not of this format")
     length, crc = _SIZES.unpack(mapped[len(MAGIC) : begin])
-    if length > min(size - begin, _MOST_HEADER) or isal_zlib.crc32(mapped[begin : begin + length]) != crc:
+    if length > min(size - begin, _MOST_HEADER) or zlib_ng.crc32(mapped[begin : begin + length]) != crc:
         raise Unusable("damaged header")
     try:
         head = json.loads(bytes(mapped[begin : begin + length]))
@@ -181,7 +181,7 @@ def _layout(arrays: Mapping[str, Array]) -> list[dict[str, Any]]:
             "name": name,
             "dtype": values.dtype.str,
             "length": len(values),
-            "crc": isal_zlib.crc32(_bytes(values)),
+            "crc": zlib_ng.crc32(_bytes(values)),
         }
         for name, values in arrays.items()
     ]
@@ -195,7 +195,7 @@ def _mapped(mapped: memoryview, at: int, layout: list[dict[str, Any]]) -> Iterat
             raise Unusable("an array of another type")
         size = dtype.itemsize * length
         part = mapped[at : at + size]
-        if len(part) != size or isal_zlib.crc32(part) != entry["crc"]:
+        if len(part) != size or zlib_ng.crc32(part) != entry["crc"]:
             raise Unusable(f"{entry['name']} is damaged")
         yield entry["name"], np.frombuffer(part, dtype=dtype)
         at += size

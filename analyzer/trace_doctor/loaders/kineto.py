@@ -39,7 +39,7 @@ def load_trace(
     """
     np.empty(_FREED, np.uint8)
     stream = ByteStream(path)
-    keep = _Keep(ahead(stream.pieces()) if stream.gzipped else stream.pieces())
+    keep = _Keep(ahead(stream.pieces()) if stream.gunzip else stream.pieces())
     columns, damage = Columns(min(stream.length, MOST_RESERVED) // PER_EVENT_TEXT), Damage()
     document = Document(_within(max_memory or limits.memory_limit(), keep, columns, display), columns, damage)
     document.watch(meta.MARKERS)
@@ -54,7 +54,8 @@ def load_trace(
         damage.truncated = True
         damage.notes.append(stream.problem)
     _refuse_others(display, document, columns, keep.head, stream.problem)
-    return _assemble(path, display, document, columns, damage, keep.whole(), rank, rank_how)
+    reader = kineto_args.ArgsReader(path, display, keep.whole(), stream.gunzip)
+    return _assemble(display, document, columns, damage, reader, rank, rank_how)
 
 
 def _within(memory: int, pieces: Iterable[bytes], columns: Columns, display: str) -> Iterator[bytes]:
@@ -106,12 +107,11 @@ def _refuse_others(display: str, document: Document, columns: Columns, head: byt
 
 
 def _assemble(
-    path: Path,
     display: str,
     document: Document,
     columns: Columns,
     damage: Damage,
-    whole: bytes | None,
+    reader: kineto_args.ArgsReader,
     rank: int,
     rank_how: str,
 ) -> Run:
@@ -131,8 +131,7 @@ def _assemble(
     coarse = not columns.integer_ts and exact_times.is_coarse(rows["ts"])
     rows["ts"] = nanoseconds(rows["ts"])
     if coarse:
-        pieces = ByteStream(path).pieces() if whole is None else iter([whole])
-        rows["ts"] = exact_times.exact(rows["ts"], rows["offset"], pieces)
+        rows["ts"] = exact_times.exact(rows["ts"], rows["offset"], reader.pieces())
     rows["ts"] += base_ns
     rows["dur"] = _durations(rows["dur"], damage, warnings)
     _into_order(rows)
@@ -160,7 +159,7 @@ def _assemble(
         rank_how=how,
         damage=damage,
         warnings=warnings,
-        read_args=kineto_args.ArgsReader(path, display, whole),
+        read_args=reader,
     )
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import tempfile
 import weakref
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import msgspec
 
 from trace_doctor.errors import DamagedCapture
+from trace_doctor.files import open_regular
 from trace_doctor.loaders import kineto_salvage
-from trace_doctor.loaders.stream import ByteStream, open_regular
+from trace_doctor.loaders.gunzip import Gunzip
+from trace_doctor.loaders.stream import ByteStream
+
+log = logging.getLogger("trace_doctor")
 
 _NEXT = re.compile(rb'\}\s*(?:,\s*\{\s*"|\]\s*(?:,\s*"|\}|$))')
 _FIRST_READ = 1 << 12
@@ -33,15 +40,18 @@ _decoder = msgspec.json.Decoder(_Only)
 class ArgsReader:
     """Callable: byte offsets -> `args` objects, in the order asked for.
 
-    Plain files are read at the offsets. A gzip file is unpacked once, into an unnamed temporary file; where there is
-    no room for one, each call reads up to its last offset. Raises DamagedCapture when the file has gone or changed
-    since it was loaded.
+    Plain files are read at the offsets; of gzip files, what lies around them is unpacked again. `kept`: the whole text, of a small file; `gunzip`: what
+    the file was loaded with. Raises DamagedCapture when the file has gone or changed since then.
     """
 
-    def __init__(self, path: Path, display: str, kept: bytes | None) -> None:
+    def __init__(
+        self, path: Path, display: str, kept: bytes | None = None, gunzip: Gunzip | None = None
+    ) -> None:
         self._path = path
         self._display = display
-        self._opened: _Window | None = _Kept(kept) if kept is not None else None
+        self._kept = kept
+        self._gunzip = gunzip
+        self._opened: _Window | None = None
         self._known: dict[int, dict[str, Any]] = {}
 
     def __call__(self, offsets: Iterable[int]) -> list[dict[str, Any]]:
@@ -55,9 +65,9 @@ class ArgsReader:
             self._known.update(fresh)
         return found
 
-    def stream(self) -> ByteStream:
+    def pieces(self) -> Iterator[bytes]:
         """The whole file again, decompressed. Raises OSError where it is gone."""
-        return ByteStream(self._path)
+        return iter([self._kept]) if self._kept is not None else ByteStream(self._path).pieces()
 
     def _read(self, offsets: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
@@ -68,16 +78,15 @@ class ArgsReader:
             raise DamagedCapture(f"{self._display}: cannot be read any more ({error.strerror})") from error
 
     def _window(self) -> _Window:
-        if self._opened is not None:
-            return self._opened
-        stream = ByteStream(self._path)
-        try:
-            self._opened = _File(_spill(stream) if stream.gzipped else open_regular(self._path))
-        except OSError:
-            if not stream.gzipped:
-                raise
-            return _Passing(ByteStream(self._path))
+        if self._opened is None:
+            self._opened = self._open()
         return self._opened
+
+    def _open(self) -> _Window:
+        if self._kept is not None:
+            return _Kept(self._kept)
+        gunzip = self._gunzip or ByteStream(self._path).gunzip
+        return _Unpacked(gunzip) if gunzip else _File(open_regular(self._path))
 
     def _args(self, window: _Window, offset: int) -> dict[str, Any]:
         size = _FIRST_READ
@@ -108,13 +117,12 @@ class ArgsReader:
         return {}
 
 
-class _Window:
+class _Window(Protocol):
     def at(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset`; offsets never go back."""
-        raise NotImplementedError
+        """Up to `size` bytes from `offset`."""
 
 
-class _Kept(_Window):
+class _Kept:
     def __init__(self, text: bytes) -> None:
         self._text = text
 
@@ -122,7 +130,7 @@ class _Kept(_Window):
         return self._text[offset : offset + size]
 
 
-class _File(_Window):
+class _File:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         weakref.finalize(self, file.close)
@@ -132,30 +140,54 @@ class _File(_Window):
         return self._file.read(size)
 
 
-class _Passing(_Window):
-    def __init__(self, stream: ByteStream) -> None:
-        self._pieces = stream.pieces()
-        self._text = b""
-        self._start = 0
+class _Unpacked:
+    """Stretches of a gzip file: the last one in memory; those that were needed again in a temporary file, where there is
+    room for one."""
+
+    def __init__(self, gunzip: Gunzip) -> None:
+        self._gunzip = gunzip
+        self._last = 0, b""
+        self._seen: set[int] = set()
+        self._file: IO[bytes] | None = None
+        self._starts: list[int] = []
+        self._places: list[tuple[int, int]] = []
+        """of the stretches in the file: where, and how long"""
 
     def at(self, offset: int, size: int) -> bytes:
-        while self._start + len(self._text) < offset + size:
-            piece = next(self._pieces, None)
-            if piece is None:
-                break
-            keep = max(min(offset - self._start, len(self._text)), 0)
-            self._text, self._start = self._text[keep:] + piece, self._start + keep
-        begin = offset - self._start
-        return self._text[begin : begin + size]
+        found = b""
+        while len(found) < size and (part := self._part(offset + len(found), size - len(found))):
+            found += part
+        return found
 
+    def _part(self, offset: int, size: int) -> bytes:
+        """No more than the stretch has."""
+        start, text = self._last
+        if start <= offset < start + len(text):
+            return text[offset - start : offset - start + size]
+        number = bisect_right(self._starts, offset) - 1
+        if number >= 0 and self._file is not None:
+            skipped, (place, length) = offset - self._starts[number], self._places[number]
+            if skipped < length:
+                self._file.seek(place + skipped)
+                return self._file.read(min(size, length - skipped))
+        start, text = self._last = self._gunzip.around(offset)
+        if start in self._seen:
+            self._keep(start, text)
+        self._seen.add(start)
+        return text[offset - start : offset - start + size]
 
-def _spill(stream: ByteStream) -> IO[bytes]:
-    file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as its reader)
-    try:
-        for piece in stream.pieces():
-            file.write(piece)
-        file.flush()
-    except BaseException:
-        file.close()
-        raise
-    return file
+    def _keep(self, start: int, text: bytes) -> None:
+        number = bisect_left(self._starts, start)
+        if self._starts[number : number + 1] == [start]:
+            return
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as this window)
+                weakref.finalize(self, self._file.close)
+            place = self._file.seek(0, os.SEEK_END)
+            self._file.write(text)
+        except OSError as error:
+            log.debug("no room for what was unpacked: %s", error)
+            return
+        self._starts.insert(number, start)
+        self._places.insert(number, (place, len(text)))

@@ -15,14 +15,11 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
-from isal import igzip
-from isal.igzip_lib import IsalError
-
 from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
 from trace_doctor.loaders.isolation import Crashed, OutOfMemory, OutOfTime, isolated
 from trace_doctor.loaders.limits import memory_limit, text
 from trace_doctor.loaders.snapshot_columns import Columns
-from trace_doctor.loaders.stream import GZIP_MAGIC, open_regular
+from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.snapshot import Snapshot
 
 HEAD = 1 << 16
@@ -38,22 +35,29 @@ class _Refused(Exception):
 
 
 class _Counted(RawIOBase):
-    """Passes bytes on, up to a number of them."""
+    """The bytes of a stream as a file, up to a number of them."""
 
-    def __init__(self, file: IO[bytes], most: int) -> None:
-        self._file = file
+    def __init__(self, stream: ByteStream, most: int | None) -> None:
+        self._stream = stream
+        self._pieces = stream.pieces()
+        self._piece = memoryview(b"")
         self._left = most
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        self._left -= len(data)
-        if self._left < 0:
-            raise OutOfMemory
-        buffer[: len(data)] = data
-        return len(data)
+        if not self._piece:
+            self._piece = memoryview(next(self._pieces, b""))
+            if self._stream.problem and not self._piece:
+                raise EOFError(self._stream.problem)
+            if self._left is not None:
+                self._left -= len(self._piece)
+                if self._left < 0:
+                    raise OutOfMemory
+        count = min(len(buffer), len(self._piece))
+        buffer[:count], self._piece = self._piece[:count], self._piece[count:]
+        return count
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -104,14 +108,15 @@ def read_snapshot(
 ) -> Snapshot:
     """`load_snapshot` in this process and without limits but one, how many decompressed bytes are read: for trusted
     files and for fuzzing. Raises OutOfMemory beyond `most`, on every system."""
-    with _opened(path, display) as file:
-        head = file.read(HEAD)
-        ours = any(key in head for key in _KEYS)
-        _refuse_foreign(head, display)
-        file.seek(0)
-        with _no_gc():
-            data = _unpickled(file if most is None else BufferedReader(_Counted(file, most)), display, ours)
-            return _columns(data, display, rank, rank_how)
+    stream = ByteStream(path, ratio=None)
+    head = stream.head(HEAD)
+    if stream.problem:
+        raise DamagedCapture(f"{display}: {stream.problem}")
+    _refuse_foreign(head, display)
+    with _no_gc():
+        file = BufferedReader(_Counted(stream, most), HEAD)
+        data = _unpickled(file, display, ours=any(key in head for key in _KEYS))
+        return _columns(data, display, rank, rank_how)
 
 
 def _columns(data: Any, display: str, rank: int, rank_how: str) -> Snapshot:
@@ -129,7 +134,7 @@ def _columns(data: Any, display: str, rank: int, rank_how: str) -> Snapshot:
         ) from None
 
 
-def _unpickled(file: IO[bytes], display: str, ours: bool) -> Any:
+def _unpickled(file: IO[bytes], display: str, *, ours: bool) -> Any:
     try:
         return PlainUnpickler(file).load()
     except _Refused as refused:
@@ -170,21 +175,6 @@ def _refuse_foreign(head: bytes, display: str) -> None:
         raise NotACapture(f"{display}: no memory snapshot; it is a torch.save archive")
     if not head:
         raise NotACapture(f"{display}: no memory snapshot; the file is empty")
-
-
-@contextmanager
-def _opened(path: Path, display: str) -> Iterator[IO[bytes]]:
-    with open_regular(path) as raw:
-        zipped = raw.read(2) == GZIP_MAGIC
-        raw.seek(0)
-        if not zipped:
-            yield raw
-            return
-        try:
-            with igzip.open(raw, "rb") as file:  # type: ignore[no-untyped-call]
-                yield file
-        except (EOFError, igzip.BadGzipFile, IsalError) as error:  # type: ignore[misc]  # isal's stub types the class as an instance
-            raise DamagedCapture(f"{display}: the gzip data is cut off or damaged ({_line(error)})") from None
 
 
 @contextmanager

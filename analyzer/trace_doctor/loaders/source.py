@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from trace_doctor.errors import UnreadableScript, UsageError
+from trace_doctor.files import open_regular
 from trace_doctor.loaders.modules import ImportGraph
-from trace_doctor.loaders.stream import open_regular
 
 if TYPE_CHECKING:
     from trace_doctor.loaders.project import Project

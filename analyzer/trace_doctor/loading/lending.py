@@ -23,7 +23,6 @@ from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.event_names import step_number
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.loaders.kineto_args import ArgsReader
-from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.run import BORROWED, I32, I64, Capture, Cat, Run
 
 LEAST = 0.5
@@ -285,7 +284,7 @@ class _Arguments(ArgsReader):
                 found.append({**{k: more[k] for k in _GIVEN if k in more}, **said[offset]})
         return found
 
-    def stream(self) -> ByteStream:
+    def pieces(self) -> Iterator[bytes]:
         """The light trace, which the rows of this one lie in."""
         assert isinstance(self._light, ArgsReader)
-        return self._light.stream()
+        return self._light.pieces()

@@ -10,7 +10,7 @@ import base64
 import gzip
 import re
 
-from isal import isal_zlib
+from zlib_ng import zlib_ng
 
 from trace_doctor.errors import NotACapture
 from trace_doctor.model.inert import inert
@@ -47,9 +47,9 @@ def extract(page: str) -> bytes:
 
 def _unpacked(text: str) -> bytes:
     try:
-        unpacking = isal_zlib.decompressobj(wbits=31)
+        unpacking = zlib_ng.decompressobj(wbits=31)
         data: bytes = unpacking.decompress(base64.b64decode(text, validate=True), LARGEST)
-    except Exception as error:  # isal's errors have no common base that is a type
+    except (ValueError, zlib_ng.error) as error:  # type: ignore[misc]  # the stub types the class as an instance
         raise NotACapture(f"the result in the page is damaged ({error})") from None
     if not unpacking.eof:
         raise NotACapture("the result in the page is damaged or larger than any result")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
-from isal import igzip
+from zlib_ng import gzip_ng
 
 from trace_doctor.errors import UsageError
 from trace_doctor.evidence.base import Facts
@@ -65,10 +65,10 @@ def write(file: IO[bytes], facts: Facts, number: int, result: Result, *, packed:
     with ExitStack() as stack:
         out = file
         if packed:
-            packing = igzip.IGzipFile("", "wb", 2, file, mtime=0)  # type: ignore[no-untyped-call]
+            packing = gzip_ng.GzipNGFile("", "wb", 2, file, mtime=0)  # type: ignore[no-untyped-call]
             out = cast(IO[bytes], stack.enter_context(packing))
         at, first, done = 0, int(offsets.min()), False
-        for piece in reader.stream().pieces():
+        for piece in reader.pieces():
             if not done and at + len(piece) > first:
                 out.write(piece[: first - at])
                 for lines in tracks:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from isal import isal_zlib
+from zlib_ng import zlib_ng
 
 from trace_doctor.model import Result
 from trace_doctor.model.inert import inert
@@ -53,4 +53,4 @@ def _packed() -> str:
     assert spec is not None and spec.origin is not None
     source = Path(spec.origin).with_name("package_data").joinpath("plotly.min.js").read_bytes()
     # a header without a time, so that the same page has the same bytes
-    return base64.b64encode(isal_zlib.compress(source, 3, wbits=31)).decode("ascii")
+    return base64.b64encode(zlib_ng.compress(source, 5, wbits=31)).decode("ascii")

@@ -1,0 +1,139 @@
+"""The bytes of a gzip file: streamed, up to where it is damaged, and later again from points in its middle."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from zlib_ng import zlib_ng
+
+from trace_doctor.files import open_regular
+from trace_doctor.loaders.progress import advanced
+
+if TYPE_CHECKING:
+    from zlib import _Decompress
+
+MAGIC = b"\x1f\x8b"
+READ = 1 << 17
+PIECE = 1 << 20
+BOMB, RATIO = 1 << 28, 200
+"""Beyond so many decompressed bytes, no sound file holds more than this many times its compressed size (most: 10 to 40)."""
+MEMBERS = 2_000
+"""So many gzip members may hold less than as many bytes each."""
+APART, MOST = 2 << 20, 512
+"""Decompressed bytes between two points, at the least, and how many points there may be: each takes 40 kB."""
+
+
+class Point(NamedTuple):
+    """A place from which a file can be unpacked."""
+
+    at: int
+    """bytes unpacked before it"""
+    place: int
+    """bytes of the file used before it"""
+    member: _Decompress | None
+    """how the decompressor stood there; None at the beginning of a member"""
+
+
+class Gunzip:
+    """A gzip file, also of several members in a row.
+
+    `problem` says why the bytes ended early ("" when they did not): a cut or damaged file still gives all that precedes
+    the damage. Reading it notes points on the way, so that a later reading can begin near what it looks for.
+    """
+
+    def __init__(self, path: Path, ratio: int | None = RATIO) -> None:
+        self.problem = ""
+        self._path = path
+        self._ratio = ratio
+        self._points = [Point(0, 0, None)]
+        self._apart = APART
+
+    def pieces(self) -> Iterator[bytes]:
+        """Pieces of at most 1 MiB. Raises OSError when the file cannot be read."""
+        return self._pieces(self._points[0])
+
+    def around(self, offset: int) -> tuple[int, bytes]:
+        """The bytes between two points that byte `offset` lies among, and where they begin. Behind the end of the data,
+        its last bytes. Raises OSError when the file cannot be read."""
+        number = bisect_right(self._points, offset, key=attrgetter("at"))
+        point = self._points[number - 1]
+        stop = self._points[number].at if number < len(self._points) else None
+        start = end = point.at
+        found: list[bytes] = []
+        for piece in self._pieces(point):
+            end += len(piece)
+            found.append(piece)
+            if stop is not None and end >= stop:
+                found[-1] = piece[: len(piece) - (end - stop)]
+                break
+            if stop is None and end == self._points[-1].at:  # noted just now
+                if end > offset:
+                    break
+                start, found = end, []
+        return start, b"".join(found)
+
+    def _note(self, at: int, place: int, member: _Decompress) -> None:
+        if at < self._points[-1].at + self._apart:
+            return
+        self._points.append(Point(at, place, member.copy()))
+        if len(self._points) > MOST:
+            del self._points[1::2]
+            self._apart *= 2
+
+    def _pieces(self, start: Point) -> Iterator[bytes]:
+        with open_regular(self._path) as file:
+            file.seek(start.place)
+            member = start.member.copy() if start.member else _member()
+            pending, fresh, made, members = b"", start.member is None, start.at, 0
+            while True:
+                if not pending:
+                    pending = file.read(READ)
+                    advanced(len(pending))
+                    if not pending and fresh:
+                        return
+                ended, before = not pending, member.copy()
+                try:
+                    out = member.decompress(pending, PIECE)
+                except zlib_ng.error as error:  # type: ignore[misc]  # the stub types the class as an instance
+                    if not fresh or pending.startswith(MAGIC):
+                        self.problem = f"the gzip data is damaged ({error})"
+                        yield from _bytewise(before, pending)
+                    return  # other bytes behind the last complete member are padding, as gzip itself treats them
+                if ended and not out:
+                    self.problem = "the gzip data ends early"
+                    return
+                pending, fresh, made = member.unconsumed_tail, False, made + len(out)
+                if self._ratio and made > BOMB and made > self._ratio * file.tell():
+                    yield out
+                    self.problem = f"the gzip data unpacks to more than {self._ratio} times its size"
+                    return
+                if member.eof:
+                    members += 1
+                    pending = member.unused_data.lstrip(b"\0")
+                    member, fresh = _member(), True
+                elif not pending:  # a member keeps what it is still to take
+                    self._note(made, file.tell(), member)
+                if out:
+                    yield out
+                if members > MEMBERS and made < MEMBERS * members:
+                    self.problem = "the gzip data has thousands of empty members"
+                    return
+
+
+def _member() -> _Decompress:
+    return cast("_Decompress", zlib_ng.decompressobj(wbits=31))  # whose stub lacks `copy`
+
+
+def _bytewise(member: _Decompress, data: bytes) -> Iterator[bytes]:
+    """What precedes the damage in data that the decompressor refused: it keeps to itself what it had made of them."""
+    for at in range(len(data)):
+        try:
+            out = member.decompress(data[at : at + 1])
+        except zlib_ng.error:  # type: ignore[misc]
+            return
+        if out:
+            yield out
