@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
-from trace_doctor.loaders import exact_times, identify, kineto_args, limits, meta
+from trace_doctor.loaders import _accelerator, exact_times, identify, kineto_args, limits, meta
 from trace_doctor.loaders.categories import BY_NAME, CATEGORIES, LEGACY, LEGACY_GPU, category
 from trace_doctor.loaders.kineto_decode import LONGEST_US, PER_EVENT_TEXT, Columns, nanoseconds
 from trace_doctor.loaders.kineto_document import Document
@@ -28,9 +28,16 @@ _DEVICE_CATS = (*GPU_CATS, Cat.GPU_ANNOTATION, Cat.SYNC)
 
 
 def load_trace(
-    path: Path, display: str, *, rank: int = 0, rank_how: str = "", max_memory: int | None = None
+    path: Path,
+    display: str,
+    *,
+    rank: int = 0,
+    rank_how: str = "",
+    max_memory: int | None = None,
+    core_free: bool = True,
 ) -> Run:
-    """Loads one trace, plain or gzip. `display` is the path to show; `rank` is used when the file names none itself.
+    """Loads one trace, plain or gzip. `display` is the path to show; `rank` is used when the file names none itself;
+    `core_free` tells whether another core has nothing to do, which then unpacks.
 
     A damaged file gives all events that can be read, and `Run.damage` counts the rest. Raises NotACapture when the
     file is no PyTorch profiler trace, DamagedCapture when it is empty or nothing in it can be read, TooLarge when
@@ -39,7 +46,9 @@ def load_trace(
     """
     np.empty(_FREED, np.uint8)
     stream = ByteStream(path)
-    keep = _Keep(ahead(stream.pieces()) if stream.gunzip else stream.pieces())
+    # the decoder in Python lets no other thread run: each piece would wait for its turn
+    beside = stream.gunzip is not None and core_free and _accelerator.in_use()
+    keep = _Keep(ahead(stream.pieces()) if beside else stream.pieces())
     columns, damage = Columns(min(stream.length, MOST_RESERVED) // PER_EVENT_TEXT), Damage()
     document = Document(_within(max_memory or limits.memory_limit(), keep, columns, display), columns, damage)
     document.watch(meta.MARKERS)

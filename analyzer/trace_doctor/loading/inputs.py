@@ -21,7 +21,7 @@ from trace_doctor.loaders.environment import with_environment
 from trace_doctor.loaders.progress import Progress, listening
 from trace_doctor.loaders.stream import GROWS
 from trace_doctor.loading import single
-from trace_doctor.loading.ways import Ways
+from trace_doctor.loading.ways import Ways, available_cores
 from trace_doctor.loading.workers import Broken, Job, Unable, able, run_jobs
 from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot
@@ -189,7 +189,7 @@ class _Task:
         target = files.enter_context(draft).file if draft else files.enter_context(_nameless())
         memory = self.ways.memory and self.ways.memory // count
         return Job(
-            self.found, target, self.key or {}, memory,
+            self.found, target, self.key or {}, memory, available_cores() > count,
             read=partial(self.read, progress), finish=partial(self._finish, progress, target, draft),
         )  # fmt: skip
 

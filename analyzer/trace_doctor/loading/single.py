@@ -20,16 +20,17 @@ log = logging.getLogger("trace_doctor")
 _DERIVED: tuple[type[Evidence], ...] = (Nesting, Launches)
 
 
-def load(found: Found, max_memory: int | None = None) -> Content:
-    """Reads one file in at most so many bytes (None: as the loaders decide). Raises NotACapture or DamagedCapture with
-    one line."""
+def load(found: Found, max_memory: int | None = None, *, core_free: bool = True) -> Content:
+    """Reads one file in at most so many bytes (None: as the loaders decide), with the help of another core where one is
+    free. Raises NotACapture or DamagedCapture with one line."""
     try:
         if found.kind == "trace":
             from trace_doctor.loaders.kineto import load_trace
 
             return load_trace(
-                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory
-            )
+                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory,
+                core_free=core_free,
+            )  # fmt: skip
         if found.kind == "snapshot":
             from trace_doctor.loaders.snapshot import load_snapshot
 

@@ -87,7 +87,7 @@ def _done(channel: socket.socket, message: dict[str, Any], target: Any) -> dict[
     reports = _Reports(channel)
     try:
         with listening(reports.read):
-            content = single.load(found, message["memory"])
+            content = single.load(found, message["memory"], core_free=message["core_free"])
         single.derive(content)
     except TraceDoctorError as error:
         return {"error": type(error).__name__, "text": str(error).encode("utf-8", "surrogateescape")}

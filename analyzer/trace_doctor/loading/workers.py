@@ -58,6 +58,8 @@ class Job:
     key: Mapping[str, Any]
     memory: int | None
     """bytes the process may take"""
+    core_free: bool
+    """whether there are more cores than processes"""
     read: Callable[[int], None]
     """told of bytes that have been read"""
     finish: Callable[[Exception | None], None]
@@ -72,6 +74,7 @@ class Job:
             "rank_how": self.found.rank_how,
             "key": dict(self.key),
             "memory": self.memory,
+            "core_free": self.core_free,
         }
 
 

@@ -243,6 +243,11 @@ class Window:
     integer_ts: bool
 
 
+def in_use() -> bool:
+    """Whether events are decoded in C."""
+    return _chosen()[0] is not None
+
+
 def scanner(rows: Rows, ids: tuple[Ids, Ids, Ids]) -> Scanner | None:
     """A scanner for one file, where the C decoder is in use."""
     library, _ = _chosen()
