@@ -164,12 +164,16 @@ def test_chunk_borders_may_fall_anywhere(monkeypatch: pytest.MonkeyPatch, layout
         assert_same(whole, load_bytes(text))
 
 
-@pytest.mark.parametrize("room", [True, False])
-def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool) -> None:
+@pytest.mark.parametrize("room", ["there", "no folder", "full"])
+def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: str) -> None:
     """Over the size that is kept in memory: arguments are read from the file again, plain and gzip, with and without
     room for a temporary file, which takes what is asked for more than once."""
-    if not room:
+    if room == "no folder":
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    if room == "full":
+        if not Path("/dev/full").exists():
+            pytest.skip("this system has no device that is always full")
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **how: open("/dev/full", "r+b", **how))  # noqa: SIM115
     monkeypatch.setattr(kineto_args, "KEPT", 1 << 20)
     made = [
         {

@@ -182,10 +182,11 @@ class _Unpacked:
             return
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as this window)
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (lives as long as this window)
                 weakref.finalize(self, self._file.close)
             place = self._file.seek(0, os.SEEK_END)
-            self._file.write(text)
+            if self._file.write(text) < len(text):
+                return
         except OSError as error:
             log.debug("no room for what was unpacked: %s", error)
             return
