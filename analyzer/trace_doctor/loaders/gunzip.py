@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -101,7 +102,8 @@ class Gunzip:
                 except zlib_ng.error as error:  # type: ignore[misc]  # the stub types the class as an instance
                     if not fresh or pending.startswith(MAGIC):
                         self.problem = f"the gzip data is damaged ({error})"
-                        yield from _bytewise(before, pending)
+                        if out := _before_damage(before, pending):
+                            yield out
                     return  # other bytes behind the last complete member are padding, as gzip itself treats them
                 if ended and not out:
                     self.problem = "the gzip data ends early"
@@ -128,12 +130,10 @@ def _member() -> _Decompress:
     return cast("_Decompress", zlib_ng.decompressobj(wbits=31))  # whose stub lacks `copy`
 
 
-def _bytewise(member: _Decompress, data: bytes) -> Iterator[bytes]:
-    """What precedes the damage in data that the decompressor refused: it keeps to itself what it had made of them."""
-    for at in range(len(data)):
-        try:
-            out = member.decompress(data[at : at + 1])
-        except zlib_ng.error:  # type: ignore[misc]
-            return
-        if out:
-            yield out
+def _before_damage(member: _Decompress, data: bytes) -> bytes:
+    """What precedes the damage in data that the decompressor refused: it keeps to itself what it had made of them, which
+    was less than a piece."""
+    found: list[bytes] = []
+    with suppress(zlib_ng.error):  # type: ignore[arg-type]  # the stub types the class as an instance
+        found.extend(member.decompress(data[at : at + 1]) for at in range(len(data)))
+    return b"".join(found)
