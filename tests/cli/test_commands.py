@@ -311,3 +311,11 @@ def test_selection_of_a_rank_steps_and_a_device(logs: Path) -> None:
     one = selected("--rank", "0", "--steps", "5")
     assert [s["index"] for s in one["steps"]] == [5]
     assert one["summary"]["step_us"] is not None
+
+
+def test_a_recorded_script_has_the_environment_that_it_would_have(tmp_path: Path) -> None:
+    said = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if 'THREADS' in k}))"
+    done = run("record", "--", sys.executable, "-c", said, cwd=tmp_path, MKL_NUM_THREADS="3")
+    assert json.loads(done.stdout.splitlines()[0]) == {
+        k: v for k, v in {**os.environ, "MKL_NUM_THREADS": "3"}.items() if "THREADS" in k
+    }

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import io
 import os
 import signal
 import sys
 from typing import NoReturn
 
-COLLECT = (500_000, 20, 100)
-"""Objects made until the collector looks at the youngest, and how often then at the older ones. By default it looks at
-the hundred thousand objects of the imported modules again and again: a tenth of a short run."""
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""from malloc.h"""
+from trace_doctor import tuning
 
 
 def main() -> None:
@@ -38,8 +31,7 @@ def run() -> None:
     """One command, as `sys.argv` has it. Deliberate errors are one line on stderr and exit code 2. Ends with SystemExit."""
     _unwind_when_ended()
     _open_what_is_closed()
-    gc.set_threshold(*COLLECT)
-    _keep_what_is_freed()
+    tuning.tune()
     try:
         from trace_doctor.cli.app import HOMES, application
         from trace_doctor.cli.common import verbosity
@@ -85,15 +77,6 @@ def next_step(error: Exception) -> str:
 
     made = " (trace-doctor record -- python train.py makes a recording)"
     return made if isinstance(error, NothingRecorded) else ""
-
-
-def _keep_what_is_freed() -> None:
-    """Columns come and go by the hundred. glibc gives each back to the system and takes the next anew, page by page,
-    a tenth of a run; below its limits they stay. Other C libraries know no such call."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 def interrupted() -> NoReturn:
