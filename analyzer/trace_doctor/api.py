@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from trace_doctor.config import Config, Settings, defaults
-from trace_doctor.engine import diagnose
+from trace_doctor.engine import diagnose, prefetch
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import Loaded, Ways, captures_of, keep_evidence, load_inputs, ways
+from trace_doctor.loading import Loaded, Prefetch, Ways, captures_of, keep_evidence, load_inputs, ways
 from trace_doctor.model import Finding, Ignored, Result
 from trace_doctor.registry import choose
 from trace_doctor.run import Capture, Run
@@ -110,6 +110,8 @@ def analyze(
     script = Path(source) if source else Path(settings.source) if settings.source else None
     options = _options(settings, source=script, steps=steps, device=device)
     progress, how = progress or Progress(), ways(settings)
+    if rank is None:
+        how = replace(how, prefetch=Prefetch(prefetch.FUNCTION, prefetch.given(settings, options)))
     files, ignored = _read(paths, how, progress)
     captures = _captures(files, ignored, paths, rank)
 

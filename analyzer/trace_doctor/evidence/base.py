@@ -61,13 +61,19 @@ class Facts:
 
     @cached_property
     def _earlier(self) -> Mapping[str, npt.NDArray[Any]]:
-        """What an earlier analysis of the same trace with the same options kept."""
+        """What an earlier analysis of the same trace with the same options kept, or the process that read it made."""
         earlier = self.run.earlier
         return earlier if earlier and keeping.usable(self, earlier) else {}
 
+    def made(self) -> dict[str, npt.NDArray[Any]]:
+        """The evidence so far, for the same analysis in another process: to be put into `Run.earlier`."""
+        return keeping.kept(self, self._made)
+
     def kept(self) -> dict[str, npt.NDArray[Any]]:
-        """The evidence for later analyses: what this one made, and what it was given and did not ask for."""
-        return {**self._earlier, **keeping.kept(self, self._made)} if self.capture.run is not None else {}
+        """The evidence for later analyses: what this one made, and what it was given and did not ask for. None where files
+        of the user went into it, which may be others then."""
+        lasting = self.capture.run is not None and self.options.source is None
+        return {**self._earlier, **self.made()} if lasting else {}
 
     @property
     def run(self) -> Run:

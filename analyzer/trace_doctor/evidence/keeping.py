@@ -1,4 +1,5 @@
-"""Evidence that lasts from one analysis of a trace to the next: its fields as JSON and arrays, never as code.
+"""Evidence that lasts from one analysis of a trace to the next, and goes from one process to another: its fields as JSON
+and arrays, never as code.
 
 All evidence of this package lasts that follows from one trace and the options alone. Its fields are plain values, arrays,
 and what `Facts` have: the trace, other evidence, themselves. What a field was filled with later is kept as well; what is
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.loaders.columns import dtype_of
@@ -37,11 +39,20 @@ _REFUSED = ""
 
 def made_from(facts: Facts) -> bytes | None:
     """A hash of what lasting evidence follows from, beside the columns: the options, and what was laid over the trace when
-    it was placed. None where more than one trace went into it, or it depends on files of the user."""
+    it was placed. None where more than one trace went into it."""
     run, options = facts.capture.run, facts.options
-    if run is None or options.source is not None or facts.capture != Capture(facts.capture.rank, run):
+    if run is None or facts.capture != Capture(facts.capture.rank, run):
         return None
-    parts = (run.path, facts.capture.rank, run.rank, run.meta, run.torch_version, options)
+    source = None if options.source is None else str(options.source)
+    parts = (
+        run.path,
+        facts.capture.rank,
+        run.rank,
+        run.meta,
+        run.torch_version,
+        source,
+        replace(options, source=None),
+    )
     try:
         return hashlib.sha256(msgspec.json.encode(parts)).digest()
     except (TypeError, RecursionError):  # options of a rule pack, and what is nested without end

@@ -6,7 +6,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, Any
@@ -17,14 +17,12 @@ from trace_doctor.loaders import columns
 from trace_doctor.loaders.cache import Draft
 from trace_doctor.loaders.columns import Content
 from trace_doctor.loaders.discover import Found
-from trace_doctor.loaders.environment import with_environment
 from trace_doctor.loaders.progress import Progress, listening
 from trace_doctor.loaders.stream import GROWS
 from trace_doctor.loading import single
 from trace_doctor.loading.ways import Ways, available_cores
 from trace_doctor.loading.workers import Broken, Job, Unable, able, run_jobs
 from trace_doctor.run import Run
-from trace_doctor.snapshot import Snapshot
 
 log = logging.getLogger("trace_doctor")
 
@@ -71,6 +69,9 @@ def load_inputs(
     progress.expect(sum(t.size for t in missing))
     count = processes([t.weight for t in missing], ways) if able() else 1
     if count > 1:
+        if not all(f.kind == "trace" and f.recording is None for f in found):  # then they form captures
+            for task in missing:
+                task.ways = replace(task.ways, prefetch=None)
         log.info("reading %d files in %d processes", len(missing), count)
         _in_processes(missing, count, progress)
     for task in missing:
@@ -87,7 +88,8 @@ def keep_evidence(files: Sequence[Loaded], everything: Iterable[Facts], ways: Wa
     for facts in everything:
         file = next((f for f in files if f.outcome is facts.capture.run and f.key is not None), None)
         made = facts.kept() if file is not None else {}
-        if file is None or file.key is None or made.keys() <= facts.run.earlier.keys():
+        known = facts.run.earlier.keys() if file is not None and file.cached else ()
+        if file is None or file.key is None or made.keys() <= set(known):
             continue
         try:
             cache.keep_evidence(file.found.path, file.key, made)
@@ -187,14 +189,20 @@ class _Task:
         """This file as a job for one of so many processes: its columns go to the cache, or to a file without a name."""
         draft = self._draft() if self.keeps else None
         target = files.enter_context(draft).file if draft else files.enter_context(_nameless())
+        prefetched = files.enter_context(_nameless()) if self.ways.prefetch else None
         memory = self.ways.memory and self.ways.memory // count
         return Job(
-            self.found, target, self.key or {}, memory, available_cores() > count,
-            read=partial(self.read, progress), finish=partial(self._finish, progress, target, draft),
+            self.found, target, self.ways.prefetch, prefetched, self.key or {}, memory, available_cores() > count,
+            read=partial(self.read, progress), finish=partial(self._finish, progress, target, prefetched, draft),
         )  # fmt: skip
 
     def _finish(
-        self, progress: Progress, target: IO[bytes], draft: Draft | None, error: Exception | None
+        self,
+        progress: Progress,
+        target: IO[bytes],
+        prefetched: IO[bytes] | None,
+        draft: Draft | None,
+        error: Exception | None,
     ) -> None:
         progress.read(self.size - self.seen)
         if isinstance(error, TraceDoctorError):
@@ -206,6 +214,9 @@ class _Task:
             self.ways = replace(self.ways, keep=False)
         else:
             self.outcome = single.placed(columns.read(target, self.key or {}), self.found)
+            if prefetched is not None:
+                with suppress(columns.Unusable, OSError):
+                    self.earlier = columns.read_arrays(prefetched, self.key or {})[1]
             if draft is not None:
                 self._commit(draft)
 
@@ -250,13 +261,10 @@ class _Task:
     def loaded(self) -> Loaded:
         assert self.outcome is not None
         outcome = self.outcome
+        if not isinstance(outcome, TraceDoctorError):
+            outcome = single.described(outcome, self.found.path)
         if isinstance(outcome, Run):
-            derived = outcome.derived
-            outcome = with_environment(outcome, self.found.path)
-            outcome.derived.update(derived)
             outcome.earlier.update(self.earlier)
-        elif isinstance(outcome, Snapshot):
-            outcome = with_environment(outcome, self.found.path)
         return Loaded(self.found, outcome, self.size, self.cached, self._kept(), self.key)
 
     def _kept(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from trace_doctor.errors import DamagedCapture, NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
@@ -12,6 +13,7 @@ from trace_doctor.evidence.nesting import Nesting
 from trace_doctor.loaders import meta
 from trace_doctor.loaders.columns import Content
 from trace_doctor.loaders.discover import Found
+from trace_doctor.loaders.environment import with_environment
 from trace_doctor.loaders.kineto_args import ArgsReader
 from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Snapshot
@@ -59,6 +61,16 @@ def derive(content: Content) -> None:
     content.named(lambda name: False)  # makes the rows by name
     if content.threads and (nesting := facts.get(Nesting)) is not None:
         nesting.reaching(0)
+
+
+def described(content: Content, path: Path) -> Content:
+    """The columns with what lies beside their file."""
+    if isinstance(content, Run):
+        run = with_environment(content, path)
+        if run is not content:
+            run.derived.update(content.derived)
+        return run
+    return with_environment(content, path) if isinstance(content, Snapshot) else content
 
 
 def placed(content: Content, found: Found) -> Content:

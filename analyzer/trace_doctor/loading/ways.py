@@ -7,12 +7,24 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trace_doctor.config import Settings
 from trace_doctor.loaders.cache import Cache, default_folder
 from trace_doctor.loaders.limits import memory_limit
 
 log = logging.getLogger("trace_doctor")
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """What a process that has read a trace makes of it for the analysis that follows: what that would ask for anyway, one
+    trace after another."""
+
+    function: str
+    """`module:name`; called with the trace and `given`, it gives arrays for `Run.earlier`"""
+    given: Any
+    """as MessagePack can hold it"""
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,8 @@ class Ways:
     cache: Cache | None = None
     keep: bool = False
     """write what had to be read into the cache"""
+    prefetch: Prefetch | None = None
+    """where traces are read by other processes, and each is a capture of its own"""
     warn: Callable[[str], None] = log.warning
 
 

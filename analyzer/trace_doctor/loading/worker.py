@@ -7,6 +7,8 @@ is a pipe that nobody writes to: when it ends, whoever started this process is g
 from __future__ import annotations
 
 import contextlib
+import importlib
+import logging
 import os
 import signal
 import socket
@@ -15,9 +17,16 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
+
+from trace_doctor import tuning
+
+if TYPE_CHECKING:
+    from trace_doctor.loaders.columns import Content
+
+log = logging.getLogger("trace_doctor")
 
 LENGTH = struct.Struct("<I")
 _EVERY = 0.05
@@ -40,23 +49,26 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _offer_to_the_kernel()
+    tuning.tune()
     channel = socket.socket(fileno=descriptor)
     from trace_doctor.loading import single  # the imports that take their time
 
     assert single
     send(channel, {"ready": True})
     while (job := _receive(channel)) is not None:
-        message, file = job
-        with os.fdopen(file, "wb") as target:
-            send(channel, _done(channel, message, target))
+        message, files = job
+        with contextlib.ExitStack() as opened:
+            targets = [opened.enter_context(os.fdopen(file, "wb")) for file in files]
+            answer = _done(channel, message, *targets)
+        send(channel, answer)
 
 
-def _receive(channel: socket.socket) -> tuple[dict[str, Any], int] | None:
-    head, files, _, _ = socket.recv_fds(channel, LENGTH.size, 1)
+def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    head, files, _, _ = socket.recv_fds(channel, LENGTH.size, 2)
     if not head:
         return None
     head += _exactly(channel, LENGTH.size - len(head))
-    return msgspec.msgpack.decode(_exactly(channel, LENGTH.unpack(head)[0])), files[0]
+    return msgspec.msgpack.decode(_exactly(channel, LENGTH.unpack(head)[0])), files
 
 
 def _exactly(channel: socket.socket, count: int) -> bytes:
@@ -69,7 +81,9 @@ def _exactly(channel: socket.socket, count: int) -> bytes:
     return found
 
 
-def _done(channel: socket.socket, message: dict[str, Any], target: Any) -> dict[str, Any]:
+def _done(
+    channel: socket.socket, message: dict[str, Any], target: IO[bytes], prefetched: IO[bytes] | None = None
+) -> dict[str, Any]:
     """The last message of a job: how it ended."""
     from trace_doctor.errors import TraceDoctorError
     from trace_doctor.loaders import columns
@@ -97,7 +111,22 @@ def _done(channel: socket.socket, message: dict[str, Any], target: Any) -> dict[
         columns.write(target, content, message["key"])
     except (OSError, ValueError) as error:
         return {"unwritten": str(error)}
+    if prefetched is not None:
+        try:
+            _prefetch(message, single.described(content, found.path), prefetched)
+        except Exception:  # the analysis makes it again, and says what is wrong
+            log.debug("%s: nothing prefetched", found.display, exc_info=True)
     return {"done": True}
+
+
+def _prefetch(message: dict[str, Any], content: Content, target: IO[bytes]) -> None:
+    from trace_doctor.loaders import columns
+
+    function, given = message["prefetch"]
+    module, _, name = function.partition(":")
+    columns.write_arrays(
+        target, getattr(importlib.import_module(module), name)(content, given), message["key"]
+    )
 
 
 class _Reports:

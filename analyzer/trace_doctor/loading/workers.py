@@ -27,6 +27,7 @@ import msgspec
 from trace_doctor import errors
 from trace_doctor.loaders.discover import Found
 from trace_doctor.loaders.progress import Progress
+from trace_doctor.loading.ways import Prefetch
 from trace_doctor.loading.worker import LENGTH, send
 
 log = logging.getLogger("trace_doctor")
@@ -55,6 +56,9 @@ class Job:
 
     found: Found
     target: IO[bytes]
+    prefetch: Prefetch | None
+    prefetched: IO[bytes] | None
+    """where what it makes goes"""
     key: Mapping[str, Any]
     memory: int | None
     """bytes the process may take"""
@@ -75,7 +79,12 @@ class Job:
             "key": dict(self.key),
             "memory": self.memory,
             "core_free": self.core_free,
+            "prefetch": self.prefetch and (self.prefetch.function, self.prefetch.given),
         }
+
+    def files(self) -> tuple[int, ...]:
+        """Descriptors of what it is to write."""
+        return tuple(file.fileno() for file in (self.target, self.prefetched) if file is not None)
 
 
 def able() -> bool:
@@ -185,7 +194,7 @@ class _Pool:
         worker.job = self._jobs.popleft()()
         self._progress("reading", worker.job.found.display)
         try:
-            send(worker.channel, worker.job.message(), (worker.job.target.fileno(),))
+            send(worker.channel, worker.job.message(), worker.job.files())
         except OSError:
             self._lost(worker)
 
