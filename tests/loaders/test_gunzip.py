@@ -48,6 +48,16 @@ def test_what_lies_around_a_byte(tmp_path: Path, read_before: bool, members: int
     assert start + len(found) == len(text)
 
 
+@pytest.mark.parametrize("padding", [1, 299, 1000])
+def test_zeros_between_members_are_padding(tmp_path: Path, padding: int) -> None:
+    """As `gzip` takes them, however the reading of the file cuts them."""
+    texts = [text_of(3_000 + n) for n in range(4)]
+    (tmp_path / "a.gz").write_bytes(b"".join(gzip.compress(text, 6) + bytes(padding) for text in texts))
+    packing = Gunzip(tmp_path / "a.gz")
+    assert b"".join(packing.pieces()) == b"".join(texts)
+    assert packing.problem == ""
+
+
 def test_the_number_of_points_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the file: then there is more between them."""
     monkeypatch.setattr(gunzip, "MOST", 8)

@@ -91,12 +91,18 @@ class Gunzip:
             member = start.member.copy() if start.member else _member()
             pending, fresh, made, members = b"", start.member is None, start.at, 0
             while True:
+                ended = False
                 if not pending:
                     pending = file.read(READ)
                     advanced(len(pending))
-                    if not pending and fresh:
-                        return
-                ended, before = not pending, member.copy()
+                    ended = not pending
+                    if fresh:
+                        pending = pending.lstrip(b"\0")
+                        if ended:
+                            return
+                        if not pending:
+                            continue
+                before = member.copy()
                 try:
                     out = member.decompress(pending, PIECE)
                 except zlib_ng.error as error:  # type: ignore[misc]  # the stub types the class as an instance
@@ -115,7 +121,7 @@ class Gunzip:
                     return
                 if member.eof:
                     members += 1
-                    pending = member.unused_data.lstrip(b"\0")
+                    pending = member.unused_data.lstrip(b"\0")  # padding between members
                     member, fresh = _member(), True
                 elif not pending:  # a member keeps what it is still to take
                     self._note(made, file.tell(), member)
