@@ -15,7 +15,7 @@ from trace_doctor.loaders.progress import advanced, listening
 
 GROWS = 12
 """Traces grow about this much when they are unpacked."""
-AHEAD = 8
+AHEAD = 2
 """Pieces that wait for whoever uses them."""
 
 
