@@ -1,8 +1,9 @@
 """What a trace costs as .json.gz beside the same trace as .json: readings in turns, whole processes, as a Markdown table.
 
     python bench/packed.py big.json --repeats 5
+    python bench/packed.py big.json --ranks 4 --only analyze
 
-The .gz is made in a temporary folder, at gzip's usual level.
+The .gz is made in a temporary folder, at gzip's usual level; so are, with `--ranks`, the folders of so many copies.
 """
 
 from __future__ import annotations
@@ -46,11 +47,21 @@ def row(reader: str, plain: list[Measured], packed: list[Measured]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def ranks(folder: Path, trace: Path, count: int) -> Path:
+    """A folder with the trace of so many ranks, which are alike."""
+    logs = folder / f"ranks{trace.suffix}"
+    logs.mkdir()
+    for rank in range(count):
+        shutil.copy(trace, logs / f"rank{rank}.json{'.gz' if trace.suffix == '.gz' else ''}")
+    return logs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A .json.gz beside the same .json.")
     parser.add_argument("trace", type=Path, help="a .json trace")
     parser.add_argument("--repeats", type=int, default=5, help="how often each has its turn (5)")
     parser.add_argument("--only", default=",".join(OURS), help="readers, comma-separated (%(default)s)")
+    parser.add_argument("--ranks", type=int, default=1, help="read a folder of so many such traces (1)")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which one is stopped (600)")
     args = parser.parse_args()
     trace: Path = args.trace.resolve()
@@ -64,8 +75,11 @@ def main() -> None:
         )
         print("| reader | cpu s | of .gz | ratio | wall s | of .gz | ratio | peak GB |")
         print("|---|--:|--:|--:|--:|--:|--:|--:|")
+        read = [trace, packed]
+        if args.ranks > 1:
+            read = [ranks(Path(folder), file, args.ranks) for file in read]
         for reader in args.only.split(","):
-            print(row(reader, *measured(reader, [trace, packed], args.repeats, args.limit)), flush=True)
+            print(row(reader, *measured(reader, read, args.repeats, args.limit)), flush=True)
 
 
 if __name__ == "__main__":
