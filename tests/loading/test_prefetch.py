@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from trace_doctor import analyze
 from trace_doctor.config import defaults
+from trace_doctor.engine import prefetch
+from trace_doctor.evidence.base import Options
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.evidence.threads import Threads
 from trace_doctor.loaders.discover import discover
@@ -17,6 +20,8 @@ from trace_doctor.loading import Loaded, Prefetch, Ways, inputs, load_inputs, wo
 from trace_doctor.model import Result
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
+
+GIVEN = prefetch.given(defaults().settings, Options())
 
 pytestmark = pytest.mark.skipif(not workers.able(), reason="no processes for loading on this system")
 
@@ -83,9 +88,27 @@ def test_where_it_fails_the_traces_are_there_all_the_same(logs: Path) -> None:
     ]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_without_room_for_it_the_traces_are_read_all_the_same(
+    logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def every_other_is_full() -> Any:
+        room = len(made) % 2 == 0
+        made.append(tempfile.TemporaryFile() if room else open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
+        return made[-1]
+
+    monkeypatch.setattr(inputs, "_nameless", every_other_is_full)
+    files = loaded(logs, Prefetch(prefetch.FUNCTION, GIVEN))
+    assert len(made) == 6
+    assert [f.count for f in files] == [f.count for f in load_inputs(discover([logs]).found)]
+    assert not any(f.outcome.earlier for f in files if isinstance(f.outcome, Run))
+
+
 def test_not_for_captures_of_several_files(logs: Path) -> None:
     b = SnapshotBuilder()
     b.train(steps=1)
     b.write(logs / "rank0.pickle")
-    files = loaded(logs, Prefetch("trace_doctor.engine.prefetch:evidence", {}))
+    files = loaded(logs, Prefetch(prefetch.FUNCTION, GIVEN))
     assert not any(f.outcome.earlier for f in files if isinstance(f.outcome, Run))

@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -57,10 +58,19 @@ def main(descriptor: int) -> None:
     send(channel, {"ready": True})
     while (job := _receive(channel)) is not None:
         message, files = job
-        with contextlib.ExitStack() as opened:
-            targets = [opened.enter_context(os.fdopen(file, "wb")) for file in files]
-            answer = _done(channel, message, *targets)
-        send(channel, answer)
+        with _opened(files) as targets:
+            send(channel, _done(channel, message, *targets))
+
+
+@contextlib.contextmanager
+def _opened(descriptors: list[int]) -> Iterator[list[IO[bytes]]]:
+    files: list[IO[bytes]] = [os.fdopen(descriptor, "wb") for descriptor in descriptors]
+    try:
+        yield files
+    finally:
+        for file in files:
+            with contextlib.suppress(OSError):  # no room: it has been told, and closing tries once more
+                file.close()
 
 
 def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
