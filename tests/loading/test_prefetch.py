@@ -100,7 +100,8 @@ def test_without_room_for_it_the_traces_are_read_all_the_same(
         return made[-1]
 
     monkeypatch.setattr(inputs, "_nameless", every_other_is_full)
-    files = loaded(logs, Prefetch(prefetch.FUNCTION, GIVEN))
+    little = prefetch.given(defaults(select=["TD001"]).settings, Options())  # less than a buffer
+    files = loaded(logs, Prefetch(prefetch.FUNCTION, little))
     assert len(made) == 6
     assert [f.count for f in files] == [f.count for f in load_inputs(discover([logs]).found)]
     assert not any(f.outcome.earlier for f in files if isinstance(f.outcome, Run))
