@@ -222,14 +222,16 @@ def _without_lost_times(
     return {key: values[~lost] for key, values in rows.items()}
 
 
-def _threads(columns: Columns, track: npt.NDArray[Any]) -> tuple[list[Thread], I32]:
-    """Tracks by their text: some versions write the same id once as a number, once as text."""
+def _threads(columns: Columns, track: I32) -> tuple[list[Thread], I32]:
+    """Tracks by their text: some versions write the same id once as a number, once as text. In the memory of `track`."""
     ids: dict[tuple[str, str], int] = {}
     to_thread = [ids.setdefault((str(pid), str(tid)), len(ids)) for pid, tid in columns.tracks]
     threads = [
         Thread(pid, tid, columns.labels.get((pid, tid)) or columns.processes.get(pid, "")) for pid, tid in ids
     ]
-    return threads, np.array(to_thread or [0], dtype=np.int32)[track]
+    if to_thread != list(range(len(to_thread))):
+        track[:] = np.array(to_thread, dtype=np.int32)[track]
+    return threads, track
 
 
 def _categories(
@@ -265,7 +267,8 @@ def _trailing_number(text: str) -> int:
 
 
 def _places(rows: dict[str, npt.NDArray[Any]], threads: list[Thread]) -> tuple[npt.NDArray[np.int16], I32]:
-    """Device and stream of each row: the arguments where given, else the track's ids. Host rows have none."""
+    """Device and stream of each row: the arguments where given, else the track's ids. Host rows have none. In the memory
+    of the arguments."""
     by_pid, by_tid = [], []
     for t in threads:
         if t.pid == LEGACY_GPU:  # the track's tid is the device
@@ -275,15 +278,16 @@ def _places(rows: dict[str, npt.NDArray[Any]], threads: list[Thread]) -> tuple[n
             pid = _trailing_number(t.pid)
             by_pid.append(pid if 0 <= pid <= np.iinfo(np.int16).max else 0)
             by_tid.append(_trailing_number(t.tid))
-    device = np.full(len(rows["cat"]), -1, dtype=np.int16)
-    stream = np.full(len(rows["cat"]), -1, dtype=np.int32)
+    device, stream = rows["device"], rows["stream"]
     there = np.flatnonzero(_of(rows["cat"], _DEVICE_CATS))
-    track, named, numbered = rows["thread"][there], rows["device"][there], rows["stream"][there]
-    device[there] = np.where(named >= 0, named, np.array(by_pid or [0], dtype=np.int16)[track])
-    stream[there] = np.where(numbered >= 0, numbered, np.array(by_tid or [0], dtype=np.int32)[track])
+    track, named, numbered = rows["thread"][there], device[there], stream[there]
     # A wait may name its stream on the host side, too; other host rows (Triton's `stream` is a pointer) have none.
     calls = np.flatnonzero(_of(rows["cat"], (Cat.RUNTIME, Cat.DRIVER)))
-    stream[calls] = rows["stream"][calls]
+    called = stream[calls]
+    device[:], stream[:] = -1, -1
+    device[there] = np.where(named >= 0, named, np.array(by_pid or [0], dtype=np.int16)[track])
+    stream[there] = np.where(numbered >= 0, numbered, np.array(by_tid or [0], dtype=np.int32)[track])
+    stream[calls] = called
     return device, stream
 
 
