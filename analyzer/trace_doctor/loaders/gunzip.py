@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -18,13 +17,13 @@ if TYPE_CHECKING:
     from zlib import _Decompress
 
 MAGIC = b"\x1f\x8b"
-READ = 1 << 17
+READ = 1 << 16
 PIECE = 1 << 20
 BOMB, RATIO = 1 << 28, 200
 """Beyond so many decompressed bytes, no sound file holds more than this many times its compressed size (most: 10 to 40)."""
 MEMBERS = 2_000
 """So many gzip members may hold less than as many bytes each."""
-APART, MOST = 2 << 20, 512
+APART, MOST = 1 << 20, 512
 """Decompressed bytes between two points, at the least, and how many points there may be: each takes 40 kB."""
 
 
@@ -85,7 +84,8 @@ class Gunzip:
             del self._points[1::2]
             self._apart *= 2
 
-    def _pieces(self, start: Point) -> Iterator[bytes]:
+    def _pieces(self, start: Point, *, slowly: bool = False) -> Iterator[bytes]:
+        """From a point on. `slowly`: byte by byte, so that all is there that precedes damage."""
         with open_regular(self._path) as file:
             file.seek(start.place)
             member = start.member.copy() if start.member else _member()
@@ -93,7 +93,7 @@ class Gunzip:
             while True:
                 ended = False
                 if not pending:
-                    pending = file.read(READ)
+                    pending = file.read(1 if slowly else READ)
                     advanced(len(pending))
                     ended = not pending
                     if fresh:
@@ -102,14 +102,12 @@ class Gunzip:
                             return
                         if not pending:
                             continue
-                before = member.copy()
                 try:
                     out = member.decompress(pending, PIECE)
                 except zlib_ng.error as error:  # type: ignore[misc]  # the stub types the class as an instance
-                    if not fresh or pending.startswith(MAGIC):
+                    if not slowly and (not fresh or pending.startswith(MAGIC)):
+                        yield from self._before_damage(made)
                         self.problem = f"the gzip data is damaged ({error})"
-                        if out := _before_damage(before, pending):
-                            yield out
                     return  # other bytes behind the last complete member are padding, as gzip itself treats them
                 if ended and not out:
                     self.problem = "the gzip data ends early"
@@ -123,7 +121,7 @@ class Gunzip:
                     members += 1
                     pending = member.unused_data.lstrip(b"\0")  # padding between members
                     member, fresh = _member(), True
-                elif not pending:  # a member keeps what it is still to take
+                elif not pending and not slowly:  # a member keeps what it is still to take
                     self._note(made, file.tell(), member)
                 if out:
                     yield out
@@ -131,15 +129,17 @@ class Gunzip:
                     self.problem = "the gzip data has thousands of empty members"
                     return
 
+    def _before_damage(self, made: int) -> Iterator[bytes]:
+        """What lies between the first `made` bytes and damage: the decompressor keeps to itself what it has made of data
+        that it refuses."""
+        point = self._points[bisect_right(self._points, made, key=attrgetter("at")) - 1]
+        found, skip = [], made - point.at
+        for piece in self._pieces(point, slowly=True):
+            found.append(piece[skip:])
+            skip = max(skip - len(piece), 0)
+        if rest := b"".join(found):
+            yield rest
+
 
 def _member() -> _Decompress:
     return cast("_Decompress", zlib_ng.decompressobj(wbits=31))  # whose stub lacks `copy`
-
-
-def _before_damage(member: _Decompress, data: bytes) -> bytes:
-    """What precedes the damage in data that the decompressor refused: it keeps to itself what it had made of them, which
-    was less than a piece."""
-    found: list[bytes] = []
-    with suppress(zlib_ng.error):  # type: ignore[arg-type]  # the stub types the class as an instance
-        found.extend(member.decompress(data[at : at + 1]) for at in range(len(data)))
-    return b"".join(found)
