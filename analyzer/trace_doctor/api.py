@@ -106,7 +106,7 @@ def analyze(
     if config is None:
         config = defaults(select=list(select), ignore=list(ignore), max_memory=max_memory)
     settings = config.settings
-    rules = choose(settings.select, settings.ignore, settings.extend_select, preview=settings.preview)
+    rules = settings.chosen()
     script = Path(source) if source else Path(settings.source) if settings.source else None
     options = _options(settings, source=script, steps=steps, device=device)
     progress, how = progress or Progress(), ways(settings)

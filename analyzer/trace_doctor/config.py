@@ -16,7 +16,7 @@ from typing import Any
 from trace_doctor.errors import UsageError
 from trace_doctor.files import open_regular
 from trace_doctor.loaders.limits import memory_limit
-from trace_doctor.registry import resolve
+from trace_doctor.registry import choose, resolve
 from trace_doctor.rule import Rule
 
 SEVERITIES = ("critical", "warning", "info")
@@ -69,6 +69,10 @@ class Settings:
     warning_at: float = _setting(0.03, "share of the step or of the peak from which a finding is a warning")
     severity: dict[str, str] = _setting({}, "severity by rule: critical, warning, info")
     rules: dict[str, dict[str, Any]] = _setting({}, "thresholds by rule")
+
+    def chosen(self) -> list[type[Rule]]:
+        """The rules to run."""
+        return choose(self.select, self.ignore, self.extend_select, preview=self.preview)
 
     def threshold_overrides(self, rule: type[Rule]) -> dict[str, Any]:
         return {**self.rules.get(rule.name, {}), **self.rules.get(rule.code, {})}

@@ -143,6 +143,12 @@ def test_a_capture_of_several_files_keeps_nothing(facts: Facts) -> None:
     assert not Facts(replace(facts.capture, further=(facts.run,))).kept()
 
 
+def test_what_files_of_the_user_went_into_is_not_kept(facts: Facts) -> None:
+    given = Facts(facts.capture, Options(source=Path("train.py")))
+    assert given[Threads] == facts[Threads]
+    assert "Threads" in given.made() and not given.kept()
+
+
 def test_evidence_of_another_package_is_never_kept(facts: Facts) -> None:
     class Foreign(Threads, frozen=True):
         pass

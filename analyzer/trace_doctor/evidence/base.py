@@ -70,8 +70,8 @@ class Facts:
         return keeping.kept(self, self._made)
 
     def kept(self) -> dict[str, npt.NDArray[Any]]:
-        """The evidence for later analyses: what this one made, and what it was given and did not ask for. None where files
-        of the user went into it, which may be others then."""
+        """The evidence for later analyses: what this one made, and what it was given and did not ask for. Nothing where
+        files of the user went into it, which may be others then."""
         lasting = self.capture.run is not None and self.options.source is None
         return {**self._earlier, **self.made()} if lasting else {}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import os
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.loaders.columns import dtype_of
@@ -43,18 +43,9 @@ def made_from(facts: Facts) -> bytes | None:
     run, options = facts.capture.run, facts.options
     if run is None or facts.capture != Capture(facts.capture.rank, run):
         return None
-    source = None if options.source is None else str(options.source)
-    parts = (
-        run.path,
-        facts.capture.rank,
-        run.rank,
-        run.meta,
-        run.torch_version,
-        source,
-        replace(options, source=None),
-    )
+    parts = (run.path, facts.capture.rank, run.rank, run.meta, run.torch_version, options)
     try:
-        return hashlib.sha256(msgspec.json.encode(parts)).digest()
+        return hashlib.sha256(msgspec.json.encode(parts, enc_hook=os.fspath)).digest()
     except (TypeError, RecursionError):  # options of a rule pack, and what is nested without end
         return None
 

@@ -62,6 +62,8 @@ def load_inputs(
 ) -> list[Loaded]:
     """Every file, in the order given. What cannot be read is an outcome, not an error."""
     ways, progress = ways or Ways(), progress or Progress()
+    if not all(f.kind == "trace" and f.recording is None for f in found):  # several may form one capture
+        ways = replace(ways, prefetch=None)
     tasks = [_Task(f, ways) for f in found]
     for task in tasks:
         task.look_up()
@@ -69,9 +71,6 @@ def load_inputs(
     progress.expect(sum(t.size for t in missing))
     count = processes([t.weight for t in missing], ways) if able() else 1
     if count > 1:
-        if not all(f.kind == "trace" and f.recording is None for f in found):  # then they form captures
-            for task in missing:
-                task.ways = replace(task.ways, prefetch=None)
         log.info("reading %d files in %d processes", len(missing), count)
         _in_processes(missing, count, progress)
     for task in missing:
