@@ -47,6 +47,10 @@ def _bytes(path: Path) -> bytes:
 
 
 def load(path: Path) -> None:
+    """With the memory allocator set up as the commands set it up."""
+    from trace_doctor.tuning import tune
+
+    tune()
     from trace_doctor.evidence.base import Facts
     from trace_doctor.evidence.launches import Launches
     from trace_doctor.evidence.nesting import Nesting
