@@ -10,9 +10,10 @@ from queue import Empty, Queue
 from threading import Event, Thread
 
 from trace_doctor.files import open_regular
-from trace_doctor.loaders.gunzip import MAGIC, PIECE, RATIO, Gunzip
+from trace_doctor.loaders.gunzip import MAGIC, RATIO, Gunzip
 from trace_doctor.loaders.progress import advanced, listening
 
+PIECE = 1 << 20
 GROWS = 12
 """Traces grow about this much when they are unpacked."""
 AHEAD = 2
@@ -40,7 +41,7 @@ class ByteStream:
         return self.gunzip.problem if self.gunzip else ""
 
     def pieces(self) -> Iterator[bytes]:
-        """Pieces of at most 1 MiB."""
+        """Pieces of at most 2 MiB."""
         return self.gunzip.pieces() if self.gunzip else self._plain()
 
     def head(self, size: int) -> bytes:
