@@ -72,6 +72,16 @@ def test_the_number_of_points_is_limited(tmp_path: Path, monkeypatch: pytest.Mon
         assert len(found) <= len(text) // 3
 
 
+def test_whoever_stops_at_the_last_bytes_knows_of_the_damage(tmp_path: Path) -> None:
+    """A file that is refused is refused with the same words, however far ahead of its reader it was unpacked."""
+    path = tmp_path / "a.gz"
+    packed(path, b"true, and more")
+    path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+    packing = Gunzip(path)
+    assert next(packing.pieces()) == b"true, and more"
+    assert "incorrect data check" in packing.problem
+
+
 def test_up_to_damage(tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
     text = packed(path, text_of(200_000))

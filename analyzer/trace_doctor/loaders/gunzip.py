@@ -106,16 +106,16 @@ class Gunzip:
                     out = member.decompress(pending, PIECE)
                 except zlib_ng.error as error:  # type: ignore[misc]  # the stub types the class as an instance
                     if not slowly and (not fresh or pending.startswith(MAGIC)):
-                        yield from self._before_damage(made)
                         self.problem = f"the gzip data is damaged ({error})"
+                        yield from self._before_damage(made)
                     return  # other bytes behind the last complete member are padding, as gzip itself treats them
                 if ended and not out:
                     self.problem = "the gzip data ends early"
                     return
                 pending, fresh, made = member.unconsumed_tail, False, made + len(out)
                 if self._ratio and made > BOMB and made > self._ratio * file.tell():
-                    yield out
                     self.problem = f"the gzip data unpacks to more than {self._ratio} times its size"
+                    yield out
                     return
                 if member.eof:
                     members += 1
