@@ -102,7 +102,8 @@ def test_what_the_recorder_says(accumulating) -> None:  # type: ignore[no-untype
     assert said["ended"] == "enough" and said["rank"] == 0 and said["world_size"] == 1
     assert said["files"] == {"light": "rank0.light.json.gz", "detailed": "rank0.detailed.json.gz"}
     overheads = {p["name"]: p["overhead"] for p in said["phases"]}
-    assert overheads["detailed"]["per_step_us"] > 0 and overheads["timing"] is None
+    assert overheads["timing"] is None
+    assert overheads["detailed"]["per_step_us"]  # below zero where others took the core meanwhile
     assert [p.name for p in accumulating.folder.iterdir() if p.name.startswith(".")] == []
 
 
