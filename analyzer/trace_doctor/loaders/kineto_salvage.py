@@ -61,7 +61,8 @@ def repairs(text: bytes) -> Iterator[bytes]:
         return
     readable = text.decode("utf-8", "replace")
     yield _mend(readable).encode()
-    yield _mend(_with_escaped_quotes(readable)).encode()
+    if (escaped := _with_escaped_quotes(readable)) != readable:
+        yield _mend(escaped).encode()
 
 
 def _with_escaped_quotes(text: str) -> str:
@@ -98,6 +99,8 @@ def _mend_token(token: str) -> str:
         return ": null"  # a value that was never written
     if token[0] != '"':
         return token if token in ("true", "false", "null") else "null"
+    if token.isprintable() and "\\" not in token:  # nearly all: a damaged file may hold a million such events
+        return token
     if _BAD_ESCAPE.search(token):
         # That shows a writer that does not escape: then every backslash of this string is meant literally.
         token = _BACKSLASH.sub(lambda m: m[0] if len(m[0]) == 2 else r"\\", token)
