@@ -56,6 +56,22 @@ def test_what_cannot_be_found_keeps_its_time() -> None:
     assert exact(np.array([5, 7]), np.array([0, 10]), [b"no events here"]).tolist() == [5, 7]
 
 
+@pytest.mark.parametrize("decoder", ["python", "c"])
+def test_a_damaged_start_beyond_all_times_harms_no_other(
+    tmp_path: Path, decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More nanoseconds than an int64 holds."""
+    if decoder == "python":
+        monkeypatch.setenv("TRACE_DOCTOR_DECODER", "python")
+    starts = [BEGIN + 37 * n for n in range(20)]
+    path = tmp_path / "trace.json"
+    for damaged in ("67125010763085883.226", "9999999999999999.5", "999999999999999999.5"):
+        text = _document(starts).replace(f"{starts[3] // 1000}.{starts[3] % 1000:03}", damaged, 1)
+        path.write_text(text)
+        found = load_trace(path, path.name).ts.tolist()
+        assert [ns for ns in found if ns in starts] == starts[:3] + starts[4:]
+
+
 def test_halves_go_to_the_even_one_of_the_text() -> None:
     """Old traces of autograd count in half nanoseconds, whose floats are a little less or more."""
     texts = [

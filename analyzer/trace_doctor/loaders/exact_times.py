@@ -23,7 +23,8 @@ COARSE_US = float(1 << 43)
 """From here on a float64 of microseconds steps by two nanoseconds and more."""
 MOST_OFF_NS = 250
 """What rounding to a float64 can move a start by today: anything beyond is another number."""
-_START = re.compile(rb'"ts"\s*:\s*"?(\d{1,18})\.(\d{1,9})')
+_START = re.compile(rb'"ts"\s*:\s*"?([1-8]?\d{1,15})\.(\d{1,9})')
+"""Up to what an int64 of nanoseconds holds."""
 _OVERLAP = 128
 
 
