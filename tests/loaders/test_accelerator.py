@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from trace_doctor.errors import TraceDoctorError, UsageError
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.nesting import inside, nest
-from trace_doctor.loaders import _accelerator, gunzip, kineto_events, stream
+from trace_doctor.loaders import _accelerator, gunzip, kineto_window, stream
 from trace_doctor.loaders._accelerator import build
 from trace_doctor.loaders.kineto import load_trace
 from trace_doctor.loaders.kineto_decode import Columns
@@ -88,7 +88,7 @@ def small_windows() -> Iterator[Taken]:
         return window
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kineto_events, "LOOK_AHEAD", 1 << 12)
+        patch.setattr(kineto_window.Window, "LOOK_AHEAD", 1 << 12)
         for module in (stream, gunzip):
             patch.setattr(module, "PIECE", 1 << 13)
         patch.setattr(_accelerator.Scanner, "scan", counted)

@@ -288,7 +288,24 @@ def test_arguments_nested_too_deeply_to_read(tmp_path: Path) -> None:
 
 def test_a_list_that_shows_no_borders_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A megabytes long text without a second event: given up at the limit, not collected without end."""
-    monkeypatch.setattr(kineto_window, "LONGEST", 1 << 21)
+    monkeypatch.setattr(kineto_window.Window, "LONGEST", 1 << 21)
     endless = '{"ph": "X", "name": "' + "x" * (1 << 23)
     run = load(tmp_path, trace(endless, *sound(2)))
     assert run.damage.lost >= 1
+
+
+# -- the beginning -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [b"x", b"", b"\0\0{", b"\xff{", b"x,y,{"])
+def test_a_damaged_beginning_costs_no_event_and_no_field(tmp_path: Path, start: bytes) -> None:
+    whole = HEAD.replace('"deviceProperties": []', '"deviceProperties": [{"id": 0, "name": "V100"}]')
+    run = load(tmp_path, start + (whole + ",".join(sound(20)) + "]}").encode()[1:])
+    assert names(run) == [f"op{i}" for i in range(20)]
+    assert run.device_names == {0: "V100"}
+    assert run.warnings == ["1 event could not be read"]
+
+
+@pytest.mark.parametrize("start", ["", "x", " x "])
+def test_a_list_without_its_bracket(tmp_path: Path, start: str) -> None:
+    assert names(load(tmp_path, start + ",".join(sound(20)) + "]")) == [f"op{i}" for i in range(20)]

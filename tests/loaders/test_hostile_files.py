@@ -193,7 +193,7 @@ def test_texts_that_a_careless_reader_searches_for_ever(tmp_path: Path, text: st
 
 
 def test_a_single_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto_window, "LONGEST", 1 << 20)
+    monkeypatch.setattr(kineto_window.Window, "LONGEST", 1 << 20)
     path = put(tmp_path, "trace.json", HEAD + '{"ph":"X","cat":"kernel","name":"')
     with path.open("r+b") as file:
         file.truncate(64 << 20)
@@ -213,7 +213,7 @@ def test_white_space_without_end(
     tmp_path: Path, before: str, behind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is passed in steps: the window stays within its limit, and whatever stands around it is read."""
-    monkeypatch.setattr(kineto_window, "LONGEST", 1 << 21)
+    monkeypatch.setattr(kineto_window.Window, "LONGEST", 1 << 21)
     largest = 0
     drop = kineto_window.Window._drop
 

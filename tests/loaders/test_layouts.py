@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.errors import DamagedCapture
-from trace_doctor.loaders import kineto_args, kineto_events, stream
+from trace_doctor.loaders import kineto_args, kineto_window, stream
 from trace_doctor.loaders.kineto import load_trace
 from trace_doctor.run import Run
 
@@ -160,7 +160,7 @@ def test_chunk_borders_may_fall_anywhere(monkeypatch: pytest.MonkeyPatch, layout
     assert whole.warnings == []
     for size in (1, 7, 61, 300):
         monkeypatch.setattr(stream, "PIECE", size)
-        monkeypatch.setattr(kineto_events, "LOOK_AHEAD", 2000)
+        monkeypatch.setattr(kineto_window.Window, "LOOK_AHEAD", 2000)
         assert_same(whole, load_bytes(text))
 
 

@@ -39,6 +39,7 @@ _TORCH = regex(
 )
 
 
+_EVENTS = regex(rb"\"traceEvents\"\s*:\s*\[")
 _SNAPSHOT = regex(rb"device_traces|segment_type|active_allocated|segment_pool_id|allocator_settings")
 _FLIGHT_RECORDER = regex(rb"collective_seq_id|p2p_seq_id|pg_status|pg_config")
 _TORCH_TRACE = regex(rb"V\d{4} [\d:.]+ \d+ \S+\] (?:\[[^\]]*\] )?\{")
@@ -76,9 +77,10 @@ def kind(head: bytes) -> Literal["trace", "snapshot", "torch_trace"] | None:
         return "snapshot" if _SNAPSHOT.search(head) else None
     if _TORCH_TRACE.match(head):
         return "torch_trace"
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") and torch_marks(head):
-        return "trace"
-    return None
+    begins = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+    return (
+        "trace" if (begins or _EVENTS.search(head)) and torch_marks(head) else None
+    )  # damage may begin a file
 
 
 def foreign(head: bytes) -> str | None:

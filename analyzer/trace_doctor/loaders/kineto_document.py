@@ -13,7 +13,7 @@ from trace_doctor.loaders.kineto_events import EventList
 from trace_doctor.run import Damage
 
 _STRING = kineto_salvage.STRING.encode()
-_KEY = re.compile(rb"[\s,]*(" + _STRING + rb')"\s*:\s*', re.S)
+_KEY = re.compile(rb"(" + _STRING + rb')"\s*+:\s*+(?=\S)', re.S)
 _SCALAR = re.compile(_STRING + rb'"(?=\s*[,}])|[^",{}\[\]]++(?=[,}])', re.S)
 _MARKS = (b'"traceEvents"', b'"ph"', b'"cat"')  # a plain search for them is fifty times as fast
 MOST_FIELDS, LARGEST_FIELD = 2000, 1 << 22
@@ -33,23 +33,29 @@ class Document(EventList):
         self._turns = 0
 
     def read(self) -> None:
-        """Reads to the end. What does not begin like JSON gives no field and no event."""
-        self._grow()
+        """Reads to the end, also what does not begin like JSON: its first bytes may be damaged."""
+        self._hold(self.LOOK_AHEAD)
         if self._text.startswith(b"\xef\xbb\xbf"):
             self._drop(3)
         self._skip()
-        first = self._text[:1]
-        self._drop(1)
-        if first == b"[":
+        if self._text.startswith(b"["):
             self.legacy_list = True
+            self._drop(1)
             self._list()
-        elif first == b"{":
-            self._fields()
         else:
-            return
+            self.damage.lost += not self._text.startswith(b"{")
+            self._drop(self._first_word())
+            self._fields()
         # behind the end another list, where a stray bracket in a damaged event looked like it
         while self._turns < MOST_FIELDS and self._seek():
             self._fields()
+
+    def _first_word(self) -> int:
+        """Where the first field is, or an event of a list whose bracket is lost."""
+        quote = self._text.find(b'"', 0, self.LOOK_AHEAD)
+        bracket = self._text.rfind(b"{", 0, max(quote, 0))
+        is_event = bracket >= 0 and EVENT.match(self._text, bracket, self.LOOK_AHEAD)
+        return bracket if is_event else max(quote, 0)
 
     def _fields(self) -> None:
         while self._turns < MOST_FIELDS:
@@ -58,33 +64,35 @@ class Document(EventList):
             if self._text[:1] == b"}":
                 self._drop(1)
                 return
-            if EVENT.match(self._text):
+            self._hold(self.LOOK_AHEAD)
+            if EVENT.match(self._text, 0, self.LOOK_AHEAD):
                 self._read_events()
                 self._skip()
                 if not self._text:  # a bare list behind a document
                     return
                 continue
-            key = _KEY.match(self._text)
-            while key is None and self._double():
-                key = _KEY.match(self._text)
-            value = self._skip_space(key.end()) if key else None
-            if key is None or value is None:
+            key = self._key()
+            if key is None:
                 if not self._resync():
                     return
                 continue
             name = key[1][1:].decode("utf-8", "replace")
             self.keys.append(name)
-            if name == "traceEvents" and self._text[value : value + 1] == b"[":
-                self._drop(value + 1)
+            if name == "traceEvents" and self._text[key.end() : key.end() + 1] == b"[":
+                self._drop(key.end() + 1)
                 self._list()
-            elif not self._field(name, value):
+            elif not self._field(name, key.end()):
                 return
+
+    def _key(self) -> re.Match[bytes] | None:
+        """The key that the window begins with, to its value."""
+        if self._text[:1] != b'"':
+            return None
+        return next(filter(None, (_KEY.match(self._text, 0, end) for end in self._ends())), None)
 
     def _field(self, name: str, start: int) -> bool:
         """One field that is not the events. False at the end of the file."""
-        end = self._value_end(start)
-        while end is None and self._double():
-            end = self._value_end(start)
+        end = next(filter(None, (self._value_end(start, stop) for stop in self._ends())), None)
         if end is None:
             return self._resync()
         text = self._text[start:end]
@@ -108,15 +116,15 @@ class Document(EventList):
             self.meta[name] = value
         return True
 
-    def _value_end(self, start: int) -> int | None:
+    def _value_end(self, start: int, stop: int) -> int | None:
         if self._text[start : start + 1] in (b"{", b"["):
-            return kineto_salvage.object_end(self._text, start, len(self._text))
-        found = _SCALAR.match(self._text, start)
+            return kineto_salvage.object_end(self._text, start, stop)
+        found = _SCALAR.match(self._text, start, stop)
         return found.end() if found else None
 
     def _resync(self) -> bool:
         """Behind an unreadable field: on to the events. False at the end of the file."""
-        begun = bool(self._text.strip())
+        begun = bool(self._text)
         if self._seek():
             self.damage.lost += begun
             return True
@@ -128,9 +136,12 @@ class Document(EventList):
         while True:
             found = any(key in self._text for key in _MARKS) and AHEAD.search(self._text)
             if found:
-                self._drop(found.start())
-                return True
-            self._drop(max(len(self._text) - 64, 0))
+                near = found.end() - found.start() <= self.LOOK_AHEAD
+                self._drop(found.start() if near else found.start() + 1)
+                if near:
+                    return True
+                continue
+            self._drop(max(len(self._text) - self.LOOK_AHEAD, 0))
             if not self._grow():
                 return False
 

@@ -7,9 +7,10 @@ chunk is halved until the text at fault stands alone, and that is repaired or co
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
-from operator import attrgetter
+from operator import attrgetter, sub
 
 import numpy as np
 
@@ -23,8 +24,6 @@ _NOTHING = re.compile(rb"\{\s*\}")
 _BRACKET = re.compile(rb"[{\]]")
 _LIKELY = 8
 """places at which a broken event may end that are tried"""
-LOOK_AHEAD = 1 << 18
-"""How far behind a broken event its end is sought."""
 NARROW = 1 << 15
 """So much at least goes to the decoder in Python where the one in C finds something unusual; twice as much each time
 that C does not get on behind it."""
@@ -53,52 +52,67 @@ class EventList(Window):
         """Reads a list of events; the window begins behind its `[`, or at one of its events."""
         while True:
             self._skip()
-            if self._more and len(self._text) < LOOK_AHEAD and self._double():
-                continue
+            self._hold(self.LOOK_AHEAD)
             if self._scan() or self._usual():
                 continue
             starts = self._borders.all(self._text)
-            if self._more and len(starts) < 3 and self._double():
+            whole = self._whole(starts)
+            if whole == 0:
+                most = self.LONGEST + self.LOOK_AHEAD
+                if self._more and len(self._text) <= most:
+                    self._hold(min(2 * len(self._text), most))
+                elif not self._lone():
+                    return
                 continue
-            whole = len(starts) - 1 if self._more else len(starts)
-            if whole == 0:  # the window is at its limit and shows no second event
-                close = kineto_salvage.object_end(self._text, 0, len(self._text))
-                if close is not None and self._take(self._text[:close], 0, mend=True):
-                    self._flush()
-                    self._drop(close)
-                    continue
-                self._unread(self._text, unfinished=False)
-                self._drop(len(self._text) - 64)
-                return
             self._done = 0
-            try:
-                stop = self._decode(starts, 0, whole)
-            except _NeedMore as need:
-                self._flush()
-                self._drop(need.pos)
-                self._double(2 * LOOK_AHEAD)
-                continue
+            stop = self._decode(starts, 0, whole)
             self._flush()
             if stop is not None:
                 self._drop(stop)
                 return
-            if not self._more:
+            if whole == len(starts):
                 self.damage.truncated = True
                 self.damage.lost += max(self._unfinished - 1, 0)  # one of them was cut, not damaged
                 self._unfinished = 0
                 self._drop(len(self._text))
                 return
-            self._drop(max(self._done, starts[whole] if whole < len(starts) else 0))
+            self._drop(max(self._done, starts[whole]))
+
+    def _whole(self, starts: list[int]) -> int:
+        """How many pieces are here to their ends, with what is looked at behind them: up to the first that is longer than
+        any event."""
+        size = len(self._text)
+        seen = bisect_left(starts, size - self.LOOK_AHEAD)
+        ends = starts[1:seen] if self._more else [*starts[1:], size]
+        lengths = map(sub, ends, starts)
+        return next((i for i, length in enumerate(lengths) if length > self.LONGEST), len(ends))
+
+    def _lone(self) -> bool:
+        """Reads one event that none follows as far as an event may reach. False where the list ends, or is lost."""
+        text = self._text[: self.LONGEST]
+        if text.startswith(b"]") and self._is_end(0, len(text)):
+            self._finish()
+            self._drop(1)
+            return False
+        close = kineto_salvage.object_end(text, 0, len(text))
+        if close is not None and self._take(text[:close], 0, mend=True):
+            self._flush()
+            self._drop(close)
+            return True
+        self._unread(text, unfinished=False)
+        self._drop(len(text))
+        return False
 
     def _scan(self) -> bool:
         """Reads the window with the decoder in C, up to the last border before anything unusual. False where there is no
         such decoder, or where the window begins with what is unusual, and nothing was read."""
         if self._scanner is None or self._unfinished:
             return False
-        window = self._scanner.scan(self._text, self._at)
+        window = self._scanner.scan(self._text[: self.LONGEST], self._at)
         if window is None:
             return False
         self.columns.add_window(window, self._text)
+        self._losing = False
         if window.end > NARROW:
             self._narrowed = 0
         self._drop(window.end)
@@ -113,13 +127,15 @@ class EventList(Window):
             narrow, self._narrowed = NARROW << self._narrowed, self._narrowed + 1
             if narrow < len(self._text) and self._read_as_usual(self._text[:narrow]):
                 return True
-        return self._read_as_usual(self._text)
+        return self._read_as_usual(self._text[: self.LONGEST])
 
     def _read_as_usual(self, text: bytes) -> bool:
         found = self._borders.usual(text)
         if found is None:
             return False
         starts, end = found
+        if np.diff(starts, append=end).max() > self.LOOK_AHEAD:  # there may be borders inside that event
+            return False
         try:
             events = decode(b"".join((b"[", memoryview(text)[:end], b"]")))
         except ValueError:
@@ -166,19 +182,20 @@ class EventList(Window):
     def _single(self, pos: int, end: int) -> int | None:
         """One piece that did not decode alone: several objects, the list's end, a wrong border, or damage."""
         text = self._text
+        ahead = min(len(text), end + self.LOOK_AHEAD)
         while pos < end:
             found = SPACE.match(text, pos)
             pos = found.end() if found else pos
             if pos >= end:
                 break
-            if text[pos : pos + 1] == b"]" and self._is_end(pos):
+            if text[pos : pos + 1] == b"]" and self._is_end(pos, ahead):
                 self._done = pos + 1
                 self._finish()
                 return pos + 1
             if text[pos : pos + 1] != b"{":
                 pos = self._garbage(pos, end)
                 continue
-            reach = min(len(text), end + (LOOK_AHEAD if self._patience else 0))
+            reach = ahead if self._patience else end
             close = kineto_salvage.object_end(text, pos, reach)
             if close is not None and self._take(text[pos:close], pos, mend=close <= end):
                 pos = close
@@ -192,8 +209,6 @@ class EventList(Window):
             patient, self._patience = self._patience > 0, max(self._patience - 1, 0)
             if self._take(text[pos:end], pos, mend=True):
                 pos = end
-            elif close is None and self._more and len(text) - pos < LOOK_AHEAD:
-                raise _NeedMore(pos)
             elif end == len(text) and patient and (last := self._last_event(pos)) is not None:
                 pos = last
             else:
@@ -202,14 +217,12 @@ class EventList(Window):
         self._done = max(self._done, pos)
         return None
 
-    def _is_end(self, pos: int) -> bool:
+    def _is_end(self, pos: int, ahead: int) -> bool:
         """The `]` at `pos` ends the list; in a damaged event it may be one of the event's own."""
-        last = not self._text[pos + 1 :].strip(b" \t\r\n,}")
-        if last and self._more:
-            raise _NeedMore(pos)
+        last = ahead == len(self._text) and not self._text[pos + 1 :].strip(b" \t\r\n,}")
         if last and self._unfinished:
             return False  # the file was cut inside that event
-        return LIST_END.match(self._text, pos) is not None
+        return LIST_END.match(self._text, pos, ahead) is not None
 
     def _last_event(self, pos: int) -> int | None:
         """The end of a damaged event that the end of the list follows. None when there is no such place."""
@@ -228,7 +241,8 @@ class EventList(Window):
         for found in islice(LIKE_EVENT.finditer(self._text, pos + 1, end), _LIKELY):
             close = kineto_salvage.object_end(self._text, found.start(), end)
             if close is None or not (
-                SPACE.fullmatch(self._text, close, end) or LAST.match(self._text, close - 1)
+                SPACE.fullmatch(self._text, close, end)
+                or LAST.match(self._text, close - 1, end + self.LOOK_AHEAD)
             ):
                 continue
             event = read_one(self._text[found.start() : close])
@@ -293,11 +307,3 @@ class EventList(Window):
             return False
         self._add([event], [pos])
         return True
-
-
-class _NeedMore(Exception):
-    """The event at `pos` of the window may go on behind the window."""
-
-    def __init__(self, pos: int) -> None:
-        super().__init__(pos)
-        self.pos = pos

@@ -1,4 +1,9 @@
-"""The part of a trace file that is in memory while it is read: it grows at its end and is dropped from its beginning."""
+"""The part of a trace file that is in memory while it is read: it grows at its end and is dropped from its beginning.
+
+Where it ends is chance: the pieces that come, and how far the decoder got with the window before. What is made of a text
+must not depend on that, so nothing is looked for up to the window's end, but up to `LOOK_AHEAD` or `LONGEST` bytes behind a
+place of the file.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,6 @@ import re
 from collections.abc import Iterator
 
 SPACE = re.compile(rb"[\s,]*")
-_BLANK = re.compile(rb"[ \t\r\n]*")
-LONGEST = 1 << 24
-"""The window's limit: no single event or metadata field is that long."""
 _OVERLAP = 64
 """No marker text is longer: one that two pieces share is seen, too."""
 THOROUGH, SAMPLE = 1 << 23, 1 << 14
@@ -17,6 +19,11 @@ THOROUGH, SAMPLE = 1 << 23, 1 << 14
 
 class Window:
     """A window over the pieces of a file. `features` are the watched texts seen so far."""
+
+    LONGEST = 1 << 24
+    """no single event or metadata field is longer"""
+    LOOK_AHEAD = 1 << 18
+    """how far behind a place is looked to tell what it is: the end of a broken event, the next event"""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self.features: set[bytes] = set()
@@ -44,11 +51,21 @@ class Window:
         self._text = b"".join(pieces)
         return more > 0
 
-    def _double(self, least: int = 0) -> bool:
-        """Reads on until the window is twice as long (at least `least`), so that what is searched again stays in
-        proportion. False when nothing came or the window is at its limit."""
-        size = len(self._text)
-        return size < LONGEST and self._grow(max(size, least - size))
+    def _hold(self, count: int) -> None:
+        """Reads on until the window is longer than so many bytes, or the file is over."""
+        if self._more and len(self._text) <= count:
+            self._grow(count + 1 - len(self._text))
+
+    def _ends(self) -> Iterator[int]:
+        """Ends for a search that begins with the window, each twice as far, so that what is searched again stays in
+        proportion: up to `LONGEST`, or the end of the file."""
+        end = min(self.LOOK_AHEAD, self.LONGEST)
+        while True:
+            self._hold(end)
+            yield min(end, len(self._text))
+            if end == self.LONGEST or end >= len(self._text):
+                return
+            end = min(2 * end, self.LONGEST)
 
     def _drop(self, count: int) -> None:
         self._text = self._text[count:]
@@ -61,16 +78,6 @@ class Window:
             self._drop(found.end() if found else 0)
             if self._text or not self._grow():
                 return
-
-    def _skip_space(self, pos: int) -> int | None:
-        """The first character at or behind `pos` that is no white space; None where the file or the window ends before."""
-        while True:
-            found = _BLANK.match(self._text, pos)
-            pos = found.end() if found else pos
-            if pos < len(self._text):
-                return pos
-            if not self._double():
-                return None
 
     def _note_features(self, before: bytes, piece: bytes, at: int) -> None:
         """Arguments that many events have show in a part of each piece; a whole search would cost a fifth of the load."""

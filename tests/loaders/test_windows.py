@@ -1,0 +1,135 @@
+"""A file is read window by window. What is made of it does not depend on where they end, however damaged it is, nor on
+which decoder reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trace_doctor.loaders import _accelerator, kineto_events
+from trace_doctor.loaders.kineto_decode import Columns
+from trace_doctor.loaders.kineto_document import Document
+from trace_doctor.loaders.kineto_window import Window
+from trace_doctor.run import Damage
+
+LIBRARY, _ = _accelerator._load()
+DECODERS = ["python", "c"] if LIBRARY is not None else ["python"]
+
+NESTED = {"l": [{"a": 1}, {"name": 2}, {"ph": "x"}], "s": '},{"ph": "X"'}
+ARGUMENTS: list[dict[str, Any]] = [
+    {},
+    {"correlation": 7, "External id": 3},
+    NESTED,
+    {"big": "x" * 1500, "q": '],"a":1}'},
+]
+KEYS = [("ph", "name"), ("name", "ph"), ("cat", "ph"), ("zz", "ph")]
+"""the first key of an event, and another"""
+
+events = st.tuples(
+    st.sampled_from("XXXXXiM"), st.sampled_from(ARGUMENTS), st.sampled_from(KEYS), st.integers(0, 99)
+)
+documents = st.tuples(
+    st.lists(events, min_size=1, max_size=60), st.sampled_from([None, 1]), st.sampled_from([None, (",", ":")])
+)
+damage = st.tuples(
+    st.sampled_from(["cut", "remove", "insert", "turn"]),
+    st.floats(0, 1, exclude_max=True),
+    st.sampled_from(
+        [b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"}]", b'],"x":1', b'],[{"ph":', b"\xff", b"\0" * 50, b" " * 3000, b"NaN"]
+    ),
+    st.sampled_from([1, 5, 100, 2000]),
+)  # fmt: skip
+pieces = st.lists(st.integers(1, 5000), max_size=50)
+
+
+def text_of(document: tuple[Any, ...]) -> bytes:
+    found, indent, separators = document
+    made = []
+    for phase, args, (first, second), number in found:
+        fields = {
+            "ph": phase,
+            "name": f"op{number}",
+            "cat": "cpu_op",
+            "pid": 1,
+            "tid": 2,
+            "ts": number,
+            "dur": 1,
+            "zz": 1,
+        }
+        order = [first, second, *(fields.keys() - {first, second})]
+        made.append({key: fields[key] for key in sorted(order, key=order.index)} | {"args": args})
+    whole = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0}, {"id": 1}],
+        "traceEvents": made,
+        "traceName": "t",
+    }
+    return json.dumps(whole, indent=indent, separators=separators).encode()
+
+
+def damaged(text: bytes, changes: list[tuple[str, float, bytes, int]]) -> bytes:
+    for kind, where, put, count in changes:
+        at = int(where * len(text))
+        match kind:
+            case "cut":
+                text = text[:at]
+            case "remove":
+                text = text[:at] + text[at + count :]
+            case "insert":
+                text = text[:at] + put + text[at:]
+            case _:
+                text = text[:at] + bytes(b ^ 4 for b in text[at : at + 1]) + text[at + 1 :]
+    return text
+
+
+def cut_into(text: bytes, sizes: list[int]) -> Iterator[bytes]:
+    at = 0
+    for size in sizes:
+        yield text[at : at + size]
+        at += size
+    yield text[at:]
+
+
+def reading(text: bytes, sizes: list[int], decoder: str) -> dict[str, Any]:
+    """All that is made of a text that comes in such pieces."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_accelerator.VARIABLE, decoder)
+        patch.setattr(Window, "LOOK_AHEAD", 1 << 10)
+        patch.setattr(Window, "LONGEST", 1 << 14)
+        patch.setattr(kineto_events, "NARROW", 1 << 7)
+        columns, damage = Columns(), Damage()
+        document = Document((p for p in cut_into(text, sizes) if p), columns, damage)
+        document.read()
+    ids = {"name": list(columns.names), "cat": list(columns.cats), "track": list(columns.tracks)}
+    return {
+        **{key: column.tobytes() for key, column in columns.rows().items()},
+        **{key: list(values) for key, values in ids.items()},
+        "labels": (columns.labels, columns.processes),
+        "around": (document.meta, document.keys, document.arrays),
+        "damage": damage,
+    }
+
+
+@settings(max_examples=400, deadline=None)
+@given(documents, st.lists(damage, max_size=6), pieces)
+def test_where_windows_end_is_of_no_consequence(
+    document: tuple[Any, ...], changes: list[tuple[str, float, bytes, int]], sizes: list[int]
+) -> None:
+    text = damaged(text_of(document), changes)
+    whole = reading(text, [], "python")
+    for decoder in DECODERS:
+        assert reading(text, sizes, decoder) == whole
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_what_lies_between_two_remains_of_events_tells_them_apart(decoder: str) -> None:
+    """The second of two is mostly a piece of the first; behind sound events it is not."""
+    sound = [json.dumps({"ph": "X", "name": "op", "ts": 1, "dur": 1, "args": {"n": i}}) for i in range(60)]
+    remains = '{"name": "a":"b", "ts":,,}'
+    text = f'{{"traceEvents": [{", ".join([*sound, remains, *sound, remains, *sound])}]}}'.encode()
+    assert reading(text, [1000] * 20, decoder)["damage"] == Damage(lost=2)
