@@ -29,7 +29,8 @@ def test_cases_found_before(path: Path | None) -> None:
 
 @pytest.mark.parametrize("kind", oracle.KINDS)
 def test_damaged_seeds(kind: str) -> None:
-    """Cut anywhere, with wrong bytes, with pieces twice: columns or one line, never anything else."""
+    """Cut anywhere, with wrong bytes, with pieces twice: columns or one line, never anything else, and columns that are
+    the same in any windows."""
     chance = random.Random(3)
     for number, seed in enumerate(SEEDS[kind]()):
         oracle.check(kind, seed)
@@ -42,5 +43,7 @@ def test_damaged_seeds(kind: str) -> None:
                 at = chance.randrange(len(data))
                 data[at:at] = seed[at : at + chance.randrange(200)]
             oracle.capture(kind, bytes(data))
+            if kind == "trace":
+                oracle.windows(bytes(data))
         if number == 0:
             oracle.check(kind, bytes(data))

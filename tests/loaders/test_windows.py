@@ -4,21 +4,14 @@ which decoder reads it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from piecewise import DECODERS, reading
 
-from trace_doctor.loaders import _accelerator, kineto_events
-from trace_doctor.loaders.kineto_decode import Columns
-from trace_doctor.loaders.kineto_document import Document
-from trace_doctor.loaders.kineto_window import Window
 from trace_doctor.run import Damage
-
-LIBRARY, _ = _accelerator._load()
-DECODERS = ["python", "c"] if LIBRARY is not None else ["python"]
 
 NESTED = {"l": [{"a": 1}, {"name": 2}, {"ph": "x"}], "s": '},{"ph": "X"'}
 ARGUMENTS: list[dict[str, Any]] = [
@@ -85,34 +78,6 @@ def damaged(text: bytes, changes: list[tuple[str, float, bytes, int]]) -> bytes:
             case _:
                 text = text[:at] + bytes(b ^ 4 for b in text[at : at + 1]) + text[at + 1 :]
     return text
-
-
-def cut_into(text: bytes, sizes: list[int]) -> Iterator[bytes]:
-    at = 0
-    for size in sizes:
-        yield text[at : at + size]
-        at += size
-    yield text[at:]
-
-
-def reading(text: bytes, sizes: list[int], decoder: str) -> dict[str, Any]:
-    """All that is made of a text that comes in such pieces."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(_accelerator.VARIABLE, decoder)
-        patch.setattr(Window, "LOOK_AHEAD", 1 << 10)
-        patch.setattr(Window, "LONGEST", 1 << 14)
-        patch.setattr(kineto_events, "NARROW", 1 << 7)
-        columns, damage = Columns(), Damage()
-        document = Document((p for p in cut_into(text, sizes) if p), columns, damage)
-        document.read()
-    ids = {"name": list(columns.names), "cat": list(columns.cats), "track": list(columns.tracks)}
-    return {
-        **{key: column.tobytes() for key, column in columns.rows().items()},
-        **{key: list(values) for key, values in ids.items()},
-        "labels": (columns.labels, columns.processes),
-        "around": (document.meta, document.keys, document.arrays),
-        "damage": damage,
-    }
 
 
 @settings(max_examples=400, deadline=None)

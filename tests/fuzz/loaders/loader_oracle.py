@@ -1,13 +1,16 @@
 """What any bytes may do to the loaders and to an analysis of what they loaded: `check(kind, data)` asserts it.
 
 A loader returns columns or raises an error of ours with a one-line message; a diagnosis of the columns gives a result
-in which no rule fails, and every format of it can be written.
+in which no rule fails, and every format of it can be written. `windows(data)`: a trace is read alike in any pieces.
 """
 
 from __future__ import annotations
 
 import tempfile
+import zlib
 from pathlib import Path
+
+from piecewise import DECODERS, reading
 
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
@@ -43,6 +46,14 @@ def capture(kind: str, data: bytes) -> Capture | None:
             return None
         assert (run.dur >= 0).all()
         return Capture(0, run)
+
+
+def windows(data: bytes) -> None:
+    """What is made of a trace does not depend on the pieces that it comes in, nor on the decoder."""
+    sizes = [1 + zlib.crc32(data[n:]) % 3000 for n in range(min(len(data), 20))]
+    whole = reading(data, [], "python")
+    for decoder in DECODERS:
+        assert reading(data, sizes, decoder) == whole
 
 
 def check(kind: str, data: bytes) -> None:
