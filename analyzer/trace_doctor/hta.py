@@ -112,9 +112,7 @@ def frame(run: Run, symbols: dict[str, int], *, args: bool = True) -> pd.DataFra
 
 
 def _microseconds(run: Run, rows: I64) -> tuple[I64, I64]:
-    base = run.meta.get("baseTimeNanoseconds")
-    zero = base if isinstance(base, int) else 0
-    start, end = run.ts[rows] - zero, run.end[rows] - zero
+    start, end = run.ts[rows] - run.base_ns, run.end[rows] - run.base_ns
     return -(-start // 1000), end // 1000
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,15 @@ U8 = npt.NDArray[np.uint8]
 Bool = npt.NDArray[np.bool_]
 Named = Callable[[str], bool]
 """says something of one name"""
+
+
+MOST_COUNTED = 1 << 53
+"""No number of bytes, blocks, devices … is larger; a float holds every smaller one."""
+
+
+def is_count(said: object) -> TypeGuard[int]:
+    """What a file says is a number of things. Anything may stand in one that is damaged, or that others wrote."""
+    return type(said) is int and 0 <= said < MOST_COUNTED
 
 
 def order_of(numbers: I32, count: int) -> I64:
@@ -273,15 +282,20 @@ class Run:
             return [{} for _ in rows]
         return self.read_args([int(self.offset[r]) for r in rows])
 
+    @property
+    def base_ns(self) -> int:
+        """What the file counts its times from, ns since the epoch; the columns have it added."""
+        return int(self.meta.get("baseTimeNanoseconds", 0))
+
+    @property
+    def device_properties(self) -> list[dict[str, Any]]:
+        """What the file says of each GPU: `name`, and numbers such as `id` and `totalGlobalMem`."""
+        return list(self.meta.get("deviceProperties", ()))
+
     @cached_property
     def device_names(self) -> dict[int, str]:
-        """Device id -> name from deviceProperties (only those that have a name)."""
-        found: dict[int, str] = {}
-        for i, p in enumerate(self.meta.get("deviceProperties") or []):
-            if isinstance(p, dict) and p.get("name"):
-                key = p.get("id", i)
-                found[key if isinstance(key, int) else i] = str(p["name"])
-        return found
+        """Device id -> name (only those that have a name)."""
+        return {p.get("id", i): p["name"] for i, p in enumerate(self.device_properties) if p.get("name")}
 
     def events(self) -> pd.DataFrame:
         """The columns as a DataFrame, for people: ts_us, dur_us, name, cat, pid, tid, device, stream, correlation."""

@@ -34,8 +34,7 @@ def test_a_bare_word_in_the_metadata_costs_only_that_value(tmp_path: Path) -> No
     )
     run = load(tmp_path, head + ",".join(sound(2)) + "]}")
     assert len(run) == 2
-    assert run.device_names == {0: "V100"}
-    assert run.meta["deviceProperties"][0]["clock"] is None
+    assert run.device_properties == [{"id": 0, "name": "V100"}]
 
 
 @pytest.mark.parametrize(

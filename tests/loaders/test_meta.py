@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import trace_doctor
 from trace_doctor.loaders.kineto import load_trace
 from trace_doctor.model import Recorded
 from trace_doctor.run import Run
@@ -139,3 +140,43 @@ def test_what_the_builder_writes_comes_back(tmp_path: Path) -> None:
     assert run.args([multiply]) == [{"External id": 1, "Input Dims": [[2, 2]], "Input type": ["float"]}]
     assert run.rank == 2
     assert run.device_names == {0: "NVIDIA H100 80GB HBM3"}
+
+
+ODD: list[Any] = [None, True, -1, 2**63, 10**30, 1.5, "", "x", [], [None], [[]], {}, {"a": 1}, "9" * 400]
+PLACES = [
+    ("baseTimeNanoseconds",),
+    ("deviceProperties",),
+    ("deviceProperties", 0),
+    *(("deviceProperties", 0, key) for key in ("id", "name", "computeMajor", "numSms", "totalGlobalMem")),
+    ("distributedInfo",),
+    *(("distributedInfo", key) for key in ("rank", "world_size", "nccl_version")),
+    ("cuda_runtime_version",),
+    ("allocator_settings",),
+    ("cpu_count",),
+    *(("traceEvents", "args", key) for key in ("bytes", "grid", "Input Dims", "Input type", "Seq", "stream", "blocks per SM")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
+def test_anything_may_stand_where_a_number_should(tmp_path: Path, place: tuple[Any, ...]) -> None:
+    """In a damaged file, or one that another program wrote: no rule fails, and all events are there."""
+    made = RunBuilder(rank=1, world_size=2, shapes=True)
+    for _ in range(4):
+        with made.step():
+            made.copy(100)
+            with made.op("aten::mm", dims=[[64, 64], [64, 64]], types=["float", "float"]):
+                made.launch(300, "sgemm")
+            made.item()
+    whole = json.loads(made.json())
+    for odd in ODD:
+        data = json.loads(json.dumps(whole))
+        inner = [e for e in data["traceEvents"] if "args" in e] if place[0] == "traceEvents" else [data]
+        for target in inner:
+            *way, last = place[1:] if place[0] == "traceEvents" else place
+            for key in way:
+                target = target[key]
+            target[last] = odd
+        (tmp_path / "trace.json").write_text(json.dumps(data))
+        result = trace_doctor.analyze(tmp_path / "trace.json")
+        assert [o for o in result.outcomes if o.outcome == "error"] == [], odd
+        assert result.inputs[0].events == len(made.run())

@@ -17,7 +17,7 @@ from trace_doctor.evidence.kernel_names import is_log_softmax
 from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs, tensor_bytes
 from trace_doctor.evidence.work import Work
 from trace_doctor.regex import regex
-from trace_doctor.run import I64, Bool
+from trace_doctor.run import I64, Bool, is_count
 
 MOST_BETWEEN = 12
 """Kernels at most between a product and the softmax: scale, mask, cast, dropout and the copies around them."""
@@ -159,7 +159,7 @@ def _depth(args: dict[str, Any]) -> int:
     grid = args.get("grid")
     if not isinstance(grid, list) or len(grid) != 3:
         return 0
-    return grid[2] if isinstance(grid[2], int) else 0
+    return grid[2] if is_count(grid[2]) else 0
 
 
 def _products(kernels: Work, order: I64) -> tuple[I64, I64, Bool, Bool]:

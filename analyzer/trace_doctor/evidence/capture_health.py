@@ -40,8 +40,6 @@ class CaptureHealth(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run = facts.run
-        properties = run.meta.get("deviceProperties")
-        devices = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
         steps = facts.get(Steps)
         start, end = steps.window if steps is not None else (0, np.iinfo(np.int64).max)
         inside = (run.ts < end) & (run.end > start)
@@ -50,7 +48,7 @@ class CaptureHealth(Evidence, frozen=True):
         return cls(
             events=len(run),
             damage=run.damage,
-            devices=tuple(str(p.get("name") or "") for p in devices),
+            devices=tuple(p.get("name", "") for p in run.device_properties),
             gpu_events=len(run.gpu),
             gpu_events_in_window=int((run.is_cat(*GPU_CATS) & inside).sum()),
             launch_calls=launched,

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.arguments import count
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.event_names import is_collective_kernel, is_host_collective
 from trace_doctor.evidence.intervals import clip, covered, intersect, intervals, pairs, subtract, union
@@ -111,8 +112,8 @@ def _group(args: dict[str, Any]) -> str:
 
 
 def _sequence(args: dict[str, Any]) -> int:
-    number = args.get("Seq")
-    return number if isinstance(number, int) and number >= 0 else -1
+    number = count(args, "Seq")
+    return -1 if number is None else number
 
 
 class Match(Struct, frozen=True):

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.arguments import shapes
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.event_names import (
     is_backward,
@@ -159,13 +160,13 @@ def _same_tensor(run: Run, tops: I64, maker: int, copying: int) -> bool:
 
 def _tensors(args: dict[str, Any]) -> int:
     """How many tensors an operator is given."""
-    dims = args.get("Input Dims")
-    return sum(isinstance(d, list) and bool(d) for d in dims) if isinstance(dims, list) else 0
+    return sum(map(bool, shapes(args)))
 
 
-def _first_dims(args: dict[str, Any]) -> list[Any] | None:
-    dims = args.get("Input Dims")
-    return dims[0] if isinstance(dims, list) and dims and isinstance(dims[0], list) and dims[0] else None
+def _first_dims(args: dict[str, Any]) -> tuple[int, ...] | None:
+    """The shape of its first argument, where that is a tensor."""
+    first = next(iter(shapes(args)), ())
+    return first if first and isinstance(first[0], int) else None
 
 
 def waits(run: Run, nesting: Nesting, call: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 
 from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.arguments import count
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.copying import MOST_ARGS, copying, waits
 from trace_doctor.evidence.host_bound import with_stacks
@@ -106,7 +107,7 @@ class DeviceCopies(Evidence, frozen=True):
 def _bytes(run: Run, rows: I64) -> I64:
     """Sizes as the profiler gives them, 0 where it does not."""
     said = run.args(rows.tolist())
-    return np.array([a["bytes"] if isinstance(a.get("bytes"), int) else 0 for a in said], dtype=np.int64)
+    return np.array([count(args, "bytes") or 0 for args in said], dtype=np.int64)
 
 
 def _link_gbs(run: Run, pinned: I64) -> float:
@@ -115,8 +116,7 @@ def _link_gbs(run: Run, pinned: I64) -> float:
         speed = _bytes(run, longest) / np.maximum(run.dur[longest], 1)
         if (best := float(speed.max())) > 1:
             return best
-    known = [p.get("computeMajor") for p in run.meta.get("deviceProperties") or [] if isinstance(p, dict)]
-    newest = max((k for k in known if isinstance(k, int)), default=0)
+    newest = max((p.get("computeMajor", 0) for p in run.device_properties), default=0)
     return _LINK_GBS.get(min(newest, 9), _OLDEST_GBS)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory_blocks import DeviceBlocks
@@ -27,7 +27,8 @@ class DeviceMemory(Evidence, frozen=True):
         sizes = {d: size for d, f in failures.items() if (size := f.device_bytes) is not None}
         run, snapshot = facts.capture.run, facts.capture.snapshot
         if run is not None:
-            sizes |= _said(run.meta.get("deviceProperties"))
+            known = [p for p in run.device_properties if p.get("totalGlobalMem")]
+            sizes |= {p["id"]: p["totalGlobalMem"] for p in known if "id" in p}
         if facts.options.device_bytes is not None:
             devices = {*sizes, *(snapshot.devices if snapshot is not None else ())}
             if run is not None:
@@ -51,14 +52,3 @@ class DeviceMemory(Evidence, frozen=True):
         """The devices to speak of: those that are short of memory, else the one with the highest peak."""
         pressed = [d for d in devices if self.pressed(d, share)]
         return pressed or [max(devices, key=lambda d: d.history.peak_bytes)]
-
-
-def _said(properties: Any) -> dict[int, int]:
-    """`deviceProperties` of a trace; what other programs wrote there is passed over."""
-    found = {}
-    for entry in properties if isinstance(properties, list) else []:
-        if isinstance(entry, dict):
-            number, size = entry.get("id"), entry.get("totalGlobalMem")
-            if isinstance(number, int) and isinstance(size, int) and size > 0:
-                found[number] = size
-    return found

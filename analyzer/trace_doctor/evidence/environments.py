@@ -50,7 +50,6 @@ class Environments(Evidence, frozen=True):
 def _environment(run: Run) -> dict[str, str]:
     used = set(run.device[run.gpu].tolist())
     names = {name for device, name in run.device_names.items() if device in used}
-    info = run.meta.get("distributedInfo")
     exact = run.torch_version
     return {
         "GPU": ", ".join(sorted(names)),
@@ -58,7 +57,7 @@ def _environment(run: Run) -> dict[str, str]:
         "CUDA runtime": _dotted(run.meta.get("cuda_runtime_version")),
         "HIP runtime": _dotted(run.meta.get("hip_runtime_version"), plain=True),
         "CUDA driver": _dotted(run.meta.get("cuda_driver_version")),
-        "NCCL": str(info.get("nccl_version", "")) if isinstance(info, dict) else "",
+        "NCCL": str(run.meta.get("distributedInfo", {}).get("nccl_version", "")),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.arguments import count
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.collectives import Collectives, kind_of
 from trace_doctor.evidence.parallelism import Parallelism
@@ -47,5 +48,5 @@ class Gathers(Evidence, frozen=True):
 
 
 def _bytes(args: dict[str, Any]) -> int | None:
-    count, width = args.get("Out msg nelems"), _BYTES.get(str(args.get("dtype", "")))
-    return count * width if isinstance(count, int) and width else None
+    elements, width = count(args, "Out msg nelems"), _BYTES.get(str(args.get("dtype", "")))
+    return elements * width if elements is not None and width else None

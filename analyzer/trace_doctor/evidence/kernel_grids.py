@@ -14,7 +14,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.kernels import Kernels
 from trace_doctor.evidence.steps import Steps
-from trace_doctor.run import I64
+from trace_doctor.run import I64, MOST_COUNTED, is_count
 
 MOST = 5_000
 """Kernels that are decoded; each takes some 10 us."""
@@ -66,9 +66,9 @@ def _longest(kernels: Kernels, places: I64) -> I64:
 
 def _blocks_per_sm(args: Mapping[str, Any], multiprocessors: int | None) -> float:
     told = args.get("blocks per SM", args.get("blocks per sm"))
-    if isinstance(told, int | float) and told > 0:
+    if isinstance(told, int | float) and 0 < told < MOST_COUNTED:
         return float(told)
     grid = args.get("grid")
-    if multiprocessors and isinstance(grid, list) and grid and all(isinstance(n, int) for n in grid):
+    if multiprocessors and isinstance(grid, list) and grid and all(map(is_count, grid)):
         return prod(grid) / multiprocessors
     return float("nan")

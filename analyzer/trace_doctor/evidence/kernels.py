@@ -105,8 +105,8 @@ class Kernels(Evidence, frozen=True):
     def compute_capability(self) -> tuple[int, int] | None:
         """Of the device, from the file; else the least that its kernels need. None for AMD and where nothing tells."""
         known = self._properties
-        if known is not None and isinstance(known.get("computeMajor"), int):
-            return (int(known["computeMajor"]), int(known.get("computeMinor") or 0))
+        if known is not None and "computeMajor" in known:
+            return known["computeMajor"], known.get("computeMinor", 0)
         names = np.unique(self.run.name[self.rows]).tolist()
         return architecture([self.run.names[n] for n in names])
 
@@ -114,8 +114,7 @@ class Kernels(Evidence, frozen=True):
     def multiprocessors(self) -> int | None:
         """Streaming multiprocessors (AMD: compute units) of the device, where the file says it."""
         known = self._properties
-        count = known.get("numSms") if known is not None else None
-        return count if isinstance(count, int) and count > 0 else None
+        return (known.get("numSms") or None) if known is not None else None
 
     @cached_property
     def device_name(self) -> str:
@@ -125,8 +124,7 @@ class Kernels(Evidence, frozen=True):
     def memory_bytes(self) -> int | None:
         """Memory of the device, where the file says it."""
         known = self._properties
-        size = known.get("totalGlobalMem") if known is not None else None
-        return size if isinstance(size, int) and size > 0 else None
+        return (known.get("totalGlobalMem") or None) if known is not None else None
 
     @cached_property
     def is_amd(self) -> bool:
@@ -141,8 +139,8 @@ class Kernels(Evidence, frozen=True):
 
     @cached_property
     def _properties(self) -> dict[str, Any] | None:
-        known = [p for p in self.run.meta.get("deviceProperties") or [] if isinstance(p, dict)]
-        return next((p for i, p in enumerate(known) if p.get("id", i) == self.device), None)
+        known = enumerate(self.run.device_properties)
+        return next((p for i, p in known if p.get("id", i) == self.device), None)
 
 
 def _operators(run: Run, nesting: Nesting, launches: Launches, rows: I64) -> I64:

@@ -20,8 +20,7 @@ class Moments(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        base = facts.run.meta.get("baseTimeNanoseconds")
-        return cls(base if isinstance(base, int) else 0, facts[Steps])
+        return cls(facts.run.base_ns, facts[Steps])
 
     def ts_us(self, t_ns: int) -> float:
         """A moment in the file's own clock, microseconds."""

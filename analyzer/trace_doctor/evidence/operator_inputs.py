@@ -10,6 +10,7 @@ from typing import Any, Self
 from msgspec import Struct
 
 from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.arguments import shapes
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.steps import Steps
 from trace_doctor.run import I64, Run
@@ -40,15 +41,14 @@ class Inputs(Struct, frozen=True):
         """(shape, type) of every tensor, those in lists too."""
         found = []
         for i, dims in enumerate(self.dims):
-            several = [_one(d) for d in dims] if isinstance(dims, tuple) else []
+            several = [_one(d) for d in dims if isinstance(d, tuple)]
             found += [(d, self.type(i)) for d in (_one(dims), *several) if d]
         return found
 
 
 def _one(dims: Any) -> tuple[int, ...]:
-    """The shape of a single tensor; () for anything else that a file may hold."""
-    plain = isinstance(dims, tuple) and all(isinstance(n, int) for n in dims)
-    return dims if plain else ()
+    """The shape of a single tensor; () for a list of them."""
+    return dims if all(isinstance(n, int) for n in dims) else ()
 
 
 def tensor_bytes(shape: tuple[int, ...], kind: str) -> int:
@@ -83,13 +83,5 @@ class OperatorInputs(Evidence, frozen=True):
 
 
 def _inputs(args: dict[str, Any]) -> Inputs:
-    dims = args.get("Input Dims", args.get("Input dims", ()))
-    types = args.get("Input type", ())
-    return Inputs(
-        _frozen(dims) if isinstance(dims, list) else (),
-        tuple(map(str, types)) if isinstance(types, list) else (),
-    )
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    types = args.get("Input type")
+    return Inputs(shapes(args), tuple(map(str, types)) if isinstance(types, list) else ())

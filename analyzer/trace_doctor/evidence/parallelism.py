@@ -45,11 +45,9 @@ class Parallelism(Evidence, frozen=True):
             )
             return bool(len(named))
 
-        info = run.meta.get("distributedInfo")
-        world = info.get("world_size") if isinstance(info, dict) else None
         return cls(
             ddp=seen(_DDP),
             fsdp=seen(_FSDP),
             data_parallel=seen(_DATA_PARALLEL),
-            world_size=world if isinstance(world, int) and world > 0 else None,
+            world_size=run.meta.get("distributedInfo", {}).get("world_size") or None,
         )

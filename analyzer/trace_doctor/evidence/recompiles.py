@@ -181,5 +181,6 @@ class _InputShapes:
         operators = inside[self._run.cat[inside] == Cat.CPU_OP]
         called = [r for r in operators.tolist() if self._run.text(r).startswith("CompiledFunction")][:1]
         for said in self._run.args(called):
-            return [str(d) for d in said.get("Input Dims") or []]
+            dims = said.get("Input Dims")
+            return list(map(str, dims)) if isinstance(dims, list) else []
         return []

@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.evidence.arguments import shapes
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.call_sites import CallSites, Site
 from trace_doctor.evidence.event_names import (
@@ -153,5 +154,5 @@ def over_parameters(run: Run, rows: I64, tensors: int, gradients: int) -> bool:
     if gradients >= TENSORS and tensors % gradients == 0:
         return True
     probed = rows[:: max(1, len(rows) // _PROBED)][:_PROBED]
-    shapes = {str(said["Input Dims"][0]) for said in run.args(probed.tolist()) if said.get("Input Dims")}
-    return len(shapes - {"[]"}) > 1
+    first = {shape for said in run.args(probed.tolist()) for shape in shapes(said)[:1]}
+    return len(first - {()}) > 1

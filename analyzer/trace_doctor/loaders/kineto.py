@@ -125,8 +125,7 @@ def _assemble(
     rank_how: str,
 ) -> Run:
     info = meta.clean(document.meta)
-    base = info.get("baseTimeNanoseconds")
-    base_ns = base if isinstance(base, int) else 0
+    base_ns = info.get("baseTimeNanoseconds", 0)
     rows = columns.rows()
     warnings: list[str] = []
     rows = _without_lost_times(rows, damage, warnings)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 from trace_doctor.model import Recorded, TorchVersion
 from trace_doctor.regex import regex
+from trace_doctor.run import is_count
 
 _PRIVATE = regex(r"host|user|node", re.I)
-KEPT_OBJECTS = ("deviceProperties", "computeProperties", "distributedInfo")
+_LATEST_NS = 4 * 10**18
+"""A time beyond this (in the year 2096) is none, and sums of two would overflow."""
+KEPT_OBJECTS = ("deviceProperties", "distributedInfo")
 
 # Texts looked for in the event list, for `recorded`.
 SHAPES = (b'"Input Dims"', b'"Input dims"')
@@ -36,12 +40,39 @@ _SINCE_NAME: tuple[tuple[re.Pattern[str], tuple[int, int], str], ...] = (
 
 
 def clean(meta: dict[str, Any]) -> dict[str, Any]:
-    """The small fields worth keeping. Names of hosts and users are dropped, so that no output can show them."""
-    return {
-        key: value
-        for key, value in meta.items()
-        if not _PRIVATE.search(key) and (key in KEPT_OBJECTS or not isinstance(value, dict | list))
-    }
+    """The small fields worth keeping, of the kinds that profilers write: what else stands in their place is dropped. So
+    are names of hosts and users, so that no output can show them."""
+    known = ((key, _KINDS.get(key, _plain)(value)) for key, value in meta.items() if not _PRIVATE.search(key))
+    return {key: value for key, value in known if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return value if finite and not isinstance(value, dict | list) else None
+
+
+def _base(value: Any) -> int | None:
+    return value if isinstance(value, int) and abs(value) < _LATEST_NS else None
+
+
+def _described(value: Any) -> dict[str, Any] | None:
+    """An object with its numbers and texts."""
+    if not isinstance(value, dict):
+        return None
+    return {key: v for key, v in value.items() if (isinstance(v, str) if key in _TEXTS else is_count(v))}
+
+
+def _devices(value: Any) -> list[dict[str, Any]] | None:
+    return [d for d in map(_described, value) if d is not None] if isinstance(value, list) else None
+
+
+_TEXTS = ("name", "backend", "nccl_version")
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    "baseTimeNanoseconds": _base,
+    "deviceProperties": _devices,
+    "distributedInfo": _described,
+    "allocator_settings": lambda _: None,  # said beside a trace, never in it
+}
 
 
 def recorded(
@@ -133,9 +164,9 @@ def rank_in_name(display: str) -> int | None:
 
 def rank(meta: dict[str, Any], display: str, given: int, given_how: str) -> tuple[int, str]:
     """(rank, how it is known): from distributedInfo, else from the name, else 0."""
-    info = meta.get("distributedInfo")
-    if isinstance(info, dict) and isinstance(info.get("rank"), int) and info["rank"] >= 0:
-        return info["rank"], "distributedInfo"
+    said = meta.get("distributedInfo", {}).get("rank")
+    if said is not None:
+        return said, "distributedInfo"
     if given_how:
         return given, given_how
     named = rank_in_name(display)
