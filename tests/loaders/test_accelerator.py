@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import gzip
 import json
 import os
 import random
 import shutil
 import subprocess
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -327,3 +329,17 @@ def test_a_column_never_moves_while_it_is_written(tmp_path: Path, small_windows:
     path.write_text(f'{{"schemaVersion":1,"traceEvents":[{events}]}}')
     run: Run = load_trace(path, "trace.json")
     assert run.ts.tolist() == [1000 * i for i in range(count)]
+
+
+@in_c
+def test_what_a_scanner_holds_goes_with_it() -> None:
+    """At once, not when the garbage collector comes by: the texts of a trace may be many."""
+    scanner = Columns().scanner()
+    assert scanner is not None
+    gone = weakref.ref(scanner)
+    gc.disable()
+    try:
+        del scanner
+        assert gone() is None
+    finally:
+        gc.enable()

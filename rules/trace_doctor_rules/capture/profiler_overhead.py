@@ -116,7 +116,8 @@ class ProfilerOverhead(Rule):
         if cost.plain is not None:
             yield from self._measured(cost, cost.plain)
             return
-        marked, stacks = cost.marked_ns / cost.length, cost.frames_ns / cost.length
+        length = max(cost.length, 1)  # steps of a damaged file may take no time
+        marked, stacks = cost.marked_ns / length, cost.frames_ns / length
         said = []
         if marked >= self.min_share:
             said.append(f"{marked:.0%} of the steps is the profiler's own work ({cost.marked[0][0]})")

@@ -113,22 +113,39 @@ def description() -> str:
     return "C" if library is not None else f"Python (the one in C: {problem})"
 
 
+class _Texts:
+    """The texts that a scanner has numbered; it lives as long as they do."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.handle = library.trace_doctor_open(secrets.randbits(64))
+        if not self.handle:
+            raise MemoryError
+        weakref.finalize(self, library.trace_doctor_close, self.handle)
+        self._library = library
+
+    def value(self, table: int, number: int) -> Hashable:
+        length = ctypes.c_int64()
+        start = self._library.trace_doctor_token(self.handle, table, number, ctypes.byref(length))
+        token = ctypes.string_at(start, length.value)
+        if table == _TRACKS:
+            pid, tid = np.frombuffer(token, dtype=np.int32).tolist()
+            return self.value(_IDS, pid), self.value(_IDS, tid)
+        value: Hashable = msgspec.json.decode(token)
+        return value
+
+
 class Scanner:
     """Reads windows of the events of one file into the columns of `rows`; `ids` number its names, its categories and
     its (pid, tid)."""
 
     def __init__(self, library: ctypes.CDLL, rows: Rows, ids: tuple[Ids, Ids, Ids]) -> None:
-        handle = library.trace_doctor_open(secrets.randbits(64))
-        if not handle:
-            raise MemoryError
-        weakref.finalize(self, library.trace_doctor_close, handle)
         self._library = library
-        self._handle = handle
+        self._texts = texts = _Texts(library)
         self._rows = rows
         self._memory = np.empty(_ROOM, dtype=_MEMORY)
         self._labels = np.empty(_ROOM, dtype=_SPAN)
         self._lend()
-        self._numberings = [_Numbering(partial(self._value, table), ids[table]) for table in range(3)]
+        self._numberings = [_Numbering(partial(texts.value, table), ids[table]) for table in range(3)]
 
     def scan(self, text: bytes, at: int) -> Window | None:
         """Reads the whole events of a text that begins with one, at byte `at` of the file, up to the first that is
@@ -138,7 +155,9 @@ class Scanner:
             found = self._lend()
         while True:
             found.row_count = first = len(self._rows)
-            end = self._library.trace_doctor_scan(self._handle, text, len(text), at, ctypes.byref(found))
+            end = self._library.trace_doctor_scan(
+                self._texts.handle, text, len(text), at, ctypes.byref(found)
+            )
             if end != _FULL:
                 break
             if found.row_count == found.row_room:
@@ -169,16 +188,6 @@ class Scanner:
         found.row_room = self._rows.room
         found.memory_room = found.label_room = len(self._memory)
         return found
-
-    def _value(self, table: int, number: int) -> Hashable:
-        length = ctypes.c_int64()
-        start = self._library.trace_doctor_token(self._handle, table, number, ctypes.byref(length))
-        token = ctypes.string_at(start, length.value)
-        if table == _TRACKS:
-            pid, tid = np.frombuffer(token, dtype=np.int32).tolist()
-            return self._value(_IDS, pid), self._value(_IDS, tid)
-        value: Hashable = msgspec.json.decode(token)
-        return value
 
 
 class _Numbering:
