@@ -4,6 +4,7 @@ which decoder reads it."""
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ documents = st.tuples(
     st.lists(events, min_size=1, max_size=60), st.sampled_from([None, 1]), st.sampled_from([None, (",", ":")])
 )
 damage = st.tuples(
-    st.sampled_from(["cut", "remove", "insert", "turn"]),
+    st.sampled_from(["cut", "remove", "insert", "turn", "commas"]),
     st.floats(0, 1, exclude_max=True),
     st.sampled_from(
         [b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"}]", b'],"x":1', b'],[{"ph":', b"\xff", b"\0" * 50, b" " * 3000, b"NaN"]
@@ -75,6 +76,8 @@ def damaged(text: bytes, changes: list[tuple[str, float, bytes, int]]) -> bytes:
                 text = text[:at] + text[at + count :]
             case "insert":
                 text = text[:at] + put + text[at:]
+            case "commas":
+                text = re.sub(rb"\}\s*,\s*\{", b"}" + put[:1] + b"{", text)
             case _:
                 text = text[:at] + bytes(b ^ 4 for b in text[at : at + 1]) + text[at + 1 :]
     return text

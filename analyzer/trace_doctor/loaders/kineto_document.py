@@ -34,10 +34,11 @@ class Document(EventList):
 
     def read(self) -> None:
         """Reads to the end, also what does not begin like JSON: its first bytes may be damaged."""
-        self._hold(self.LOOK_AHEAD)
+        self._hold(3)
         if self._text.startswith(b"\xef\xbb\xbf"):
             self._drop(3)
         self._skip()
+        self._hold(self.LOOK_AHEAD)
         if self._text.startswith(b"["):
             self.legacy_list = True
             self._drop(1)
@@ -125,6 +126,7 @@ class Document(EventList):
     def _resync(self) -> bool:
         """Behind an unreadable field: on to the events. False at the end of the file."""
         begun = bool(self._text)
+        self._shorten()
         if self._seek():
             self.damage.lost += begun
             return True

@@ -58,11 +58,12 @@ class EventList(Window):
             starts = self._borders.all(self._text)
             whole = self._whole(starts)
             if whole == 0:
-                most = self.LONGEST + self.LOOK_AHEAD
-                if self._more and len(self._text) <= most:
-                    self._hold(min(2 * len(self._text), most))
-                elif not self._lone():
+                at, most = self._at, self.LONGEST + self.LOOK_AHEAD
+                whole_view = not self._more or len(self._text) > most
+                if not self._singly(whole_view):
                     return
+                if self._at == at:
+                    self._hold(min(2 * len(self._text), most))
                 continue
             self._done = 0
             stop = self._decode(starts, 0, whole)
@@ -87,21 +88,34 @@ class EventList(Window):
         lengths = map(sub, ends, starts)
         return next((i for i, length in enumerate(lengths) if length > self.LONGEST), len(ends))
 
-    def _lone(self) -> bool:
-        """Reads one event that none follows as far as an event may reach. False where the list ends, or is lost."""
-        text = self._text[: self.LONGEST]
-        if text.startswith(b"]") and self._is_end(0, len(text)):
-            self._finish()
-            self._drop(1)
-            return False
-        close = kineto_salvage.object_end(text, 0, len(text))
-        if close is not None and self._take(text[:close], 0, mend=True):
-            self._flush()
-            self._drop(close)
-            return True
-        self._unread(text, unfinished=False)
-        self._drop(len(text))
-        return False
+    def _singly(self, whole_view: bool) -> bool:
+        """Reads events one by one where no border shows. False where the list ends, or is lost: one that does not end as
+        far as an event may reach, with a `whole_view` that far."""
+        text, pos, lost = self._text, 0, False
+        stop = min(len(text) if whole_view else len(text) - self.LOOK_AHEAD, self.LONGEST)
+        while (pos := self._behind_space(pos)) < stop:
+            if text[pos : pos + 1] == b"]" and self._is_end(pos):
+                self._finish()
+                pos, lost = pos + 1, True
+                break
+            if text[pos : pos + 1] != b"{":
+                pos = self._garbage(pos, len(text))
+                continue
+            close = kineto_salvage.object_end(text, pos, stop)
+            if close is not None and self._take(text[pos:close], pos, mend=True):
+                pos = close
+            elif pos or not whole_view:  # looked at once more, with all that follows
+                break
+            else:
+                lost = close is None or not self._patience
+                self._patience = max(self._patience - 1, 0)
+                pos = stop if close is None or lost else close
+                self._unread(text[:pos], unfinished=False)
+                if lost:
+                    break
+        self._flush()
+        self._drop(pos)
+        return not lost
 
     def _scan(self) -> bool:
         """Reads the window with the decoder in C, up to the last border before anything unusual. False where there is no
@@ -184,11 +198,10 @@ class EventList(Window):
         text = self._text
         ahead = min(len(text), end + self.LOOK_AHEAD)
         while pos < end:
-            found = SPACE.match(text, pos)
-            pos = found.end() if found else pos
+            pos = self._behind_space(pos)
             if pos >= end:
                 break
-            if text[pos : pos + 1] == b"]" and self._is_end(pos, ahead):
+            if text[pos : pos + 1] == b"]" and self._is_end(pos):
                 self._done = pos + 1
                 self._finish()
                 return pos + 1
@@ -217,8 +230,13 @@ class EventList(Window):
         self._done = max(self._done, pos)
         return None
 
-    def _is_end(self, pos: int, ahead: int) -> bool:
+    def _behind_space(self, pos: int) -> int:
+        found = SPACE.match(self._text, pos)
+        return found.end() if found else pos
+
+    def _is_end(self, pos: int) -> bool:
         """The `]` at `pos` ends the list; in a damaged event it may be one of the event's own."""
+        ahead = min(len(self._text), pos + self.LOOK_AHEAD)
         last = ahead == len(self._text) and not self._text[pos + 1 :].strip(b" \t\r\n,}")
         if last and self._unfinished:
             return False  # the file was cut inside that event
@@ -252,6 +270,7 @@ class EventList(Window):
 
     def _garbage(self, pos: int, end: int) -> int:
         """Behind what is no event: to the next bracket that may begin one or end the list."""
+        end = min(end, pos + self.LOOK_AHEAD)
         found = _BRACKET.search(self._text, pos + 1, end)
         following = found.start() if found else end
         self._unread(self._text[pos:following], unfinished=False)

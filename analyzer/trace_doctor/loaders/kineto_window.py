@@ -17,6 +17,11 @@ THOROUGH, SAMPLE = 1 << 23, 1 << 14
 """Marker texts are sought in all of the first 8 MiB, then in the first 16 KiB of each piece."""
 
 
+MOST_VAIN = 8
+"""So many fields whose ends are sought up to `LONGEST` may have none."""
+PUT_BACK = 1 << 20
+
+
 class Window:
     """A window over the pieces of a file. `features` are the watched texts seen so far."""
 
@@ -28,10 +33,13 @@ class Window:
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self.features: set[bytes] = set()
         self._pieces = pieces
+        self._put_back: list[bytes] = []
         self._text = b""
         self._at = 0
         self._more = True
+        self._vain = 0
         self._watched: list[bytes] = []
+        self._noted = 0
 
     def watch(self, markers: list[bytes]) -> None:
         """Texts whose presence anywhere in the events is noted in `features`."""
@@ -41,7 +49,7 @@ class Window:
         """Reads at least so many bytes more, as far as there are any."""
         pieces, more = [self._text], 0
         while more < least and self._more:
-            piece = next(self._pieces, None)
+            piece = self._put_back.pop() if self._put_back else next(self._pieces, None)
             if piece is None:
                 self._more = False
                 break
@@ -58,14 +66,25 @@ class Window:
 
     def _ends(self) -> Iterator[int]:
         """Ends for a search that begins with the window, each twice as far, so that what is searched again stays in
-        proportion: up to `LONGEST`, or the end of the file."""
-        end = min(self.LOOK_AHEAD, self.LONGEST)
+        proportion: up to `LONGEST`, or the end of the file; not so far where that was often in vain."""
+        most = self.LONGEST if self._vain < MOST_VAIN else self.LOOK_AHEAD
+        end = min(self.LOOK_AHEAD, most)
         while True:
             self._hold(end)
             yield min(end, len(self._text))
-            if end == self.LONGEST or end >= len(self._text):
+            if end >= len(self._text):
                 return
-            end = min(2 * end, self.LONGEST)
+            if end == most:
+                self._vain += 1
+                return
+            end = min(2 * end, most)
+
+    def _shorten(self) -> None:
+        """Puts back what was read far ahead: whatever is dropped copies the rest."""
+        far = range(self.LOOK_AHEAD, len(self._text), PUT_BACK)
+        self._put_back += [self._text[at : at + PUT_BACK] for at in reversed(far)]
+        self._text = self._text[: self.LOOK_AHEAD]
+        self._more |= bool(far)
 
     def _drop(self, count: int) -> None:
         self._text = self._text[count:]
@@ -81,8 +100,9 @@ class Window:
 
     def _note_features(self, before: bytes, piece: bytes, at: int) -> None:
         """Arguments that many events have show in a part of each piece; a whole search would cost a fifth of the load."""
-        if not self._watched:
+        if not self._watched or at < self._noted:  # put back
             return
+        self._noted = at + len(piece)
         sample = before + piece if at < THOROUGH else piece[:SAMPLE]
         seen = [marker for marker in self._watched if marker in sample]
         if seen:
