@@ -91,12 +91,12 @@ class EventList(Window):
     def _singly(self, whole_view: bool) -> bool:
         """Reads events one by one where no border shows. False where the list ends, or is lost: one that does not end as
         far as an event may reach, with a `whole_view` that far."""
-        text, pos, lost = self._text, 0, False
+        text, pos, over = self._text, 0, False
         stop = min(len(text) if whole_view else len(text) - self.LOOK_AHEAD, self.LONGEST)
         while (pos := self._behind_space(pos)) < stop:
             if text[pos : pos + 1] == b"]" and self._is_end(pos):
                 self._finish()
-                pos, lost = pos + 1, True
+                pos, over = pos + 1, True
                 break
             if text[pos : pos + 1] != b"{":
                 pos = self._garbage(pos, len(text))
@@ -107,15 +107,15 @@ class EventList(Window):
             elif pos or not whole_view:  # looked at once more, with all that follows
                 break
             else:
-                lost = close is None or not self._patience
+                over = close is None or not self._patience
                 self._patience = max(self._patience - 1, 0)
-                pos = stop if close is None or lost else close
+                pos = stop if close is None or over else close
                 self._unread(text[:pos], unfinished=False)
-                if lost:
+                if over:
                     break
         self._flush()
         self._drop(pos)
-        return not lost
+        return not over
 
     def _scan(self) -> bool:
         """Reads the window with the decoder in C, up to the last border before anything unusual. False where there is no
