@@ -31,13 +31,16 @@ LONGEST = 1 << 20
 def strict(text: bytes) -> Any:
     """Raises ValueError for anything that is not JSON, the words NaN and Infinity included."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return _STRICT.decode(text.decode("utf-8", "surrogatepass"))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
 def _refuse(word: str) -> Any:
     raise ValueError(f"{word} is not JSON")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse)
 
 
 def object_end(text: bytes, start: int, stop: int) -> int | None:
