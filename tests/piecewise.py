@@ -10,6 +10,7 @@ import pytest
 from trace_doctor.loaders import _accelerator, kineto_events
 from trace_doctor.loaders.kineto_decode import Columns
 from trace_doctor.loaders.kineto_document import Document
+from trace_doctor.loaders.kineto_events import EventList
 from trace_doctor.loaders.kineto_window import Window
 from trace_doctor.run import Damage
 
@@ -24,13 +25,16 @@ def cut_into(text: bytes, sizes: list[int]) -> Iterator[bytes]:
     yield text[at:]
 
 
-def reading(text: bytes, sizes: list[int], decoder: str) -> dict[str, Any]:
+def reading(
+    text: bytes, sizes: list[int], decoder: str, most_unread: int = EventList.MOST_UNREAD
+) -> dict[str, Any]:
     """All that is made of a text that comes in such pieces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(_accelerator.VARIABLE, decoder)
         patch.setattr(Window, "LOOK_AHEAD", 1 << 10)
         patch.setattr(Window, "LONGEST", 1 << 14)
         patch.setattr(kineto_events, "NARROW", 1 << 7)
+        patch.setattr(EventList, "MOST_UNREAD", most_unread)
         columns, damage = Columns(), Damage()
         document = Document((p for p in cut_into(text, sizes) if p), columns, damage)
         document.read()

@@ -122,6 +122,8 @@ class Damage:
     """event texts that could not be read at all"""
     clamped: int = 0
     """negative or missing durations set to 0"""
+    given_up: int = 0
+    """places that could not be read when reading was given up (`truncated`); 0 where it was not"""
     notes: list[str] = field(default_factory=list)
 
 

@@ -17,6 +17,7 @@ from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, TooLarg
 from trace_doctor.loaders import gunzip, kineto_window
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto_events import EventList
 from trace_doctor.loaders.limits import available_memory, memory_limit
 from trace_doctor.loaders.torch_trace import load_torch_trace
 from trace_doctor.run import Run
@@ -193,6 +194,29 @@ def test_texts_that_a_careless_reader_searches_for_ever(tmp_path: Path, text: st
         assert str(refused).isprintable()
     else:
         assert len(run) <= 20_001
+
+
+@pytest.mark.parametrize("unit", ['{"ph":[},', "],", '{"a":NaN},'])
+def test_what_cannot_be_read_is_not_tried_for_ever(
+    tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EventList, "MOST_UNREAD", 1000)
+    run = load(tmp_path, HEAD + json.dumps(EVENT) + "," + unit * 2000 + json.dumps(EVENT) + "]}")
+    assert len(run) == 1
+    assert run.damage.truncated
+    said = f"reading was given up at {run.damage.given_up:,} unreadable places; all complete events before were read"
+    assert run.warnings[0] == said
+    assert 1000 < run.damage.given_up < 1010
+
+
+def test_a_file_that_is_mostly_sound_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EventList, "MOST_UNREAD", 10)
+    sound, broken = json.dumps(EVENT) + ",", '{"ph":[},'
+    run = load(tmp_path, HEAD + (sound + broken) * 2000 + sound + "]}")
+    assert len(run) == 2001
+    assert (run.damage.lost, run.damage.given_up) == (2000, 0)
 
 
 def test_a_single_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

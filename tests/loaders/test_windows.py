@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from piecewise import DECODERS, reading
 
+from trace_doctor.loaders.kineto_events import EventList
 from trace_doctor.run import Damage
 
 NESTED = {"l": [{"a": 1}, {"name": 2}, {"ph": "x"}], "s": '},{"ph": "X"'}
@@ -84,14 +85,17 @@ def damaged(text: bytes, changes: list[tuple[str, float, bytes, int]]) -> bytes:
 
 
 @settings(max_examples=400, deadline=None)
-@given(documents, st.lists(damage, max_size=6), pieces)
+@given(documents, st.lists(damage, max_size=6), pieces, st.sampled_from([0, 2, 9, EventList.MOST_UNREAD]))
 def test_where_windows_end_is_of_no_consequence(
-    document: tuple[Any, ...], changes: list[tuple[str, float, bytes, int]], sizes: list[int]
+    document: tuple[Any, ...],
+    changes: list[tuple[str, float, bytes, int]],
+    sizes: list[int],
+    most_unread: int,
 ) -> None:
     text = damaged(text_of(document), changes)
-    whole = reading(text, [], "python")
+    whole = reading(text, [], "python", most_unread)
     for decoder in DECODERS:
-        assert reading(text, sizes, decoder) == whole
+        assert reading(text, sizes, decoder, most_unread) == whole
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

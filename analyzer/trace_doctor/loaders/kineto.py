@@ -305,7 +305,11 @@ def _warn(
     rows: dict[str, npt.NDArray[Any]],
 ) -> None:
     """Short plain sentences on what was wrong, for people."""
-    if damage.truncated:
+    if damage.given_up:
+        warnings.append(
+            f"reading was given up at {damage.given_up:,} unreadable places; all complete events before were read"
+        )
+    elif damage.truncated:
         reason = damage.notes[0] if damage.notes else "the file is cut off"
         warnings.append(f"{reason}; all complete events were read")
     if damage.repaired:

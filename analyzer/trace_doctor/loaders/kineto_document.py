@@ -9,7 +9,7 @@ from typing import Any
 from trace_doctor.loaders import kineto_salvage, meta
 from trace_doctor.loaders.kineto_borders import AHEAD, EVENT
 from trace_doctor.loaders.kineto_decode import Columns
-from trace_doctor.loaders.kineto_events import EventList
+from trace_doctor.loaders.kineto_events import EventList, GivenUp
 from trace_doctor.run import Damage
 
 _STRING = kineto_salvage.STRING.encode()
@@ -33,7 +33,16 @@ class Document(EventList):
         self._turns = 0
 
     def read(self) -> None:
-        """Reads to the end, also what does not begin like JSON: its first bytes may be damaged."""
+        """Reads to the end, or up to where the file is given up."""
+        try:
+            self._walk()
+        except GivenUp:
+            self._flush()
+            self._finish()
+            self.damage.truncated, self.damage.given_up = True, self._unreadable
+
+    def _walk(self) -> None:
+        """Also through what does not begin like JSON: its first bytes may be damaged."""
         self._hold(3)
         if self._text.startswith(b"\xef\xbb\xbf"):
             self._drop(3)

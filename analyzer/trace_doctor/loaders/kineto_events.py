@@ -24,6 +24,8 @@ _NOTHING = re.compile(rb"\{\s*\}")
 _BRACKET = re.compile(rb"[{\]]")
 _LIKELY = 8
 """places at which a broken event may end that are tried"""
+_AS_LONG = 160
+"""Bytes in which an event's end is sought as long as one unreadable event takes."""
 NARROW = 1 << 15
 """So much at least goes to the decoder in Python where the one in C finds something unusual; twice as much each time
 that C does not get on behind it."""
@@ -31,8 +33,15 @@ PATIENCE = 40
 """How many broken events are looked at closely when their ends are not where they seem to be."""
 
 
+class GivenUp(Exception):
+    """Too much of the file cannot be read; what was read before counts."""
+
+
 class EventList(Window):
     """A window whose events go to `columns`; what is unreadable is counted in `damage`."""
+
+    MOST_UNREAD = 4_000_000
+    """so many more places than events may be unreadable, each tried for some 30 µs: then the file is given up"""
 
     def __init__(self, pieces: Iterator[bytes], columns: Columns, damage: Damage) -> None:
         super().__init__(pieces)
@@ -44,6 +53,7 @@ class EventList(Window):
         self._unfinished = 0
         self._losing = False
         self._patience = PATIENCE
+        self._unreadable, self._bearable = 0, self.MOST_UNREAD
         self._batch: list[Event] = []
         self._positions: list[int] = []
         self._narrowed = 0
@@ -110,6 +120,7 @@ class EventList(Window):
                 over = close is None or not self._patience
                 self._patience = max(self._patience - 1, 0)
                 pos = stop if close is None or over else close
+                self._tried(pos // _AS_LONG if close is None else 0)
                 self._unread(text[:pos], unfinished=False)
                 if over:
                     break
@@ -135,9 +146,8 @@ class EventList(Window):
     def _usual(self) -> bool:
         """Reads the window at once, up to the last border, where it looks like the windows before it. False when it
         does not, and nothing was read."""
-        if (
-            self._scanner is not None and not self._unfinished
-        ):  # what is unusual may be one event: then back to C
+        # what is unusual may be one event: then back to C
+        if self._scanner is not None and not self._unfinished:
             narrow, self._narrowed = NARROW << self._narrowed, self._narrowed + 1
             if narrow < len(self._text) and self._read_as_usual(self._text[:narrow]):
                 return True
@@ -280,6 +290,20 @@ class EventList(Window):
         """Counts an unreadable event. Its phase tells one; of a text without it, only the first counts: others are pieces
         of the same event, behind a wrong border. One that does not end may be the file's last, cut off: that shows when
         no other follows."""
+        self._tried(1)
+        self._count(text, unfinished=unfinished)
+
+    def _tried(self, times: int) -> None:
+        """Something without success. What the columns hold bounds how long this may go on: their memory has a limit."""
+        self._unreadable += times
+        if self._unreadable > self._bearable:
+            self._flush()
+            most = self.MOST_UNREAD + self.columns.count
+            if self._unreadable > most:
+                raise GivenUp
+            self._bearable = max(most, self._unreadable + self.MOST_UNREAD // 1000)
+
+    def _count(self, text: bytes, *, unfinished: bool = False) -> None:
         if b'"ph"' not in text and (self._losing or b'":' not in text):
             return
         if unfinished:
@@ -305,7 +329,7 @@ class EventList(Window):
             if phase:
                 self._losing = False
             elif not _NOTHING.match(self._text, pos):
-                self._unread(b'":', unfinished=False)
+                self._count(b'":')
 
     def _flush(self) -> None:
         """Hands over the window's events together: columns are made for many at once."""
@@ -321,7 +345,9 @@ class EventList(Window):
         event = read_one(text)
         if event is None and mend:
             event = next(filter(None, map(read_one, kineto_salvage.repairs(text))), None)
-            self.damage.repaired += event is not None
+            if event is not None:
+                self.damage.repaired += 1
+                self._tried(not event.ph)
         if event is None:
             return False
         self._add([event], [pos])

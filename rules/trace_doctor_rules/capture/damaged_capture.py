@@ -85,7 +85,8 @@ class DamagedCapture(Rule):
         damage = health.damage
         clamped = damage.clamped if damage.clamped > self.max_clamped * max(health.events, 1) else 0
         said = [
-            ("the file ends early", int(damage.truncated)),
+            ("the file ends early", int(damage.truncated and not damage.given_up)),
+            (f"reading was given up at {damage.given_up:,} unreadable places", damage.given_up),
             (f"{_events(damage.lost)} could not be read", damage.lost),
             (f"{_events(clamped)} without a possible duration", clamped),
             (f"{_events(damage.repaired)} read only after a repair", damage.repaired),
