@@ -51,9 +51,10 @@ def capture(kind: str, data: bytes) -> Capture | None:
 def windows(data: bytes) -> None:
     """What is made of a trace does not depend on the pieces that it comes in, nor on the decoder."""
     sizes = [1 + zlib.crc32(data[n:]) % 3000 for n in range(min(len(data), 20))]
-    whole = reading(data, [], "python")
+    most_unread = zlib.crc32(data) % 99
+    whole = reading(data, [], "python", most_unread)
     for decoder in DECODERS:
-        assert reading(data, sizes, decoder) == whole
+        assert reading(data, sizes, decoder, most_unread) == whole
 
 
 def check(kind: str, data: bytes) -> None:
