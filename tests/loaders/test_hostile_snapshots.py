@@ -89,8 +89,9 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_pickle_that_is_no_snapshot(tmp_path: Path, name: str) -> None:
+def test_a_pickle_that_is_no_snapshot(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     refusal(tmp_path, PROGRAMS[name])
+    assert capfd.readouterr() == ("", "")
 
 
 def refusal_by_a_fresh_process(tmp_path: Path, program: bytes, memory: int = MEMORY) -> tuple[str, int]:

@@ -88,6 +88,7 @@ def _serve(work: Callable[[], object], writable: int, memory: int, seconds: int)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         faulthandler.disable()
+        sys.excepthook = _say_nothing  # CPython prints an error of its own where a bytearray finds no memory
         _restrict(memory, seconds)
         answer: tuple[bool, object]
         try:
@@ -100,6 +101,10 @@ def _serve(work: Callable[[], object], writable: int, memory: int, seconds: int)
         code = 0
     finally:
         os._exit(code)
+
+
+def _say_nothing(*_: object) -> None:
+    pass
 
 
 def _restrict(memory: int, seconds: int) -> None:
