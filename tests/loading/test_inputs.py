@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -209,6 +210,43 @@ load_inputs(discover(sys.argv[1:]).found, Ways(jobs=2), Killed())
     while any(_runs(p) for p in pids):
         assert time.monotonic() < patience, "still there"
         time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system ends a child with its parent on Linux only")
+@pytest.mark.parametrize("work", ["time.sleep(600)", "b'x' * (1 << 24)"], ids=["works", "answers"])
+def test_a_child_that_reads_a_snapshot_ends_with_whoever_started_it(work: str) -> None:
+    script = f"""
+import os, signal, sys, time
+from trace_doctor.loaders import isolation
+fork = os.fork
+def noted():
+    if pid := fork():
+        print(pid, flush=True)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pid
+os.fork = noted
+isolation.isolated(lambda: {work}, memory=1 << 30, seconds=60)
+"""
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    patience = time.monotonic() + 60
+    while _runs(int(done.stdout)):
+        assert time.monotonic() < patience, "still there"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_several_traces_share_the_memory(logs: Path, jobs: int) -> None:
+    """Not so much for each: the columns, and what is made of them, stay to the end of the analysis."""
+    (logs / "rank0.pickle").unlink()
+    found = discover([logs]).found
+    needs = [inputs._need(f.outcome) for f in load_inputs(found)]
+    ways = Ways(jobs=jobs, memory=inputs.kineto_decode.BASE + needs[0] + needs[1])
+    refused = [f.outcome for f in load_inputs(found, ways)]
+    assert [isinstance(o, Run) for o in refused] == [True, True, False]
+    said = r"^rank2\.json: with the files before it, analysing it needs more than 128 MB of memory \(--max-memory\)$"
+    assert re.match(said, str(refused[2]))
 
 
 def _runs(pid: int) -> bool:

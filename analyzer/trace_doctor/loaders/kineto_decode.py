@@ -139,7 +139,7 @@ class _Ids(dict[Any, int]):
 
     def __missing__(self, key: Any) -> int:
         self[key] = new = len(self)
-        self.size += _PER_ID + sum(map(getsizeof, key if isinstance(key, tuple) else (key,)))
+        self.size += PER_ID + sum(map(getsizeof, key if isinstance(key, tuple) else (key,)))
         return new
 
 
@@ -194,7 +194,7 @@ _LEAST, _GROWTH = 1 << 10, 4
 PER_EVENT_TEXT = 200
 """Bytes of JSON that one event takes, at the least: 250 to 500 in real files with stacks."""
 _BLOCK = 1 << 14
-_BASE, _PER_EVENT, _PER_ID = 128 << 20, 160, 300
+BASE, PER_EVENT, PER_ID = 128 << 20, 160, 300
 """Bytes that an analysis takes at its peak, measured on traces of a million events: in all, and for each event and
 each name or track."""
 _ARGS = ("correlation", "external", "external_old", "device", "stream")
@@ -236,7 +236,7 @@ class Columns:
     def needed(self) -> int:
         """About how many bytes an analysis of the events so far takes."""
         texts = self.names.size + self.cats.size + self.tracks.size + self._labels_size
-        return _BASE + _PER_EVENT * self.count + texts
+        return BASE + PER_EVENT * self.count + texts
 
     def add(self, events: Sequence[Event], offsets: npt.NDArray[np.int64]) -> None:
         """`offsets` are those of each event's `{` in the decompressed file."""
@@ -308,7 +308,7 @@ class Columns:
         text = e.args.name if e.name != "process_labels" else e.args.labels
         if not isinstance(text, str) or not text:
             return
-        self._labels_size += _PER_ID + len(text) + len(str(e.pid)) + len(str(e.tid))
+        self._labels_size += PER_ID + len(text) + len(str(e.pid)) + len(str(e.tid))
         if e.name == "thread_name":
             self.labels[str(e.pid), str(e.tid)] = text
         else:

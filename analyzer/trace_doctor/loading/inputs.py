@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, Any
 
-from trace_doctor.errors import TraceDoctorError
+from trace_doctor.errors import TooLarge, TraceDoctorError
 from trace_doctor.evidence.base import Facts
-from trace_doctor.loaders import columns
+from trace_doctor.loaders import columns, kineto_decode, limits
 from trace_doctor.loaders.cache import Draft
 from trace_doctor.loaders.columns import Content
 from trace_doctor.loaders.discover import Found
@@ -76,7 +76,30 @@ def load_inputs(
     for task in missing:
         if task.outcome is None:
             task.load_here(progress)
-    return [t.loaded() for t in tasks]
+    return _within([t.loaded() for t in tasks], ways.memory)
+
+
+def _within(files: Sequence[Loaded], memory: int | None) -> list[Loaded]:
+    """The files whose analysis fits into so many bytes together, in the order given: the columns of each and what is made of
+    them stay to its end. The others are refused."""
+    needed, found = kineto_decode.BASE, []
+    for file in files:
+        need = _need(file.outcome)
+        if memory is not None and needed + need > memory and needed > kineto_decode.BASE:
+            shown = f"{file.found.display}: with the files before it, analysing it needs more than {limits.text(memory)}"
+            file = replace(file, outcome=TooLarge(f"{shown} of memory (--max-memory)"))
+        else:
+            needed += need
+        found.append(file)
+    return found
+
+
+def _need(outcome: Content | TraceDoctorError) -> int:
+    """About how many bytes an analysis of it takes, beside what any takes."""
+    if isinstance(outcome, Run):
+        texts = sum(map(len, outcome.names)) + kineto_decode.PER_ID * len(outcome.names)
+        return kineto_decode.PER_EVENT * len(outcome) + texts
+    return 0
 
 
 def keep_evidence(files: Sequence[Loaded], everything: Iterable[Facts], ways: Ways) -> None:
