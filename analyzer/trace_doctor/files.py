@@ -22,6 +22,12 @@ def open_regular(path: Path) -> BinaryIO:
     return open(number, "rb")
 
 
+def read_regular(path: Path) -> bytes:
+    """All bytes of a file. Raises OSError as `open_regular` does."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to, a temporary one beside `path` that takes its place at the end; behind a link, that of the file

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct, field
 
 from trace_doctor.errors import UsageError
+from trace_doctor.files import read_regular
 from trace_doctor.gate.runs import MEASURES, cost, spread
 from trace_doctor.model import Finding, Result, Severity, Tool, Unit
 
@@ -106,13 +107,13 @@ def devices(result: Result) -> list[str]:
 def read_baseline(path: Path) -> Baseline:
     """Raises UsageError, in one line, where there is no baseline."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         hint = "; --update-baseline writes it" if isinstance(error, FileNotFoundError) else ""
         raise UsageError(f"--baseline {path}: {error.strerror or 'cannot be read'}{hint}") from None
     try:
         baseline = msgspec.json.decode(data, type=Baseline)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"--baseline {path} is no baseline: {error}") from None
     if baseline.baseline_version != VERSION or any(not f.values for f in baseline.figures.values()):
         raise UsageError(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 from trace_doctor import __version__
+from trace_doctor.files import open_regular
 from trace_doctor.loaders import columns
 from trace_doctor.loaders.columns import Content
 
@@ -37,7 +38,7 @@ _STALE = 86_400
 
 
 def default_folder() -> Path:
-    """Where programs of this system keep what they can make again."""
+    """Where programs of this system keep what they can make again. Raises RuntimeError where the user has no home."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "trace-doctor"
     if os.name == "nt":
@@ -58,7 +59,7 @@ class Cache:
 
     def key(self, path: Path) -> dict[str, Any]:
         """What an entry for this file, as it is now, was made from. Raises OSError."""
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())
             key = {
                 "code": code(),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_doctor.config import Settings
+from trace_doctor.errors import UsageError
 from trace_doctor.loaders.cache import Cache, default_folder
 from trace_doctor.loaders.limits import memory_limit
 
@@ -45,11 +46,16 @@ class Ways:
 
 def ways(settings: Settings, *, full: bool = False) -> Ways:
     """Those that the settings ask for. `full`: the cache compares all bytes of a file, not samples."""
-    folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_folder()
+    folder: Path | None = None
+    try:
+        folder = Path(settings.cache_dir).expanduser() if settings.cache_dir else default_folder()
+    except RuntimeError:
+        if settings.cache == "write":
+            raise UsageError("no home folder to keep columns in; --cache-dir names another") from None
     return Ways(
         jobs=settings.jobs or available_cores(),
         memory=memory_limit(settings.max_memory),
-        cache=None if settings.cache == "off" else Cache(folder, full=full),
+        cache=None if settings.cache == "off" or folder is None else Cache(folder, full=full),
         keep=settings.cache == "write",
     )
 

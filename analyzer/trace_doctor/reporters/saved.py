@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from trace_doctor.errors import NotACapture
+from trace_doctor.files import read_regular
 from trace_doctor.model import SCHEMA_VERSION, Result, Tool
 from trace_doctor.reporters.island import extract
 
@@ -21,7 +22,7 @@ class _Head(msgspec.Struct):
 def read_saved(path: Path) -> Result:
     """The result in a RESULT.json or a report.html. Raises NotACapture, in one line, when there is none."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise NotACapture(f"{path.name}: {error.strerror or 'cannot be read'}") from error
     try:
@@ -35,5 +36,5 @@ def read_saved(path: Path) -> Result:
         return Result.from_json(data)
     except NotACapture as error:
         raise NotACapture(f"{path.name}: {error}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotACapture(f"{path.name} is no trace-doctor result: {error}") from error
