@@ -45,7 +45,8 @@ def _version(source: Input) -> str:
 
 def comparable(before: Result, after: Result) -> list[str]:
     """One sentence for each doubt, the gravest first; empty where nothing recorded speaks against comparing."""
-    found = [*_identical(before, after), *_machine(before, after), *_work(before, after)]
+    unread = [*_unread("BEFORE", before), *_unread("AFTER", after)]
+    found = [*_identical(before, after), *unread, *_machine(before, after), *_work(before, after)]
     return [*found, *_recording(before, after), *_settings(before, after)]
 
 
@@ -54,6 +55,13 @@ def _identical(before: Result, after: Result) -> Iterator[str]:
     same = before.steps == after.steps and before.time_ledger == after.time_ledger
     if recorded and same and before.memory_timeline == after.memory_timeline:
         yield "BEFORE and AFTER are the same recording"
+
+
+def _unread(which: str, result: Result) -> Iterator[str]:
+    if result.ignored:
+        first, more = result.ignored[0], len(result.ignored) - 1
+        others = f" and {more} other files" if more > 1 else " and another file" if more else ""
+        yield f"not analysed of {which}: {first.path} ({first.reason}){others}"
 
 
 def _machine(before: Result, after: Result) -> Iterator[str]:
