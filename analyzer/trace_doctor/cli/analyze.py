@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trace_doctor.cli import common as c
+from trace_doctor.cli.inputs import captures, spare
 from trace_doctor.model import Result
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def analyze(
         ),
     )  # fmt: skip
     sinks = c.sinks_for(settings.settings.output, force=force, quiet=quiet, default_report=True)
+    spare(sinks, paths)
     with c.progress(quiet, not no_progress) as progress:
         result = run(
             paths,
@@ -98,7 +100,7 @@ def run(
 
     if "-" in paths:  # what is piped in never comes again
         config = replace(config, settings=replace(config.settings, cache="off"))
-    with c.captures(paths) as files:
+    with captures(paths) as files:
         return api_analyze(
             *files,
             config=config,

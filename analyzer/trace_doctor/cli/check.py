@@ -9,6 +9,7 @@ import typer
 
 from trace_doctor.cli import common as c
 from trace_doctor.cli.analyze import run
+from trace_doctor.cli.inputs import spare
 
 
 def check(
@@ -73,6 +74,8 @@ def check(
     )  # fmt: skip
     terms = terms_of(settings.settings, update=update_baseline)
     sinks = c.sinks_for(settings.settings.output, force=False, quiet=quiet, default_report=False)
+    written = Path(settings.settings.baseline) if update_baseline else None
+    spare([*sinks, c.Sink("json", written)], paths)
     with c.progress(quiet, not no_progress) as progress:
         result = run(paths, settings, source, rank, steps, device, no_source, progress, c.tracks_of(sinks))
     if update_baseline:

@@ -7,9 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
@@ -19,7 +17,7 @@ import typer
 from trace_doctor.cli.completion import FILES, format_words, rule_words
 from trace_doctor.cli.progress import progress as progress
 from trace_doctor.errors import UsageError, printable
-from trace_doctor.files import replacing
+from trace_doctor.files import open_regular, replacing
 from trace_doctor.model import Result
 
 if TYPE_CHECKING:
@@ -241,8 +239,11 @@ def tracks_of(sinks: Sequence[Sink]) -> Path | None:
 
 
 def _is_ours(path: Path) -> bool:
-    with path.open("rb") as file:
-        return MARKER in file.read(4096)
+    try:
+        with open_regular(path) as file:
+            return MARKER in file.read(4096)
+    except OSError:
+        return False
 
 
 def emit(
@@ -341,19 +342,6 @@ def as_given(paths: Sequence[str], source: str | Path | None) -> str:
     or cannot be read again, as what was piped in."""
     files, script = shlex.join(paths), shlex.quote(str(source)) if source else "DIR"
     return "" if "-" in paths or max(map(len, (files, script))) > 55 else f"{files} --source {script}"
-
-
-@contextmanager
-def captures(paths: Sequence[str]) -> Iterator[list[str]]:
-    """The paths, with `-` replaced by a file that holds what stdin delivers: captures are not read in one pass."""
-    if "-" not in paths:
-        yield list(paths)
-        return
-    with tempfile.TemporaryDirectory(prefix="trace-doctor-") as folder:
-        piped = Path(folder) / "stdin"
-        with piped.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-        yield [str(piped) if path == "-" else path for path in paths]
 
 
 def write(path: Path, data: str | bytes) -> None:

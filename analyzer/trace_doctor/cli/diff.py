@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trace_doctor.cli import common as c
+from trace_doctor.cli.inputs import spare
 from trace_doctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def diff(
             **c.loading(jobs, cache, cache_dir, max_memory),
         ),
     )
+    spare(sinks, [before, after])
     with c.progress(quiet, not no_progress) as progress:
         made = api_diff(
             before, after, source=source, config=settings, rank=rank, steps=c.parse_steps(steps), device=device,

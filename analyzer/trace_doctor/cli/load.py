@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from trace_doctor.cli import common as c
+from trace_doctor.errors import one_line
 
 
 def load(
@@ -38,7 +39,9 @@ def load(
     for one in kept.files:
         size = "not kept" if one.kept is None else f"{one.kept / 1e6:,.1f} MB of columns"
         state = " (already there)" if one.cached else ""
-        typer.echo(f"{one.found.display}: {one.size / 1e6:,.1f} MB, {one.count:,} {one.unit}, {size}{state}")
+        typer.echo(
+            f"{one_line(one.found.display)}: {one.size / 1e6:,.1f} MB, {one.count:,} {one.unit}, {size}{state}"
+        )
     for other in kept.ignored:
-        typer.echo(f"{other.path}: {other.reason}")
+        typer.echo(f"{one_line(other.path)}: {one_line(other.reason)}")
     typer.echo(f"cache: {kept.folder} ({kept.entries} entries, {kept.bytes / 1e6:,.1f} MB); safe to delete")
