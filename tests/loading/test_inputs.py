@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -237,16 +238,37 @@ isolation.isolated(lambda: {work}, memory=1 << 30, seconds=60)
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_several_traces_share_the_memory(logs: Path, jobs: int) -> None:
-    """Not so much for each: the columns, and what is made of them, stay to the end of the analysis."""
-    (logs / "rank0.pickle").unlink()
-    found = discover([logs]).found
-    needs = [inputs._need(f.outcome) for f in load_inputs(found)]
-    ways = Ways(jobs=jobs, memory=inputs.kineto_decode.BASE + needs[0] + needs[1])
-    refused = [f.outcome for f in load_inputs(found, ways)]
-    assert [isinstance(o, Run) for o in refused] == [True, True, False]
-    said = r"^rank2\.json: with the files before it, analysing it needs more than 128 MB of memory \(--max-memory\)$"
-    assert re.match(said, str(refused[2]))
+def test_several_traces_share_the_memory(
+    logs: Path, tmp_path: Path, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not so much for each: what is made of their columns stays to the end of the analysis."""
+    for number in range(14):
+        shutil.copy(logs / "rank0.json", tmp_path / f"copy{number:02}.json")
+    found = discover([tmp_path / f"copy{n:02}.json" for n in range(14)]).found
+    task = inputs._Task(found[0], Ways())
+    task.outcome = load_inputs(found[:1])[0].outcome
+    monkeypatch.setattr(
+        inputs, "BASE", 0
+    )  # so that they are read in so many processes, each with its part of the memory
+    ways = Ways(jobs=jobs, memory=inputs.kineto_decode.BASE * jobs + 4 * task.need)
+    monkeypatch.setattr(inputs.kineto_decode, "BASE", inputs.kineto_decode.BASE * jobs)
+    outcomes = [f.outcome for f in load_inputs(found, ways)]
+    assert [isinstance(o, Run) for o in outcomes] == [True] * 12 + [False] * 2
+    said = r"^copy13\.json: with the files before it, analysing it needs more than \d+ MB of memory \(--max-memory\)$"
+    assert re.match(said, str(outcomes[13]))
+
+
+def test_what_is_put_away_is_what_was_read(logs: Path) -> None:
+    task = inputs._Task(discover([logs]).found[0], Ways())
+    task.load_here(Progress())
+    read = task.outcome
+    task.put_away()
+    away = task.outcome
+    assert isinstance(read, Run) and isinstance(away, Run) and away is not read
+    assert read.ts.flags.writeable and not away.ts.flags.writeable  # mapped
+    for column in ("ts", "dur", "name", "cat", "thread", "correlation", "offset"):
+        assert np.array_equal(getattr(read, column), getattr(away, column))
+    assert away.args(range(3)) == read.args(range(3))
 
 
 def _runs(pid: int) -> bool:

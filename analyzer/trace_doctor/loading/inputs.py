@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import tempfile
 import time
@@ -31,6 +32,8 @@ PER_WORKER = 128 << 20
 times that without."""
 NEED, BASE = 0.6, 120 << 20
 """Highest memory of a load: bytes per byte of JSON, and without any."""
+MADE = 3
+"""What an analysis makes of columns and keeps takes such a part of what it needs at its peak, at most."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class Loaded:
 def load_inputs(
     found: Sequence[Found], ways: Ways | None = None, progress: Progress | None = None
 ) -> list[Loaded]:
-    """Every file, in the order given. What cannot be read is an outcome, not an error."""
+    """Every file, in the order given. What cannot be read is an outcome, not an error, and so is what does not fit into
+    memory beside the files before it: what is made of their columns stays to the end of an analysis."""
     ways, progress = ways or Ways(), progress or Progress()
     if not all(f.kind == "trace" and f.recording is None for f in found):  # several may form one capture
         ways = replace(ways, prefetch=None)
@@ -73,33 +77,32 @@ def load_inputs(
     if count > 1:
         log.info("reading %d files in %d processes", len(missing), count)
         _in_processes(missing, count, progress)
+    held: list[_Task] = []
     for task in missing:
         if task.outcome is None:
+            if not _fits([*(t.need for t in held), int(NEED * task.weight)], ways):
+                _put_away(held)
             task.load_here(progress)
-    return _within([t.loaded() for t in tasks], ways.memory)
+            held.append(task)
+    if not _fits([t.need for t in held], ways):
+        _put_away(held)
+    made: list[int] = []
+    for task in tasks:
+        if made and not _fits([*made, task.need // MADE], ways):
+            task.crowd_out()
+        made.append(task.need // MADE)
+    return [t.loaded() for t in tasks]
 
 
-def _within(files: Sequence[Loaded], memory: int | None) -> list[Loaded]:
-    """The files whose analysis fits into so many bytes together, in the order given: the columns of each and what is made of
-    them stay to its end. The others are refused."""
-    needed, found = kineto_decode.BASE, []
-    for file in files:
-        need = _need(file.outcome)
-        if memory is not None and needed + need > memory and needed > kineto_decode.BASE:
-            shown = f"{file.found.display}: with the files before it, analysing it needs more than {limits.text(memory)}"
-            file = replace(file, outcome=TooLarge(f"{shown} of memory (--max-memory)"))
-        else:
-            needed += need
-        found.append(file)
-    return found
+def _fits(needs: Sequence[int], ways: Ways) -> bool:
+    return ways.memory is None or kineto_decode.BASE + sum(needs) <= ways.memory
 
 
-def _need(outcome: Content | TraceDoctorError) -> int:
-    """About how many bytes an analysis of it takes, beside what any takes."""
-    if isinstance(outcome, Run):
-        texts = sum(map(len, outcome.names)) + kineto_decode.PER_ID * len(outcome.names)
-        return kineto_decode.PER_EVENT * len(outcome) + texts
-    return 0
+def _put_away(held: list[_Task]) -> None:
+    for task in held:
+        task.put_away()
+    held.clear()
+    gc.collect()  # columns and what was made of them refer to each other
 
 
 def keep_evidence(files: Sequence[Loaded], everything: Iterable[Facts], ways: Ways) -> None:
@@ -184,6 +187,34 @@ class _Task:
         """So many more bytes of this file have been read."""
         self.seen += count
         progress.read(count)
+
+    @property
+    def need(self) -> int:
+        """About how many bytes an analysis of its columns takes at its peak, beside what any takes."""
+        if not isinstance(self.outcome, Run):
+            return 0
+        texts = sum(map(len, self.outcome.names)) + kineto_decode.PER_ID * len(self.outcome.names)
+        return kineto_decode.PER_EVENT * len(self.outcome) + texts
+
+    def crowd_out(self) -> None:
+        limit = limits.text(self.ways.memory or 0)
+        self.outcome = TooLarge(
+            f"{self.found.display}: with the files before it, analysing it needs more than {limit} of memory "
+            "(--max-memory)"
+        )
+
+    def put_away(self) -> None:
+        """Has the columns mapped from a file without a name, as those that another process has read: the system can take
+        their memory back."""
+        if not isinstance(self.outcome, Run):
+            return
+        single.derive(self.outcome)
+        try:
+            with _nameless() as file:
+                columns.write(file, self.outcome, {})
+                self.outcome = single.placed(columns.read(file, {}), self.found)
+        except (Unable, OSError, ValueError) as error:
+            log.info("%s: the columns stay in memory: %s", self.found.display, error)
 
     def load_here(self, progress: Progress) -> None:
         progress("reading", self.found.display)
