@@ -297,7 +297,11 @@ class _Task:
         """Unless the file is another by now than when its key was made."""
         assert self.ways.cache is not None
         try:
-            if self.ways.cache.key(self.found.path) == self.key:
+            same = self.ways.cache.key(self.found.path) == self.key
+        except OSError:  # gone
+            return
+        try:
+            if same:
                 draft.commit()
         except OSError as error:
             self._not_kept(error)
