@@ -58,6 +58,13 @@ def test_a_full_disk(trace: Path, command: str) -> None:
     )
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("where", ["2>/dev/full", "2> >(true)"])
+def test_an_error_that_nobody_can_be_told(trace: Path, where: str) -> None:
+    """Exit 1 would be the verdict of `check`."""
+    assert shell(f"{MAIN} check nothing.json {where}", trace) == (2, "")
+
+
 def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its file system refuses to delete even what is not there."""
 

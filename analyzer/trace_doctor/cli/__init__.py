@@ -22,7 +22,8 @@ def main() -> None:
             raise  # a text to be shown
         with contextlib.suppress(OSError, ValueError):  # the interpreter says what is wrong with a stream
             sys.stdout.flush()
-            sys.stderr.flush()
+            with contextlib.suppress(OSError, ValueError):  # nobody can be told
+                sys.stderr.flush()
             os._exit(ended.code or 0)
         raise
 
@@ -45,10 +46,10 @@ def run() -> None:
     try:
         application(*(name for name in sys.argv[1:2] if name in HOMES))(prog_name="trace-doctor")
     except TraceDoctorError as error:
-        print(f"trace-doctor: {one_line(str(error) + next_step(error))}", file=sys.stderr)
+        tell(one_line(str(error) + next_step(error)))
         sys.exit(2)
     except MemoryError:
-        print("trace-doctor: out of memory (--max-memory sets how much to use)", file=sys.stderr)
+        tell("out of memory (--max-memory sets how much to use)")
         sys.exit(2)
     except KeyboardInterrupt:
         interrupted()
@@ -59,16 +60,20 @@ def run() -> None:
             raise
         leave_stdout()
         where = f"{error.filename}: " if error.filename else "cannot go on: "
-        print(f"trace-doctor: {one_line(f'{where}{error.strerror or error}')}", file=sys.stderr)
+        tell(one_line(f"{where}{error.strerror or error}"))
         sys.exit(2)
     except Exception as error:
         if verbosity() >= 2:
             raise
-        print(
-            f"trace-doctor: internal error: {type(error).__name__}: {one_line(str(error))} (run with -vv for the traceback)",
-            file=sys.stderr,
-        )
+        said = f"{type(error).__name__}: {one_line(str(error))}"
+        tell(f"internal error: {said} (run with -vv for the traceback)")
         sys.exit(2)
+
+
+def tell(text: str) -> None:
+    """What ends the program. The exit code says it as well where nobody can be told: 1 would be a verdict of `check`."""
+    with contextlib.suppress(OSError):
+        print(f"trace-doctor: {text}", file=sys.stderr)
 
 
 def next_step(error: Exception) -> str:
@@ -80,7 +85,7 @@ def next_step(error: Exception) -> str:
 
 
 def interrupted() -> NoReturn:
-    print("trace-doctor: interrupted", file=sys.stderr)
+    tell("interrupted")
     sys.exit(130)
 
 
