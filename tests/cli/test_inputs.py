@@ -28,11 +28,9 @@ def trace(tmp_path: Path) -> Path:
     return b.write(tmp_path / "logs" / "rank0.json")
 
 
-def run(*args: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {"PATH": os.environ["PATH"], "HOME": str(cwd), **env}
-    return subprocess.run(
-        [*MAIN, *map(str, args)], cwd=cwd, env=kept, capture_output=True, text=True, timeout=60
-    )
+def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "HOME": str(cwd)}
+    return subprocess.run([*MAIN, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:

@@ -247,9 +247,8 @@ def test_several_traces_share_the_memory(
     found = discover([tmp_path / f"copy{n:02}.json" for n in range(14)]).found
     task = inputs._Task(found[0], Ways())
     task.outcome = load_inputs(found[:1])[0].outcome
-    monkeypatch.setattr(
-        inputs, "BASE", 0
-    )  # so that they are read in so many processes, each with its part of the memory
+    # they are read in so many processes, each with its part of the memory
+    monkeypatch.setattr(inputs, "BASE", 0)
     ways = Ways(jobs=jobs, memory=inputs.kineto_decode.BASE * jobs + 4 * task.need)
     monkeypatch.setattr(inputs.kineto_decode, "BASE", inputs.kineto_decode.BASE * jobs)
     outcomes = [f.outcome for f in load_inputs(found, ways)]

@@ -15,11 +15,10 @@ _OVERLAP = 64
 """No marker text is longer: one that two pieces share is seen, too."""
 THOROUGH, SAMPLE = 1 << 23, 1 << 14
 """Marker texts are sought in all of the first 8 MiB, then in the first 16 KiB of each piece."""
-
-
 MOST_VAIN = 8
 """So many fields whose ends are sought up to `LONGEST` may have none."""
 PUT_BACK = 1 << 20
+"""Bytes of a piece that is put back."""
 
 
 class Window:

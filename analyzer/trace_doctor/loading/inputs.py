@@ -77,31 +77,39 @@ def load_inputs(
     if count > 1:
         log.info("reading %d files in %d processes", len(missing), count)
         _in_processes(missing, count, progress)
-    held: list[_Task] = []
-    for task in missing:
-        if task.outcome is None:
-            if not _fits([*(t.need for t in held), int(NEED * task.weight)], ways):
-                _put_away(held)
-            task.load_here(progress)
-            held.append(task)
-    if not _fits([t.need for t in held], ways):
-        _put_away(held)
-    made: list[int] = []
+    _load_here([t for t in missing if t.outcome is None], ways, progress)
+    made = 0
     for task in tasks:
-        if made and not _fits([*made, task.need // MADE], ways):
+        more = task.need // MADE
+        if made and not _fits(made + more, ways):
             task.crowd_out()
-        made.append(task.need // MADE)
+        else:
+            made += more
     return [t.loaded() for t in tasks]
 
 
-def _fits(needs: Sequence[int], ways: Ways) -> bool:
-    return ways.memory is None or kineto_decode.BASE + sum(needs) <= ways.memory
+def _load_here(tasks: Sequence[_Task], ways: Ways, progress: Progress) -> None:
+    """One after the other, with those that were read put away where the next does not fit beside them."""
+    held: list[_Task] = []
+    needed = 0
+    for task in tasks:
+        if not _fits(needed + int(NEED * task.weight), ways):
+            _put_away(held)
+            held, needed = [], 0
+        task.load_here(progress)
+        held.append(task)
+        needed += task.need
+    if not _fits(needed, ways):
+        _put_away(held)
 
 
-def _put_away(held: list[_Task]) -> None:
+def _fits(need: int, ways: Ways) -> bool:
+    return ways.memory is None or kineto_decode.BASE + need <= ways.memory
+
+
+def _put_away(held: Sequence[_Task]) -> None:
     for task in held:
         task.put_away()
-    held.clear()
     gc.collect()  # columns and what was made of them refer to each other
 
 
