@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ from trace_doctor.run import Capture
 
 CAPTURES = Path(__file__).resolve().parents[2] / "shared"
 _ABSENT = "the real captures are not there (../shared, beside the checkout)"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Journals of edits do not go to the folder of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")

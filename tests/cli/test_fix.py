@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from repositories import committed
 
+from trace_doctor.fixes.journal import Edit, begun
 from trace_doctor.model import Finding, Fix, Result
 
 EXE = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
@@ -25,8 +26,8 @@ for x in loader:
 """
 
 
-def run(*args: str, cwd: Path, answers: str = "") -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_DOCTOR")}
+def run(*args: str, cwd: Path, answers: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_DOCTOR")} | more
     return subprocess.run(
         [*EXE, *args],
         cwd=cwd,
@@ -100,7 +101,7 @@ def test_patch_file_is_taken_by_git(job: Path) -> None:
 
 
 def test_apply_makes_safe_fixes_and_counts_the_others(job: Path) -> None:
-    done = run("fix", "result.json", "--source", "job", "--apply", cwd=job)
+    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job)
     assert done.returncode == 0, done.stderr
     assert "expandable_segments" in script(job)
     assert "num_workers" not in script(job)
@@ -109,7 +110,9 @@ def test_apply_makes_safe_fixes_and_counts_the_others(job: Path) -> None:
 
 def test_apply_with_unsafe_fixes_and_again(job: Path) -> None:
     for _ in range(2):
-        done = run("fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", cwd=job)
+        done = run(
+            "fix", "result.json", "--source", "job", "--apply", "--unsafe-fixes", "--allow-dirty", cwd=job
+        )
         assert done.returncode == 0, done.stderr
         once = script(job)
         assert once.count("num_workers=4") == once.count("zero_grad") == once.count("setdefault") == 1
@@ -127,7 +130,7 @@ def test_select(job: Path) -> None:
     ("answers", "made"), [("y\nn\ny\n", (True, False, True)), ("n\ny\nq\n", (False, True, False))]
 )
 def test_interactive_applies_what_was_accepted(job: Path, answers: str, made: tuple[bool, ...]) -> None:
-    done = run("fix", "result.json", "--source", "job", "-i", cwd=job, answers=answers)
+    done = run("fix", "result.json", "--source", "job", "-i", "--allow-dirty", cwd=job, answers=answers)
     assert done.returncode == 0, done.stderr
     assert tuple(w in script(job) for w in ("num_workers", "expandable", "zero_grad")) == made
 
@@ -145,16 +148,43 @@ def test_dirty_tree_is_refused_in_one_line(job: Path) -> None:
     assert "not in a git work tree" not in done.stderr
 
 
-def test_outside_of_git_it_says_that_there_is_no_way_back(job: Path) -> None:
-    done = run("fix", "result.json", "--source", "job", "--apply", cwd=job)
-    assert "not in a git work tree: there is no commit to go back to" in done.stderr
+def test_outside_of_git_there_is_no_way_back(job: Path) -> None:
+    for how in ("--apply", "-i"):
+        done = run("fix", "result.json", "--source", "job", how, "-q", cwd=job, answers="y\ny\n")
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+        assert "no commit to go back to: pass --allow-dirty" in done.stderr
+    assert script(job) == SCRIPT
+    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job)
+    assert done.returncode == 0, done.stderr
+    assert "expandable" in script(job)
+
+
+def test_an_interrupted_edit_is_named_and_only_apply_completes_it(job: Path) -> None:
+    root, state = (job / "job").resolve(), {"XDG_STATE_HOME": str(job / "state")}
+    (root / "model.py").write_text("x = 1\n")
+    edited = SCRIPT.replace("import torch", "import torch  # edited")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", state["XDG_STATE_HOME"])
+        contents = [("train.py", SCRIPT.encode(), edited.encode()), ("model.py", b"x = 1\n", b"x = 2\n")]
+        with begun(Edit.of(root, contents)):
+            (root / "model.py").write_text("x = 2\n")
+    for arguments in (["result.json", "--source", "job"], ["result.json", "--source", "job", "--patch", "p"]):
+        done = run("fix", *arguments, cwd=job, **state)
+        assert done.returncode == 0
+        assert "was interrupted (model.py edited; train.py not yet)" in done.stderr
+    assert script(job) == SCRIPT
+    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job, **state)
+    assert done.returncode == 0, done.stderr
+    assert "an interrupted edit was completed: train.py, model.py" in done.stderr
+    assert "# edited" in script(job) and "expandable" in script(job)
+    assert list((job / "state" / "trace-doctor").iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("answers", "made"), [("", False), ("y\n", True), ("what?\ny\n", True), ("Y\n", True)]
 )
 def test_the_end_of_the_answers_is_q(job: Path, answers: str, made: bool) -> None:
-    done = run("fix", "result.json", "--source", "job", "-i", cwd=job, answers=answers)
+    done = run("fix", "result.json", "--source", "job", "-i", "--allow-dirty", cwd=job, answers=answers)
     assert done.returncode == 0, done.stderr
     assert "Aborted" not in done.stderr
     assert ("num_workers=4" in script(job)) == made
@@ -173,7 +203,7 @@ def test_interactive_into_a_patch_file_holds_what_was_accepted(job: Path) -> Non
 
 def test_a_read_only_script_is_refused_in_one_line(job: Path) -> None:
     (job / "job" / "train.py").chmod(0o444)
-    done = run("fix", "result.json", "--source", "job", "--apply", "-q", cwd=job)
+    done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", "-q", cwd=job)
     assert (done.returncode, done.stderr) == (2, "trace-doctor: train.py is read-only: nothing was written\n")
     assert script(job) == SCRIPT
 

@@ -19,8 +19,10 @@ from repositories import committed, git
 
 from trace_doctor.errors import UsageError
 from trace_doctor.fixes import Plan, plan
-from trace_doctor.fixes.apply import apply, uncommitted
+from trace_doctor.fixes.apply import apply
 from trace_doctor.fixes.codemods import codemods
+from trace_doctor.fixes.exchange import exchange
+from trace_doctor.git import uncommitted
 from trace_doctor.model import Finding, Fix, Location, Result
 
 SCRIPT = """\
@@ -82,6 +84,24 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+def two_files(script: Path) -> Plan:
+    """The same fix for the script and for a second one beside it."""
+    other = script.with_name("other.py")
+    other.write_text(SCRIPT, encoding="utf-8")
+    places = [Location(file=name, line=15, function="train") for name in (script.name, other.name)]
+    found = [
+        replace(finding, location=place)
+        for finding, place in zip(result("zero", "zero").findings, places, strict=True)
+    ]
+    made = plan(Result(findings=found), script.parent)
+    assert len(made.outputs) == 2
+    return made
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {p.name: p.read_text(encoding="utf-8") for p in folder.iterdir() if p.is_file()}
+
+
 # ---------------------------------------------------------------------- what is kept
 
 
@@ -121,7 +141,7 @@ def test_any_fixes_in_any_order_on_any_file(
         assert len(made.of("conflict")) > 1, item.why
     patch = made.patch()
     touched = edited_lines(made)
-    apply(made)
+    apply(made, allow_dirty=True)
     after = path.read_bytes()
     ast.parse(after)
     assert removed_lines(patch) <= {before.split(b"\n")[n - 1] for n in touched}
@@ -165,7 +185,7 @@ def test_permissions_owner_and_attributes_are_kept(script: Path) -> None:
     except (AttributeError, OSError):
         labelled = False
     before = script.stat()
-    assert apply(plan(result("zero"), script.parent)) == ["train.py"]
+    assert apply(plan(result("zero"), script.parent), allow_dirty=True) == ["train.py"]
     after = script.stat()
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     if labelled:
@@ -178,7 +198,7 @@ def test_permissions_owner_and_attributes_are_kept(script: Path) -> None:
 def test_a_read_only_file_is_left_alone(script: Path) -> None:
     script.chmod(0o444)
     with pytest.raises(UsageError, match="read-only"):
-        apply(plan(result("zero"), script.parent))
+        apply(plan(result("zero"), script.parent), allow_dirty=True)
     assert script.read_text() == SCRIPT
 
 
@@ -187,7 +207,7 @@ def test_a_file_with_a_second_name_is_left_alone(script: Path) -> None:
     other = script.parent.parent / "elsewhere.py"
     os.link(script, other)
     with pytest.raises(UsageError, match="2 names"):
-        apply(plan(result("zero"), script.parent))
+        apply(plan(result("zero"), script.parent), allow_dirty=True)
     assert script.read_text() == other.read_text() == SCRIPT
     assert script.samefile(other)
 
@@ -217,7 +237,7 @@ def test_a_folder_turned_link_after_planning_is_not_followed(tmp_path: Path) -> 
 def test_a_source_that_is_itself_a_link_is_the_folder_it_names(script: Path) -> None:
     link = script.parent.parent / "link"
     link.symlink_to(script.parent, target_is_directory=True)
-    assert apply(plan(result("zero"), link)) == ["train.py"]
+    assert apply(plan(result("zero"), link), allow_dirty=True) == ["train.py"]
     assert "zero_grad" in script.read_text()
 
 
@@ -260,6 +280,13 @@ def test_git_variables_of_a_surrounding_hook_are_not_believed(
     assert "uncommitted" in (uncommitted(script.parent, [script]) or "")
 
 
+def test_outside_of_git_there_is_no_way_back(script: Path) -> None:
+    with pytest.raises(UsageError, match="no commit to go back to"):
+        apply(plan(result("zero"), script.parent))
+    assert script.read_text() == SCRIPT
+    assert apply(plan(result("zero"), script.parent), allow_dirty=True) == ["train.py"]
+
+
 def test_a_broken_repository_is_not_taken_for_a_clean_one(script: Path) -> None:
     (script.parent / ".git").write_text("gitdir: nowhere\n")
     with pytest.raises(UsageError, match="cannot be read"):
@@ -279,29 +306,17 @@ def test_edits_that_leave_no_valid_file_together_are_refused_together(script: Pa
 
 
 def test_failure_half_way_leaves_no_file_changed(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = script.with_name("other.py")
-    other.write_text(SCRIPT)
-    places = [Location(file=name, line=15, function="train") for name in (script.name, other.name)]
-    found = [
-        replace(finding, location=place)
-        for finding, place in zip(result("zero", "zero").findings, places, strict=True)
-    ]
-    made = plan(Result(findings=found), script.parent)
-    assert len(made.outputs) == 2
-    real = os.replace
+    made = two_files(script)
 
-    def fails_on_second(source: str, target: str) -> None:
-        if str(target).endswith(script.name):
+    def fails_on_second(new: Path, place: Path) -> None:
+        if place.name == script.name and place.read_text() == SCRIPT:
             raise OSError(28, "No space left on device")
-        real(source, target)
+        exchange(new, place)
 
-    monkeypatch.setattr(os, "replace", fails_on_second)
-    with pytest.raises(UsageError, match="No space"):
+    monkeypatch.setattr("trace_doctor.fixes.apply.exchange", fails_on_second)
+    with pytest.raises(UsageError, match=r"No space.*nothing was changed"):
         apply(made, allow_dirty=True)
-    assert {p.name: p.read_text() for p in script.parent.iterdir()} == {
-        "train.py": SCRIPT,
-        "other.py": SCRIPT,
-    }
+    assert files_of(script.parent) == {"train.py": SCRIPT, "other.py": SCRIPT}
 
 
 WRITE = """\
@@ -315,7 +330,7 @@ made = plan(Result.from_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
 made.outputs
 sys.stdin.readline()
 try:
-    apply(made)
+    apply(made, allow_dirty=True)
 except UsageError as error:
     sys.exit(str(error))
 """

@@ -168,6 +168,21 @@ def _answer(question: str) -> str:
     return line.strip().lower() if line else "q"
 
 
+def interrupted_edits(source: Path, completes: bool) -> None:
+    """An edit that was killed half-way is completed by those who edit, and named to the others."""
+    from trace_doctor.fixes.apply import interrupted, recover
+
+    if completes:
+        for line in recover(source):
+            note(line)
+        return
+    try:
+        for line in interrupted(source):
+            note(line)
+    except UsageError as unreadable:
+        note(str(unreadable))
+
+
 def parse_steps(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None

@@ -43,7 +43,8 @@ def fix(
         list[str] | None, typer.Option(help="Only these findings: ids (TD101-1), codes, prefixes, names.")
     ] = None,
     allow_dirty: Annotated[
-        bool, typer.Option("--allow-dirty", "--force", help="Apply to a git tree with uncommitted changes.")
+        bool,
+        typer.Option("--allow-dirty", help="Apply although there is no clean git work tree to go back to."),
     ] = False,
     torch_version: c.TorchVersion = None,
     config: c.ConfigFile = None,
@@ -65,12 +66,15 @@ def fix(
         raise UsageError("--apply and --patch exclude each other")
     if diff and (apply or patch is not None):
         raise UsageError("--diff shows the patch and changes nothing; leave it out with --apply or --patch")
+    c.interrupted_edits(where, (apply or interactive) and patch is None)
     loading = c.loading(jobs, cache, cache_dir, max_memory)
     result = _result(paths, where, torch_version, config, loading, quiet, no_progress)
     wanted = c.overrides(select=select or [])["select"]
     writes = apply and not interactive
     made = plan(result, where, unsafe=unsafe_fixes or not writes, select=wanted, torch_version=torch_version)
     _explain(made, quiet)
+    if (apply or interactive) and patch is None and not allow_dirty and made.outputs:
+        _refuse_without_a_way_back(made)
     if interactive:
         made = _ask(made)
     if patch is not None:
@@ -93,6 +97,15 @@ def _source(source: Path | None, script: Path | None) -> Path:
     if not where.exists():
         raise UsageError(f"--source {where}: no such folder or file")
     return where
+
+
+def _refuse_without_a_way_back(made: Plan) -> None:
+    """Before anything is asked."""
+    from trace_doctor.fixes.apply import no_way_back
+
+    root = made.tree.root.resolve()
+    if (why := no_way_back(root, [root / name for name in made.outputs])) is not None:
+        raise UsageError(why)
 
 
 def _result(
@@ -200,13 +213,9 @@ def _write_patch(made: Plan, path: Path, quiet: int) -> None:
 
 
 def _applied(made: Plan, changed: list[str], quiet: int) -> None:
-    from trace_doctor.fixes.apply import in_git
-
     if quiet:
         return
     c.note(f"{_count(made)} applied to {', '.join(changed)}" if changed else "nothing to change")
-    if changed and not in_git(made.tree.root):
-        c.note("not in a git work tree: there is no commit to go back to")
     held = len([i for i in made.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
     if held:
         c.note(

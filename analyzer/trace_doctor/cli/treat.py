@@ -78,7 +78,7 @@ def treat(
     scratch: Annotated[Path | None, typer.Option(help="Where the copy is made (default: temporary files).")] = None,
     logs: Annotated[Path | None, typer.Option(help="Keep the recordings before and after below this folder.")] = None,
     allow_dirty: Annotated[
-        bool, typer.Option("--allow-dirty", "--force", help="Apply to a git tree with uncommitted changes.")
+        bool, typer.Option("--allow-dirty", help="Apply although there is no clean git work tree to go back to.")
     ] = False,
     torch_version: c.TorchVersion = None,
     config: c.ConfigFile = None,
@@ -112,8 +112,10 @@ def treat(
         scratch=scratch,
         logs=logs,
     )
+    if source.exists():
+        c.interrupted_edits(source, apply)
     if apply and not allow_dirty:
-        _refuse_dirty(source)
+        _refuse_without_a_way_back(source)
     settings = load_config(
         file=config, overrides=c.overrides(torch_version=torch_version, source=str(source))
     )
@@ -145,13 +147,13 @@ def _hand_over(made: Treated, patch: Path, apply: bool, allow_dirty: bool, quiet
         c.note("nothing was applied: " + made.treatment.verdict)
 
 
-def _refuse_dirty(source: Path) -> None:
+def _refuse_without_a_way_back(source: Path) -> None:
     """Before an hour of trials, not after it."""
-    from trace_doctor.fixes.apply import uncommitted
+    from trace_doctor.fixes.apply import no_way_back
 
-    folder = source if source.is_dir() else source.parent
-    if source.exists() and (dirt := uncommitted(folder.resolve(), [])) is not None:
-        raise UsageError(f"--apply: {dirt}: commit or stash first, or pass --allow-dirty")
+    folder = (source if source.is_dir() else source.parent).resolve()
+    if source.exists() and (why := no_way_back(folder, [])) is not None:
+        raise UsageError(f"--apply: {why}")
 
 
 def _choose(queue: list[Candidate]) -> list[Candidate]:

@@ -1,17 +1,27 @@
-"""Writing the edits: all files or none, each replaced atomically, never outside the source folder."""
+"""Writing the edits: all files or none, each replaced at once, never outside the source folder.
+
+The new contents are written aside, then each takes the place of its file. What was in that place is compared once more *after*
+the exchange, so that a change made by somebody else at any moment before is put back instead of lost. What is not covered:
+a program that keeps the replaced file open and writes into it later.
+
+From before the first file is touched until all are replaced, a journal in the user's state folder holds both contents of each.
+A process that is killed may leave some files old and some new; `interrupted` names them, and `recover` makes all of them new.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-import subprocess
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trace_doctor.errors import UsageError
+from trace_doctor.files import read_regular
+from trace_doctor.fixes.exchange import exchange, moved_away, rename_exclusively
+from trace_doctor.fixes.journal import Edit, Entry, Journal, begun, left_behind, sync_folder
 from trace_doctor.fixes.plan import Plan
+from trace_doctor.git import in_git, uncommitted
 
 try:
     import fcntl
@@ -22,37 +32,224 @@ except ImportError:  # Windows has none: there, what another process writes mean
 def apply(plan: Plan, *, allow_dirty: bool = False) -> list[str]:
     """Writes what is ready and returns the names of the files changed.
 
-    Raises UsageError, with nothing changed, when the git work tree has uncommitted changes (unless `allow_dirty`),
-    when a file changed since it was read, is read-only or has a second name, or when a path leaves the source folder.
+    Raises UsageError, with nothing changed, outside of a clean git work tree (unless `allow_dirty`), when a file changed
+    since it was read, is read-only or has a second name, when a path leaves the source folder, or after an edit that was
+    interrupted and not yet recovered.
     """
     outputs = plan.outputs
     if not outputs:
         return []
     root = plan.tree.root.resolve()
-    targets = {name: _inside(plan.tree.path(name), root, name) for name in outputs}
-    if not allow_dirty and (dirt := uncommitted(root, list(targets.values()))) is not None:
-        raise UsageError(f"{dirt}: commit or stash first, or pass --allow-dirty")
-    written: list[str] = []
+    targets = {name: _inside(plan.tree.path(name), root / name) for name in outputs}
+    if not allow_dirty and (why := no_way_back(root, list(targets.values()))) is not None:
+        raise UsageError(why)
     with _alone(root):
+        if said := interrupted(root):
+            raise UsageError(said[0])
         for name, (script, _) in outputs.items():
             _writable(targets[name], name)
-            if targets[name].read_bytes() != script.data:
+            if _read(targets[name], name) != script.data:
                 raise UsageError(f"{name} changed while it was being fixed: nothing was written")
+        edit = Edit.of(root, [(name, script.data, data) for name, (script, data) in outputs.items()])
+        with begun(edit) as journal:
+            _replace_all(journal)
+    return list(outputs)
+
+
+def no_way_back(root: Path, files: Sequence[Path]) -> str | None:
+    """Why an edit could not be told from what was there before, and what allows it all the same; None in a clean work tree."""
+    if not in_git(root):
+        return "not in a git work tree, so there is no commit to go back to: pass --allow-dirty to edit all the same"
+    changed = uncommitted(root, files)
+    return None if changed is None else f"{changed}: commit or stash first, or pass --allow-dirty"
+
+
+# ---------------------------------------------------------------------- an edit that was interrupted
+
+
+def interrupted(source: Path) -> list[str]:
+    """One line for each edit below a folder (or of a file) that was killed half-way: which files it had replaced by then."""
+    root = source.resolve()
+    with left_behind(root) as journals:
+        lines = [_told(j.edit) for j in journals if set(j.edit.states().values()) != {"old"}]
+    return [f"{line}: `fix --apply` or `treat --apply` completes it" for line in lines]
+
+
+def recover(source: Path) -> list[str]:
+    """Ends the edits that were interrupted below a folder (or of a file): a file that still has its old content gets the
+    new one. An edit that had not replaced any file is dropped. Returns what was done, a line each. Raises UsageError where a
+    file has neither content: it is left as it is, and so is the journal."""
+    root = source.resolve()
+    with _alone(root if root.is_dir() else root.parent), left_behind(root) as journals:
         try:
-            for name, (_, data) in outputs.items():
-                _replace(targets[name], data)
-                written.append(name)
+            return [line for journal in journals if (line := _completed(journal))]
         except OSError as error:
-            for done in written:
-                _replace(targets[done], outputs[done][0].data)
-            raise UsageError(f"cannot write {name}: {error.strerror}; nothing was changed") from None
-    return written
+            raise UsageError(
+                f"cannot complete an interrupted edit: {error.strerror} ({error.filename})"
+            ) from None
 
 
-def _inside(path: Path, root: Path, name: str) -> Path:
-    """The file itself: no link in it or on the way to it may lead out of the source folder."""
-    if path.is_symlink() or path.resolve() != root / name:
-        raise UsageError(f"{name} is a link or lies behind one: it is left alone")
+def _completed(journal: Journal) -> str:
+    edit = journal.edit
+    _restore_missing(edit)
+    states = edit.states()
+    _remove_asides(edit)
+    if set(states.values()) == {"old"}:
+        journal.done()
+        return ""
+    if strange := [name for name, state in states.items() if state not in ("old", "new")]:
+        raise UsageError(
+            f"{_told(edit)}; {', '.join(strange)} stays as it is: restore it, or delete {journal.file} to leave all "
+            "files as they are"
+        )
+    for entry in edit.entries:
+        _inside(edit.path(entry), edit.path(entry))
+        if states[entry.name] == "old":
+            _write_aside(edit, entry)
+            _exchange(edit, entry)
+    _sync_folders(edit)
+    _remove_asides(edit)
+    journal.done()
+    return f"an interrupted edit was completed: {', '.join(states)}"
+
+
+def _restore_missing(edit: Edit) -> None:
+    """Where two names cannot be exchanged at once, a file may have been out of its place when the process was killed."""
+    for entry in edit.entries:
+        out = moved_away(edit.aside(entry))
+        with contextlib.suppress(OSError):
+            if not os.path.lexists(edit.path(entry)) and read_regular(out) == entry.old:
+                rename_exclusively(out, edit.path(entry))
+
+
+def _told(edit: Edit) -> str:
+    states = edit.states()
+    parts = [
+        f"{', '.join(name for name, state in states.items() if state == kind)} {word}"
+        for kind, word in (
+            ("new", "edited"),
+            ("old", "not yet"),
+            ("other", "changed since"),
+            ("gone", "gone"),
+        )
+        if kind in states.values()
+    ]
+    return f"an edit of {edit.root} was interrupted ({'; '.join(parts)})"
+
+
+# ---------------------------------------------------------------------- replacing
+
+
+def _replace_all(journal: Journal) -> None:
+    """Every file of the edit, or none. The replaced files stay aside until all are done, to be put back as they were."""
+    edit, replaced = journal.edit, list[Entry]()
+    try:
+        for entry in edit.entries:
+            _write_aside(edit, entry)
+        for entry in edit.entries:
+            _inside(edit.path(entry), edit.path(entry))
+            replaced.append(entry)
+            _exchange(edit, entry)
+    except BaseException as error:  # Ctrl-C too
+        stuck = [entry.name for entry in reversed(replaced) if not _put_back(edit, entry)]
+        left = f"{', '.join(stuck)} cannot be put back" if stuck else "nothing was changed"
+        left += _strangers(_remove_asides(edit))
+        journal.done()
+        if isinstance(error, OSError):
+            raise UsageError(f"cannot write {entry.name}: {error.strerror}; {left}") from None
+        if isinstance(error, UsageError):
+            raise UsageError(f"{error}; {left}") from None
+        raise
+    _sync_folders(edit)
+    if strangers := _strangers(_remove_asides(edit)):
+        journal.done()
+        raise UsageError(f"{', '.join(e.name for e in edit.entries)} edited{strangers}")
+    journal.done()
+
+
+def _strangers(kept: Sequence[Path]) -> str:
+    """What to say of files aside that hold neither content: somebody wrote into what was being replaced."""
+    return "".join(f"; what somebody wrote meanwhile is kept in {path}" for path in kept)
+
+
+def _exchange(edit: Edit, entry: Entry) -> None:
+    """Raises UsageError where what comes out is not what was read: it is back in its place then."""
+    aside, place = edit.aside(entry), edit.path(entry)
+    exchange(aside, place)
+    if aside.is_symlink() or not aside.is_file() or aside.read_bytes() != entry.old:
+        exchange(aside, place)
+        raise UsageError(f"{entry.name} changed while it was being fixed")
+
+
+def _put_back(edit: Edit, entry: Entry) -> bool:
+    """Whether a file is as it was before its exchange, or never left that state."""
+    aside, place = edit.aside(entry), edit.path(entry)
+    try:
+        if read_regular(place) != entry.new:
+            return (
+                read_regular(aside) == entry.new
+            )  # never exchanged, or put back: somebody else's change stays
+        exchange(aside, place)
+        return read_regular(aside) == entry.new
+    except OSError:
+        return False
+
+
+def _write_aside(edit: Edit, entry: Entry) -> None:
+    """The new content beside its file, with its permissions and, where that is allowed, owner, group and attributes."""
+    place, aside = edit.path(entry), edit.aside(entry)
+    before = place.stat(follow_symlinks=False)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    with open(os.open(aside, flags, 0o600), "wb") as file:
+        file.write(entry.new)
+        file.flush()
+        os.fsync(file.fileno())
+        after = os.fstat(file.fileno())
+    if hasattr(os, "chown") and (before.st_uid, before.st_gid) != (after.st_uid, after.st_gid):
+        with contextlib.suppress(PermissionError):
+            os.chown(aside, before.st_uid, before.st_gid, follow_symlinks=False)
+    _copy_attributes(place, aside)
+    os.chmod(aside, stat.S_IMODE(before.st_mode))
+
+
+def _copy_attributes(path: Path, aside: Path) -> None:
+    """Access lists and labels, where the system has them."""
+    if not hasattr(os, "listxattr"):
+        return
+    with contextlib.suppress(OSError):
+        for name in os.listxattr(path, follow_symlinks=False):
+            with contextlib.suppress(OSError):
+                os.setxattr(
+                    aside, name, os.getxattr(path, name, follow_symlinks=False), follow_symlinks=False
+                )
+
+
+def _remove_asides(edit: Edit) -> list[Path]:
+    """Takes away what was written aside, and the old contents that lie there after an exchange. Returns what holds neither."""
+    kept = []
+    for entry in edit.entries:
+        for aside in (edit.aside(entry), moved_away(edit.aside(entry))):
+            with contextlib.suppress(FileNotFoundError):
+                content = read_regular(_inside(aside, aside))
+                if content == entry.old or entry.new.startswith(content):
+                    aside.unlink()
+                else:
+                    kept.append(aside)
+    return kept
+
+
+def _sync_folders(edit: Edit) -> None:
+    for folder in sorted({edit.path(entry).parent for entry in edit.entries}):
+        sync_folder(folder)
+
+
+# ---------------------------------------------------------------------- what may be written
+
+
+def _inside(path: Path, real: Path) -> Path:
+    """The file itself, `real` as the source folder has it: no link in it or on the way to it may lead elsewhere."""
+    if path.is_symlink() or path.resolve() != real:
+        raise UsageError(f"{path.name} is a link or lies behind one: it is left alone")
     return path
 
 
@@ -63,6 +260,13 @@ def _writable(path: Path, name: str) -> None:
         raise UsageError(f"{name} is read-only: nothing was written")
     if state.st_nlink > 1:
         raise UsageError(f"{name} has {state.st_nlink} names (hard links): nothing was written")
+
+
+def _read(path: Path, name: str) -> bytes:
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}; nothing was written") from None
 
 
 @contextlib.contextmanager
@@ -78,65 +282,3 @@ def _alone(root: Path) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Atomic replacement that keeps permissions and, where that is allowed, owner, group and extended attributes."""
-    before = path.stat()
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        after = os.stat(temporary)
-        if hasattr(os, "chown") and (before.st_uid, before.st_gid) != (after.st_uid, after.st_gid):
-            with contextlib.suppress(PermissionError):
-                os.chown(temporary, before.st_uid, before.st_gid)
-        _copy_attributes(path, temporary)
-        os.chmod(temporary, stat.S_IMODE(before.st_mode))
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _copy_attributes(path: Path, temporary: str) -> None:
-    """Access lists and labels, where the system has them."""
-    if not hasattr(os, "listxattr"):
-        return
-    with contextlib.suppress(OSError):
-        for name in os.listxattr(path):
-            with contextlib.suppress(OSError):
-                os.setxattr(temporary, name, os.getxattr(path, name))
-
-
-def in_git(root: Path) -> bool:
-    """Whether the folder lies in a git work tree."""
-    here = root.resolve()
-    return any((folder / ".git").exists() for folder in (here, *here.parents))
-
-
-def uncommitted(root: Path, files: list[Path]) -> str | None:
-    """Why an edit could not be told from earlier changes, or None: a clean work tree, or no git at all."""
-    if not in_git(root):
-        return None
-    try:
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
-        untracked = _git(root, "ls-files", "--others", "-z", "--", *[str(f.resolve()) for f in files])
-    except (OSError, subprocess.SubprocessError):
-        return "the state of the git work tree cannot be read"
-    if changed.strip():
-        return f"the git work tree has uncommitted changes ({len(changed.splitlines())} files)"
-    if untracked.strip("\0"):
-        return f"{Path(untracked.split(chr(0))[0]).name} is not committed to git"
-    return None
-
-
-def _git(root: Path, *arguments: str) -> str:
-    # no optional locks, no file system monitor: reading the state must not run what the repository configures
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *arguments]
-    # a hook or a rebase that runs this has variables that point to its own repository
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, check=True, timeout=60)
-    return done.stdout.decode("utf-8", "replace")

@@ -1,0 +1,331 @@
+"""An edit of several files that is killed, disturbed or left behind: nothing is lost, and what is mixed is named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from trace_doctor.errors import UsageError
+from trace_doctor.fixes import apply as applying
+from trace_doctor.fixes import exchange as exchanging
+from trace_doctor.fixes import journal as journals
+from trace_doctor.fixes.apply import _replace_all, interrupted, recover
+from trace_doctor.fixes.journal import Edit, begun
+
+OLD = {"a.py": b"print('a, as it was')\n", "b.py": b"print('b, as it was')\n"}
+NEW = {"a.py": b"print('a, edited')\n", "b.py": b"print('b, edited')\n"}
+OURS = {m.__file__ for m in (applying, exchanging, journals)}
+posix = pytest.mark.skipif(os.name != "posix", reason="processes are forked and killed as POSIX does")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "job"
+    folder.mkdir()
+    reset(folder)
+    return folder
+
+
+def reset(folder: Path) -> None:
+    shutil.rmtree(folder.parent / "state", ignore_errors=True)
+    for path in folder.iterdir():
+        path.unlink()
+    for name, content in OLD.items():
+        (folder / name).write_bytes(content)
+
+
+def edit_all(folder: Path) -> None:
+    edit = Edit.of(folder.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])
+    with begun(edit) as journal:
+        _replace_all(journal)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def left_in_state(folder: Path) -> list[str]:
+    state = folder.parent / "state" / "trace-doctor"
+    return [p.name for p in state.iterdir()] if state.is_dir() else []
+
+
+def killed_at(line: int, body: Callable[[], None]) -> bool:
+    """Runs the body in a process that is killed before the n-th line of our code that edits; whether it came that far."""
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def trace(frame, event, _):  # type: ignore[no-untyped-def]
+            nonlocal count
+            if frame.f_code.co_filename not in OURS:
+                return None
+            if event == "line":
+                count += 1
+                if count == line:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        sys.settrace(trace)
+        try:
+            body()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@posix
+@pytest.mark.parametrize("kernel_exchanges", [True, False])
+def test_killed_at_any_step_nothing_is_lost(
+    job: Path, kernel_exchanges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda number: None)  # processes are killed, not the machine
+    if not kernel_exchanges:
+        monkeypatch.setattr(exchanging, "_exchanged", lambda one, other: False)
+    line, mixed, seen = 0, 0, set()
+    while killed_at(line := line + 1, lambda: edit_all(job)):
+        now = {name: (job / name).read_bytes() if (job / name).exists() else b"" for name in OLD}
+        for name, content in now.items():
+            assert content in (OLD[name], NEW[name]) or (not kernel_exchanges and not content), line
+        seen.add(tuple(now.items()))
+        if len({content == NEW[name] for name, content in now.items()}) == 2:
+            mixed += 1
+            [said] = interrupted(job)
+            assert all(name in said for name in OLD) and "interrupted" in said
+        recover(job)
+        after = contents(job)
+        assert after in (OLD, NEW), line
+        assert now != NEW or after == NEW, "what was done is not undone"
+        assert all(name.startswith(".") for name in left_in_state(job)), line
+        reset(job)
+    assert line > 60
+    assert mixed > 3
+    assert {tuple(OLD.items()), tuple(NEW.items())} < seen
+
+
+@posix
+def test_recovery_that_is_killed_is_recovered(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+
+    def half_done() -> None:
+        reset(job)
+        edit = Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])
+        with begun(edit):
+            (job / "a.py").write_bytes(NEW["a.py"])
+
+    half_done()
+    line = 0
+    while killed_at(line := line + 1, lambda: recover(job) and None):
+        recover(job)
+        assert contents(job) == NEW, line
+        half_done()
+    assert line > 30
+
+
+def test_a_file_with_neither_content_is_left_alone(job: Path) -> None:
+    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
+        (job / "a.py").write_bytes(NEW["a.py"])
+    (job / "b.py").write_bytes(b"mine\n")
+    with pytest.raises(UsageError, match=r"b\.py stays as it is"):
+        recover(job)
+    assert contents(job) == {"a.py": NEW["a.py"], "b.py": b"mine\n"}
+    (job / "b.py").write_bytes(OLD["b.py"])
+    assert recover(job) == ["an interrupted edit was completed: a.py, b.py"]
+    assert contents(job) == NEW
+    assert recover(job) == interrupted(job) == []
+
+
+def test_an_edit_that_had_replaced_nothing_is_dropped(job: Path) -> None:
+    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
+        pass
+    assert interrupted(job) == recover(job) == left_in_state(job) == []
+    assert contents(job) == OLD
+
+
+def test_a_journal_in_use_is_not_recovered(job: Path) -> None:
+    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])) as journal:
+        (job / "a.py").write_bytes(NEW["a.py"])
+        said = []
+        other = threading.Thread(target=lambda: said.extend(recover(job)))
+        other.start()
+        other.join()
+        assert said == []
+        assert contents(job)["b.py"] == OLD["b.py"]
+        journal.done()
+
+
+def test_an_edit_elsewhere_is_not_ours_to_recover(job: Path) -> None:
+    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
+        (job / "a.py").write_bytes(NEW["a.py"])
+    other = job.parent / "job2"
+    other.mkdir()
+    assert interrupted(other) == recover(other) == []
+    assert recover(job / "b.py"), "of a file it is"
+
+
+def test_the_state_folder_is_the_users_alone(job: Path) -> None:
+    edit_all(job)
+    folder = job.parent / "state" / "trace-doctor"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    reset_to = contents(job)
+    with begun(Edit.of(job.resolve(), [("a.py", reset_to["a.py"], b"x\n")])) as journal:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert journal.file.stat().st_mode & 0o777 == 0o600
+        journal.done()
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "no home", "another's"])
+def test_no_state_folder_no_edit(job: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = job.parent / "state"
+    if kind == "link":
+        (job.parent / "elsewhere").mkdir()
+        state.mkdir()
+        (state / "trace-doctor").symlink_to(job.parent / "elsewhere", target_is_directory=True)
+    elif kind == "file":
+        state.write_bytes(b"")
+    elif kind == "another's":
+        if not hasattr(os, "getuid") or os.getuid() != 0:
+            pytest.skip("only root can give a folder away")
+        (state / "trace-doctor").mkdir(parents=True)
+        os.chown(state / "trace-doctor", 1234, 1234)
+    else:
+        monkeypatch.delenv("XDG_STATE_HOME")
+        monkeypatch.setattr(Path, "home", classmethod(lambda cls: (_ for _ in ()).throw(RuntimeError())))
+    with pytest.raises(UsageError, match="nothing was written"):
+        edit_all(job)
+    assert contents(job) == OLD
+
+
+def broken_journals(job: Path) -> dict[str, bytes]:
+    sound = Edit.of(job.resolve(), [("a.py", OLD["a.py"], NEW["a.py"])])
+    out = msgspec.structs.replace
+    entry = sound.entries[0]
+
+    def of(edit: Edit) -> bytes:
+        again = out(edit, digest=journals._digest(edit.root, edit.entries))
+        return msgspec.json.encode(again)
+
+    return {
+        "empty": b"",
+        "cut": msgspec.json.encode(sound)[:-20],
+        "deep": b"[" * 100_000,
+        "other content": msgspec.json.encode(out(sound, entries=[out(entry, new=b"import evil\n")])),
+        "out of the root": of(out(sound, entries=[out(entry, name="../state/x.py")])),
+        "absolute": of(out(sound, entries=[out(entry, name="/etc/passwd")])),
+        "relative root": of(out(sound, root="job")),
+        "NUL": of(out(sound, entries=[out(entry, name="a\0.py")])),
+        "takes another file away": of(out(sound, entries=[out(entry, temporary="b.py")])),
+        "out by its temporary": of(out(sound, entries=[out(entry, temporary="../../x")])),
+        "no file": of(out(sound, entries=[])),
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(broken_journals(Path("/nowhere"))))
+def test_a_journal_that_says_what_none_says_is_refused(job: Path, kind: str) -> None:
+    folder = journals.state_folder()
+    (folder / "0123456789abcdef.json").write_bytes(broken_journals(job)[kind])
+    with pytest.raises(UsageError, match="cannot be read"):
+        recover(job)
+    assert contents(job) == OLD
+
+
+def test_a_link_at_the_place_is_not_followed(job: Path) -> None:
+    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
+        (job / "a.py").write_bytes(NEW["a.py"])
+    outside = job.parent / "outside.py"
+    outside.write_bytes(OLD["b.py"])
+    (job / "b.py").unlink()
+    (job / "b.py").symlink_to(outside)
+    with pytest.raises(UsageError, match=r"b\.py stays"):
+        recover(job)
+    assert outside.read_bytes() == OLD["b.py"]
+
+
+# ---------------------------------------------------------------------- somebody else writes meanwhile
+
+
+@pytest.mark.parametrize("kernel_exchanges", [True, False])
+@pytest.mark.parametrize("how", ["in place", "by a new file"])
+@pytest.mark.parametrize("name", sorted(OLD))
+def test_a_change_between_the_comparison_and_the_replacement_is_not_lost(
+    job: Path, name: str, how: str, kernel_exchanges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernel_exchanges:
+        monkeypatch.setattr(exchanging, "_exchanged", lambda one, other: False)
+    done = []
+
+    def with_somebody(new: Path, place: Path) -> None:
+        if place.name == name and not done:
+            done.append(True)
+            if how == "in place":
+                place.write_bytes(b"mine\n")
+            else:
+                (place.parent / "save").write_bytes(b"mine\n")
+                os.replace(place.parent / "save", place)
+        exchanging.exchange(new, place)
+
+    monkeypatch.setattr(applying, "exchange", with_somebody)
+    with pytest.raises(UsageError, match=r"changed while .* nothing was changed"):
+        edit_all(job)
+    assert contents(job) == OLD | {name: b"mine\n"}
+    assert left_in_state(job) == []
+
+
+def test_what_is_written_into_a_file_that_was_replaced_is_kept_aside(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editor that has the file open writes when it has been exchanged and compared."""
+    with (job / "a.py").open("r+b") as editor:
+        sync = journals.sync_folder
+
+        def late(folder: Path) -> None:
+            editor.write(b"mine, late")
+            editor.flush()
+            sync(folder)
+
+        monkeypatch.setattr(applying, "sync_folder", late)
+        with pytest.raises(UsageError, match="what somebody wrote meanwhile is kept in"):
+            edit_all(job)
+    assert any(content.startswith(b"mine, late") for content in contents(job).values())
+
+
+def test_a_file_that_comes_to_stand_in_an_empty_place_is_not_overwritten(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchanging, "_exchanged", lambda one, other: False)
+    real = exchanging.rename_exclusively
+
+    def meanwhile(source: Path, target: Path) -> None:
+        if target.name == "a.py" and not target.exists():
+            target.write_bytes(b"mine\n")
+        real(source, target)
+
+    monkeypatch.setattr(exchanging, "rename_exclusively", meanwhile)
+    with pytest.raises(UsageError, match=r"a\.py"):
+        edit_all(job)
+    assert contents(job)["a.py"] == b"mine\n"
+    assert contents(job)["b.py"] == OLD["b.py"]
+
+
+@posix
+def test_ctrl_c_leaves_all_as_it_was(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(new: Path, place: Path) -> None:
+        if place.name == "b.py":
+            monkeypatch.setattr(applying, "exchange", exchanging.exchange)
+            raise KeyboardInterrupt
+        exchanging.exchange(new, place)
+
+    monkeypatch.setattr(applying, "exchange", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        edit_all(job)
+    assert contents(job) == OLD
+    assert left_in_state(job) == []

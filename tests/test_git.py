@@ -1,0 +1,196 @@
+"""What is asked of git: the state of a work tree is told rightly, and nothing of the repository runs for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from repositories import committed, git
+
+from trace_doctor.git import GitFailed, in_git, top, uncommitted
+from trace_doctor.git import git as asked
+from trace_doctor.treatment import worktree
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    folder = tmp_path / "job"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "train.py").write_text("a = 1\n")
+    (folder / "pkg" / "model.py").write_text("b = 1\n")
+    (folder / "name with \u00fcmlaut\t.py").write_text("c = 1\n")
+    (folder / "link.py").symlink_to("train.py")
+    committed(folder)
+    settled(folder)
+    return folder
+
+
+def settled(folder: Path) -> None:
+    """Files older than the index: git takes none of them for one that changed since."""
+    old = time.time() - 100
+    for path in folder.rglob("*"):
+        if ".git" not in path.parts:
+            os.utime(path, (old, old), follow_symlinks=False)
+    git(folder, "update-index", "--refresh")
+
+
+def state(folder: Path, name: str = "train.py") -> str | None:
+    return uncommitted(folder, [folder / name])
+
+
+def test_a_clean_work_tree_is_clean(job: Path) -> None:
+    assert state(job) is None
+    assert uncommitted(job / "pkg", [job / "pkg" / "model.py"]) is None
+    assert top(job / "pkg") == job.resolve()
+
+
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+@pytest.mark.parametrize("name", ["train.py", "pkg/model.py"])
+def test_a_change_behind_a_flag_of_the_index_is_seen(job: Path, flag: str, name: str) -> None:
+    git(job, "update-index", flag, name)
+    assert state(job) is None
+    before = (job / name).stat()
+    (job / name).write_text("z = 1\n")
+    os.utime(job / name, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert git(job, "status", "--porcelain") == ""
+    assert "uncommitted changes (1 file)" in (state(job) or "")
+
+
+def test_what_differs_is_counted(job: Path) -> None:
+    (job / "pkg" / "model.py").unlink()
+    (job / "link.py").unlink()
+    (job / "link.py").symlink_to("elsewhere.py")
+    (job / "new.py").write_text("staged = 1\n")
+    git(job, "add", "new.py")
+    assert "(3 files)" in (state(job) or "")
+    assert "not committed" in (state(job, "other.py") or "")
+
+
+def test_a_sparse_checkout_is_clean(job: Path) -> None:
+    git(job, "update-index", "--skip-worktree", "pkg/model.py")
+    (job / "pkg" / "model.py").unlink()
+    assert state(job) is None
+
+
+def test_a_change_in_the_moment_of_the_index_is_seen(job: Path) -> None:
+    """Same size and same time as in the index: only the content tells."""
+    index = job / ".git" / "index"
+    before = (job / "train.py").stat()
+    (job / "train.py").write_text("a = 2\n")
+    os.utime(job / "train.py", ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(index, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    assert "uncommitted" in (uncommitted(job, []) or "")
+
+
+def test_line_ends_that_git_gives_are_no_change(job: Path) -> None:
+    (job / "train.py").write_bytes(b"a = 1\r\n")
+    assert "uncommitted" in (state(job) or "")
+    git(job, "config", "core.autocrlf", "true")
+    assert state(job) is None
+    git(job, "config", "core.autocrlf", "false")
+    (job / ".gitattributes").write_text("*.py text\n")
+    git(job, "add", ".gitattributes")
+    git(job, "commit", "-q", "-m", "attributes")
+    assert state(job) is None
+    (job / "train.py").write_bytes(b"a = 2\r\n")
+    assert "uncommitted" in (state(job) or "")
+
+
+def test_a_repository_of_sha256(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("a = 1\n")
+    try:
+        git(tmp_path, "init", "-q", "--object-format=sha256")
+    except AssertionError:
+        pytest.skip("this git knows no sha256")
+    committed(tmp_path)
+    assert state(tmp_path) is None
+    (tmp_path / "train.py").write_text("a = 2\n")
+    assert "uncommitted" in (state(tmp_path) or "")
+
+
+def test_no_commit_yet_is_not_clean(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("a = 1\n")
+    git(tmp_path, "init", "-q")
+    assert "not committed" in (state(tmp_path) or "")
+    git(tmp_path, "add", "-A")
+    assert "uncommitted" in (state(tmp_path) or "")
+
+
+def test_a_merge_that_is_not_ended_is_a_change(job: Path) -> None:
+    git(job, "checkout", "-q", "-b", "side")
+    (job / "train.py").write_text("a = 2\n")
+    git(job, "commit", "-q", "-a", "-m", "side")
+    git(job, "checkout", "-q", "-")
+    (job / "train.py").write_text("a = 3\n")
+    git(job, "commit", "-q", "-a", "-m", "main")
+    subprocess.run(["git", "merge", "-q", "side"], cwd=job, capture_output=True, check=False)
+    (job / "train.py").write_text("a = 3\n")
+    assert "uncommitted" in (state(job) or "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the planted programs are shell scripts")
+def test_nothing_of_the_repository_runs(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = tmp_path / "ran"
+    planted = tmp_path / "planted.sh"
+    planted.write_text(f'#!/bin/sh\necho "$0 $@" >> "{ran}"\ncat\n')
+    planted.chmod(0o755)
+    shutil.copy(planted, job / "git")  # found by a relative entry of PATH
+    monkeypatch.setenv("PATH", os.pathsep.join([".", "", os.environ["PATH"]]))
+    for hook in (
+        "post-checkout",
+        "post-index-change",
+        "pre-commit",
+        "reference-transaction",
+        "fsmonitor-watchman",
+    ):
+        shutil.copy(planted, job / ".git" / "hooks" / hook)
+    (job / ".git" / "info" / "attributes").write_text("*.py filter=planted diff=planted\n")
+    for key, value in {
+        "filter.planted.clean": planted, "filter.planted.smudge": planted, "filter.planted.process": planted,
+        "filter.planted.required": "true", "diff.planted.textconv": planted, "diff.planted.command": planted,
+        "diff.external": planted, "core.fsmonitor": planted, "core.hooksPath": job / ".git" / "hooks",
+        "core.pager": planted, "core.sshCommand": planted, "core.editor": planted, "core.askPass": planted,
+        "credential.helper": f"!{planted}", "pager.ls-files": planted, "alias.ls-files": f"!{planted}",
+        "extensions.partialClone": "origin", "remote.origin.promisor": "true",
+        "remote.origin.url": f"ext::{planted}", "remote.origin.uploadpack": planted, "protocol.ext.allow": "always",
+        "gpg.program": planted, "core.alternateRefsCommand": planted,
+    }.items():  # fmt: skip
+        git(job, "config", key, str(value))
+    submodule = job / "sub"
+    submodule.mkdir()
+    (submodule / "x.py").write_text("x = 1\n")
+    committed(submodule)
+    git(submodule, "config", "core.fsmonitor", str(planted))
+    ran.unlink(missing_ok=True)
+    assert in_git(job)
+    assert uncommitted(job, [job / "train.py"]) is None
+    (job / "train.py").write_text("a = 2\n")
+    assert "filter is set" in (uncommitted(job, [job / "train.py"]) or "")
+    scratch = tmp_path / "scratch"
+    if worktree.add(job, scratch):
+        worktree.remove(job, scratch)
+    with pytest.raises(GitFailed):
+        asked(job, "cat-file", "-p", "0123456789012345678901234567890123456789")
+    assert not ran.exists(), ran.read_text()
+
+
+def test_a_repository_of_somebody_else_is_not_believed(job: Path) -> None:
+    if not hasattr(os, "getuid") or os.getuid() != 0:
+        pytest.skip("only root can give a repository away")
+    for path in [job, *job.rglob("*")]:
+        os.chown(path, 1234, 1234, follow_symlinks=False)
+    assert "cannot be read" in (state(job) or "")
+
+
+def test_files_that_are_no_files_are_not_waited_for(job: Path) -> None:
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("no FIFOs here")
+    (job / "pkg" / "model.py").unlink()
+    os.mkfifo(job / "pkg" / "model.py")
+    assert stat.S_ISFIFO((job / "pkg" / "model.py").stat().st_mode)
+    assert "uncommitted" in (state(job) or "")
