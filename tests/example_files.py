@@ -1,0 +1,234 @@
+"""The files that docs/exit-codes.md names, made by code: what a reader of that page imagines, a test runs on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from repositories import committed
+
+import trace_doctor
+from trace_doctor.gate.baseline import Baseline
+from trace_doctor.reporters import render
+from trace_doctor.testing import RunBuilder, SnapshotBuilder
+from trace_doctor.testing.snapshot_builder import MIB
+
+SAMPLE = Path(__file__).resolve().parents[1] / "sample_traces" / "dataloader_starvation"
+Make = Callable[[Path], None]
+
+
+def steps(kernel_us: float, loader_us: float = 0.0, rank: int | None = None, world: int = 1) -> RunBuilder:
+    """Eight steps of one matmul, each behind a wait for its batch."""
+    b = RunBuilder(rank=rank, world_size=world)
+    for _ in range(8):
+        with b.step():
+            if loader_us:
+                b.loader(loader_us)
+            with b.op("aten::mm"):
+                b.launch(kernel_us, "bf16_gemm")
+            b.idle_until_done()
+    return b
+
+
+def healthy(path: Path, rank: int | None = None, world: int = 1) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    steps(9_000.0, rank=rank, world=world).write(path)
+
+
+def starved(path: Path) -> None:
+    steps(300.0, 400.0).write(path)
+
+
+def beside_rank_0(name: str, content: bytes | Make) -> Make:
+    """A folder with a healthy rank 0, and beside it what cannot be read as rank 1."""
+
+    def make(folder: Path) -> None:
+        healthy(folder / "rank0.pt.trace.json")
+        if callable(content):
+            content(folder / name)
+        else:
+            (folder / name).write_bytes(content)
+
+    return make
+
+
+def text(content: str) -> Make:
+    return lambda path: path.write_text(content, encoding="utf-8")
+
+
+def data(content: bytes) -> Make:
+    return lambda path: path.write_bytes(content)
+
+
+def ranks(present: int, world: int) -> Make:
+    def make(folder: Path) -> None:
+        for rank in range(present):
+            healthy(folder / f"rank{rank}.pt.trace.json", rank, world)
+
+    return make
+
+
+def saved(change: Callable[[dict[str, Any]], None] = lambda result: None) -> Make:
+    """The result of the sample whose script is `job/train.py`."""
+
+    def make(path: Path) -> None:
+        result = trace_doctor.analyze(SAMPLE / "cpu" / "fault", source=SAMPLE / "fault.py")
+        content = json.loads(result.to_json().replace(b"fault.py", b"train.py"))
+        change(content)
+        path.write_text(json.dumps(content), encoding="utf-8")
+
+    return make
+
+
+def report(path: Path) -> None:
+    path.write_text(render(trace_doctor.analyze(SAMPLE / "cpu" / "fault"), "html", zoom=False), encoding="utf-8")
+
+
+def with_code(result: dict[str, Any]) -> None:
+    """Text that would become code if it were pasted into a script."""
+    for finding in result["findings"]:
+        for fix in finding["fixes"]:
+            if fix.get("codemod"):
+                fix["params"] = {"num_workers": "2); __import__('os').system('touch PWNED'); (2"}
+
+
+def newer(result: dict[str, Any]) -> None:
+    result["schema_version"] = 999
+
+
+def baseline(of: Callable[[Path], None]) -> Make:
+    def make(path: Path) -> None:
+        trace = path.with_name("for-baseline.pt.trace.json")
+        of(trace)
+        path.write_text(Baseline.of(trace_doctor.analyze(trace)).to_json(), encoding="utf-8")
+        trace.unlink()
+
+    return make
+
+
+def snapshot(path: Path) -> None:
+    b = SnapshotBuilder()
+    b.train()
+    b.write(path)
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch PWNED",)
+
+
+def job(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(SAMPLE / "fault.py", folder / "train.py")
+
+
+def repository(change: str = "") -> Make:
+    def make(folder: Path) -> None:
+        job(folder)
+        committed(folder)
+        if change:
+            with (folder / "train.py").open("a", encoding="utf-8") as script:
+                script.write(change)
+
+    return make
+
+
+def read_only(folder: Path) -> None:
+    job(folder)
+    (folder / "train.py").chmod(0o444)
+
+
+def cut(path: Path) -> None:
+    whole = path.with_name("whole.json")
+    healthy(whole)
+    path.write_bytes(gzip.compress(whole.read_bytes())[:-400])
+    whole.unlink()
+
+
+def packed_badly(whole: bytes) -> bytes:
+    packed = bytearray(gzip.compress(whole))
+    packed[12:60] = bytes(48)
+    return bytes(packed)
+
+
+def recording(folder: Path) -> None:
+    shutil.copytree(SAMPLE / "cpu" / "fault", folder)
+
+
+def toml(body: str) -> Make:
+    return text(f"[tool.trace-doctor]\n{body}\n" if not body.startswith("[") else f"{body}\n")
+
+
+EXAMPLES: dict[str, Make] = {
+    "healthy.json": healthy,
+    "fault.json": starved,
+    "snapshot.pickle": snapshot,
+    "fault/": recording,
+    "empty.json": data(b""),
+    "nuls.json": data(bytes(4096)),
+    "events0.json": text('{"schemaVersion": 1, "traceEvents": []}'),
+    "notes.txt": text("batch size 32\n"),
+    "config.json": text('{"hidden_size": 768}'),
+    "evil.pickle": data(pickle.dumps(_Evil())),
+    "empty-folder/": lambda path: path.mkdir(),
+    "no-captures/": lambda path: (path.mkdir(), (path / "config.json").write_text("{}"), None)[-1],
+    "with-others/": beside_rank_0("config.json", b'{"hidden_size": 768}'),
+    "rank1-empty/": beside_rank_0("rank1.pt.trace.json", b""),
+    "rank1-nuls/": beside_rank_0("rank1.pt.trace.json", bytes(4096)),
+    "rank1-text/": beside_rank_0("rank1.pt.trace.json", b"killed\n"),
+    "rank1-deflate/": beside_rank_0("rank1.pt.trace.json.gz", packed_badly(b'{"traceEvents": [' * 99)),
+    "rank1-zst/": beside_rank_0("rank1.pt.trace.json.zst", b"\x28\xb5\x2f\xfd" + bytes(64)),
+    "rank1-pickle/": beside_rank_0("rank1_snapshot.pickle", pickle.dumps(_Evil())),
+    "rank1-fifo/": beside_rank_0("rank1.pt.trace.json", lambda path: os.mkfifo(path)),
+    "rank1-dangling/": beside_rank_0("rank1.pt.trace.json", lambda path: path.symlink_to("gone")),
+    "one-of-8/": ranks(1, 8),
+    "two-of-8/": ranks(2, 8),
+    "two-of-2/": ranks(2, 2),
+    "result.json": saved(),
+    "result-with-code.json": saved(with_code),
+    "result-newer.json": saved(newer),
+    "result-cut.json": text('{"schema_version": 1, "findings": [{'),
+    "report.html": report,
+    "somebody.html": text("<p>minutes of the meeting</p>\n"),
+    "baseline-healthy.json": baseline(healthy),
+    "baseline-fault.json": baseline(starved),
+    "baseline-cut.json": text('{"schema_version": 1, "figures"'),
+    "job/": job,
+    "job-in-git/": repository(),
+    "job-changed/": repository("# a note\n"),
+    "job-read-only/": read_only,
+    "other/": lambda path: (path.mkdir(), (path / "main.py").write_text("print()\n"), None)[-1],
+    "nothing.py": text("print('no torch here')\n"),
+    "fails.py": text("raise SystemExit(3)\n"),
+    "sleeps.py": text("import time\ntime.sleep(60)\n"),
+    "budget-met.toml": text("[budgets]\ngpu_idle_share = 0.9\n"),
+    "budget-broken.toml": text("[budgets]\ngpu_idle_share = 0.0001\n"),
+    "budget-unseen.toml": text('[budgets]\npeak_reserved = "1 GiB"\n'),
+    "budget-warning.toml": text('[budgets]\npeak_reserved = { max = "1 GiB", level = "warning" }\n'),
+    "budget-infinite.toml": text("[budgets]\nnoise = inf\n"),
+    "budget-negative.toml": text("[budgets]\ngpu_idle_share = -0.1\n"),
+    "budget-empty-list.toml": text("[budgets]\nstep_time = { max_regression = [] }\n"),
+    "budget-unknown.toml": text("[budgets]\ngpu_idel_share = 0.1\n"),
+    "suppress.toml": text('[suppress]\nTD101 = "the smoke test reads from a slow disk"\n'),
+    "suppress-without-reason.toml": text('[suppress]\nTD101 = ""\n'),
+    "suppress-nothing.toml": text('[suppress]\n"" = "everything"\n'),
+    "suppress-no-file.toml": text('[suppress]\n"TD101 " = "no file"\n'),
+    "unknown-key.toml": text('fail-onn = "critical"\n'),
+    "unknown-table.toml": text("[budget]\ngpu_idle_share = 0.1\n"),
+    "no-toml.toml": text("fail-on critical\n"),
+    "wrong-value.toml": text('fail-on = "always"\n'),
+}
+"""Name on the page -> what makes it; a name with a slash is a folder."""
+
+
+def make_examples(folder: Path) -> Path:
+    """All files of the page below `folder`."""
+    for name, make in EXAMPLES.items():
+        make(folder / name.rstrip("/"))
+    return folder
