@@ -77,7 +77,9 @@ _SAMPLES: Mapping[str, Mapping[str, object]] = {
     "remove-call": {"call": "torch.cuda.empty_cache"},
     "gradient-accumulation": {"steps": 4},
     "batch-size": {"size": 64},
-    "set-config": {"name": "torch.backends.cudnn.benchmark", "value": "True"},
+    "allocator-setting": {"key": "expandable_segments", "value": True},
+    "set-call-args": {"callee": "torch.compile"},
+    "set-config": {"name": "torch.backends.cudnn.benchmark", "value": True},
 }
 """parameters that show what a codemod asks a framework for"""
 
@@ -127,10 +129,11 @@ def _summary(codemod: str) -> str:
 def _framework_rows() -> Iterator[str]:
     from trace_doctor.fixes import frameworks as f
     from trace_doctor.fixes.codemods import codemods
+    from trace_doctor.model.parameters import parameters
 
     tables = (f.TRAINING_ARGUMENTS, {**f.ACCELERATE, **f.DYNAMO}, f.LIGHTNING, f.FABRIC)
     for name in codemods():
-        wanted = f.wishes(name, _SAMPLES.get(name, {}))
+        wanted = f.wishes(name, parameters(name, _SAMPLES.get(name, {})))
         cells = [
             ", ".join(_said(t[w], v) for w, v in wanted.items()) if set(wanted) <= set(t) else ""
             for t in tables

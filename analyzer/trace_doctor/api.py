@@ -11,7 +11,7 @@ import msgspec
 
 from trace_doctor.config import Config, Settings, defaults
 from trace_doctor.engine import diagnose, prefetch
-from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UsageError
+from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UnusableResult, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
@@ -262,8 +262,8 @@ def _saved(path: Path) -> Result | None:
         return None
     try:
         return read_saved(path)
-    except NotACapture:
-        if path.suffix == ".html":
+    except NotACapture as error:
+        if path.suffix == ".html" or isinstance(error, UnusableResult):
             raise
         return None
 

@@ -23,6 +23,10 @@ class NotACapture(TraceDoctorError):
     """The file is no PyTorch trace or snapshot. The message names what it is when that is known."""
 
 
+class UnusableResult(NotACapture):
+    """A result of trace-doctor that is damaged, or asks for what none of its fixes does. It is not read at all."""
+
+
 class DamagedCapture(TraceDoctorError):
     """The file is one of ours, but nothing could be read from it."""
 

@@ -35,6 +35,7 @@ class Case:
     codemod: str
     title: str
     params: dict[str, object]
+    """as a result holds them"""
     at: str | None
     torch: str | None
     before: str
@@ -53,7 +54,8 @@ class Case:
         return Place([script], line, None, TorchBounds(version, version))
 
     def change(self, script: Script) -> Change:
-        return codemods()[self.codemod].run(self.place(script), self.params)
+        mod = codemods()[self.codemod]
+        return mod.run(self.place(script), mod.parameters(self.params))
 
 
 def read_cases(path: Path) -> list[Case]:
@@ -140,7 +142,8 @@ def test_bytes_of_the_file_survive(case: Case, style: str) -> None:
     place = case.place(script)
     if style.startswith("latin-1") and place.line is not None:
         place = Place([script], place.line + 2, None, place.torch)
-    changed = checked(script, codemods()[case.codemod].run(place, case.params).edits)
+    mod = codemods()[case.codemod]
+    changed = checked(script, mod.run(place, mod.parameters(case.params)).edits)
     assert changed == dress(case.after or "")
 
 

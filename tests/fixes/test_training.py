@@ -61,7 +61,7 @@ def change(folder: Path, codemod: str, torch: tuple[int, int] | None = None, **p
     mod = codemods()[codemod]
     wanted = [s for s in scripts if not mod.words or any(w in s.text for w in mod.words)]
     place = Place(wanted, torch=TorchBounds(torch, torch), project=Project(scripts, tree, tree.files))
-    return mod.run(place, params)
+    return mod.run(place, mod.parameters(params))
 
 
 @pytest.mark.parametrize(
@@ -87,5 +87,6 @@ def test_a_file_without_the_model_says_so(tmp_path: Path) -> None:
     (tmp_path / "alone.py").write_text(TRAIN.replace("net", "elsewhere"))
     tree = SourceTree(tmp_path)
     scripts = [s for name in tree.files if (s := tree.script(name)) is not None]
+    mod = codemods()["compile-model"]
     with pytest.raises(NoEdit, match="not in these scripts"):
-        codemods()["compile-model"].run(Place(scripts, project=Project(scripts, tree, tree.files)), {})
+        mod.run(Place(scripts, project=Project(scripts, tree, tree.files)), mod.parameters({}))

@@ -75,7 +75,8 @@ def test_an_edit_takes_its_parameters(fix: Fix) -> None:
         assert fix.safety == "display"
         return
     try:
-        change = codemods()[fix.codemod].run(Place([Script(_SCRIPT.encode(), "train.py")]), fix.params)
+        mod = codemods()[fix.codemod]
+        change = mod.run(Place([Script(_SCRIPT.encode(), "train.py")]), mod.parameters(fix.params))
     except NoEdit as refused:
         assert refused.why
     else:

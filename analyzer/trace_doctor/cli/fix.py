@@ -118,14 +118,14 @@ def _result(
     no_progress: bool,
 ) -> Result:
     """A saved result as it is, captures through the analysis."""
-    from trace_doctor.errors import NotACapture
+    from trace_doctor.errors import NotACapture, UnusableResult
     from trace_doctor.reporters.saved import read_saved
 
     if len(paths) == 1 and paths[0].endswith((".json", ".html")) and Path(paths[0]).is_file():
         try:
             return read_saved(Path(paths[0]))
-        except NotACapture:
-            if paths[0].endswith(".html"):
+        except NotACapture as error:
+            if paths[0].endswith(".html") or isinstance(error, UnusableResult):
                 raise
     from trace_doctor.api import analyze
     from trace_doctor.config import load_config

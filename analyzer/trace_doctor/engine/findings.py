@@ -25,6 +25,7 @@ from trace_doctor.model import (
     Severity,
     Table,
 )
+from trace_doctor.model.parameters import misfit
 from trace_doctor.recording.folder import BUSY, RankRecord
 from trace_doctor.rule import Claim, Rule
 
@@ -63,7 +64,7 @@ def file_claim(rule: Rule, claim: Claim, input: int, rank: int, path: str, setti
         saving=saving,
         evidence=[_cut(t) for t in claim.evidence],
         spans=list(claim.spans[:MAX_SPANS]),
-        fixes=[_verifiable(f, rule.code) for f in claim.fixes],
+        fixes=[_verifiable(_made(f), rule.code) for f in claim.fixes],
         thresholds=rule.thresholds(),
         why=rule.sections().get("Why is this bad", ""),
     )
@@ -81,6 +82,13 @@ def on_a_busy_machine(rule: Rule, claim: Claim, record: RankRecord | None) -> Cl
     doubt = f"training waited {waited:.0%} of the time for a CPU, so other programs may be to blame"
     message = f"{claim.message.rstrip('.')}; {doubt}."
     return replace_claim(claim, confidence=less[claim.confidence], message=message)
+
+
+def _made(fix: Fix) -> Fix:
+    """A fix with parameters that its codemod does not take, as damaged captures give, is only shown."""
+    if fix.codemod is None or not misfit(fix.codemod, fix.params):
+        return fix
+    return replace(fix, kind="advice", safety="display", codemod=None, params={})
 
 
 def _verifiable(fix: Fix, code: str) -> Fix:

@@ -19,6 +19,7 @@ from trace_doctor.fixes.documents import OTHER, Document, Wanted
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
 from trace_doctor.fixes.launchers import documents, named, starts
 from trace_doctor.fixes.loops import method_calls
+from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.values import where_set
 from trace_doctor.loaders.script import Script, dotted, literal
 
@@ -80,7 +81,7 @@ class InScript:
         for key, value in wanted.items():
             there = entries.get(key)
             if there is None:
-                added[key] = _python(value)
+                added[key] = written(value)
             elif isinstance(value, Mapping):
                 if not isinstance(there, cst.Dict):
                     raise NoEdit("display", f"{key} is no dictionary here", [candidate(self.file, there)])
@@ -89,7 +90,7 @@ class InScript:
                 raise NoEdit("display", f"{key} comes from something else", [candidate(self.file, there)])
             elif now != value:
                 start, end = self.file.outer_span(there)
-                yield Edit(start, end, _python(value), f"entry:{start}:{key}", _python(value))
+                yield Edit(start, end, written(value), f"entry:{start}:{key}", written(value))
         yield from add_entries(self.file, node, added) if added else ()
 
     def _entries(self, node: cst.Dict) -> dict[str, cst.BaseExpression]:
@@ -101,12 +102,6 @@ class InScript:
 
 
 Config = Document | InScript
-
-
-def _python(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f'"{k}": {_python(v)}' for k, v in value.items()) + "}"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def shown_in(config: Config, *path: str) -> Candidate:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import libcst as cst
 
@@ -19,9 +18,11 @@ from trace_doctor.fixes.feeding import training_loops
 from trace_doctor.fixes.frameworks import MANAGED, TRAINING_ARGUMENTS, wishes
 from trace_doctor.fixes.launchers import pass_options
 from trace_doctor.fixes.lightning import in_lightning
+from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.settings import Call, known, needs, set_arguments, together
 from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import Script, argument, dotted, literal
+from trace_doctor.model.parameters import DataLoaderArgs, Parameters
 
 _LIGHTNING = frozenset(
     f"{root}.{part}"
@@ -45,7 +46,7 @@ def settings_first(codemod: str) -> bool:
     return codemod not in _PER_STEP
 
 
-def in_framework(place: Place, codemod: str, params: Mapping[str, Any]) -> Change | None:
+def in_framework(place: Place, codemod: str, params: Parameters) -> Change | None:
     """The change in the framework's terms; None where the script runs its own loop or the framework has no word for it.
 
     Raises NoEdit where the framework does it by itself, or where it has to be told on the command line.
@@ -114,7 +115,7 @@ def _pinned(place: Place, framework: str, calls: list[Call], wanted: Mapping[str
     loaders = replace(place, scripts=place.program.mentioning("DataLoader"), line=None, function=None)
     loader: Change | NoEdit
     try:
-        loader = codemods()["dataloader-args"].run(loaders, {"pin_memory": True})
+        loader = codemods()["dataloader-args"].run(loaders, DataLoaderArgs(pin_memory=True))
     except NoEdit as refused:
         loader = refused
     if framework == "accelerate":
@@ -294,7 +295,7 @@ def _accumulated(place: Place, script: Script, call: cst.Call, steps: int) -> di
             [candidate(script, call)],
             framework="transformers",
         )
-    return {"batch_size": str(size // steps), "accumulate": str(steps)}
+    return {"batch_size": written(size // steps), "accumulate": written(steps)}
 
 
 def _no_empty_cache(place: Place, trainers: list[Call]) -> Change | None:

@@ -10,9 +10,23 @@ accelerate 0.26.1, 0.28.0 to 0.31.0, 0.34.2, 1.0.1 to 1.7.0 and 1.15.0 (accelera
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from trace_doctor.fixes.nodes import written
+from trace_doctor.model.parameters import (
+    Autocast,
+    BatchSize,
+    Compile,
+    DataLoaderArgs,
+    EveryN,
+    GradientAccumulation,
+    OptimizerArgs,
+    Parameters,
+    RemoveCall,
+    ReplaceOptimizer,
+    SetConfig,
+)
 
 Version = tuple[int, int]
 
@@ -103,48 +117,51 @@ DYNAMO: Mapping[str, Setting] = {
     "compile_regions": Setting("use_regional_compilation", "True", since=(1, 7), plugin=_DYNAMO),
 }
 """Accelerate's, where more is to be said of the compiler than that it is used"""
-_COMPILE = {name: f"compile_{name}" for name in ("mode", "backend", "dynamic", "fullgraph")}
 
 
-def wishes(codemod: str, params: Mapping[str, Any]) -> dict[str, str]:
-    """What a codemod is to bring about, in words that frameworks have a setting for; empty for any other."""
-    if codemod == "dataloader-args":
-        order = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
-        return {name: repr(params[name]) for name in order if params.get(name)}
-    if codemod == "optimizer-args":
-        return {"fused": "True"} if params.get("fused") else {}
-    if codemod == "set-call-args":
-        args = dict(params.get("args") or {})
-        return (
-            {"fused": "True"}
-            if str(params.get("callee")).startswith("torch.optim.") and "fused" in args
-            else {}
-        )
-    if codemod in ("compile-model", "compile-blocks"):
-        regions = {"compile_regions": "True"} if codemod == "compile-blocks" else {}
-        said = {
-            _COMPILE[k]: f'"{v}"' if isinstance(v, str) else repr(v)
-            for k, v in params.items()
-            if k in _COMPILE
-        }
-        return {"compile": "True", **regions, **said}
-    if codemod == "set-config":
-        is_it = params.get("name") == "torch.backends.cudnn.benchmark"
-        return {"benchmark": str(params.get("value"))} if is_it else {}
-    if codemod == "remove-call":
-        return {"empty_cache": "None"} if params.get("call") == "torch.cuda.empty_cache" else {}
-    simple = {
-        "replace-optimizer": (str(params.get("to")), "True"),
-        "autocast": ("fp16" if params.get("dtype") == "float16" else "bf16", "True"),
-        "matmul-precision": ("tf32", "True"),
-        "checkpoint-blocks": ("checkpointing", "True"),
-        "every-n-guard": ("log_every", str(params.get("every") or 50)),
-        "gradient-accumulation": ("accumulate", str(params.get("steps") or "")),
-        "batch-size": ("batch_size", str(params.get("size") or "")),
-        "pinned-copies": ("non_blocking", "True"),
-    }
-    name, value = simple.get(codemod, ("", ""))
-    return {name: value} if value else {}
+def wishes(codemod: str, params: Parameters) -> dict[str, str]:
+    """What a codemod is to bring about, in words that frameworks have a setting for, with the source text of each value;
+    empty for any other."""
+    return {name: written(value) for name, value in _wishes(codemod, params)}
+
+
+def _wishes(codemod: str, params: Parameters) -> Iterator[tuple[str, bool | int | str | None]]:
+    given = params.given()
+    match params:
+        case DataLoaderArgs():
+            order = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+            yield from ((name, given[name]) for name in order if given.get(name))
+        case OptimizerArgs() if params.fused:
+            yield "fused", True
+        case Compile() if codemod in ("compile-model", "compile-blocks"):
+            yield "compile", True
+            if codemod == "compile-blocks":
+                yield "compile_regions", True
+            yield from ((f"compile_{name}", value) for name, value in given.items())
+        case SetConfig(name="torch.backends.cudnn.benchmark"):
+            yield "benchmark", given["value"]
+        case RemoveCall(call="torch.cuda.empty_cache"):
+            yield "empty_cache", None
+        case ReplaceOptimizer():
+            yield params.to, True
+        case Autocast():
+            yield "fp16" if params.dtype == "float16" else "bf16", True
+        case EveryN():
+            yield "log_every", params.every
+        case GradientAccumulation():
+            yield "accumulate", params.steps
+        case BatchSize():
+            yield "batch_size", params.size
+        case _ if codemod in _PLAIN:
+            yield _PLAIN[codemod], True
+
+
+_PLAIN = {
+    "matmul-precision": "tf32",
+    "checkpoint-blocks": "checkpointing",
+    "pinned-copies": "non_blocking",
+}
+"""of codemods without parameters"""
 
 
 MANAGED: Mapping[str, Mapping[str, str]] = {

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import libcst as cst
 
@@ -18,23 +17,24 @@ from trace_doctor.fixes.edits import Change, NoEdit, insert_before
 from trace_doctor.fixes.frameworks import FABRIC, LIGHTNING
 from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.loops import method_calls
+from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.settings import Call, set_arguments, together
 from trace_doctor.fixes.training import whole_line
 from trace_doctor.loaders.script import Script, argument, dotted
+from trace_doctor.model.parameters import Compile, Parameters
 
 _TAKES = {"lightning": ("fit", (2, 0)), "fabric": ("setup", (2, 2))}
 """the method that is given the model, and the first release in which that may be compiled"""
 _CLASS = {"lightning": "Trainer", "fabric": "Fabric"}
 _LOGS_EVERY = 50
 """steps, of a Trainer that is told nothing"""
-_OPTIONS = ("mode", "dynamic", "fullgraph", "backend")
 
 
 def in_lightning(
-    place: Place, framework: str, calls: list[Call], params: Mapping[str, Any], wanted: Mapping[str, str]
+    place: Place, framework: str, calls: list[Call], params: Parameters, wanted: Mapping[str, str]
 ) -> Change | None:
     """The change in the terms of Lightning (`lightning`: its Trainer) or of its `fabric`; None where it has no word."""
-    if set(wanted) - {"compile_" + name for name in _OPTIONS} == {"compile"}:
+    if isinstance(params, Compile) and "compile_regions" not in wanted:
         return _compiled(place, framework, calls, params)
     table = LIGHTNING if framework == "lightning" else FABRIC
     if not set(wanted) <= set(table):
@@ -52,7 +52,7 @@ def _says(place: Place, call: Call, name: str) -> bool:
     return bool(arguments.hidden) or arguments.find(name) is not None
 
 
-def _compiled(place: Place, framework: str, calls: list[Call], params: Mapping[str, Any]) -> Change:
+def _compiled(place: Place, framework: str, calls: list[Call], params: Compile) -> Change:
     """`model = torch.compile(model)` right before the Trainer or the Fabric takes it."""
     method, since = _TAKES[framework]
     constructions = {id(call) for _, call in calls}
@@ -79,7 +79,7 @@ def _compiled(place: Place, framework: str, calls: list[Call], params: Mapping[s
         raise NoEdit("display", why, where, framework="lightning")
     line = whole_line(script, call)
     torch, imports = name_for(script, "torch", call)
-    options = [f"{k}={params[k]!r}".replace("'", '"') for k in _OPTIONS if k in params]
+    options = [f"{name}={written(value)}" for name, value in params.given().items()]
     code = f"{name} = {torch}.compile({', '.join([name, *options])})"
     edit = insert_before(script, line, code, "compile-model")
     return Change(script, (*imports, edit), script.line(call), framework="lightning")

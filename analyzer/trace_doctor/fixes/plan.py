@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from trace_doctor.errors import UnreadableScript, UsageError
+from trace_doctor.errors import UnreadableScript, UsageError, one_line
 from trace_doctor.evidence.frames import is_user_frame
 from trace_doctor.fixes import edits as editing
 from trace_doctor.fixes import versions
@@ -26,6 +25,7 @@ from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import FRAMEWORKS, Script, TextFile
 from trace_doctor.loaders.source import SourceTree, same_function
 from trace_doctor.model import NOT_PATCHED, Finding, Fix, Result, Target
+from trace_doctor.model.parameters import Parameters
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,11 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     if fix.codemod is None:
         return bare
     if fix.codemod not in codemods():
-        return replace(bare, status="unresolved", why=f"this version has no codemod named {fix.codemod}")
+        why = f"this version has no codemod named {one_line(fix.codemod)[:60]}"
+        return replace(bare, status="unresolved", why=why)
     mod = codemods()[fix.codemod]
     try:
-        change = _run(mod, finding, fix, source)
+        change = _run(mod, finding, fix, _parameters(mod, fix), source)
         after = [(file, checked(file, changes)) for file, changes in change.files]
         _accepted(change, source.torch)
     except NoEdit as refused:
@@ -161,9 +162,20 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     diff = b"".join(unified(source.prefix + file.name, file.data, new) for file, new in after)
     if not diff:
         return replace(bare, status="already", why="nothing to change")
-    status: Status = "display" if fix.safety == "display" else "ready"
-    why = "shown only: it has to be judged by a person" if status == "display" else ""
-    return replace(bare, status=status, why=why, change=change, diff=diff)
+    made = replace(bare, status="ready", change=change, diff=diff)
+    if made.safety != "display":
+        return made
+    return replace(made, status="display", why="shown only: it has to be judged by a person")
+
+
+def _parameters(mod: Codemod, fix: Fix) -> Parameters:
+    """The fix's parameters as the codemod takes them. Raises NoEdit for any others."""
+    try:
+        return mod.parameters(fix.params)
+    except msgspec.ValidationError as error:
+        raise NoEdit(
+            "unresolved", f"{mod.name} takes no such parameters: {one_line(str(error))[:150]}"
+        ) from None
 
 
 def _accepted(change: Change, torch: TorchBounds) -> None:
@@ -192,7 +204,7 @@ def _untold(fix: Fix) -> Fix:
     return msgspec.structs.replace(fix, safety="unsafe", text="\n".join(own))
 
 
-def _run(mod: Codemod, finding: Finding, fix: Fix, source: _Source) -> Change:
+def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _Source) -> Change:
     """Tries the places from the narrowest to the widest; the first that holds what the codemod looks for decides.
 
     The widest is the program that the capture ran: other scripts of the folder are not what the finding is about.
@@ -203,14 +215,14 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, source: _Source) -> Change:
     anywhere = Place(
         (), torch=source.torch, project=Project.of_tree(tree, names), packages=_packages(tree, names)
     )
-    place = _place(_target(mod, finding, fix), source, anywhere)
-    if settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, fix.params)):
+    place = _place(_target(mod, finding, fix, params), source, anywhere)
+    if settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, params)):
         return change
     if mod.scope == "program" and fix.target is None:
-        return mod.run(replace(anywhere, scripts=entry_scripts(tree, own, mod.words)), fix.params)
+        return mod.run(replace(anywhere, scripts=entry_scripts(tree, own, mod.words)), params)
     places = [place] if place is not None else []
     if place is None or mod.elsewhere:
-        scripts = _scripts(mod, fix, tree, names)
+        scripts = _scripts(mod, params, tree, names)
         places += [
             replace(anywhere, scripts=some)
             for some in ([s for s in scripts if s.name in own], scripts)
@@ -219,17 +231,17 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, source: _Source) -> Change:
     missing = NoEdit("unresolved", f"no script of the program holds what {mod.name} looks for")
     for attempt in places:
         try:
-            return _once(mod, attempt, fix.params, mod.run(attempt, fix.params))
+            return _once(mod, attempt, params, mod.run(attempt, params))
         except NoEdit as refused:
             if refused.kind != "unresolved":
                 raise
             missing = refused
-    if not settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, fix.params)):
+    if not settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, params)):
         return change
     raise missing
 
 
-def _once(mod: Codemod, place: Place, params: Mapping[str, Any], change: Change) -> Change:
+def _once(mod: Codemod, place: Place, params: Parameters, change: Change) -> Change:
     """The change, if a second run at the line that the capture names would leave its result alone: an edit moves lines,
     and the next statement of the same kind may come to stand there. Raises NoEdit (display) where it would not."""
     script = change.script
@@ -292,22 +304,22 @@ def _line_now(script: Script, line: int, known: Mapping[int, str]) -> int:
     raise NoEdit("unresolved", f"{script.name}:{line} reads otherwise by now: the script has changed since")
 
 
-def _target(mod: Codemod, finding: Finding, fix: Fix) -> Target | None:
+def _target(mod: Codemod, finding: Finding, fix: Fix, params: Parameters) -> Target | None:
     """What the fix or its parameters name, else where the finding points to."""
     if fix.target is not None and fix.target.file is not None:
         return fix.target
-    params, location = fix.params, finding.location
-    if isinstance(params.get("file"), str):
-        return Target(file=params["file"], line=params.get("line"), function=params.get("function"))
+    location = finding.location
+    if params.target is not None:
+        return params.target
     if mod.scope != "line" or location.file is None:
         return None
     return Target(file=location.file, line=location.line, function=location.function)
 
 
-def _scripts(mod: Codemod, fix: Fix, tree: SourceTree, names: list[str]) -> list[Script]:
+def _scripts(mod: Codemod, params: Parameters, tree: SourceTree, names: list[str]) -> list[Script]:
     """Scripts of a program that can hold what a codemod looks for."""
-    called = [str(fix.params[key]).split(".")[-1] for key in ("call", "callee") if key in fix.params]
-    return tree.mentioning(*(called or mod.words or ("torch",)), among=names)
+    words = (params.mentions,) if params.mentions else mod.words or ("torch",)
+    return tree.mentioning(*words, among=names)
 
 
 def _named_files(result: Result, tree: SourceTree) -> list[str]:

@@ -13,6 +13,7 @@ from trace_doctor.fixes.codemods import Place, candidate
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit, union
 from trace_doctor.fixes.frameworks import Plugin, Setting
 from trace_doctor.fixes.imports import name_for
+from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.values import divided, set_origin, where_set
 from trace_doctor.loaders.script import Script, TextFile, literal
 
@@ -143,7 +144,7 @@ def _change(
         if not isinstance(given.value, cst.Dict) or not isinstance(now, dict):
             where = [candidate(given.script, given.value)]
             raise NoEdit("display", f"{given.name} is set somewhere else", where)
-        missing = {k: repr(v) for k, v in wished.items() if k not in now}
+        missing = {k: written(v) for k, v in wished.items() if k not in now}
         if {k: v for k, v in wished.items() if k in now and now[k] != v}:
             where = [candidate(given.script, given.value)]
             raise NoEdit("display", f"{given.name} says otherwise on purpose", where)

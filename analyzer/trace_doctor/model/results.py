@@ -25,6 +25,7 @@ from trace_doctor.model.pictures import (
     StepRow,
     WhatIf,
 )
+from trace_doctor.model.reading import checked
 
 SCHEMA_VERSION = 1
 
@@ -103,8 +104,14 @@ class Result(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Result:
-        """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such result."""
-        return msgspec.json.decode(data, type=cls)
+        """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such result, UnusableResult where a fix
+        asks for what its codemod does not do."""
+        result = msgspec.json.decode(data, type=cls)
+        suppressed = [
+            msgspec.structs.replace(s, finding=f)
+            for s, f in zip(result.suppressed, checked([s.finding for s in result.suppressed]), strict=True)
+        ]
+        return msgspec.structs.replace(result, findings=checked(result.findings), suppressed=suppressed)
 
     def __repr__(self) -> str:
         """For a console: the verdict and a line for each finding. All of it would be as long as the JSON."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from trace_doctor.errors import NotACapture
+from trace_doctor.errors import NotACapture, UnusableResult
 from trace_doctor.files import read_regular
 from trace_doctor.model import SCHEMA_VERSION, Result, Tool
 from trace_doctor.reporters.island import extract
@@ -20,7 +20,10 @@ class _Head(msgspec.Struct):
 
 
 def read_saved(path: Path) -> Result:
-    """The result in a RESULT.json or a report.html. Raises NotACapture, in one line, when there is none."""
+    """The result in a RESULT.json or a report.html.
+
+    Raises, in one line, NotACapture where there is none, UnusableResult for one that is damaged or asks for what no fix
+    does."""
     try:
         data = read_regular(path)
     except OSError as error:
@@ -29,12 +32,17 @@ def read_saved(path: Path) -> Result:
         if data.lstrip()[:1] == b"<":
             data = extract(data.decode())
         schema = msgspec.json.decode(data, type=_Head).schema_version
-        if schema > SCHEMA_VERSION:
-            raise NotACapture(
-                f"written by a newer trace-doctor (schema {schema}, this one reads {SCHEMA_VERSION})"
-            )
-        return Result.from_json(data)
     except NotACapture as error:
         raise NotACapture(f"{path.name}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotACapture(f"{path.name} is no trace-doctor result: {error}") from error
+    if schema > SCHEMA_VERSION:
+        raise UnusableResult(
+            f"{path.name}: written by a newer trace-doctor (schema {schema}, this one reads {SCHEMA_VERSION})"
+        )
+    try:
+        return Result.from_json(data)
+    except UnusableResult as error:
+        raise UnusableResult(f"{path.name}: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnusableResult(f"{path.name} is no trace-doctor result: {error}") from error

@@ -10,6 +10,7 @@ from typing import Any
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options, join_jobs
 from trace_doctor.model import Confidence, Severity
+from trace_doctor.model.parameters import misfit
 from trace_doctor.rule import Claim, Context, Rule
 from trace_doctor.run import Capture
 from trace_doctor.testing.run_builder import RunBuilder
@@ -108,6 +109,10 @@ def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:
     for what, (want, got) in expected.items():
         assert want is None or want == got, f"{what}: wanted {want!r}, got {got!r}"
     assert case.message is None or case.message in first.message, first.message
+    for claim in claims:
+        for fix in claim.fixes:
+            why = misfit(fix.codemod, fix.params) if fix.codemod else ""
+            assert not why, f"{fix.codemod} takes no such parameters: {why}"
     saved = first.saving
     for amount, claimed in (
         (case.saving_us, saved and saved.time_us_per_step),

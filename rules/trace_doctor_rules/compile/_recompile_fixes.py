@@ -42,7 +42,7 @@ def _for_shapes(file: str | None, size: re.Match[str] | None) -> list[Fix]:
             title="Compile for changing shapes",
             kind="patch",
             codemod="set-call-args",
-            params={"callee": "torch.compile", "args": {"dynamic": "True"}, "remove": []},
+            params={"callee": "torch.compile", "args": {"dynamic": True}, "remove": []},
             target=Target(file=file),
             text="model = torch.compile(model, dynamic=True)",
             verify=VERIFY,

@@ -52,7 +52,7 @@ def expandable_segments(settings: Mapping[str, Any]) -> list[Fix]:
             kind="patch",
             safety="safe",
             codemod="allocator-setting",
-            params={"key": "expandable_segments", "value": "True"},
+            params={"key": "expandable_segments", "value": True},
             text='import os\n\nos.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")\nimport torch',
             verify=verify,
             risk=risk,

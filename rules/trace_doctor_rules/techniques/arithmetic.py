@@ -55,5 +55,5 @@ def cudnn_benchmark(verify: str) -> Fix:
         "torch.backends.cudnn.benchmark = True   # Lightning: Trainer(benchmark=True)",
         "every new input shape is tried again and takes the largest workspace once; runs differ in the last bits",
         verify,
-        params={"name": "torch.backends.cudnn.benchmark", "value": "True"},
+        params={"name": "torch.backends.cudnn.benchmark", "value": True},
     )

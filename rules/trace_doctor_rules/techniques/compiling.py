@@ -106,6 +106,6 @@ def forbid_graph_breaks() -> Fix:
         "model = torch.compile(model, fullgraph=True)",
         "raises as long as any graph break is left",
         "the script runs: no break is left",
-        params={"callee": "torch.compile", "args": {"fullgraph": "True"}, "remove": []},
+        params={"callee": "torch.compile", "args": {"fullgraph": True}, "remove": []},
         safety="display",
     )

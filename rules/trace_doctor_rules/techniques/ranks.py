@@ -26,7 +26,7 @@ def ddp_arguments(verify: str) -> Fix:
         verify,
         params={
             "callee": "torch.nn.parallel.DistributedDataParallel",
-            "args": {"gradient_as_bucket_view": "True", "static_graph": "True"},
+            "args": {"gradient_as_bucket_view": True, "static_graph": True},
             "remove": ["find_unused_parameters"],
         },
     )

@@ -1,7 +1,8 @@
 """Small named edits. One module per family; a codemod registers itself by its decorator, so a new file is enough.
 
 A codemod gets the place that a finding means and its parameters, and returns a `Change` or raises `NoEdit`.
-It never guesses between two places, and run on its own output it finds nothing to do.
+It never guesses between two places, and run on its own output it finds nothing to do. Its parameters are a type of
+`model.parameters`, and what it may add to a script is declared beside it: no finding makes it write anything else.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 import libcst as cst
+import msgspec
 
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
 from trace_doctor.fixes.versions import TorchBounds
 from trace_doctor.loaders.origins import tracked
 from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import Script
+from trace_doctor.model.parameters import PARAMETERS, Parameters
 
 N = TypeVar("N", bound=cst.CSTNode)
 Scope = Literal["line", "call", "program"]
@@ -51,7 +54,9 @@ class Place:
         return self.scripts[0] if len(self.scripts) == 1 else None
 
 
-Run = Callable[[Place, Mapping[str, Any]], Change]
+Run = Callable[[Place, Any], Change]
+"""with parameters of the codemod's type"""
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -65,19 +70,36 @@ class Codemod:
     elsewhere: bool
     """where the named file does not hold it, look in the others (a loop's loader is often made in another file)"""
     summary: str
+    params: Any = Parameters
+    """type of its parameters, as in `model.parameters`"""
+    adds: frozenset[str] = frozenset()
+    """identifiers and words of strings that it may bring into a script: of calls, imports, arguments and names. Beside
+    these only numbers, and what the script itself says."""
+
+    def parameters(self, given: Mapping[str, Any]) -> Parameters:
+        """The parameters that a fix holds, as the codemod takes them. Raises msgspec.ValidationError for any others."""
+        return msgspec.convert(given, self.params)  # type: ignore[no-any-return]
 
 
 _REGISTRY: dict[str, Codemod] = {}
 
 
 def codemod(
-    name: str, *, scope: Scope = "line", words: tuple[str, ...] = (), elsewhere: bool = False
-) -> Callable[[Run], Run]:
+    name: str,
+    params: type[P],
+    *,
+    adds: str = "",
+    scope: Scope = "line",
+    words: tuple[str, ...] = (),
+    elsewhere: bool = False,
+) -> Callable[[Callable[[Place, P], Change]], Callable[[Place, P], Change]]:
     """Registers a function as a codemod. Its docstring's first line is shown to people."""
+    assert PARAMETERS[name] == params, f"{name} has other parameters in model.parameters"
 
-    def register(run: Run) -> Run:
+    def register(run: Callable[[Place, P], Change]) -> Callable[[Place, P], Change]:
+        summary = (run.__doc__ or "").strip().split("\n")[0]
         _REGISTRY[name] = Codemod(
-            name, run, scope, words, elsewhere, (run.__doc__ or "").strip().split("\n")[0]
+            name, run, scope, words, elsewhere, summary, params, frozenset(adds.split())
         )
         return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import libcst as cst
@@ -14,10 +13,11 @@ from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span, remove
 from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.versions import TorchBounds
 from trace_doctor.loaders.script import Script
+from trace_doctor.model.parameters import Parameters
 
 
-@codemod("use-sdpa", words=("softmax",), elsewhere=True)
-def use_sdpa(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("use-sdpa", Parameters, words=("softmax",), elsewhere=True)
+def use_sdpa(place: Place, params: Parameters) -> Change:
     """Replaces softmax(q @ k.T * scale + mask) @ v by scaled_dot_product_attention, where it is provably just that."""
     found: list[tuple[Script, Any]] = []
     attentions: list[Attention] = []

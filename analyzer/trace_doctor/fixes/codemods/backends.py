@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,20 +10,18 @@ from trace_doctor.fixes.edits import Change, NoEdit, wrap
 from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.training import whole_line
 from trace_doctor.loaders.script import Script, argument, literal
+from trace_doctor.model.parameters import SdpaBackend
 
 _SDPA = "torch.nn.functional.scaled_dot_product_attention"
-_BACKENDS = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
 
 
-@codemod("sdpa-backend", words=("scaled_dot_product_attention",))
-def sdpa_backend(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("sdpa-backend", SdpaBackend, words=("scaled_dot_product_attention",))
+def sdpa_backend(place: Place, params: SdpaBackend) -> Change:
     """Runs scaled_dot_product_attention under sdpa_kernel, which raises with the reason where a fast kernel refuses.
 
     params: `backends`, of SDPBackend's names.
     """
-    names = [str(n) for n in params.get("backends") or ["FLASH_ATTENTION"]]
-    if not set(names) <= set(_BACKENDS):
-        raise NoEdit("unresolved", f"SDPBackend has no {', '.join(sorted(set(names) - set(_BACKENDS)))}")
+    names = list(params.backends)
     found: list[tuple[Script, Any]] = [(s, c) for s in place.scripts for c in s.calls(_SDPA)]
     if place.line is not None:
         found = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]] or found

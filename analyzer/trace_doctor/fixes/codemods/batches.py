@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +11,11 @@ from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, remove, wrap
 from trace_doctor.fixes.feeding import loaders_on_line, training_loaders
 from trace_doctor.fixes.loops import method_calls, optimizer_steps, zero_grads
+from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.training import Step, find_step, refuse_frameworks, whole_line
 from trace_doctor.fixes.values import WhereSet, divided, set_origin, where_set
 from trace_doctor.loaders.script import Script, argument, dotted, literal
+from trace_doctor.model.parameters import BatchSize, GradientAccumulation
 
 _SIZE = {"transformers": "TrainingArguments(per_device_train_batch_size=...)"}
 _ACCUMULATE = {
@@ -26,15 +27,15 @@ _ACCUMULATE = {
 _AFTER_BACKWARD = ("step", "update", "zero_grad", "unscale_", "clip_grad_norm_", "clip_grad_value_")
 
 
-@codemod("batch-size", words=("DataLoader", "TrainingArguments"), elsewhere=True)
-def batch_size(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("batch-size", BatchSize, words=("DataLoader", "TrainingArguments"), elsewhere=True)
+def batch_size(place: Place, params: BatchSize) -> Change:
     """Raises the batch size of the training loader where it is set. params: `size`."""
     for script in place.scripts:
         refuse_frameworks(script, _SIZE)
     found: list[tuple[Script, Any]] = [*(loaders_on_line(place) or training_loaders(place))]
     script, call = only(found, "construct a DataLoader that feeds training", "no DataLoader(...) was found")
     origin, size = _batch_size(place, script, call)
-    wanted = int(params["size"])
+    wanted = params.size
     if size >= wanted:
         where = f"{origin.script.name}:{origin.script.line(origin.value)}"
         raise NoEdit("already", f"{where} sets a batch of {size} already")
@@ -85,7 +86,7 @@ def _resized(place: Place, origin: WhereSet, size: int) -> Change:
     if (user := divided(origin, place.program)) is not None:
         why = f"other values are computed from {user[0].code(user[1])}"
         raise NoEdit("display", why, [candidate(*user)])
-    edits = set_origin(origin, str(size), "batch-size")
+    edits = set_origin(origin, written(size), "batch-size")
     notes = (f"a command line that passes {origin.flag} decides itself",) if origin.flag else ()
     return Change(origin.script, tuple(edits), origin.script.line(origin.value), notes=notes)
 
@@ -93,10 +94,10 @@ def _resized(place: Place, origin: WhereSet, size: int) -> Change:
 # ---------------------------------------------------------------------- gradient accumulation
 
 
-@codemod("gradient-accumulation", words=(".backward(",), elsewhere=True)
-def gradient_accumulation(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("gradient-accumulation", GradientAccumulation, words=(".backward(",), elsewhere=True)
+def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     """Divides the batch into N smaller ones, and steps the optimizer after every N of them. params: `steps`."""
-    count = int(params.get("steps") or 2)
+    count = params.steps
     for script in place.scripts:
         refuse_frameworks(script, _ACCUMULATE)
     step = find_step(place)
@@ -121,7 +122,7 @@ def gradient_accumulation(place: Place, params: Mapping[str, Any]) -> Change:
     smaller = _resized(place, *_part(place, script, loaders[0], count))
     counter, counting = _counter(script, loop)
     run, moved = _stepping(step, loop)
-    test = f"({counter} + 1) % {count} == 0"
+    test = f"({counter} + 1) % {written(count)} == 0"
     length = _length(script, loop)
     header = f"if {test} or {counter} + 1 == len({length}):" if length else f"if {test}:"
     edits = [*counting, _divided(step, count)]
@@ -247,5 +248,5 @@ def _divided(step: Step, count: int) -> Edit:
         (c for c, _ in method_calls(script, "scale") if c.args and c.args[0].value is step.loss), None
     )
     start, end = script.outer_span(step.loss)
-    text = f"{script.text[start:end]} / {count}"
+    text = f"{script.text[start:end]} / {written(count)}"
     return Edit(start, end, text if scaled is not None else f"({text})")

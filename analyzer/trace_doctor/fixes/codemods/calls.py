@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import libcst as cst
@@ -19,23 +19,22 @@ from trace_doctor.fixes.edits import (
     set_argument,
 )
 from trace_doctor.fixes.loops import enclosing_loop, of_steps
+from trace_doctor.fixes.nodes import written
 from trace_doctor.loaders.script import Script, argument
+from trace_doctor.model.parameters import PARAMETERS, CompileCall, DistributedCall, RemoveCall
 
 _CLOCK = re.compile(r"(?:^|\.)(?:time|perf_counter|monotonic|process_time|now|elapsed_time)(?:_ns)?$")
 _EXCLUSIVE = {"torch.compile": (("mode", "options"),)}
 _POSITIONS = {
     "torch.compile": {"model": 0},
-    "torch.utils.data.DataLoader": {"num_workers": 5, "pin_memory": 7},
     "torch.nn.parallel.DistributedDataParallel": {"module": 0, "device_ids": 1},
 }
-_KEYWORD_ONLY = frozenset({"foreach", "fused", "capturable", "differentiable", "maximize"})
-"""of torch's optimizers"""
 
 
-@codemod("remove-call")
-def remove_call(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("remove-call", RemoveCall)
+def remove_call(place: Place, params: RemoveCall) -> Change:
     """Takes out a statement that calls a named function, from the loop it slows down."""
-    name = str(params["call"])
+    name = params.call
     found = [(s, c) for s in place.scripts for c in s.calls(name)]
     if place.line is not None:
         found = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]]
@@ -80,12 +79,11 @@ def _repeats(script: Script, call: cst.Call) -> bool:
     )
 
 
-@codemod("set-call-args", scope="call", elsewhere=True)
-def set_call_args(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("set-call-args", PARAMETERS["set-call-args"], scope="call", elsewhere=True)
+def set_call_args(place: Place, params: CompileCall | DistributedCall) -> Change:
     """Sets and removes keyword arguments of the one call of a named function or class."""
-    callee = str(params["callee"])
-    wanted = {str(k): str(v) for k, v in dict(params.get("args") or {}).items()}
-    unwanted = [str(name) for name in params.get("remove") or []]
+    callee, unwanted = params.callee, params.remove
+    wanted = {name: written(value) for name, value in params.args.given().items()}
     calls: list[tuple[Script, Any]] = [(s, c) for s in place.scripts for c in s.calls(callee)]
     bare = [(s, d) for s in place.scripts for d in s.all(cst.Decorator) if s.qualified(d.decorator) == callee]
     found = [*calls, *[(s, d) for s, d in bare if not isinstance(d.decorator, cst.Call)]]
@@ -102,9 +100,9 @@ def set_call_args(place: Place, params: Mapping[str, Any]) -> Change:
 
 
 def _edits(
-    script: Script, call: cst.Call, callee: str, wanted: dict[str, str], unwanted: list[str]
+    script: Script, call: cst.Call, callee: str, wanted: dict[str, str], unwanted: Sequence[str]
 ) -> list[Edit]:
-    positions = _POSITIONS.get(callee, {})
+    positions = _POSITIONS[callee]
     if any(a.star for a in call.args):
         raise NoEdit(
             "display", "the call takes *args or **kwargs that may hold these", [candidate(script, call)]
@@ -112,9 +110,6 @@ def _edits(
     for one, other in _EXCLUSIVE.get(callee, ()):
         if (one in wanted and argument(call, other)) or (other in wanted and argument(call, one)):
             raise NoEdit("display", f"{one} and {other} exclude each other", [candidate(script, call)])
-    positional = sum(a.keyword is None for a in call.args)
-    if positional > 1 and not positions and not set(wanted) <= _KEYWORD_ONLY:
-        raise NoEdit("display", "arguments passed by position may be these", [candidate(script, call)])
     edits, added = [], {}
     for name, value in wanted.items():
         there = argument(call, name, positions.get(name))

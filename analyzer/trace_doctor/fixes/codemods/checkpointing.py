@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import libcst as cst
 
 from trace_doctor.fixes.blocks import Blocks, repeated_blocks
@@ -13,6 +10,7 @@ from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, insert
 from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.training import find_model, find_step, refuse_frameworks, trained_classes
 from trace_doctor.loaders.script import Script, dotted
+from trace_doctor.model.parameters import Parameters
 
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _SEQUENTIAL = "torch.utils.checkpoint.checkpoint_sequential"
@@ -22,8 +20,10 @@ _INSTEAD = {
 }
 
 
-@codemod("checkpoint-blocks", words=("ModuleList", "Sequential", "from_pretrained"), elsewhere=True)
-def checkpoint_blocks(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod(
+    "checkpoint-blocks", Parameters, words=("ModuleList", "Sequential", "from_pretrained"), elsewhere=True
+)
+def checkpoint_blocks(place: Place, params: Parameters) -> Change:
     """Recomputes each repeated block in backward (use_reentrant=False) instead of keeping its activations."""
     for script in place.scripts:
         refuse_frameworks(script, _INSTEAD)

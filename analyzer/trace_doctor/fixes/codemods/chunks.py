@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import libcst as cst
@@ -10,15 +9,17 @@ import libcst as cst
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span
 from trace_doctor.fixes.imports import name_for
+from trace_doctor.fixes.nodes import written
 from trace_doctor.loaders.script import Script, argument, dotted
+from trace_doctor.model.parameters import ChunkedLoss
 
 _LOSS = "torch.nn.functional.cross_entropy"
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _SHAPING = ("float", "view", "reshape", "flatten", "contiguous", "to")
 
 
-@codemod("chunked-loss", words=("cross_entropy",))
-def chunked_loss(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("chunked-loss", ChunkedLoss, words=("cross_entropy",))
+def chunked_loss(place: Place, params: ChunkedLoss) -> Change:
     """Computes `F.cross_entropy(head(hidden), labels)` over chunks, so that never all logits exist at once.
 
     params: `chunks`. Only where the logits are made on the line above and used for nothing else.
@@ -29,7 +30,7 @@ def chunked_loss(place: Place, params: Mapping[str, Any]) -> Change:
     script, call = only(found, "compute a cross-entropy", "no F.cross_entropy was found there")
     if any("chunk" in script.code(a) for a in script.ancestors(call) if isinstance(a, cst.FunctionDef)):
         raise NoEdit("already", f"{script.name}:{script.line(call)} is computed in chunks already")
-    chunks = int(params.get("chunks") or 8)
+    chunks = params.chunks
     return _change(script, call, chunks)
 
 
@@ -74,7 +75,7 @@ def _change(script: Script, call: cst.Call, chunks: int) -> Change:
         labels=(labels, "labels"),
         loss=f'{loss}({", ".join(inner)}, reduction="sum")',
         checkpoint=checkpoint,
-        chunks=chunks,
+        chunks=written(chunks),
         count=f"({labels} != {script.code(ignored.value) if ignored else '-100'}).sum()",
         keep="return "
         if isinstance(statement, cst.Return)
@@ -149,7 +150,7 @@ def _code(
     labels: tuple[str, str],
     loss: str,
     checkpoint: str,
-    chunks: int,
+    chunks: str,
     count: str,
     keep: str,
     unit: str,

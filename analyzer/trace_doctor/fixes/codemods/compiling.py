@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import libcst as cst
 
@@ -13,6 +12,7 @@ from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before
 from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.loops import Loop
+from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.training import (
     Model,
     Step,
@@ -25,6 +25,7 @@ from trace_doctor.fixes.training import (
 )
 from trace_doctor.loaders.origins import parameters
 from trace_doctor.loaders.script import Script, argument, dotted
+from trace_doctor.model.parameters import Compile, MarkDynamic
 
 _INSTEAD = {
     "accelerate": 'Accelerator(dynamo_plugin=TorchDynamoPlugin(backend="inductor"))',
@@ -36,16 +37,15 @@ _REGIONAL = {
     **_INSTEAD,
     "accelerate": "Accelerator(dynamo_plugin=TorchDynamoPlugin(use_regional_compilation=True))",
 }
-_OPTIONS = ("mode", "dynamic", "fullgraph", "backend")
 _STATE = ("state_dict", "torch.save(")
 
 
-def _arguments(params: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={params[name]!r}".replace("'", '"') for name in _OPTIONS if name in params)
+def _arguments(params: Compile) -> str:
+    return ", ".join(f"{name}={written(value)}" for name, value in params.given().items())
 
 
-@codemod("compile-model", words=(".backward(",), elsewhere=True)
-def compile_model(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("compile-model", Compile, words=(".backward(",), elsewhere=True)
+def compile_model(place: Place, params: Compile) -> Change:
     """Compiles the model that the training loop calls, right after it is made.
 
     params: any of `mode`, `dynamic`, `fullgraph`, `backend`. From torch 2.2 on in place, which keeps the names in
@@ -95,8 +95,8 @@ def _compile_methods(script: Script) -> list[cst.Call]:
 # ---------------------------------------------------------------------- regional compilation
 
 
-@codemod("compile-blocks", words=(".backward(",), elsewhere=True)
-def compile_blocks(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("compile-blocks", Compile, words=(".backward(",), elsewhere=True)
+def compile_blocks(place: Place, params: Compile) -> Change:
     """Compiles the repeated block of a model once, instead of the whole model."""
     model = _model(place, _REGIONAL)
     script = model.script
@@ -141,8 +141,8 @@ def _decorate(script: Script, function: cst.FunctionDef, torch: str, given: str)
 # ---------------------------------------------------------------------- the loss
 
 
-@codemod("compile-loss", words=(".backward(",), elsewhere=True)
-def compile_loss(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("compile-loss", Compile, words=(".backward(",), elsewhere=True)
+def compile_loss(place: Place, params: Compile) -> Change:
     """Compiles the loss function of the training step, so that its operators are fused."""
     for script in place.scripts:
         refuse_frameworks(script, _INSTEAD)
@@ -241,8 +241,8 @@ def _compile_function(
 # ---------------------------------------------------------------------- dynamic shapes
 
 
-@codemod("mark-dynamic", words=("torch.compile", ".compile("), elsewhere=True)
-def mark_dynamic(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("mark-dynamic", MarkDynamic, words=("torch.compile", ".compile("), elsewhere=True)
+def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
     """Says before a compiled function is called which dimension of its input changes.
 
     params: `name` (of the parameter of the compiled function; else its first), `dim`.
@@ -252,10 +252,10 @@ def mark_dynamic(place: Place, params: Mapping[str, Any]) -> Change:
         here = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]]
         found = here or found
     script, call = only(found, "call a compiled function", "no call of a compiled function was found")
-    given = _input(script, call, str(params.get("name") or ""))
+    given = _input(script, call, params.name)
     if given is None or not isinstance(given, cst.Name | cst.Attribute):
         raise NoEdit("display", "the input has no name at the call", [candidate(script, call)])
-    text, dim = script.code(given), int(params.get("dim") or 0)
+    text, dim = script.code(given), params.dim
     line = (
         whole_line(script, call)
         if not isinstance(script.statement_of(call), cst.BaseCompoundStatement)
@@ -266,7 +266,7 @@ def mark_dynamic(place: Place, params: Mapping[str, Any]) -> Change:
     if re.search(rf"mark_dynamic\(\s*{re.escape(text)}\s*,\s*{dim}\b", script.text):
         raise NoEdit("already", f"{script.name} marks dimension {dim} of {text} already")
     module, imports = name_for(script, "torch._dynamo", call)
-    edit = insert_before(script, line, f"{module}.mark_dynamic({text}, {dim})", f"mark:{text}:{dim}")
+    edit = insert_before(script, line, f"{module}.mark_dynamic({text}, {written(dim)})", f"mark:{text}:{dim}")
     return Change(script, (*imports, edit), script.line(call))
 
 

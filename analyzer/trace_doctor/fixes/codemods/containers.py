@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from trace_doctor.evidence.images import FLAVOURS, REPOSITORY, tag
 from trace_doctor.fixes.codemods import Place, codemod
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
 from trace_doctor.fixes.launchers import shown
 from trace_doctor.loaders.script import TextFile
+from trace_doctor.model.parameters import PinContainer
 
 _FROM = re.compile(
     r"(?mi)^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*(?:docker\.io/)?"
@@ -22,13 +22,15 @@ _ARG = re.compile(
 )
 
 
-@codemod("pin-container", scope="call", words=("torch", "lightning", "transformers", "accelerate"))
-def pin_container(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod(
+    "pin-container", PinContainer, scope="call", words=("torch", "lightning", "transformers", "accelerate")
+)
+def pin_container(place: Place, params: PinContainer) -> Change:
     """Gives the official PyTorch image of a Dockerfile the tag with the captured versions.
 
     params: `torch` (2.6.0), `cuda` (12.6). The flavour (runtime, devel) stays.
     """
-    torch, cuda = str(params.get("torch") or ""), str(params.get("cuda") or "")
+    torch, cuda = params.torch, params.cuda
     files = place.program.files("Dockerfile")
     found = [(file, match) for file in files for match in _FROM.finditer(file.text)]
     if not found:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -21,6 +20,7 @@ from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.loops import loops, names_in, trains
 from trace_doctor.fixes.training import find_model, find_step, refuse_frameworks, whole_line
 from trace_doctor.loaders.script import Script, argument, dotted, literal
+from trace_doctor.model.parameters import Parameters
 
 _DEVICE = re.compile(r"device|cuda|xpu|rank|gpu", re.IGNORECASE)
 _INSTEAD = {
@@ -30,8 +30,8 @@ _INSTEAD = {
 }
 
 
-@codemod("pinned-copies", words=("DataLoader",), elsewhere=True)
-def pinned_copies(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("pinned-copies", Parameters, words=("DataLoader",), elsewhere=True)
+def pinned_copies(place: Place, params: Parameters) -> Change:
     """Copies batches from pinned memory without blocking: pin_memory=True of the loader with non_blocking=True."""
     for script in place.scripts:
         refuse_frameworks(script, _INSTEAD)
@@ -156,8 +156,8 @@ def _written_later(script: Script, loop: cst.For, copy: cst.Call) -> bool:
 # ---------------------------------------------------------------------- channels last
 
 
-@codemod("channels-last", words=("Conv2d", "torchvision", "timm"), elsewhere=True)
-def channels_last(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("channels-last", Parameters, words=("Conv2d", "torchvision", "timm"), elsewhere=True)
+def channels_last(place: Place, params: Parameters) -> Change:
     """Keeps the model's weights and its images with the channels last, as cuDNN's kernels want them."""
     for script in place.scripts:
         if "channels_last" in script.text:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import libcst as cst
@@ -11,11 +11,13 @@ from trace_doctor.fixes.arguments import Arguments, Given, set_value
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit
 from trace_doctor.fixes.feeding import loaders_on_line, training_loaders
+from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.values import set_origin, where_set
 from trace_doctor.loaders.origins import method_of
 from trace_doctor.loaders.project import Project
 from trace_doctor.loaders.script import Script, TextFile, argument, literal
 from trace_doctor.model import Safety
+from trace_doctor.model.parameters import DataLoaderArgs
 
 _POSITIONS = {"num_workers": 5, "pin_memory": 7}
 _ORDER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
@@ -36,10 +38,11 @@ _SPAWN = (
 )
 
 
-@codemod("dataloader-args", words=("DataLoader",), elsewhere=True)
-def dataloader_args(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("dataloader-args", DataLoaderArgs, words=("DataLoader",), elsewhere=True)
+def dataloader_args(place: Place, params: DataLoaderArgs) -> Change:
     """Sets num_workers, pin_memory, persistent_workers and prefetch_factor of the training loader together."""
-    wanted = {name: params[name] for name in _ORDER if params.get(name)}
+    given = params.given()
+    wanted = {name: given[name] for name in _ORDER if given.get(name)}
     found = loaders_on_line(place) or training_loaders(place)
     script, call = only(
         found,
@@ -69,7 +72,7 @@ class _Loader:
         self._refuse_hidden(wanted)
         workers = self.arguments.find("num_workers")
         count = self._set_workers(workers, int(wanted.get("num_workers") or 0))
-        added = {"num_workers": str(count)} if workers is None and count else {}
+        added = {"num_workers": written(count)} if workers is None and count else {}
         for name in _ORDER[1:]:
             if name not in wanted or (name != "pin_memory" and not count):
                 continue
@@ -133,7 +136,7 @@ class _Loader:
         value = literal(workers.value)
         if isinstance(value, int):
             if value < target:
-                self._keep(workers.script, [set_value(workers, str(target))])
+                self._keep(workers.script, [set_value(workers, written(target))])
             return max(value, target)
         here = [candidate(workers.script, workers.value)]
         text = workers.script.code(workers.value)
@@ -146,7 +149,7 @@ class _Loader:
         if not isinstance(current, int):
             raise NoEdit("display", f"num_workers comes from {origin.script.code(origin.value)}", here)
         if current < target:
-            self._keep(origin.script, set_origin(origin, str(target), "default"))
+            self._keep(origin.script, set_origin(origin, written(target), "default"))
             where = f"{origin.script.name}:{origin.script.line(origin.value)}"
             flag = f"; a command line that passes {origin.flag} decides itself" if origin.flag else ""
             self.notes.append(f"num_workers is set in {where}{flag}")
@@ -156,11 +159,11 @@ class _Loader:
     def _guarded(self, name: str, value: Any) -> str:
         """The argument's text; where the worker count is a variable that a user may set to 0, it holds for 0 as well."""
         if self.guard is None or name == "pin_memory":
-            return repr(value)
+            return written(value)
         return (
             f"{self.guard} > 0"
             if name == "persistent_workers"
-            else f"{value!r} if {self.guard} > 0 else None"
+            else f"{written(value)} if {self.guard} > 0 else None"
         )
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import libcst as cst
 
 from trace_doctor.fixes.blocks import repeated_blocks
@@ -14,6 +11,7 @@ from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.loops import is_optimizer, optimizer_steps
 from trace_doctor.fixes.training import Step, find_step, refuse_frameworks, whole_line
 from trace_doctor.loaders.script import Script, argument, dotted
+from trace_doctor.model.parameters import Parameters
 
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _WRAPPERS = (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel")
@@ -32,8 +30,8 @@ _SHARD = {
 }
 
 
-@codemod("no-sync", words=("DistributedDataParallel", "FullyShardedDataParallel"), elsewhere=True)
-def no_sync(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("no-sync", Parameters, words=("DistributedDataParallel", "FullyShardedDataParallel"), elsewhere=True)
+def no_sync(place: Place, params: Parameters) -> Change:
     """Exchanges accumulated gradients only in the backward before the optimizer's step."""
     for script in place.scripts:
         refuse_frameworks(script, _ACCUMULATE)
@@ -107,8 +105,8 @@ def _from_forward(script: Script, forward: cst.Call, backward: cst.Call) -> tupl
 # ---------------------------------------------------------------------- FSDP2
 
 
-@codemod("fully-shard", words=("DistributedDataParallel",), elsewhere=True)
-def fully_shard(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("fully-shard", Parameters, words=("DistributedDataParallel",), elsewhere=True)
+def fully_shard(place: Place, params: Parameters) -> Change:
     """Shards parameters, gradients and optimizer state over the ranks: fully_shard per block instead of DDP."""
     for script in place.scripts:
         refuse_frameworks(script, _SHARD)

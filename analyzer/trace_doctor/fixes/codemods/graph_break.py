@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import libcst as cst
 
@@ -15,6 +13,7 @@ from trace_doctor.fixes.edits import Change, NoEdit, remove, shares_line, wrap
 from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.versions import TorchBounds, accepts
 from trace_doctor.loaders.script import Script, Statement, dotted
+from trace_doctor.model.parameters import GraphBreakLine
 
 _PRINTS = ("print", "breakpoint", "pdb.set_trace", "warnings.warn", "sys.stdout.write", "sys.stderr.write")
 _LOGGER = re.compile(
@@ -24,10 +23,10 @@ _SCALARS = ("item",)
 _IS_COMPILING = "torch.compiler.is_compiling"
 
 
-@codemod("graph-break-line")
-def graph_break_line(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("graph-break-line", GraphBreakLine)
+def graph_break_line(place: Place, params: GraphBreakLine) -> Change:
     """Keeps a print or log line out of compiled code, or captures the scalar that is read there."""
-    line = place.line or params.get("line")
+    line = place.line or params.line
     script = place.script
     if script is None or not isinstance(line, int):
         raise NoEdit("unresolved", "the line of the break was not captured: record with with_stack=True")
@@ -47,7 +46,7 @@ def graph_break_line(place: Place, params: Mapping[str, Any]) -> Change:
     if branch is not None:
         raise NoEdit("display", _BRANCH, [candidate(script, branch)])
     if _reads_scalar(script, statement):
-        change = configure(script, "torch._dynamo.config.capture_scalar_outputs", "True")
+        change = configure(script, "torch._dynamo.config.capture_scalar_outputs", True)
         return replace(change, line=line)
     raise NoEdit("display", _why(script, statement), [candidate(script, statement)])
 

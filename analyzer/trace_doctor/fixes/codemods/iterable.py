@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_before
 from trace_doctor.fixes.imports import name_for
 from trace_doctor.loaders.script import Script
+from trace_doctor.model.parameters import Parameters
 
 _SHARE = """info = {worker}()
 first, stride = (info.id, info.num_workers) if info is not None else (0, 1)"""
 
 
-@codemod("shard-iterable", scope="call", words=("IterableDataset",), elsewhere=True)
-def shard_iterable(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("shard-iterable", Parameters, scope="call", words=("IterableDataset",), elsewhere=True)
+def shard_iterable(place: Place, params: Parameters) -> Change:
     """Lets __iter__ of an IterableDataset deliver only the worker's share, by get_worker_info()."""
     found = [
         (script, owner)

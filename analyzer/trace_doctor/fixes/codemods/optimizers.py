@@ -11,9 +11,11 @@ from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, remove_argument, set_argument
 from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.loops import method_calls
+from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.training import refuse_frameworks
 from trace_doctor.fixes.versions import has_fused
 from trace_doctor.loaders.script import Script, argument, dotted, literal
+from trace_doctor.model.parameters import OptimizerArgs, ReplaceOptimizer
 
 _INSTEAD = {
     "fused": {"transformers": 'TrainingArguments(optim="adamw_torch_fused")'},
@@ -29,15 +31,15 @@ _EIGHT_BIT = {
 _OF_TORCH_ONLY = ("fused", "foreach", "capturable", "differentiable", "maximize")
 
 
-@codemod("optimizer-args", scope="call", words=("torch",), elsewhere=True)
-def optimizer_args(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("optimizer-args", OptimizerArgs, scope="call", words=("torch",), elsewhere=True)
+def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
     """Sets fused=True (or foreach=...) of the optimizer that training steps, where its class and torch's version have it.
 
     params: `fused` or `foreach`; `class` (AdamW, ...) where the capture names it.
     """
-    option = "foreach" if "foreach" in params else "fused"
-    value = bool(params.get(option, True))
-    script, call = _optimizer(place, str(params.get("class") or ""), _INSTEAD["fused"])
+    option = "foreach" if params.foreach is not None else "fused"
+    value = params.foreach if params.foreach is not None else params.fused is not False
+    script, call = _optimizer(place, params.optimizer, _INSTEAD["fused"])
     name, where = script.callee(call) or "", [candidate(script, call)]
     if option == "fused" and value and not has_fused(name, place.torch):
         raise NoEdit("display", f"{name} has no fused form in every torch version this can be", where)
@@ -54,7 +56,7 @@ def optimizer_args(place: Place, params: Mapping[str, Any]) -> Change:
             raise NoEdit("already", f"{script.name}:{script.line(call)} passes {option}={value} already")
         if now is not None and option == "fused":
             raise NoEdit("display", f"{option} is set on purpose", where)
-        edits.append(set_argument(script, call, there, str(value)))
+        edits.append(set_argument(script, call, there, written(value)))
     if option == "fused" and value and not place.torch.at_least(2, 4) and not _on_device(script, call):
         why = "its parameters may still be on the CPU there, where only torch 2.4 and newer have a fused form"
         raise NoEdit("display", f"{why} (say --torch-version)", where)
@@ -62,9 +64,9 @@ def optimizer_args(place: Place, params: Mapping[str, Any]) -> Change:
     if value and other is not None:
         edits.append(remove_argument(script, call, other))
     if there is None and value and other is not None and other is call.args[-1]:
-        edits = [_exchange(script, other, f"{option}={value}")]
+        edits = [_exchange(script, other, f"{option}={written(value)}")]
     elif there is None:
-        edits += add_arguments(script, call, {option: str(value)})
+        edits += add_arguments(script, call, {option: written(value)})
     return Change(script, tuple(edits), script.line(call))
 
 
@@ -125,14 +127,14 @@ def _is_stepped(script: Script, call: cst.Call) -> bool:
 # ---------------------------------------------------------------------- another optimizer
 
 
-@codemod("replace-optimizer", scope="call", words=("torch",), elsewhere=True)
-def replace_optimizer(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("replace-optimizer", ReplaceOptimizer, scope="call", words=("torch",), elsewhere=True)
+def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
     """Replaces AdamW by one with less state: 8-bit (bitsandbytes) or Adafactor.
 
     params: `to`: adamw-8bit or adafactor.
     """
-    goal = str(params.get("to") or "adamw-8bit")
-    script, call = _optimizer(place, str(params.get("class") or ""), _INSTEAD[goal])
+    goal = params.to
+    script, call = _optimizer(place, params.optimizer, _INSTEAD[goal])
     name, where = script.callee(call) or "", [candidate(script, call)]
     new = _EIGHT_BIT.get(name) if goal == "adamw-8bit" else "torch.optim.Adafactor"
     if name == new:

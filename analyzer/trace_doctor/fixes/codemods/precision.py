@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import libcst as cst
@@ -11,6 +10,7 @@ from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before, wrap
 from trace_doctor.fixes.imports import below_imports, last_import, name_for
 from trace_doctor.fixes.loops import Loop, method_calls, optimizer_steps
+from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.training import (
     Step,
     find_step,
@@ -22,6 +22,7 @@ from trace_doctor.fixes.training import (
 )
 from trace_doctor.fixes.versions import TorchBounds
 from trace_doctor.loaders.script import Script, dotted, literal
+from trace_doctor.model.parameters import Autocast, Parameters
 
 _INSTEAD = {
     "bfloat16": {
@@ -41,13 +42,13 @@ _CASTS = ("half", "bfloat16")
 _SPARSE = ("torch.spmm", "torch.sparse", "sparse_coo")
 
 
-@codemod("autocast", words=(".backward(",), elsewhere=True)
-def autocast(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("autocast", Autocast, words=(".backward(",), elsewhere=True)
+def autocast(place: Place, params: Autocast) -> Change:
     """Runs the forward pass and the loss under autocast; for fp16 with a GradScaler around backward and step.
 
     params: `dtype` (bfloat16, float16), `device` (cuda).
     """
-    dtype, device = str(params.get("dtype") or "bfloat16"), str(params.get("device") or "cuda")
+    dtype, device = params.dtype, params.device
     for script in place.scripts:
         refuse_frameworks(script, _INSTEAD[dtype])
         if "autocast(" in script.text:
@@ -63,7 +64,7 @@ def autocast(place: Place, params: Mapping[str, Any]) -> Change:
         raise NoEdit("display", "the script scales its loss itself", [candidate(script, step.backward)])
     first, last = _forward(step)
     torch, imports = name_for(script, "torch", step.backward)
-    header = f'with {torch}.autocast(device_type="{device}", dtype={torch}.{dtype}):'
+    header = f"with {torch}.autocast(device_type={written(device)}, dtype={torch}.{dtype}):"
     edits = [*imports, *wrap(script, first, last, header)]
     if dtype == "float16":
         edits += _scaled(step, place.torch, torch, device)
@@ -129,7 +130,11 @@ def _scaled(step: Step, torch: TorchBounds, name: str, device: str) -> list[Edit
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr):
         raise NoEdit("display", "the value of step() is used", where)
-    make = f'{name}.amp.GradScaler("{device}")' if torch.at_least(2, 3) else f"{name}.cuda.amp.GradScaler()"
+    make = (
+        f"{name}.amp.GradScaler({written(device)})"
+        if torch.at_least(2, 3)
+        else f"{name}.cuda.amp.GradScaler()"
+    )
     receiver = step.backward.func
     assert isinstance(receiver, cst.Attribute)
     start, end = script.outer_span(receiver.value)
@@ -152,8 +157,8 @@ _NEW = "fp32_precision"
 _MATMUL = "torch.backends.cuda.matmul"
 
 
-@codemod("matmul-precision", scope="program", words=("torch",))
-def matmul_precision(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("matmul-precision", Parameters, scope="program", words=("torch",))
+def matmul_precision(place: Place, params: Parameters) -> Change:
     """Lets fp32 matrix products use TF32, through whichever of torch's two interfaces the script uses already.
 
     Mixing them raises where the legacy setting is read (torch 2.9 and later), so never both. The interface by

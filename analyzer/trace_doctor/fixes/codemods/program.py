@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 import libcst as cst
 
@@ -12,8 +10,10 @@ from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
 from trace_doctor.fixes.environment import assigned
 from trace_doctor.fixes.imports import below_imports, last_import
+from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.versions import allocator_variable
 from trace_doctor.loaders.script import Script, dotted, imported_modules, literal
+from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _DETERMINISM = {
@@ -26,22 +26,22 @@ _DETERMINISM = {
 _LAZY_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
 
 
-@codemod("allocator-setting", scope="program", words=("torch",))
-def allocator_setting(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("allocator-setting", AllocatorSetting, scope="program", words=("torch",))
+def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
     """Sets an option of the CUDA caching allocator before torch is imported."""
-    setting = f"{params['key']}:{params['value']}"
+    setting = f"{params.key}:{is_true(params.value)}"
     script, _ = only(
         [(s, s.module) for s in place.scripts], "can be the script that is started", "no script found"
     )
-    if (done := _extend(script, str(params["key"]), setting)) is not None:
+    if (done := _extend(script, params.key, setting)) is not None:
         return done
-    if (done := _extend_outside(place, str(params["key"]), setting)) is not None:
+    if (done := _extend_outside(place, params.key, setting)) is not None:
         return done
     first = _first_foreign_import(script)
     if first is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch, so it is not the script that is started")
     name = allocator_variable(place.torch)
-    code = f'os.environ.setdefault("{name}", "{setting}")  # read when torch starts'
+    code = f"os.environ.setdefault({written(name)}, {written(setting)})  # read when torch starts"
     edits = []
     above = _last_import_above(script, first)
     if not _imports_os(script, first):
@@ -77,7 +77,8 @@ def _extend(script: Script, key: str, setting: str) -> Change | None:
         options = _with(text, key, setting, candidate(script, node))
         if not isinstance(value, cst.SimpleString):
             raise NoEdit("display", f"add {setting} to what this line sets", [candidate(script, node)])
-        new = value.prefix + value.quote + options + value.quote
+        as_it_is = value.raw_value == text
+        new = value.prefix + value.quote + options + value.quote if as_it_is else written(options)
         start, end = script.span(value)
         return Change(
             script, (Edit(start, end, new, "allocator-setting", setting),), script.line(node), "safe"
@@ -172,18 +173,18 @@ def _imports_os(script: Script, before: cst.CSTNode) -> bool:
     return False
 
 
-@codemod("set-config", scope="program", words=("torch",))
-def set_config(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("set-config", SetConfig, scope="program", words=("torch",))
+def set_config(place: Place, params: SetConfig) -> Change:
     """Sets a configuration variable of torch after the imports."""
     script, _ = only(
         [(s, s.module) for s in place.scripts], "can be the script that is started", "no script found"
     )
-    return configure(script, str(params["name"]), str(params["value"]))
+    return configure(script, params.name, is_true(params.value))
 
 
-def configure(script: Script, name: str, value: str) -> Change:
+def configure(script: Script, name: str, wanted: bool) -> Change:
     """Assigns `name = value` at module level, or changes the assignment that is there."""
-    against = _DETERMINISM.get(name, ())
+    against, value = _DETERMINISM.get(name, ()), written(wanted)
     set_here = [
         a
         for a in script.all(cst.Assign)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit
 from trace_doctor.fixes.loops import conditional, enclosing_loop, of_steps
 from trace_doctor.loaders.script import Script, dotted, literal
+from trace_doctor.model.parameters import Parameters
 
 
-@codemod("sum-on-device", words=(".item()",))
-def sum_on_device(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("sum-on-device", Parameters, words=(".item()",))
+def sum_on_device(place: Place, params: Parameters) -> Change:
     """Adds up losses as tensors (detach() instead of item()), and reads the sum where it is used."""
     found = [(s, a) for s in place.scripts for a in s.all(cst.AugAssign) if _adds_item(s, a)]
     if place.line is None:

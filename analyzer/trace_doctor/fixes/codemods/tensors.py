@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, shares_line, wrap
 from trace_doctor.fixes.loops import backward_values, conditional, enclosing_loop, names_in, of_steps
+from trace_doctor.fixes.nodes import written
 from trace_doctor.loaders.script import Script, argument, dotted
+from trace_doctor.model.parameters import EveryN, Parameters
 
 _LOG_CALLS = re.compile(
     r"print|(.*\.)?(log|logger|logging|wandb|writer|tb|pbar|bar|tqdm|progress\w*|run|mlflow)\."
@@ -38,8 +38,8 @@ _RANDOM = ("rand", "randn", "randint", "randperm")
 # ---------------------------------------------------------------------- detach-accumulation
 
 
-@codemod("detach-accumulation", words=("+=", ".append(", " + "))
-def detach_accumulation(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("detach-accumulation", Parameters, words=("+=", ".append(", " + "))
+def detach_accumulation(place: Place, params: Parameters) -> Change:
     """Adds detach() where a loss is kept in a running sum or list, which would keep its graph.
 
     The line of the place is the one that keeps it, or the one that computed it: a snapshot knows only the latter.
@@ -150,10 +150,10 @@ def _returned(script: Script, home: cst.CSTNode, names: set[str]) -> bool:
 # ---------------------------------------------------------------------- every-n-guard
 
 
-@codemod("every-n-guard", words=(".item(", "float(", ".cpu("))
-def every_n_guard(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("every-n-guard", EveryN, words=(".item(", "float(", ".cpu("))
+def every_n_guard(place: Place, params: EveryN) -> Change:
     """Runs a log line that reads a value from the device only every N iterations."""
-    every = int(params.get("every") or 50)
+    every = written(params.every)
     found = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
     found = in_function(place, found)
     if place.line is None:
@@ -206,8 +206,8 @@ def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
 # ---------------------------------------------------------------------- tensor-device
 
 
-@codemod("tensor-device", words=("torch",))
-def tensor_device(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("tensor-device", Parameters, words=("torch",))
+def tensor_device(place: Place, params: Parameters) -> Change:
     """Creates a tensor on the device instead of copying it there."""
     found = [(s, c) for s in place.scripts for c in s.all(cst.Call) if _made_then_copied(s, c) is not None]
     if place.line is not None:

@@ -10,22 +10,25 @@ from trace_doctor.fixes.codemods import Place, codemod
 from trace_doctor.fixes.deepspeed_config import Config, change, find_config, shown_in
 from trace_doctor.fixes.documents import Document
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
+from trace_doctor.model.parameters import DeepSpeedZero
 
 _HOST = {"device": "cpu", "pin_memory": True}
 _OFFLOADED = ("cpu", "nvme")
 
 
 @codemod(
-    "deepspeed-zero", scope="call", words=("deepspeed", "DeepSpeed", "Trainer", "Accelerator"), elsewhere=True
+    "deepspeed-zero",
+    DeepSpeedZero,
+    scope="call",
+    words=("deepspeed", "DeepSpeed", "Trainer", "Accelerator"),
+    elsewhere=True,
 )
-def deepspeed_zero(place: Place, params: Mapping[str, Any]) -> Change:
+def deepspeed_zero(place: Place, params: DeepSpeedZero) -> Change:
     """Raises the ZeRO stage of DeepSpeed's configuration, and keeps optimizer state or parameters on the host.
 
     params: `stage` (1: optimizer state, 2: gradients too, 3: parameters too), `offload_optimizer`, `offload_param`.
     """
-    stage = int(params.get("stage") or 0)
-    if stage not in (0, 1, 2, 3):
-        raise NoEdit("unresolved", f"ZeRO has no stage {stage}")
+    stage = params.stage
     config = find_config(place)
     if config is None:
         settings = launch_config(place)
@@ -41,7 +44,7 @@ def deepspeed_zero(place: Place, params: Mapping[str, Any]) -> Change:
         raise NoEdit("display", "pipeline parallelism takes ZeRO up to stage 1", framework="deepspeed")
     wanted: dict[str, Any] = {"stage": last} if last != (now or 0) else {}
     for name in ("offload_optimizer", "offload_param"):
-        if params.get(name) and config.value("zero_optimization", name, "device") not in _OFFLOADED:
+        if getattr(params, name) and config.value("zero_optimization", name, "device") not in _OFFLOADED:
             wanted[name] = dict(_HOST)
     if config.value("zero_optimization", "offload_param", "device") in _OFFLOADED:
         _refuse_woken(wanted, shown_in(config, "zero_optimization", "offload_param"))
@@ -89,14 +92,14 @@ def _notes(stage: int, wanted: Mapping[str, Any]) -> tuple[str, ...]:
     return ()
 
 
-def _in_settings(settings: Document, stage: int, params: Mapping[str, Any]) -> Change:
+def _in_settings(settings: Document, stage: int, params: DeepSpeedZero) -> Change:
     """The few of DeepSpeed's settings that Accelerate's own configuration has."""
     now = settings.value("deepspeed_config", "zero_stage")
     last = max(now, stage) if isinstance(now, int) else stage
     wanted: dict[str, Any] = {"zero_stage": last} if last else {}
     for name in ("offload_optimizer", "offload_param"):
         key = f"{name}_device"
-        if params.get(name) and settings.value("deepspeed_config", key) not in _OFFLOADED:
+        if getattr(params, name) and settings.value("deepspeed_config", key) not in _OFFLOADED:
             wanted[key] = "cpu"
     if last != now and settings.value("deepspeed_config", "offload_param_device") in _OFFLOADED:
         _refuse_woken(wanted, shown_in(settings, "deepspeed_config", "offload_param_device"))

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, NoEdit, insert_after, remove, remove_argument
 from trace_doctor.fixes.loops import Loop, backward_values, enclosing_loop, optimizer_steps, zero_grads
 from trace_doctor.loaders.script import Script, argument, literal
+from trace_doctor.model.parameters import ZeroGrad
 
 Step = tuple[cst.Call, str]
 Home = Loop | cst.FunctionDef | cst.Module
 """what is run once per step: the loop, else the function that some loop calls"""
 
 
-@codemod("zero-grad", words=("zero_grad", ".step("), elsewhere=True)
-def zero_grad(place: Place, params: Mapping[str, Any]) -> Change:
+@codemod("zero-grad", ZeroGrad, words=("zero_grad", ".step("), elsewhere=True)
+def zero_grad(place: Place, params: ZeroGrad) -> Change:
     """Adds, moves or cleans zero_grad() so that gradients are freed after the optimizer's step."""
-    mode = params.get("mode", "add")
-    if mode == "drop-set-to-none-false":
+    if params.mode == "drop-set-to-none-false":
         return _drop(place)
     script, (call, optimizer) = _step(place)
     statement = script.statement_of(call)
