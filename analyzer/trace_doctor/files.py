@@ -12,6 +12,15 @@ from typing import IO, BinaryIO
 from trace_doctor.errors import UsageError
 
 
+def is_utf8(name: str) -> bool:
+    """Whether the bytes of a file's name are text, as all that is written for other programs has to be."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def open_regular(path: Path) -> BinaryIO:
     """A file for reading. Raises OSError for a FIFO or a device, whose bytes may never come or never end, even where
     one has taken the place of a file since it was looked at."""

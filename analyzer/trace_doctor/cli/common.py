@@ -16,7 +16,7 @@ import typer
 
 from trace_doctor.cli.completion import FILES, format_words, rule_words
 from trace_doctor.cli.progress import progress as progress
-from trace_doctor.errors import UsageError, printable
+from trace_doctor.errors import UsageError, one_line, printable
 from trace_doctor.files import open_regular, replacing
 from trace_doctor.model import Result
 
@@ -148,11 +148,11 @@ def chosen(items: Iterable[T], shown: Callable[[T], str], question: Callable[[T]
     """Those that were answered with y: each is shown and asked for, n leaves it out, q and all behind it."""
     taken = []
     for item in items:
-        sys.stdout.write(shown(item))
+        sys.stdout.write("\t".join(map(printable, shown(item).split("\t"))))
         sys.stdout.flush()
         answer = ""
         while answer not in ("y", "n", "q"):
-            answer = _answer(f"{question(item)} (y/n/q) ")
+            answer = _answer(f"{question(item)} (y/n/q)")
         if answer == "q":
             break
         if answer == "y":
@@ -162,7 +162,7 @@ def chosen(items: Iterable[T], shown: Callable[[T], str], question: Callable[[T]
 
 def _answer(question: str) -> str:
     """What was typed; the end of the input is q."""
-    sys.stderr.write(question)
+    sys.stderr.write(one_line(question) + " ")
     sys.stderr.flush()
     line = sys.stdin.readline()
     return line.strip().lower() if line else "q"

@@ -147,12 +147,11 @@ def _explain(made: Plan, quiet: int) -> None:
             continue  # advice for a framework that the scripts do not use
         head = f"{item.label} {finding.name}: {fix_.title}"
         if item.status in ("ready", "held") and item.change is not None:
-            c.note(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}")
+            _line(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}")
             _consequences(item)
             continue
-        c.note(
-            f"{head}  [{'by hand' if item.status == 'advice' else item.status}]{': ' if item.why else ''}{item.why}"
-        )
+        how = "by hand" if item.status == "advice" else item.status
+        _line(f"{head}  [{how}]{': ' if item.why else ''}{item.why}")
         for place in item.candidates:
             c.note(f"    {place.file}:{place.line}: {place.code}")
         if item.status in ("advice", "display", "ambiguous", "unresolved") and fix_.text:
@@ -168,9 +167,15 @@ def _consequences(item: Planned) -> None:
     """What could go wrong, and how to see that it did not."""
     fix_ = item.fix
     notes = [n for n in (item.change.notes if item.change else ()) if n not in fix_.risk]
-    for risk in [*notes, fix_.risk] if fix_.risk else notes or [_RISKS[item.safety]]:
-        c.note(f"    risk: {risk}")
-    c.note(f"    verify: {fix_.verify or _VERIFY}")
+    safety = item.safety if item.change else "display"
+    for risk in [*notes, fix_.risk] if fix_.risk else notes or [_RISKS[safety]]:
+        _line(f"    risk: {risk}")
+    _line(f"    verify: {fix_.verify or _VERIFY}")
+
+
+def _line(text: str) -> None:
+    """What a result says cannot begin a line of its own."""
+    c.note(text.replace("\n", " "))
 
 
 _RISKS = {

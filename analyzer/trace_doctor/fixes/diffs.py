@@ -65,9 +65,16 @@ def _extent(start: int, stop: int) -> str:
 
 
 def _quote(path: str) -> str:
-    """As git writes names that hold quotes, backslashes or control characters."""
-    if not re.search(r'["\\\x00-\x1f\x7f]', path):
+    """As git writes names that hold quotes, backslashes, control characters or bytes that are no UTF-8."""
+    if not re.search(r'["\\\x00-\x1f\x7f\udc80-\udcff]', path):
         return path
-    escapes = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
-    out = "".join(escapes.get(c, c if c >= " " and c != "\x7f" else f"\\{ord(c):03o}") for c in path)
-    return f'"{out}"'
+    return f'"{"".join(map(_quoted, path))}"'
+
+
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def _quoted(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":  # a byte that the file system's encoding has no character for
+        return f"\\{ord(char) - 0xDC00:03o}"
+    return _ESCAPES.get(char) or (char if char >= " " and char != "\x7f" else f"\\{ord(char):03o}")

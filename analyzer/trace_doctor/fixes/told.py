@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from trace_doctor.errors import printable
 from trace_doctor.evidence.frames import is_user_frame
 from trace_doctor.fixes.edits import Change
 from trace_doctor.fixes.plan import plan
@@ -51,7 +52,7 @@ def with_diffs(
     return msgspec.structs.replace(
         result,
         findings=findings,
-        source_root=made.prefix,
+        source_root=printable(made.prefix),
         scripts=sorted(named & set(tree.files)),
         source_excerpts=lines,
     )

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from trace_doctor.errors import UnreadableScript, UsageError
-from trace_doctor.files import open_regular
+from trace_doctor.errors import UnreadableScript, UsageError, printable
+from trace_doctor.files import is_utf8, open_regular
 from trace_doctor.loaders.modules import ImportGraph
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class SourceTree:
             raise UsageError(f"--source {source}: no such folder or file")
         if not source.is_dir() and not source.is_file():
             raise UsageError(f"--source {source}: neither a folder nor a file")
+        if source.is_file() and not is_utf8(source.name):
+            raise UsageError(f"--source {source}: its name is not UTF-8; rename it")
         self.single = None if source.is_dir() else source
         self.root = source if source.is_dir() else source.parent
         self.unreadable: dict[str, str] = {}
@@ -65,7 +67,12 @@ class SourceTree:
             for file in files:
                 path = here / file
                 if file.endswith(suffixes) and not path.is_symlink() and path.is_file():
-                    yield path.relative_to(self.root).as_posix()
+                    name = path.relative_to(self.root).as_posix()
+                    if is_utf8(name):
+                        yield name
+                    else:  # no result, patch or report could name it
+                        shown = printable(name)
+                        self.unreadable[shown] = f"{shown}: its name is not UTF-8; it is left alone"
 
     @cached_property
     def imports(self) -> ImportGraph:

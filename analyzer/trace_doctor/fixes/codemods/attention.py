@@ -16,7 +16,13 @@ from trace_doctor.loaders.script import Script
 from trace_doctor.model.parameters import Parameters
 
 
-@codemod("use-sdpa", Parameters, words=("softmax",), elsewhere=True)
+@codemod(
+    "use-sdpa",
+    Parameters,
+    adds="torch nn functional scaled_dot_product_attention attn_mask dropout_p is_causal scale True p training size",
+    words=("softmax",),
+    elsewhere=True,
+)
 def use_sdpa(place: Place, params: Parameters) -> Change:
     """Replaces softmax(q @ k.T * scale + mask) @ v by scaled_dot_product_attention, where it is provably just that."""
     found: list[tuple[Script, Any]] = []

@@ -15,7 +15,12 @@ from trace_doctor.model.parameters import SdpaBackend
 _SDPA = "torch.nn.functional.scaled_dot_product_attention"
 
 
-@codemod("sdpa-backend", SdpaBackend, words=("scaled_dot_product_attention",))
+@codemod(
+    "sdpa-backend",
+    SdpaBackend,
+    adds="torch nn attention sdpa_kernel SDPBackend FLASH_ATTENTION EFFICIENT_ATTENTION CUDNN_ATTENTION MATH",
+    words=("scaled_dot_product_attention",),
+)
 def sdpa_backend(place: Place, params: SdpaBackend) -> Change:
     """Runs scaled_dot_product_attention under sdpa_kernel, which raises with the reason where a fast kernel refuses.
 

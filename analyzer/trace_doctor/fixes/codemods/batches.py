@@ -94,7 +94,13 @@ def _resized(place: Place, origin: WhereSet, size: int) -> Change:
 # ---------------------------------------------------------------------- gradient accumulation
 
 
-@codemod("gradient-accumulation", GradientAccumulation, words=(".backward(",), elsewhere=True)
+@codemod(
+    "gradient-accumulation",
+    GradientAccumulation,
+    adds="enumerate len step batch_index micro_step",
+    words=(".backward(",),
+    elsewhere=True,
+)
 def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     """Divides the batch into N smaller ones, and steps the optimizer after every N of them. params: `steps`."""
     count = params.steps

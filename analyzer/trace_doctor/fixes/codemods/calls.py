@@ -9,6 +9,7 @@ from typing import Any
 import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only, origins
+from trace_doctor.fixes.codemods.compiling import OPTIONS
 from trace_doctor.fixes.edits import (
     Change,
     Edit,
@@ -79,7 +80,13 @@ def _repeats(script: Script, call: cst.Call) -> bool:
     )
 
 
-@codemod("set-call-args", PARAMETERS["set-call-args"], scope="call", elsewhere=True)
+@codemod(
+    "set-call-args",
+    PARAMETERS["set-call-args"],
+    adds=f"compile gradient_as_bucket_view static_graph find_unused_parameters {OPTIONS}",
+    scope="call",
+    elsewhere=True,
+)
 def set_call_args(place: Place, params: CompileCall | DistributedCall) -> Change:
     """Sets and removes keyword arguments of the one call of a named function or class."""
     callee, unwanted = params.callee, params.remove

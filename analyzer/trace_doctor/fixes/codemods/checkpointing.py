@@ -21,7 +21,11 @@ _INSTEAD = {
 
 
 @codemod(
-    "checkpoint-blocks", Parameters, words=("ModuleList", "Sequential", "from_pretrained"), elsewhere=True
+    "checkpoint-blocks",
+    Parameters,
+    adds="torch utils checkpoint checkpoint_sequential use_reentrant False len gradient_checkpointing_enable",
+    words=("ModuleList", "Sequential", "from_pretrained"),
+    elsewhere=True,
 )
 def checkpoint_blocks(place: Place, params: Parameters) -> Change:
     """Recomputes each repeated block in backward (use_reentrant=False) instead of keeping its activations."""

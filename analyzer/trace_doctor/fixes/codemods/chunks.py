@@ -18,7 +18,13 @@ _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _SHAPING = ("float", "view", "reshape", "flatten", "contiguous", "to")
 
 
-@codemod("chunked-loss", ChunkedLoss, words=("cross_entropy",))
+@codemod(
+    "chunked-loss",
+    ChunkedLoss,
+    adds="torch nn functional cross_entropy utils checkpoint use_reentrant False chunk_loss hidden_chunk labels_chunk "
+    "loss_sum zip chunk reduction sum",
+    words=("cross_entropy",),
+)
 def chunked_loss(place: Place, params: ChunkedLoss) -> Change:
     """Computes `F.cross_entropy(head(hidden), labels)` over chunks, so that never all logits exist at once.
 

@@ -37,6 +37,11 @@ _REGIONAL = {
     **_INSTEAD,
     "accelerate": "Accelerator(dynamo_plugin=TorchDynamoPlugin(use_regional_compilation=True))",
 }
+OPTIONS = (
+    "mode dynamic fullgraph backend True False default reduce-overhead max-autotune max-autotune-no-cudagraphs "
+    "inductor eager aot_eager cudagraphs"
+)
+"""arguments of torch.compile, and their values"""
 _STATE = ("state_dict", "torch.save(")
 
 
@@ -44,7 +49,13 @@ def _arguments(params: Compile) -> str:
     return ", ".join(f"{name}={written(value)}" for name, value in params.given().items())
 
 
-@codemod("compile-model", Compile, words=(".backward(",), elsewhere=True)
+@codemod(
+    "compile-model",
+    Compile,
+    adds=f"torch compile {OPTIONS}",
+    words=(".backward(",),
+    elsewhere=True,
+)
 def compile_model(place: Place, params: Compile) -> Change:
     """Compiles the model that the training loop calls, right after it is made.
 
@@ -95,7 +106,13 @@ def _compile_methods(script: Script) -> list[cst.Call]:
 # ---------------------------------------------------------------------- regional compilation
 
 
-@codemod("compile-blocks", Compile, words=(".backward(",), elsewhere=True)
+@codemod(
+    "compile-blocks",
+    Compile,
+    adds=f"torch compile block {OPTIONS}",
+    words=(".backward(",),
+    elsewhere=True,
+)
 def compile_blocks(place: Place, params: Compile) -> Change:
     """Compiles the repeated block of a model once, instead of the whole model."""
     model = _model(place, _REGIONAL)
@@ -141,7 +158,13 @@ def _decorate(script: Script, function: cst.FunctionDef, torch: str, given: str)
 # ---------------------------------------------------------------------- the loss
 
 
-@codemod("compile-loss", Compile, words=(".backward(",), elsewhere=True)
+@codemod(
+    "compile-loss",
+    Compile,
+    adds=f"torch compile compiled_ {OPTIONS}",
+    words=(".backward(",),
+    elsewhere=True,
+)
 def compile_loss(place: Place, params: Compile) -> Change:
     """Compiles the loss function of the training step, so that its operators are fused."""
     for script in place.scripts:
@@ -241,7 +264,13 @@ def _compile_function(
 # ---------------------------------------------------------------------- dynamic shapes
 
 
-@codemod("mark-dynamic", MarkDynamic, words=("torch.compile", ".compile("), elsewhere=True)
+@codemod(
+    "mark-dynamic",
+    MarkDynamic,
+    adds="torch _dynamo mark_dynamic",
+    words=("torch.compile", ".compile("),
+    elsewhere=True,
+)
 def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
     """Says before a compiled function is called which dimension of its input changes.
 

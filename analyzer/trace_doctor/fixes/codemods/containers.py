@@ -23,7 +23,11 @@ _ARG = re.compile(
 
 
 @codemod(
-    "pin-container", PinContainer, scope="call", words=("torch", "lightning", "transformers", "accelerate")
+    "pin-container",
+    PinContainer,
+    adds="cuda cudnn runtime devel",
+    scope="call",
+    words=("torch", "lightning", "transformers", "accelerate"),
 )
 def pin_container(place: Place, params: PinContainer) -> Change:
     """Gives the official PyTorch image of a Dockerfile the tag with the captured versions.

@@ -30,7 +30,9 @@ _INSTEAD = {
 }
 
 
-@codemod("pinned-copies", Parameters, words=("DataLoader",), elsewhere=True)
+@codemod(
+    "pinned-copies", Parameters, adds="non_blocking pin_memory True", words=("DataLoader",), elsewhere=True
+)
 def pinned_copies(place: Place, params: Parameters) -> Change:
     """Copies batches from pinned memory without blocking: pin_memory=True of the loader with non_blocking=True."""
     for script in place.scripts:
@@ -156,7 +158,13 @@ def _written_later(script: Script, loop: cst.For, copy: cst.Call) -> bool:
 # ---------------------------------------------------------------------- channels last
 
 
-@codemod("channels-last", Parameters, words=("Conv2d", "torchvision", "timm"), elsewhere=True)
+@codemod(
+    "channels-last",
+    Parameters,
+    adds="torch to memory_format channels_last",
+    words=("Conv2d", "torchvision", "timm"),
+    elsewhere=True,
+)
 def channels_last(place: Place, params: Parameters) -> Change:
     """Keeps the model's weights and its images with the channels last, as cuDNN's kernels want them."""
     for script in place.scripts:

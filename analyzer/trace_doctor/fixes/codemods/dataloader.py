@@ -38,7 +38,13 @@ _SPAWN = (
 )
 
 
-@codemod("dataloader-args", DataLoaderArgs, words=("DataLoader",), elsewhere=True)
+@codemod(
+    "dataloader-args",
+    DataLoaderArgs,
+    adds="num_workers pin_memory persistent_workers prefetch_factor True None",
+    words=("DataLoader",),
+    elsewhere=True,
+)
 def dataloader_args(place: Place, params: DataLoaderArgs) -> Change:
     """Sets num_workers, pin_memory, persistent_workers and prefetch_factor of the training loader together."""
     given = params.given()

@@ -30,7 +30,13 @@ _SHARD = {
 }
 
 
-@codemod("no-sync", Parameters, words=("DistributedDataParallel", "FullyShardedDataParallel"), elsewhere=True)
+@codemod(
+    "no-sync",
+    Parameters,
+    adds="contextlib nullcontext no_sync",
+    words=("DistributedDataParallel", "FullyShardedDataParallel"),
+    elsewhere=True,
+)
 def no_sync(place: Place, params: Parameters) -> Change:
     """Exchanges accumulated gradients only in the backward before the optimizer's step."""
     for script in place.scripts:
@@ -105,7 +111,13 @@ def _from_forward(script: Script, forward: cst.Call, backward: cst.Call) -> tupl
 # ---------------------------------------------------------------------- FSDP2
 
 
-@codemod("fully-shard", Parameters, words=("DistributedDataParallel",), elsewhere=True)
+@codemod(
+    "fully-shard",
+    Parameters,
+    adds="torch distributed fsdp fully_shard block",
+    words=("DistributedDataParallel",),
+    elsewhere=True,
+)
 def fully_shard(place: Place, params: Parameters) -> Change:
     """Shards parameters, gradients and optimizer state over the ranks: fully_shard per block instead of DDP."""
     for script in place.scripts:

@@ -23,7 +23,11 @@ _SCALARS = ("item",)
 _IS_COMPILING = "torch.compiler.is_compiling"
 
 
-@codemod("graph-break-line", GraphBreakLine)
+@codemod(
+    "graph-break-line",
+    GraphBreakLine,
+    adds="torch compiler is_compiling _dynamo config capture_scalar_outputs True",
+)
 def graph_break_line(place: Place, params: GraphBreakLine) -> Change:
     """Keeps a print or log line out of compiled code, or captures the scalar that is read there."""
     line = place.line or params.line

@@ -14,7 +14,14 @@ _SHARE = """info = {worker}()
 first, stride = (info.id, info.num_workers) if info is not None else (0, 1)"""
 
 
-@codemod("shard-iterable", Parameters, scope="call", words=("IterableDataset",), elsewhere=True)
+@codemod(
+    "shard-iterable",
+    Parameters,
+    adds="torch utils data get_worker_info itertools islice info first stride id num_workers None",
+    scope="call",
+    words=("IterableDataset",),
+    elsewhere=True,
+)
 def shard_iterable(place: Place, params: Parameters) -> Change:
     """Lets __iter__ of an IterableDataset deliver only the worker's share, by get_worker_info()."""
     found = [

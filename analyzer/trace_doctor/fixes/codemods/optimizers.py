@@ -31,7 +31,14 @@ _EIGHT_BIT = {
 _OF_TORCH_ONLY = ("fused", "foreach", "capturable", "differentiable", "maximize")
 
 
-@codemod("optimizer-args", OptimizerArgs, scope="call", words=("torch",), elsewhere=True)
+@codemod(
+    "optimizer-args",
+    OptimizerArgs,
+    adds="fused foreach True False",
+    scope="call",
+    words=("torch",),
+    elsewhere=True,
+)
 def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
     """Sets fused=True (or foreach=...) of the optimizer that training steps, where its class and torch's version have it.
 
@@ -127,7 +134,14 @@ def _is_stepped(script: Script, call: cst.Call) -> bool:
 # ---------------------------------------------------------------------- another optimizer
 
 
-@codemod("replace-optimizer", ReplaceOptimizer, scope="call", words=("torch",), elsewhere=True)
+@codemod(
+    "replace-optimizer",
+    ReplaceOptimizer,
+    adds="bitsandbytes torch optim AdamW8bit Adam8bit Adafactor lr weight_decay",
+    scope="call",
+    words=("torch",),
+    elsewhere=True,
+)
 def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
     """Replaces AdamW by one with less state: 8-bit (bitsandbytes) or Adafactor.
 

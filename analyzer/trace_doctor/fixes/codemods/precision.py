@@ -42,7 +42,14 @@ _CASTS = ("half", "bfloat16")
 _SPARSE = ("torch.spmm", "torch.sparse", "sparse_coo")
 
 
-@codemod("autocast", Autocast, words=(".backward(",), elsewhere=True)
+@codemod(
+    "autocast",
+    Autocast,
+    adds="torch autocast device_type dtype bfloat16 float16 cuda cpu xpu mps hpu mtia "
+    "amp GradScaler scaler scale step update unscale_",
+    words=(".backward(",),
+    elsewhere=True,
+)
 def autocast(place: Place, params: Autocast) -> Change:
     """Runs the forward pass and the loss under autocast; for fp16 with a GradScaler around backward and step.
 
@@ -157,7 +164,13 @@ _NEW = "fp32_precision"
 _MATMUL = "torch.backends.cuda.matmul"
 
 
-@codemod("matmul-precision", Parameters, scope="program", words=("torch",))
+@codemod(
+    "matmul-precision",
+    Parameters,
+    adds="torch set_float32_matmul_precision high backends cuda matmul fp32_precision tf32",
+    scope="program",
+    words=("torch",),
+)
 def matmul_precision(place: Place, params: Parameters) -> Change:
     """Lets fp32 matrix products use TF32, through whichever of torch's two interfaces the script uses already.
 

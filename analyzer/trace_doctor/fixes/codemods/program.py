@@ -26,7 +26,13 @@ _DETERMINISM = {
 _LAZY_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
 
 
-@codemod("allocator-setting", AllocatorSetting, scope="program", words=("torch",))
+@codemod(
+    "allocator-setting",
+    AllocatorSetting,
+    adds="os environ setdefault PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF expandable_segments True False",
+    scope="program",
+    words=("torch",),
+)
 def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
     """Sets an option of the CUDA caching allocator before torch is imported."""
     setting = f"{params.key}:{is_true(params.value)}"
@@ -173,7 +179,13 @@ def _imports_os(script: Script, before: cst.CSTNode) -> bool:
     return False
 
 
-@codemod("set-config", SetConfig, scope="program", words=("torch",))
+@codemod(
+    "set-config",
+    SetConfig,
+    adds="torch _dynamo config capture_scalar_outputs backends cudnn benchmark cuda matmul allow_tf32 True False",
+    scope="program",
+    words=("torch",),
+)
 def set_config(place: Place, params: SetConfig) -> Change:
     """Sets a configuration variable of torch after the imports."""
     script, _ = only(

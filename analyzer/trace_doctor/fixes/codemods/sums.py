@@ -11,7 +11,7 @@ from trace_doctor.loaders.script import Script, dotted, literal
 from trace_doctor.model.parameters import Parameters
 
 
-@codemod("sum-on-device", Parameters, words=(".item()",))
+@codemod("sum-on-device", Parameters, adds="detach float", words=(".item()",))
 def sum_on_device(place: Place, params: Parameters) -> Change:
     """Adds up losses as tensors (detach() instead of item()), and reads the sum where it is used."""
     found = [(s, a) for s in place.scripts for a in s.all(cst.AugAssign) if _adds_item(s, a)]

@@ -38,11 +38,12 @@ _RANDOM = ("rand", "randn", "randint", "randperm")
 # ---------------------------------------------------------------------- detach-accumulation
 
 
-@codemod("detach-accumulation", Parameters, words=("+=", ".append(", " + "))
+@codemod("detach-accumulation", Parameters, adds="detach", words=("+=", ".append(", " + "))
 def detach_accumulation(place: Place, params: Parameters) -> Change:
     """Adds detach() where a loss is kept in a running sum or list, which would keep its graph.
 
-    The line of the place is the one that keeps it, or the one that computed it: a snapshot knows only the latter.
+    The line of the place is the one that keeps it, or the one that computed it: a snapshot knows only the latter. Safe
+    where the script alone shows that it is a loss.
     """
     named = place.line is not None
     found = [(s, v) for s in place.scripts for t, v in _sums(s) if _keeps_graph(s, t, v, named=named)]
@@ -54,7 +55,9 @@ def detach_accumulation(place: Place, params: Parameters) -> Change:
     if isinstance(value, cst.BinaryOperation) and not value.lpar:
         start = script.outer_span(value)[0]
         edits = [Edit(start, start, "("), Edit(end, end, ").detach()")]
-    return Change(script, tuple(edits), script.line(value), "safe")
+    kept = [t for t, v in _sums(script) if v is value]
+    plain = any(_keeps_graph(script, t, value, named=False) for t in kept)
+    return Change(script, tuple(edits), script.line(value), "safe" if plain else "unsafe")
 
 
 def _made_or_kept_at(script: Script, value: cst.BaseExpression, line: int) -> bool:
@@ -206,7 +209,7 @@ def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
 # ---------------------------------------------------------------------- tensor-device
 
 
-@codemod("tensor-device", Parameters, words=("torch",))
+@codemod("tensor-device", Parameters, adds="device cuda", words=("torch",))
 def tensor_device(place: Place, params: Parameters) -> Change:
     """Creates a tensor on the device instead of copying it there."""
     found = [(s, c) for s in place.scripts for c in s.all(cst.Call) if _made_then_copied(s, c) is not None]

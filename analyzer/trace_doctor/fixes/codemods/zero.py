@@ -19,6 +19,8 @@ _OFFLOADED = ("cpu", "nvme")
 @codemod(
     "deepspeed-zero",
     DeepSpeedZero,
+    adds="zero_optimization stage offload_optimizer offload_param device cpu pin_memory true True "
+    "deepspeed_config zero_stage offload_optimizer_device offload_param_device",
     scope="call",
     words=("deepspeed", "DeepSpeed", "Trainer", "Accelerator"),
     elsewhere=True,

@@ -15,7 +15,9 @@ Home = Loop | cst.FunctionDef | cst.Module
 """what is run once per step: the loop, else the function that some loop calls"""
 
 
-@codemod("zero-grad", ZeroGrad, words=("zero_grad", ".step("), elsewhere=True)
+@codemod(
+    "zero-grad", ZeroGrad, adds="zero_grad set_to_none True", words=("zero_grad", ".step("), elsewhere=True
+)
 def zero_grad(place: Place, params: ZeroGrad) -> Change:
     """Adds, moves or cleans zero_grad() so that gradients are freed after the optimizer's step."""
     if params.mode == "drop-set-to-none-false":
