@@ -17,7 +17,6 @@ import trace_doctor
 from trace_doctor.gate.baseline import Baseline
 from trace_doctor.reporters import render
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
-from trace_doctor.testing.snapshot_builder import MIB
 
 SAMPLE = Path(__file__).resolve().parents[1] / "sample_traces" / "dataloader_starvation"
 Make = Callable[[Path], None]
@@ -87,7 +86,9 @@ def saved(change: Callable[[dict[str, Any]], None] = lambda result: None) -> Mak
 
 
 def report(path: Path) -> None:
-    path.write_text(render(trace_doctor.analyze(SAMPLE / "cpu" / "fault"), "html", zoom=False), encoding="utf-8")
+    path.write_text(
+        render(trace_doctor.analyze(SAMPLE / "cpu" / "fault"), "html", zoom=False), encoding="utf-8"
+    )
 
 
 def with_code(result: dict[str, Any]) -> None:
@@ -185,7 +186,7 @@ EXAMPLES: dict[str, Make] = {
     "rank1-deflate/": beside_rank_0("rank1.pt.trace.json.gz", packed_badly(b'{"traceEvents": [' * 99)),
     "rank1-zst/": beside_rank_0("rank1.pt.trace.json.zst", b"\x28\xb5\x2f\xfd" + bytes(64)),
     "rank1-pickle/": beside_rank_0("rank1_snapshot.pickle", pickle.dumps(_Evil())),
-    "rank1-fifo/": beside_rank_0("rank1.pt.trace.json", lambda path: os.mkfifo(path)),
+    "rank1-fifo/": beside_rank_0("rank1.pt.trace.json", os.mkfifo),
     "rank1-dangling/": beside_rank_0("rank1.pt.trace.json", lambda path: path.symlink_to("gone")),
     "one-of-8/": ranks(1, 8),
     "two-of-8/": ranks(2, 8),

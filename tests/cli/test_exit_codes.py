@@ -89,7 +89,9 @@ def _copy(source: str, target: str) -> str:
 def test_the_page_holds_the_situations_of_all_commands() -> None:
     assert len(ROWS) >= 80
     assert len({row.command for row in ROWS}) == len(ROWS)
-    told = [n for cell in _FILE.findall(PAGE.read_text(encoding="utf-8")) for n in re.findall(r"`(.+?)`", cell)]
+    told = [
+        n for cell in _FILE.findall(PAGE.read_text(encoding="utf-8")) for n in re.findall(r"`(.+?)`", cell)
+    ]
     for example in EXAMPLES:
         assert any(_names(row.command, example) for row in ROWS), f"{example} is used by no row"
         assert any(fnmatch(example, pattern) for pattern in told), f"{example} is not told of"
