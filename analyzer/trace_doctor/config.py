@@ -13,17 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trace_doctor.errors import UsageError
+from trace_doctor.budget_table import parse_budgets, shown
+from trace_doctor.errors import UsageError, one_line
 from trace_doctor.files import open_regular
 from trace_doctor.loaders.limits import memory_limit
 from trace_doctor.registry import choose, resolve
 from trace_doctor.rule import Rule
+from trace_doctor.suppress_entry import SuppressEntry
 
 SEVERITIES = ("critical", "warning", "info")
 CONFIDENCES = ("high", "medium", "low")
 CACHE = ("read", "write", "off")
 FILES = ("trace-doctor.toml", "pyproject.toml")
 _HUGE = 1 << 62
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+_OUR_TABLE = re.compile(rb"tool\.trace[-_]doctor")
+_MENTION = re.compile(rb"trace[-_]?doctor", re.IGNORECASE)
+_TABLE = re.compile(rb"\btool[\"'\s]*\.[\"'\s]*([A-Za-z0-9_-]+)")
 MAX_BYTES, MAX_LINE = 256 << 10, 10_000
 """Of a configuration file. Python's reader takes minutes over a key of a hundred thousand parts."""
 
@@ -44,6 +50,7 @@ class Settings:
     preview: bool = _setting(False, "run rules that are still in preview")
     fail_on: str = _setting("warning", "`check` fails at this severity: critical, warning, info, never")
     require: list[str] = _setting([], "rules that `check` must be able to decide")
+    ranks: str = _setting("", "ranks that `check`, `verify` and `diff` expect: a number, or all of the job")
     baseline: str = _setting("", "file of `check --baseline`")
     budgets: dict[str, Any] = _setting({}, "what `check` allows each figure and rule: [in CI](ci.md)")
     suppress: dict[str, str] = _setting({}, "findings to silence, with the reason: [in CI](ci.md)")
@@ -136,14 +143,32 @@ def _from_file(start: Path, file: Path | None) -> tuple[str, dict[str, Any]]:
         )
     if found is None:
         return "default", {}
-    table = _table(found)
-    return found.name, {k.replace("-", "_"): v for k, v in table.items()}
+    table, values = _table(found, asked_for=file is not None), {}
+    for key, value in table.items():
+        if (plain := key.replace("-", "_")) in values:
+            raise UsageError(f"{found.name}: {_dashed(plain)} is there twice, with - and with _")
+        values[plain] = value
+    return found.name, values
 
 
 def _speaks_of_us(path: Path) -> bool:
-    return path.is_file() and (
-        path.name != "pyproject.toml" or re.search(rb"tool\.trace[-_]doctor", _bytes(path)) is not None
-    )
+    """A file of ours, or a pyproject.toml with our table or one whose name is nearly ours."""
+    if not path.is_file() or path.name != "pyproject.toml":
+        return path.is_file()
+    data = _bytes(path)
+    if _OUR_TABLE.search(data):
+        return True
+    if not _MENTION.search(data):
+        return any(_nearly_ours(name.decode("ascii")) for name in _TABLE.findall(data))
+    try:
+        tool = tomllib.loads(data.decode()).get("tool")
+    except (ValueError, RecursionError):  # of others, who say so themselves
+        return False
+    return isinstance(tool, dict) and any(_nearly_ours(name) for name in tool)
+
+
+def _nearly_ours(name: str) -> bool:
+    return bool(difflib.get_close_matches(name.lower()[:60], ["trace-doctor"], cutoff=0.8))
 
 
 def _bytes(path: Path) -> bytes:
@@ -160,21 +185,27 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _table(path: Path, *, asked_for: bool) -> dict[str, Any]:
     try:
         data = tomllib.loads(_bytes(path).decode())
     except RecursionError:
         raise UsageError(f"{path.name}: nested too deeply") from None
     except ValueError as error:  # of TOML, of UTF-8, of numbers with thousands of digits
-        raise UsageError(f"{path.name}: {error}") from None
-    if path.name == "pyproject.toml" or "tool" in data:
-        tool = data.get("tool", {})
-        if not isinstance(tool, dict) or not isinstance(tool.get("trace-doctor", {}), dict):
-            raise UsageError(f"{path.name}: [tool.trace-doctor] must be a table")
-        if "trace_doctor" in tool:
-            raise UsageError(f"{path.name}: [tool.trace_doctor] is written [tool.trace-doctor]")
-        return dict(tool.get("trace-doctor", {}))
-    return data
+        raise UsageError(one_line(f"{path.name}: {error}")) from None
+    if path.name != "pyproject.toml" and "tool" not in data:
+        return data
+    tool = data.get("tool", {})
+    if not isinstance(tool, dict) or not isinstance(tool.get("trace-doctor", {}), dict):
+        raise UsageError(f"{path.name}: [tool.trace-doctor] must be a table")
+    for name in tool:
+        if name != "trace-doctor" and _nearly_ours(name):
+            raise UsageError(f"{path.name}: [tool.{name}] is written [tool.trace-doctor]")
+    beside = [key for key in data if key != "tool"]
+    if path.name == "trace-doctor.toml" and beside:
+        raise UsageError(f"{path.name}: {shown(beside[0])} stands outside of [tool.trace-doctor]")
+    if asked_for and "trace-doctor" not in tool:
+        raise UsageError(f"{path.name}: has no table [tool.trace-doctor]")
+    return dict(tool.get("trace-doctor", {}))
 
 
 def _from_environment() -> dict[str, Any]:
@@ -187,7 +218,9 @@ def _from_environment() -> dict[str, Any]:
         if isinstance(default, list):
             found[f.name] = [part.strip() for part in text.split(",") if part.strip()]
         elif isinstance(default, bool):
-            found[f.name] = text.lower() in ("1", "true", "yes", "on")
+            if text.lower() not in (*_YES, *_NO):
+                raise UsageError(f"TRACE_DOCTOR_{f.name.upper()} must be true or false, not {shown(text)}")
+            found[f.name] = text.lower() in _YES
         elif isinstance(default, int | float):
             found[f.name] = _number(f.name, text)
         else:
@@ -201,7 +234,7 @@ def _number(key: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"{key.replace('_', '-')}: {text!r} is no number")
+        raise UsageError(f"{key.replace('_', '-')}: {shown(text)} is no number")
     return number
 
 
@@ -209,11 +242,13 @@ def _checked(key: str, value: Any, origin: str) -> Any:
     fields = {f.name: getattr(Settings(), f.name) for f in dataclasses.fields(Settings)}
     if key not in fields:
         raise UsageError(
-            f"{origin}: unknown key {_dashed(key)!r}" + _nearest(_dashed(key), map(_dashed, fields))
+            f"{origin}: unknown key {shown(_dashed(key))}" + _nearest(_dashed(key), map(_dashed, fields))
         )
     default = fields[key]
     if isinstance(default, float) and isinstance(value, str):
-        return _number(key, value)
+        value = _number(key, value)
+    if key == "ranks" and type(value) is int:
+        value = str(value)
     value = _as_number(value, default)
     if type(value) is not type(default) or (
         isinstance(value, list) and not all(isinstance(item, str) for item in value)
@@ -221,15 +256,24 @@ def _checked(key: str, value: Any, origin: str) -> Any:
         raise UsageError(f"{origin}: {_dashed(key)} must be a {_plain(default)}")
     if isinstance(value, int | float) and value < 0:
         raise UsageError(f"{origin}: {_dashed(key)} must not be negative")
-    if any(
-        "\0" in text for text in ([value] if isinstance(value, str) else value if type(value) is list else [])
-    ):
+    if isinstance(value, float) and value > 1:  # all of them are shares
+        raise UsageError(f"{origin}: {_dashed(key)} must be a share from 0 to 1")
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    if any("\0" in text for text in texts):
         raise UsageError(f"{origin}: {_dashed(key)} holds a NUL character")
+    if isinstance(value, list) and not all(text.strip() for text in value):
+        raise UsageError(f"{origin}: {_dashed(key)} holds an empty text")
     allowed = {"fail_on": (*SEVERITIES, "never"), "min_confidence": CONFIDENCES, "cache": CACHE}.get(key)
     if allowed and value not in allowed:
-        raise UsageError(f"{origin}: {_dashed(key)} must be one of {', '.join(allowed)}, not {value!r}")
+        raise UsageError(f"{origin}: {_dashed(key)} must be one of {', '.join(allowed)}, not {shown(value)}")
     if key == "torch_version" and value and not re.match(r"v?\d+\.\d+", value):
-        raise UsageError(f"{origin}: torch-version must be like 2.9, not {value!r}")
+        raise UsageError(f"{origin}: torch-version must be like 2.9, not {shown(value)}")
+    if (
+        key == "ranks"
+        and (value or origin == "command line")
+        and not (value == "all" or re.fullmatch(r"[1-9][0-9]{0,6}", value))
+    ):
+        raise UsageError(f"{origin}: ranks must be a number from 1 on, or all, not {shown(value)}")
     if key == "max_memory":
         memory_limit(value)
     return value
@@ -250,7 +294,7 @@ def _plain(default: Any) -> str:
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.55)
+    near = difflib.get_close_matches(key[:60], list(known), n=1, cutoff=0.55)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -260,24 +304,38 @@ def _dashed(key: str) -> str:
 
 
 def _check_rules(settings: Settings) -> None:
-    """Selectors, severities and thresholds are checked here, so that a typo fails before a long analysis."""
+    """What names rules or has a shape of its own is checked here, so that a typo fails before a long analysis."""
+    parse_budgets(settings.budgets)
+    for key, reason in settings.suppress.items():
+        SuppressEntry.parse(key, reason)
     for selector in [*settings.select, *settings.ignore, *settings.extend_select, *settings.require]:
         resolve(selector)
     for key, level in settings.severity.items():
         resolve(key)
         if level not in SEVERITIES:
             raise UsageError(f"severity.{key} must be one of {', '.join(SEVERITIES)}")
+    tables: dict[type[Rule], str] = {}
     for key, table in settings.rules.items():
         rule = resolve(key)
         if len(rule) != 1 or not isinstance(table, dict):
             raise UsageError(f"rules.{key} must be the table of one rule")
-        known = rule[0].known_thresholds
+        if (other := tables.setdefault(rule[0], key)) != key:
+            raise UsageError(f"rules.{key}: the same rule as rules.{other}")
         for name, value in table.items():
-            if name not in known:
-                raise UsageError(f"rules.{key}: unknown threshold {name!r}" + _nearest(name, known))
-            default = known[name].default
-            if isinstance(value, bool) != isinstance(default, bool) or (
-                isinstance(default, int | float)
-                and (not isinstance(value, int | float) or not abs(value) < _HUGE)
-            ):
-                raise UsageError(f"rules.{key}.{name} must be a {_plain(default)}")
+            _check_threshold(rule[0], f"rules.{key}", name, value)
+
+
+def _check_threshold(rule: type[Rule], where: str, name: str, value: Any) -> None:
+    known = rule.known_thresholds
+    if name not in known:
+        raise UsageError(f"{where}: unknown threshold {shown(name)}" + _nearest(name, known))
+    default = known[name].default
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        if type(value) is not type(default):
+            raise UsageError(f"{where}.{name} must be a {_plain(default)}")
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _HUGE:
+        raise UsageError(f"{where}.{name} must be a {_plain(default)}")
+    elif value < 0:
+        raise UsageError(f"{where}.{name} must not be negative")
+    elif known[name].unit == "share" and 0 <= default <= 1 and value > 1:
+        raise UsageError(f"{where}.{name} must be a share from 0 to 1")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from trace_doctor.budget_table import parse_budgets
 from trace_doctor.errors import UsageError
 from trace_doctor.gate.baseline import Baseline
-from trace_doctor.gate.budgets import parse_budgets
 from trace_doctor.gate.decision import Terms, decide
 from trace_doctor.gate.runs import runs_of
 from trace_doctor.model import Finding, IdleNs, Input, Outcome, Pace, Result, Saving, TimeLedgerRow
@@ -125,6 +125,13 @@ def test_a_busy_machine_is_no_regression(waited: float | None, alone: int, asked
     assert judged(slow, {"step_time": {"max_regression": "10%"}}, runs(100))[0] == asked
 
 
+@pytest.mark.parametrize(("waited", "code"), [(0.05, 1), (0.15, 0)])
+def test_a_wait_that_is_usual_excuses_nothing(waited: float, code: int) -> None:
+    slow = runs(113)
+    slow = replace(slow, inputs=[replace(i, waited_for_cpu=waited) for i in slow.inputs])
+    assert judged(slow, {}, runs(100))[0] == code
+
+
 def test_a_rule_with_a_budget_is_judged_by_it_alone() -> None:
     assert judged(runs(100, cost=0.08), {})[0] == 1
     assert judged(runs(100, cost=0.08), {"TD101": "10%"})[0] == 0
@@ -139,6 +146,8 @@ def test_a_rule_with_a_budget_is_judged_by_it_alone() -> None:
 def test_a_known_finding_fails_when_it_costs_clearly_more() -> None:
     quiet = {"step_time": "1 s", "gpu_idle_share": 1.0}
     assert judged(runs(100, cost=0.10), quiet, runs(100, cost=0.09))[0] == 0
+    assert judged(runs(100, cost=0.54), quiet, runs(100, cost=0.50))[0] == 0, "a tenth of what it did"
+    assert judged(runs(100, cost=0.56), quiet, runs(100, cost=0.50))[0] == 1
     code, said = judged(runs(100, cost=0.30), quiet, runs(100, cost=0.09))
     assert code == 1
     assert "a known finding that costs more than it did" in said

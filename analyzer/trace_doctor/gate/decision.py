@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from trace_doctor.budget_table import Budgets, parse_budgets
 from trace_doctor.config import Settings
 from trace_doctor.errors import UsageError
 from trace_doctor.gate.baseline import Baseline, read_baseline
-from trace_doctor.gate.budgets import DEFAULT_REGRESSION, Budgets, defaults_against, judge, parse_budgets
+from trace_doctor.gate.budgets import DEFAULT_REGRESSION, defaults_against, judge
 from trace_doctor.gate.runs import cost, step_noise
 from trace_doctor.model import Budget, Finding, Gate, Result
 from trace_doctor.registry import resolve

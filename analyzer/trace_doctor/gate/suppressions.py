@@ -6,7 +6,7 @@
     TD404 = "the smoke test skips the optimizer"            # a rule
     "TD201 train.py:evaluate" = "the metric is needed"      # of one file, or of one function in it
 
-A comment speaks of the statement that it stands in, or that follows it where it stands alone. Several codes are parted by
+An entry of the configuration is `trace_doctor.suppress_entry`. A comment speaks of the statement that it stands in, or that follows it where it stands alone. Several codes are parted by
 commas; a prefix (TD4) or a name is as good as a code.
 """
 
@@ -24,7 +24,7 @@ import msgspec
 from trace_doctor.errors import UsageError
 from trace_doctor.loaders.source import SourceTree
 from trace_doctor.model import Finding, Location, Result, Suppressed
-from trace_doctor.registry import resolve
+from trace_doctor.suppress_entry import SuppressEntry, check_selector, means
 
 _MARK = b"trace-doctor:"
 _COMMENT = re.compile(r"#\s*trace-doctor:\s*ignore\[([^\]]*)\]\s*(.*)")
@@ -53,7 +53,7 @@ class Comment:
             at.file == self.file
             and at.line is not None
             and self.first <= at.line <= self.last
-            and any(_means(s, finding.code, finding.name) for s in self.selectors)
+            and any(means(s, finding.code, finding.name) for s in self.selectors)
         )
 
 
@@ -61,21 +61,19 @@ class Comment:
 class Suppressions:
     """Silences findings, and remembers which of its entries were of use."""
 
-    entries: Mapping[str, str] = field(default_factory=dict)
+    entries: Mapping[SuppressEntry, str] = field(default_factory=dict)
+    """with their reasons"""
     comments: Sequence[Comment] = ()
     notes: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, entries: Mapping[str, str], source: Path | None) -> Suppressions:
-        """Raises UsageError for an entry of the configuration that names no rule."""
-        for key in entries:
-            resolve(key.split(" ", 1)[0])
-            if not isinstance(entries[key], str) or not entries[key].strip():
-                raise UsageError(f"suppress.{key!r} must give its reason")
+        """Raises UsageError for an entry of the configuration that names no rule, or every finding."""
+        parsed = {SuppressEntry.parse(key, reason): reason for key, reason in entries.items()}
         notes: list[str] = []
         comments = _comments(SourceTree(source), notes) if source is not None else []
-        return cls(entries, comments, notes)
+        return cls(parsed, comments, notes)
 
     def silence(self, findings: Sequence[Finding], locate: Locate) -> list[Suppressed]:
         """The findings that are silenced. They are located only where there is a comment that could mean one."""
@@ -84,15 +82,17 @@ class Suppressions:
         for finding in findings:
             placed = _at(finding, located.get(finding.id, finding.location))
             comment = next((c for c in self.comments if c.covers(placed)), None)
-            key = next((k for k in self.entries if _entry_means(k, placed)), None)
+            entry = next((e for e in self.entries if e.covers(placed)), None)
             if comment is not None:
                 self.used.add(comment.where)
                 found.append(
                     Suppressed(finding=placed, kind="comment", where=comment.where, reason=comment.reason)
                 )
-            elif key is not None:
-                self.used.add(key)
-                found.append(Suppressed(finding=placed, kind="config", where=key, reason=self.entries[key]))
+            elif entry is not None:
+                self.used.add(entry.key)
+                found.append(
+                    Suppressed(finding=placed, kind="config", where=entry.key, reason=self.entries[entry])
+                )
         return found
 
     def said(self, result: Result) -> list[str]:
@@ -100,7 +100,7 @@ class Suppressions:
         looked = [o for o in result.outcomes if o.outcome in ("fired", "passed")]
 
         def could(selectors: Sequence[str]) -> bool:
-            return any(_means(s, o.code, o.name) for s in selectors for o in looked)
+            return any(means(s, o.code, o.name) for s in selectors for o in looked)
 
         silent = [
             f"suppressed: {s.finding.id} {s.finding.name}, by {s.where} ({s.reason or 'no reason given'})"
@@ -112,7 +112,7 @@ class Suppressions:
             if c.where not in self.used and could(c.selectors)
         ]
         idle += [
-            f"suppress.{k!r}" for k in self.entries if k not in self.used and could([k.split(" ", 1)[0]])
+            f"suppress.{e.key!r}" for e in self.entries if e.key not in self.used and could([e.selector])
         ]
         unused = [f"unused suppression: {entry} silences nothing in these captures" for entry in idle]
         return [*silent, *unused, *self.notes]
@@ -120,21 +120,6 @@ class Suppressions:
 
 def _at(finding: Finding, location: Location) -> Finding:
     return msgspec.structs.replace(finding, location=location)
-
-
-def _means(selector: str, code: str, name: str) -> bool:
-    return selector == name or code.startswith(selector.upper())
-
-
-def _entry_means(key: str, finding: Finding) -> bool:
-    selector, _, where = key.partition(" ")
-    file, _, function = where.strip().partition(":")
-    at = finding.location
-    return (
-        _means(selector, finding.code, finding.name)
-        and (not file or (at.file or "").replace("\\", "/").endswith(file))
-        and (not function or (at.function or "").split(".")[-1] == function.split(".")[-1])
-    )
 
 
 def _comments(tree: SourceTree, notes: list[str]) -> list[Comment]:
@@ -180,7 +165,7 @@ def _comment(
     selectors = tuple(s.strip() for s in match[1].split(",") if s.strip())
     try:
         for selector in selectors:
-            resolve(selector)
+            check_selector(selector, "ignore")
     except UsageError as error:
         notes.append(f"{name}:{line}: {error}")
         return None

@@ -16,6 +16,8 @@ UNKNOWN = 8 << 30
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = regex(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(?:i?b)?|(%))", re.I)
+_DIGITS = 20
+"""No amount has more."""
 _CGROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (
@@ -33,11 +35,13 @@ def memory_limit(text: str = "") -> int:
     if not text:
         return int(SHARE * available_memory())
     found = _SIZE.fullmatch(text.strip())
-    if not found or not float(found[1]):
-        raise UsageError(f"max-memory must be like 4GB, 512MB or 50%, not {text!r}")
-    if found[3]:
-        return int(float(found[1]) / 100 * available_memory())
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    amount = float(found[1]) if found and len(found[1]) <= _DIGITS else 0.0
+    size = 0
+    if found and amount:
+        size = int(amount / 100 * available_memory() if found[3] else amount * _UNITS[found[2].lower()])
+    if not size:
+        raise UsageError(f"max-memory must be like 4GB, 512MB or 50%, not {text[:60]!r}")
+    return size
 
 
 def available_memory() -> int:

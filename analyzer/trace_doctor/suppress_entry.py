@@ -1,0 +1,102 @@
+"""Which findings an entry of `[tool.trace-doctor.suppress]` speaks of: a rule, a file of it, or a function of the file.
+
+    TD404 = "the smoke test skips the optimizer"
+    "TD201 train.py:Trainer.evaluate" = "the metric is needed"
+
+Files are compared by the parts of their paths from the right, so that `train.py` means `src/train.py` and not `pretrain.py`;
+functions by their dotted parts likewise. An entry that would speak of everything is a mistake.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from trace_doctor.budget_table import shown
+from trace_doctor.errors import UsageError
+from trace_doctor.model import Finding
+from trace_doctor.registry import all_rules, resolve
+
+_KEY = re.compile(r"(\S+)(?: +(\S.*))?")
+_ROOT = re.compile(r"[A-Za-z]:$")
+_LOCALS = "<locals>"
+
+
+@dataclass(frozen=True)
+class SuppressEntry:
+    key: str
+    selector: str
+    """a code, a prefix of codes, or a name"""
+    file: tuple[str, ...] = ()
+    """parts of the path, "" first where it is absolute; without any: every file"""
+    function: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, key: str, reason: object) -> Self:
+        """Raises UsageError, in one line, for an entry without a reason and for one whose parts are empty or name no rule
+        or no file."""
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise UsageError(f'suppress.{shown(key)} must be "RULE", "RULE FILE" or "RULE FILE:FUNCTION"')
+        check_selector(match[1], f"suppress.{shown(key)}")
+        if not isinstance(reason, str) or not reason.strip():
+            raise UsageError(f"suppress.{shown(key)} must give its reason")
+        if match[2] is None:
+            return cls(key, match[1])
+        file, function = _parts(match[2])
+        if function is not None and (not dotted(function) or function.isdigit()):
+            raise UsageError(f"suppress.{shown(key)}: a function is named after the colon, no line")
+        parts = _path(file)
+        if not any(parts) or ".." in parts or file.endswith(("/", "\\", ".")):
+            raise UsageError(f"suppress.{shown(key)}: the place is a file, or FILE:FUNCTION, without ..")
+        return cls(key, match[1], parts, dotted(function or ""))
+
+    def covers(self, finding: Finding) -> bool:
+        at = finding.location
+        return (
+            means(self.selector, finding.code, finding.name)
+            and (not self.file or _ends_with(_path(at.file or ""), self.file))
+            and (not self.function or _same_function(dotted(at.function or ""), self.function))
+        )
+
+
+def check_selector(selector: str, where: str) -> None:
+    """Raises UsageError where it names no rule, or all of them."""
+    if len(resolve(selector)) == len(all_rules()):
+        raise UsageError(f"{where}: {shown(selector)} is every rule; name those that are meant")
+
+
+def means(selector: str, code: str, name: str) -> bool:
+    return selector == name or code.startswith(selector.upper())
+
+
+def dotted(function: str) -> tuple[str, ...]:
+    return tuple(p for p in function.strip().split(".") if p and p != _LOCALS)
+
+
+def _parts(place: str) -> tuple[str, str | None]:
+    """File and function; a colon of a drive parts nothing."""
+    file, colon, function = place.strip().rpartition(":")
+    if not colon or "/" in function or "\\" in function:
+        return place.strip(), None
+    return file.strip(), function.strip()
+
+
+def _path(file: str) -> tuple[str, ...]:
+    """Parts of a path as a capture or the source names it."""
+    parts = file.replace("\\", "/").split("/")
+    return tuple(p for n, p in enumerate(parts) if p not in ("", ".") or (not p and not n))
+
+
+def _ends_with(path: Sequence[str], end: Sequence[str]) -> bool:
+    if not end[0] or _ROOT.match(end[0]):  # absolute
+        return tuple(path) == tuple(end)
+    return len(path) >= len(end) and tuple(path[len(path) - len(end) :]) == tuple(end)
+
+
+def _same_function(there: Sequence[str], wanted: Sequence[str]) -> bool:
+    """As far as both are known: a capture seldom names the class."""
+    count = min(len(there), len(wanted))
+    return count > 0 and tuple(there[-count:]) == tuple(wanted[-count:])
