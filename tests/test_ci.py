@@ -150,6 +150,13 @@ def test_the_action(project: Path) -> None:
     assert files == {"report.html", "result.json", "results.sarif", "junit.xml", "summary.md"}
     assert "check failed" in (project / "summary").read_text()
     assert action(project, **{"fail-on": "never", "require": "TD403"})[0] == 3
+    (project / "logs" / "rank1.json").write_text("")
+    assert action(project, **{"fail-on": "never"})[0] == 3
+    assert action(project, **{"fail-on": "never", "allow-partial": "true"})[0] == 0
+    assert (
+        action(project, **{"fail-on": "never", "allow-partial": "true", "ranks": "2", "require": "TD403"})[0]
+        == 3
+    )
     assert action(project, captures="$(touch pwned)\n; touch pwned\n")[0] == 2
     assert not (project / "pwned").exists()
 
@@ -161,6 +168,12 @@ def test_the_hook(project: Path) -> None:
     assert hook["pass_filenames"] is False
     bash(project, "python train.py")
     assert bash(project, f"{hook['entry']} {' '.join(example['args'])}").returncode == 0
+    (project / "logs" / "rank1.json").write_text("")
+    assert bash(project, f"{hook['entry']} {' '.join(example['args'])}").returncode == 3
     plant(project)
     bash(project, "python train.py")
     assert bash(project, f"{hook['entry']} {' '.join(example['args'])}").returncode == 1
+
+
+def test_no_pipeline_lets_an_undecided_check_pass() -> None:
+    assert not any("allow_failure" in block or "continue-on-error" in block for block in BLOCKS["yaml"])

@@ -11,13 +11,16 @@ import msgspec
 
 from trace_doctor.config import Config, Settings, defaults
 from trace_doctor.engine import diagnose, prefetch
+from trace_doctor.engine.coverage import Given, RecordedRanks
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UnusableResult, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
+from trace_doctor.loaders.meta import rank_in_name
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import Loaded, Prefetch, Ways, captures_of, keep_evidence, load_inputs, ways
 from trace_doctor.model import Finding, Ignored, Result
+from trace_doctor.recording import folder as recordings
 from trace_doctor.registry import choose
 from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Snapshot
@@ -62,7 +65,8 @@ def keep(
     settings = replace(config.settings, cache="write")
     how = ways(settings, full=full)
     assert how.cache is not None
-    files, ignored = _read(paths, how, progress)
+    read = _read(paths, how, progress)
+    files = read.files
     captures = captures_of(
         [(f.found, f.outcome) for f in files if not isinstance(f.outcome, TraceDoctorError)]
     )
@@ -74,7 +78,7 @@ def keep(
     )  # fmt: skip
     keep_evidence(files, examined, how)
     sizes = how.cache.sizes()
-    return Kept(files, ignored, how.cache.folder, len(sizes), sum(sizes))
+    return Kept(files, read.ignored, how.cache.folder, len(sizes), sum(sizes))
 
 
 def analyze(
@@ -97,7 +101,8 @@ def analyze(
     `source` is the folder or file of the training script: findings then name its lines and fixes carry their diff.
     `perfetto` names a file for the trace again with causes and findings as tracks (gzip where it ends in .gz; of several
     traces a file each). `critical_path` adds HTA's, from one step of each trace; it needs the extra `hta` and pandas 2. `steps` is [first, last). `max_memory` ("4GB", "50%") bounds what loading takes. Without `config` only defaults apply: no file and no environment is read.
-    Raises NoCaptures where nothing readable is found.
+    What was met and not read, or is missing, is in `Result.ignored`, `ranks` and `incomplete`. Raises NoCaptures where nothing
+    readable is found.
     """
     if critical_path:
         from trace_doctor.critical_path import usable
@@ -112,8 +117,8 @@ def analyze(
     progress, how = progress or Progress(), ways(settings)
     if rank is None:
         how = replace(how, prefetch=Prefetch(prefetch.FUNCTION, prefetch.given(settings, options)))
-    files, ignored = _read(paths, how, progress)
-    captures = _captures(files, ignored, paths, rank)
+    read = _read(paths, how, progress)
+    captures = _captures(read, paths, rank)
 
     def located(findings: Sequence[Finding]) -> Sequence[Finding]:
         from trace_doctor.fixes import with_diffs
@@ -124,11 +129,11 @@ def analyze(
     suppressions = Suppressions.of(settings.suppress, script)
     everything: list[tuple[int, Facts]] = []
     result = diagnose(
-        captures, rules, config, options, ignored=ignored, progress=progress,
+        captures, rules, config, options, given=_given(read, rank), progress=progress,
         silence=lambda findings: suppressions.silence(findings, located),
         seen=lambda number, facts: everything.append((number, facts)),
     )  # fmt: skip
-    keep_evidence(files, [facts for _, facts in everything], how)
+    keep_evidence(read.files, [facts for _, facts in everything], how)
     if script is not None:
         from trace_doctor.fixes import with_diffs
 
@@ -180,13 +185,16 @@ def verify(
     config: Config | None = None,
     rank: int | None = None,
     device: int | None = None,
+    ranks: str = "",
+    allow_partial: bool = False,
     progress: Progress | None = None,
 ) -> Verification:
     """Whether a fix did what its finding promised; the library's twin of `trace-doctor verify`.
 
     `before` and `after` are results, saved results (.json, .html), or captures and folders of them. `select` keeps
     findings of `before` by id, code prefix or name; raises UsageError where it names none of them. `fail_on` is the
-    severity from which a new finding fails. Otherwise as `analyze`.
+    severity from which a new finding fails. What was not read or is missing on a side makes it undecided, unless
+    `allow_partial` is set; `ranks` says how many each side must have (a number, or all). Otherwise as `analyze`.
     """
     from trace_doctor.fixes.plan import selected
     from trace_doctor.gate.verify import verify as compare
@@ -199,7 +207,11 @@ def verify(
     if select and not chosen:
         there = ", ".join(f.id for f in old.findings) or "none"
         raise UsageError(f"no finding of BEFORE is {', '.join(select)}; it has {there}")
-    return _told_apart(compare(old, new, chosen=chosen if select else None, fail_on=fail_on), before, after)
+    ranks = ranks or (config.settings.ranks if config is not None else "")
+    made = compare(
+        old, new, chosen=chosen if select else None, fail_on=fail_on, ranks=ranks, allow_partial=allow_partial
+    )
+    return _told_apart(made, before, after)
 
 
 def diff(
@@ -211,12 +223,14 @@ def diff(
     rank: int | None = None,
     steps: tuple[int, int] | None = None,
     device: int | None = None,
+    ranks: str = "",
+    allow_partial: bool = False,
     progress: Progress | None = None,
 ) -> Difference:
     """What changed between two recordings of one job, beyond the noise; the library's twin of `trace-doctor diff`.
 
     `before` and `after` are as in `verify`: results, saved results, or captures and folders of them (several recordings
-    of a job count as one side). Otherwise as `analyze`.
+    of a job count as one side). `ranks` and `allow_partial` are as in `verify`. Otherwise as `analyze`.
     """
     from trace_doctor.gate.difference import difference
 
@@ -224,7 +238,8 @@ def diff(
         _result(r, source=source, config=config, rank=rank, steps=steps, device=device, progress=progress)
         for r in (before, after)
     )
-    return _told_apart(difference(old, new), before, after)
+    ranks = ranks or (config.settings.ranks if config is not None else "")
+    return _told_apart(difference(old, new, ranks=ranks, allow_partial=allow_partial), before, after)
 
 
 C = TypeVar("C", bound="Comparison")
@@ -277,56 +292,80 @@ def read_captures(
 ) -> tuple[list[Capture], list[Ignored]]:
     """Discovers and loads. What belongs to one run of one rank is one capture: see `loading.captures_of`.
 
-    A damaged file found by walking a folder is listed in the second value; one given by name raises.
+    What could not be read is listed in the second value, where anything could be read at all.
     """
-    files, ignored = _read(paths, ways, progress)
-    return _captures(files, ignored, paths, rank), ignored
+    read = _read(paths, ways, progress)
+    return _captures(read, paths, rank), read.ignored
 
 
-def _captures(
-    files: Sequence[Loaded], ignored: Sequence[Ignored], paths: Sequence[str | Path], rank: int | None
-) -> list[Capture]:
+@dataclass(frozen=True)
+class _Read:
+    """What could be read of the paths, and what was left out."""
+
+    files: list[Loaded]
+    ignored: list[Ignored]
+    recordings: Sequence[tuple[Path, str]]
+
+
+def _captures(read: _Read, paths: Sequence[str | Path], rank: int | None) -> list[Capture]:
     """What the files make, of all ranks or of one. Raises NoCaptures where that is nothing."""
-    loaded: list[tuple[Found, Any]] = [(f.found, f.outcome) for f in files]
+    loaded: list[tuple[Found, Any]] = [(f.found, f.outcome) for f in read.files]
     if rank is not None:
         loaded = [(f, c) for f, c in loaded if f.kind == "torch_trace" or c.rank == rank]
     captures = captures_of(loaded)
     if not captures:
         raise NoCaptures(
-            _nothing_readable(paths, ignored)
+            _nothing_readable(paths, read)
             if rank is None
             else f"no capture of rank {rank} below the paths given"
         )
     return captures
 
 
-def _read(
-    paths: Sequence[str | Path], how: Ways | None, progress: Progress | None
-) -> tuple[list[Loaded], list[Ignored]]:
-    """What could be read and what was left out."""
-    discovery = discover(paths)
-    ignored = [Ignored(path=i.display, reason=i.reason) for i in discovery.ignored]
-    files = []
+def _read(paths: Sequence[str | Path], how: Ways | None, progress: Progress | None) -> _Read:
+    """Raises NoCaptures where nothing can be read; the error of a file given by name where that is why."""
+    discovery = discover(paths, strict=False)
+    read = _Read(
+        files=[],
+        ignored=[Ignored(path=i.display, reason=i.reason, unread=i.unread) for i in discovery.ignored],
+        recordings=discovery.recordings,
+    )
+    refused: TraceDoctorError | None = None
     for file in load_inputs(discovery.found, how, progress):
         if not isinstance(file.outcome, TraceDoctorError):
-            files.append(file)
-        elif file.found.named:
-            raise type(file.outcome)(
-                f"{file.found.path}: {_without_path(str(file.outcome), file.found.display)}"
-            )
-        else:
-            reason = _without_path(str(file.outcome), file.found.display)
-            ignored.append(Ignored(path=file.found.display, reason=reason))
-    if not files:
-        raise NoCaptures(_nothing_readable(paths, ignored))
-    return files, sorted(ignored, key=lambda i: i.path)
+            read.files.append(file)
+            continue
+        reason = _without_path(str(file.outcome), file.found.display)
+        read.ignored.append(Ignored(path=file.found.display, reason=reason, unread=True))
+        if file.found.named and refused is None:
+            refused = type(file.outcome)(f"{file.found.path}: {reason}")
+    if not read.files:
+        raise refused or NoCaptures(_nothing_readable(paths, read))
+    read.ignored.sort(key=lambda i: i.path)
+    return read
+
+
+def _given(read: _Read, rank: int | None) -> Given:
+    """What an analysis of all ranks, or of one, has to say of what it was not made of."""
+    ignored = [
+        msgspec.structs.replace(i, unread=i.unread and (rank is None or rank_in_name(i.path) in (None, rank)))
+        for i in read.ignored
+    ]
+    recorded = []
+    for folder, shown in read.recordings:
+        recording = recordings.read(folder)
+        mine = [f.found.path.name for f in read.files if f.found.recording == folder]
+        if recording is not None:
+            ranks = {named[0] for name in mine if (named := recordings.role_of(name)) is not None}
+            recorded.append(RecordedRanks(shown, recording.listed, ranks, recording.unreadable))
+    return Given(ignored, recorded, rank)
 
 
 def _without_path(message: str, path: str) -> str:
     return message.removeprefix(f"{path}: ")
 
 
-def _nothing_readable(paths: Sequence[str | Path], ignored: Sequence[Ignored]) -> str:
+def _nothing_readable(paths: Sequence[str | Path], read: _Read) -> str:
     where = ", ".join(str(p) for p in paths)
-    seen = "; ".join(f"{i.path}: {i.reason}" for i in ignored[:3])
+    seen = "; ".join(f"{i.path}: {i.reason}" for i in sorted(read.ignored, key=lambda i: not i.unread)[:3])
     return f"no readable capture in {where}" + (f" ({seen})" if seen else "")

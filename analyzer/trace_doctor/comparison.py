@@ -112,6 +112,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
     memory: MemoryChange = MemoryChange()
     warnings: list[str] = field(default_factory=list)
     """why the two may not be comparable"""
+    undecided: list[str] = field(default_factory=list)
+    """what was not read or is missing on a side: the exit code is then 3, where nothing failed"""
+    partial: list[str] = field(default_factory=list)
+    """the same where --allow-partial lets it pass"""
 
     def to_json(self) -> bytes:
         """UTF-8 JSON with sorted keys, two-space indent and a final newline; a report holds it as it is. Same input, same

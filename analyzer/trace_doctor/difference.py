@@ -61,6 +61,8 @@ class RuleChange(Struct, frozen=True, kw_only=True):
 
 
 class Difference(Comparison, frozen=True, kw_only=True):
+    code: Literal[0, 3] = 0
+    """exit code: 3 where a side is not whole"""
     per_step: bool = True
     """False where a side has no steps: whole windows are compared, and nothing says that they hold the same work"""
     time: list[Change] = field(default_factory=list)

@@ -27,5 +27,5 @@ class Promise(Struct, frozen=True, kw_only=True):
 
 class Verification(Comparison, frozen=True, kw_only=True):
     code: Literal[0, 1, 3]
-    """exit code: 0 all gone, 1 something still there or new, 3 AFTER cannot tell"""
+    """exit code: 0 all gone, 1 something still there or new, 3 AFTER cannot tell, or a side is not whole"""
     promise: Promise = Promise()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from made_captures import healthy
 
 from trace_doctor import cli
 from trace_doctor.model import Result
@@ -54,6 +55,14 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def logs(repository: Path) -> Path:
+    """A folder with one healthy rank."""
+    (repository / "logs").mkdir()
+    healthy().write(repository / "logs" / "rank0.pt.trace.json")
+    return repository / "logs"
 
 
 @pytest.fixture

@@ -242,6 +242,15 @@ def test_runs_that_differ_among_themselves_widen_the_noise() -> None:
     assert made.step_time.verdict == "within_noise"
 
 
+def test_quiet_steps_of_runs_that_differ_show_no_gain() -> None:
+    """So many steps that their own deviation says little: only that the two recordings differ does."""
+    runs = [*steps(*[100.0] * 60), *steps(*[120.0] * 60, input=1)]
+    made = verify(result(steps=runs), result(steps=steps(*[99.0] * 60)))
+    assert made.step_time.before is not None
+    assert made.step_time.before.noise_us == 10_000.0
+    assert made.step_time.verdict == "within_noise"
+
+
 def test_the_slowest_rank_is_the_step() -> None:
     made = verify(
         result(steps=[*steps(50, 50, 50), *steps(100, 100, 100, rank=1)]), result(steps=steps(50, 50, 50))
@@ -275,6 +284,10 @@ def test_promises_of_several_are_never_added_beyond_what_all_give_together() -> 
         before, result(found[1], outcomes=[outcome("TD101"), outcome("TD201", "fired"), outcome("TD501")])
     )
     assert two.promise.time_us_per_step == 60_000.0
+    capped = verify(
+        before, result(found[2], outcomes=[outcome("TD101"), outcome("TD201"), outcome("TD501", "fired")])
+    )
+    assert capped.promise.time_us_per_step == 70_000.0, "40 and 50 are more than all three give together"
     assert [f.measured_us for f in two.findings] == [None, None, None]
 
 

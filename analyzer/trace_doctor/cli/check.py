@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trace_doctor.cli import common as c
 from trace_doctor.cli.analyze import run
 from trace_doctor.cli.inputs import spare
+
+if TYPE_CHECKING:
+    from trace_doctor.gate import Terms
+    from trace_doctor.model import Result
 
 
 def check(
@@ -40,6 +44,8 @@ def check(
     min_confidence: c.MinConfidence = None,
     min_saving: c.MinSaving = None,
     rank: c.Rank = None,
+    ranks: c.Ranks = None,
+    allow_partial: c.AllowPartial = False,
     steps: c.Steps = None,
     device: c.Device = None,
     torch_version: c.TorchVersion = None,
@@ -58,7 +64,6 @@ def check(
 ) -> None:
     """The same diagnosis as a gate. Exit 0 ok, 1 failed, 2 usage or no readable input, 3 could not decide."""
     from trace_doctor.config import load_config
-    from trace_doctor.gate.baseline import Baseline
     from trace_doctor.gate.decision import checked, terms_of
 
     c.set_verbosity(verbose)
@@ -69,21 +74,17 @@ def check(
             select=select, ignore=ignore, extend_select=extend_select, preview=preview or None, require=require,
             min_confidence=min_confidence, min_saving=min_saving, torch_version=torch_version, fail_on=fail_on,
             output=output, source=str(source) if source else None, **c.loading(jobs, cache, cache_dir, max_memory),
-            baseline=str(baseline) if baseline else None,
+            baseline=str(baseline) if baseline else None, ranks=ranks,
         ),
     )  # fmt: skip
-    terms = terms_of(settings.settings, update=update_baseline)
+    terms = terms_of(settings.settings, update=update_baseline, allow_partial=allow_partial)
     sinks = c.sinks_for(settings.settings.output, force=False, quiet=quiet, default_report=False)
     written = Path(settings.settings.baseline) if update_baseline else None
     spare([*sinks, c.Sink("json", written)], paths)
     with c.progress(quiet, not no_progress) as progress:
         result = run(paths, settings, source, rank, steps, device, no_source, progress, c.tracks_of(sinks))
     if update_baseline:
-        accepted = Baseline.of(result)
-        c.write(Path(settings.settings.baseline), accepted.to_json())
-        terms = terms.against(accepted)
-        if not quiet:
-            c.note(f"baseline written: {settings.settings.baseline} ({accepted.words()})")
+        terms = _accepted(result, terms, Path(settings.settings.baseline), quiet)
     result = checked(result, terms)
     assert result.gate is not None
     c.emit(
@@ -98,3 +99,18 @@ def check(
     if quiet < 2 and not any(s.format == "text" and s.path is None for s in sinks):
         c.note(result.gate.verdict)
     raise typer.Exit(0 if exit_zero else result.gate.code)
+
+
+def _accepted(result: Result, terms: Terms, path: Path, quiet: int) -> Terms:
+    """Writes what is found as the baseline. What was seen in part, or could not be judged, is accepted by nobody."""
+    from trace_doctor.gate.baseline import Baseline
+    from trace_doctor.gate.decision import unacceptable
+
+    if why := unacceptable(result, terms):
+        c.note(f"baseline not written: {why[0]}{' (and more)' if len(why) > 1 else ''}")
+        return terms
+    accepted = Baseline.of(result)
+    c.write(path, accepted.to_json())
+    if not quiet:
+        c.note(f"baseline written: {path} ({accepted.words()})")
+    return terms.against(accepted)

@@ -67,6 +67,20 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Configuration file (default: the nearest one).")
 ]
 Rank = Annotated[int | None, typer.Option(help="Only this rank.")]
+Ranks = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|all",
+        help="Ranks that must have been read; fewer exit 3. all: as many as the captures say the job has.",
+    ),
+]
+AllowPartial = Annotated[
+    bool,
+    typer.Option(
+        "--allow-partial",
+        help="Say what was not read or is missing, but let it decide nothing (default: exit 3).",
+    ),
+]
 Device = Annotated[int | None, typer.Option(help="Only this device.")]
 Steps = Annotated[
     str | None, typer.Option(metavar="FIRST:LAST", help="Only these steps, the last one excluded.")

@@ -32,6 +32,8 @@ def diff(
         ),
     ] = None,
     rank: c.Rank = None,
+    ranks: c.Ranks = None,
+    allow_partial: c.AllowPartial = False,
     steps: c.Steps = None,
     device: c.Device = None,
     torch_version: c.TorchVersion = None,
@@ -45,7 +47,8 @@ def diff(
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
 ) -> None:  # fmt: skip
-    """What changed between two recordings, beyond the noise. Exit 0 whatever changed (`check` gates), 2 no input."""
+    """What changed between two recordings, beyond the noise. Exit 0 whatever changed (`check` gates), 2 no input, 3 a side
+    is not whole."""
     from trace_doctor.api import diff as api_diff
     from trace_doctor.config import load_config
 
@@ -58,6 +61,7 @@ def diff(
         file=config,
         overrides=c.overrides(
             torch_version=torch_version,
+            ranks=ranks,
             source=str(source) if source else None,
             **c.loading(jobs, cache, cache_dir, max_memory),
         ),
@@ -66,7 +70,7 @@ def diff(
     with c.progress(quiet, not no_progress) as progress:
         made = api_diff(
             before, after, source=source, config=settings, rank=rank, steps=c.parse_steps(steps), device=device,
-            progress=progress,
+            allow_partial=allow_partial, progress=progress,
         )  # fmt: skip
     for sink in sinks:
         c.deliver(lambda o, f=sink.format: _render(made, f, o), sink, color=wants_color, quiet=quiet)  # type: ignore[misc]
@@ -74,6 +78,7 @@ def diff(
             c.note(f"{sink.format} report: {sink.path}")
     if quiet < 2 and not any(s.format == "text" and s.path is None for s in sinks):
         c.note(made.verdict)
+    raise typer.Exit(made.code)
 
 
 def _render(made: Difference, fmt: str, options: Options) -> str:

@@ -33,6 +33,8 @@ def verify(
         typer.Option("--output", "--format", "-o", metavar="FORMAT[=PATH]", help="text or json; repeatable."),
     ] = None,
     rank: c.Rank = None,
+    ranks: c.Ranks = None,
+    allow_partial: c.AllowPartial = False,
     device: c.Device = None,
     torch_version: c.TorchVersion = None,
     config: c.ConfigFile = None,
@@ -58,6 +60,7 @@ def verify(
         raise UsageError("--output: verify writes text or json")
     overrides = c.overrides(
         torch_version=torch_version,
+        ranks=ranks,
         source=str(source) if source else None,
         **c.loading(jobs, cache, cache_dir, max_memory),
     )
@@ -66,7 +69,8 @@ def verify(
     with c.progress(quiet, not no_progress) as progress:
         made = api_verify(
             before, after, source=source, select=c.overrides(select=select or [])["select"], fail_on=fail_on,
-            config=settings, rank=rank, device=device, progress=progress,
+            config=settings, rank=rank, device=device, allow_partial=allow_partial,
+            progress=progress,
         )  # fmt: skip
     for sink in sinks:
         to_json = sink.format == "json"

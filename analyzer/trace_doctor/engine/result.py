@@ -9,6 +9,7 @@ import msgspec
 
 from trace_doctor import __version__
 from trace_doctor.config import Config
+from trace_doctor.engine.coverage import Given, incomplete, ranks_of, too_little
 from trace_doctor.engine.examined import Examined, rows_of, steps_of
 from trace_doctor.engine.findings import Filed, file_claim, merged, on_a_busy_machine
 from trace_doctor.engine.inputs import inputs_of, must_select
@@ -37,7 +38,7 @@ from trace_doctor.evidence.memory_series import thinned
 from trace_doctor.evidence.operators import Operators
 from trace_doctor.evidence.overview import Overview
 from trace_doctor.evidence.time_ledger import TimeLedger
-from trace_doctor.model import Finding, Ignored, Input, Lane, Result, Suppressed, Tool
+from trace_doctor.model import Finding, Input, Lane, Result, Suppressed, Tool
 from trace_doctor.rule import Rule
 from trace_doctor.run import Capture
 
@@ -54,12 +55,14 @@ def diagnose(
     config: Config,
     options: Options | None = None,
     *,
-    ignored: Sequence[Ignored] = (),
+    given: Given | None = None,
     progress: Progress = lambda phase, what: None,
     silence: Silence = lambda findings: (),
     seen: Callable[[int, Facts], None] = lambda number, facts: None,
 ) -> Result:
-    """Examines every capture with every rule. Pure: no file is written and nothing of the inputs is executed."""
+    """Examines every capture with every rule. Pure: no file is written and nothing of the inputs is executed. `given` says
+    what else was there."""
+    given = given or Given()
     made = [config.rule(r) for r in rules]
     everything = [Facts(capture, options) for capture in captures]
     join_jobs(everything)
@@ -68,7 +71,8 @@ def diagnose(
     for facts in everything:
         examined.append(_examine(facts, made, options, len(inputs), progress))
         seen(len(inputs), facts)
-        inputs += inputs_of(facts, examined[-1].further, share(MAX_SHAPES, len(everything), 4, 24))
+        files = inputs_of(facts, examined[-1].further, share(MAX_SHAPES, len(everything), 4, 24))
+        inputs += [msgspec.structs.replace(f, too_little=too_little(examined[-1])) for f in files]
     must_select(examined, options or Options())
     numbered, left_out = merged(_filed(examined, config), config.settings)
     suppressed = list(silence([f for f, _ in numbered]))
@@ -83,7 +87,14 @@ def diagnose(
     return Result(
         tool=Tool(version=__version__),
         inputs=inputs,
-        ignored=limit(list(ignored), MAX_IGNORED, "files that were not analysed", limits),
+        ignored=limit(
+            sorted(given.ignored, key=lambda i: not i.unread),
+            MAX_IGNORED,
+            "files that were not analysed",
+            limits,
+        ),
+        ranks=ranks_of(captures, given),
+        incomplete=incomplete(examined, given),
         summary=summary(examined, replayed, findings, left_out),
         time_ledger=rows_of(examined, TimeLedger, lambda t: t.rows),
         memory_ledger=rows_of(examined, MemoryLedger, lambda m: m.rows),

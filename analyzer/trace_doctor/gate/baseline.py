@@ -13,12 +13,20 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, field
 
-from trace_doctor.errors import UsageError
-from trace_doctor.files import read_regular
+from trace_doctor.budget_table import FIGURES, MOST
+from trace_doctor.errors import UsageError, one_line
+from trace_doctor.files import open_regular
 from trace_doctor.gate.runs import MEASURES, cost, spread
 from trace_doctor.model import Finding, Result, Severity, Tool, Unit
 
 VERSION = 1
+MAX_BYTES = 64 << 20
+
+
+class _Head(Struct):
+    """What tells a baseline from any other JSON."""
+
+    baseline_version: int
 
 
 class Known(Struct, frozen=True, kw_only=True):
@@ -45,6 +53,8 @@ class Baseline(Struct, frozen=True, kw_only=True):
     baseline_version: int
     tool: Tool = Tool()
     devices: list[str] = field(default_factory=list)
+    ranks: int = 0
+    """how many were read; 0: not known"""
     decided: list[str] = field(default_factory=list)
     """rules that could look"""
     findings: list[Known] = field(default_factory=list)
@@ -65,6 +75,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
             baseline_version=VERSION,
             tool=result.tool,
             devices=devices(result),
+            ranks=len({i.rank for i in result.inputs}),
             decided=sorted(o.code for o in result.outcomes if o.outcome in ("fired", "passed")),
             findings=sorted(
                 (_known(g) for g in groups.values()), key=lambda k: (k.code, k.place, k.fingerprint)
@@ -107,17 +118,42 @@ def devices(result: Result) -> list[str]:
 def read_baseline(path: Path) -> Baseline:
     """Raises UsageError, in one line, where there is no baseline."""
     try:
-        data = read_regular(path)
+        with open_regular(path) as file:
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         hint = "; --update-baseline writes it" if isinstance(error, FileNotFoundError) else ""
         raise UsageError(f"--baseline {path}: {error.strerror or 'cannot be read'}{hint}") from None
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"--baseline {path} is no baseline: larger than {MAX_BYTES >> 20} MB")
     try:
-        baseline = msgspec.json.decode(data, type=Baseline)
+        version = msgspec.json.decode(data, type=_Head).baseline_version
+        baseline = msgspec.json.decode(data, type=Baseline) if version == VERSION else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"--baseline {path} is no baseline: {error}") from None
-    if baseline.baseline_version != VERSION or any(not f.values for f in baseline.figures.values()):
+        raise UsageError(one_line(f"--baseline {path} is no baseline: {error}")) from None
+    if baseline is None:
         raise UsageError(
-            f"--baseline {path}: version {baseline.baseline_version}, this trace-doctor reads {VERSION}; "
+            f"--baseline {path}: version {version}, this trace-doctor reads {VERSION}; "
             "write it again with --update-baseline"
         )
+    if why := _impossible(baseline):
+        raise UsageError(one_line(f"--baseline {path}: {why}; write it again with --update-baseline"))
     return baseline
+
+
+def _impossible(baseline: Baseline) -> str:
+    """What no run can have measured: it would let every regression pass. Empty where all is sound."""
+    for name, figure in baseline.figures.items():
+        if name in FIGURES and figure.unit != FIGURES[name]:
+            return f"figure {name[:60]} has the unit {figure.unit}"
+        if not figure.values or not all(
+            _within(v, MOST[figure.unit]) for v in [*figure.values, figure.spread]
+        ):
+            return f"figure {name[:60]} holds no possible values"
+    for known in baseline.findings:
+        if known.count < 1 or not (known.cost is None or _within(known.cost, MOST["share"])):
+            return f"finding {known.code[:60]} has no possible count or cost"
+    return "" if baseline.ranks >= 0 else "a negative number of ranks"
+
+
+def _within(value: float, most: float) -> bool:
+    return 0 <= value <= most

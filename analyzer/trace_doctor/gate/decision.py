@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -14,11 +15,13 @@ from trace_doctor.config import Settings
 from trace_doctor.errors import UsageError
 from trace_doctor.gate.baseline import Baseline, read_baseline
 from trace_doctor.gate.budgets import DEFAULT_REGRESSION, defaults_against, judge
+from trace_doctor.gate.evidence import fewer_ranks, nothing_judged
 from trace_doctor.gate.runs import cost, step_noise
 from trace_doctor.model import Budget, Finding, Gate, Result
 from trace_doctor.registry import resolve
 
 LEVELS = ("info", "warning", "critical")
+_MOST_SAID = 4
 WORSE = 0.03
 """of the step or of the peak: a known finding that costs so much more would be a warning by the difference alone"""
 
@@ -31,17 +34,25 @@ class Terms:
     require: Sequence[str] = ()
     budgets: Budgets = field(default_factory=Budgets)
     baseline: Baseline | None = None
+    ranks: str = ""
+    """how many are expected: a number, or all of the job"""
+    allow_partial: bool = False
+    """what was not read or is missing is said, and decides nothing"""
 
     def against(self, baseline: Baseline) -> Terms:
         return replace(self, baseline=baseline)
 
 
-def terms_of(settings: Settings, *, update: bool = False) -> Terms:
+def terms_of(settings: Settings, *, update: bool = False, allow_partial: bool = False) -> Terms:
     """What the settings ask for, read before the analysis: a mistake fails at once. With `update` the baseline is about
-    to be written and need not be there. Raises UsageError."""
+    to be written and need not be there. Raises UsageError, also where nothing is left to decide."""
     if update and not settings.baseline:
         raise UsageError("--update-baseline needs --baseline FILE")
+    if not settings.chosen() and not settings.baseline and not parse_budgets(settings.budgets).limits:
+        raise UsageError("the selection leaves no rule, and there is no budget and no baseline")
     return Terms(
+        ranks=settings.ranks,
+        allow_partial=allow_partial,
         fail_on=settings.fail_on,
         require=settings.require,
         budgets=parse_budgets(settings.budgets),
@@ -54,43 +65,66 @@ def checked(result: Result, terms: Terms) -> Result:
     return msgspec.structs.replace(result, gate=decide(result, terms))
 
 
+def partial(result: Result, terms: Terms) -> list[str]:
+    """Why the result is not of all that was given, recorded or expected. `--allow-partial` lets it pass."""
+    before = terms.baseline.ranks if terms.baseline is not None else 0
+    return [*result.incomplete, *fewer_ranks(result, terms.ranks, before)]
+
+
+def unacceptable(result: Result, terms: Terms) -> list[str]:
+    """Why a result is no baseline: what it does not show could not be missed later."""
+    return [*([] if terms.allow_partial else partial(result, terms)), *nothing_judged(result)]
+
+
 def decide(result: Result, terms: Terms | None = None) -> Gate:
-    """0 ok; 1 a new finding at or above the limit, a regression or a broken budget; 3 a required rule or a budget lacks
-    its evidence, or no capture holds anything. 1 beats 3. A rule that is merely enabled and skipped never changes it."""
+    """0 ok; 1 a new finding at or above the limit, a regression or a broken budget; 3 where not all of it could be looked
+    at: captures not read, ranks missing, no rule that could look, a required rule or a budget without its evidence. 1
+    beats 3. A rule that is merely enabled and skipped never changes it."""
     terms = terms or Terms()
     known = _known(result, terms.baseline)
     judged = [f for f in result.findings if f.code not in terms.budgets.rules and _counts(f, terms.fail_on)]
     new = [f for f in judged if f.id not in known]
     worse = [b for f in judged if f.id in known and (b := _worse(result, f, terms)) is not None]
-    budgets = [judge(result, limit, terms.budgets, terms.baseline) for limit in terms.budgets.limits]
+    budgets, notes = _budgets(result, terms)
     if terms.baseline is not None:
-        guards = [
-            judge(result, limit, terms.budgets, terms.baseline)
-            for limit in defaults_against(terms.baseline, terms.budgets)
-        ]
-        # nobody asked for these: what this capture lacks is no reason to stop
-        budgets += [g for g in guards if g.status != "undecided"]
-        notes = _stale(result, terms.baseline, known)
-        notes += [
-            f"{g.name} not compared with the baseline: {g.how}" for g in guards if g.status == "undecided"
-        ]
-    else:
-        notes = []
-    undecided = [*_nothing_captured(result), *_undecided(result, terms.require)]
+        notes = [*_stale(result, terms.baseline, known), *notes]
+    missing = partial(result, terms)
+    undecided = [] if terms.allow_partial else list(missing)
+    undecided += _nothing_captured(result) or nothing_judged(result)
+    asked = terms.baseline is not None or terms.budgets.limits
+    if asked and not result.outcomes and all(b.status == "undecided" for b in budgets):
+        undecided.append("no rule was selected, and no budget and no figure of a baseline was decided")
+    undecided += [why for why in _undecided(result, terms.require) if why not in undecided]
     broken = [b for b in [*budgets, *worse] if b.status == "failed" and b.level == "error"]
-    blind = [b for b in budgets if b.status == "undecided" and b.level == "error"]
-    code = 1 if new or broken else 3 if undecided or blind else 0
+    blind = [f"{b.name} ({b.how})" for b in budgets if b.status == "undecided" and b.level == "error"]
+    code: Literal[0, 1, 3] = 1 if new or broken else 3 if undecided or blind else 0
     return Gate(
         code=code,
-        verdict=_verdict(code, terms, new, broken, [*undecided, *(f"{b.name} ({b.how})" for b in blind)]),
+        verdict=_verdict(code, terms, new, broken, [*undecided, *blind], result.ranks.note),
         fail_on=terms.fail_on,
         failing=[f.id for f in new]
         + [f.id for f in judged if any(b.name.startswith(f"{f.id} ") for b in worse)],
         known=sorted(known),
         budgets=[*budgets, *worse],
         undecided=undecided,
-        notes=notes,
+        partial=missing if terms.allow_partial else [],
+        notes=[*(f"let pass by --allow-partial: {m}" for m in missing if terms.allow_partial), *notes],
     )
+
+
+def _budgets(result: Result, terms: Terms) -> tuple[list[Budget], list[str]]:
+    """The budgets and what guards a baseline; notes of guards without evidence."""
+    budgets = [judge(result, limit, terms.budgets, terms.baseline) for limit in terms.budgets.limits]
+    if terms.baseline is None:
+        return budgets, []
+    guards = [
+        judge(result, limit, terms.budgets, terms.baseline)
+        for limit in defaults_against(terms.baseline, terms.budgets)
+    ]
+    # nobody asked for these: what this capture lacks is no reason to stop
+    decided = [g for g in guards if g.status != "undecided"]
+    notes = [f"{g.name} not compared with the baseline: {g.how}" for g in guards if g.status == "undecided"]
+    return [*budgets, *decided], notes
 
 
 def _counts(finding: Finding, fail_on: str) -> bool:
@@ -168,16 +202,22 @@ def _undecided(result: Result, require: Sequence[str]) -> list[str]:
 
 
 def _verdict(
-    code: int, terms: Terms, new: Sequence[Finding], broken: Sequence[Budget], undecided: Sequence[str]
+    code: int,
+    terms: Terms,
+    new: Sequence[Finding],
+    broken: Sequence[Budget],
+    undecided: Sequence[str],
+    ranks: str,
 ) -> str:
+    few = f" ({ranks})" if ranks else ""
     if code == 3:
-        return f"check could not decide: {'; '.join(undecided)}"
+        return f"check could not decide{few}: {_listed(undecided)}"
     if code == 0:
         kind = "new finding" if terms.baseline is not None else "finding"
         parts = [] if terms.fail_on == "never" else [f"no {kind} at {terms.fail_on} or above"]
         if terms.budgets.limits or terms.baseline is not None:
             parts.append("no regression" if not terms.budgets.limits else "no budget broken")
-        return "check passed" + (f": {', '.join(parts)}" if parts else "")
+        return f"check passed{few}" + (f": {', '.join(parts)}" if parts else "")
     said = []
     if new:
         kind = "new finding" if terms.baseline is not None else "finding"
@@ -188,4 +228,11 @@ def _verdict(
         said.append(
             f"{len(broken)} {'limits' if len(broken) > 1 else 'limit'} exceeded ({', '.join(b.name for b in broken)})"
         )
-    return f"check failed: {'; '.join(said)}"
+    if undecided:
+        said.append(f"could not decide the rest: {_listed(undecided)}")
+    return f"check failed{few}: {'; '.join(said)}"
+
+
+def _listed(reasons: Sequence[str]) -> str:
+    more = [f"{len(reasons) - _MOST_SAID} more reasons"] if len(reasons) > _MOST_SAID + 1 else []
+    return "; ".join([*(reasons[:_MOST_SAID] if more else reasons), *more])

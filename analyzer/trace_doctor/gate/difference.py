@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from trace_doctor.comparison import StepChange
 from trace_doctor.difference import Change, Difference, RuleChange
 from trace_doctor.gate.comparable import comparable, side
+from trace_doctor.gate.evidence import not_judged, not_whole
 from trace_doctor.gate.matching import follow
 from trace_doctor.gate.runs import cost, runs_of
 from trace_doctor.gate.samples import Figures, Sample, kernels, operators, peak_parts, time_parts
@@ -25,8 +26,11 @@ MOST = 20
 _CONFIDENCE: tuple[Confidence, ...] = ("low", "medium", "high")
 
 
-def difference(before: Result, after: Result) -> Difference:
-    """Compares two results of one job: the step and its parts, operators, kernels, the peak's make-up, the rules."""
+def difference(before: Result, after: Result, *, ranks: str = "", allow_partial: bool = False) -> Difference:
+    """Compares two results of one job: the step and its parts, operators, kernels, the peak's make-up, the rules. Code 3
+    where a side is not whole (`allow_partial` lets that pass; `ranks` says how many each has to have), else 0."""
+    missing = not_whole(before, after, ranks)
+    undecided = [*([] if allow_partial else missing), *not_judged(before, after)]
     followed, new = follow(before, after, before.findings)
     step = step_times(before, after)
     warnings = comparable(before, after)
@@ -42,6 +46,9 @@ def difference(before: Result, after: Result) -> Difference:
         step_time=step,
         memory=memory_change(before, after),
         warnings=warnings,
+        code=3 if undecided else 0,
+        undecided=undecided,
+        partial=missing if allow_partial else [],
         per_step=step.before is not None and step.after is not None,
         time=judge.all(time_parts(before), time_parts(after), "us"),
         operators=_top(judge.all(operators(before), operators(after), "us"), "operators", limits),
@@ -179,6 +186,7 @@ def _verdict(made: Difference) -> str:
     new = sum(f.checked_before for f in made.new)
     moved = [f"{n} finding{'s' if n > 1 else ''} {word}" for n, word in ((gone, "gone"), (new, "new")) if n]
     said = ", ".join([said, *(moved or ["no finding came or went"])])
+    said = f"{said}; not all of both sides was compared" if made.undecided else said
     return said[0].upper() + said[1:]
 
 

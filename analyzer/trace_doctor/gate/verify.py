@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from trace_doctor.comparison import Appeared, Followed, MemoryChange, StepChange
 from trace_doctor.gate.comparable import comparable, side
 from trace_doctor.gate.decision import LEVELS
+from trace_doctor.gate.evidence import not_judged, not_whole
 from trace_doctor.gate.matching import follow
 from trace_doctor.gate.step_times import step_times
 from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf
@@ -20,12 +21,19 @@ ON_THE_CAPTURE = "TD0"
 
 
 def verify(
-    before: Result, after: Result, *, chosen: Collection[str] | None = None, fail_on: str = "warning"
+    before: Result,
+    after: Result,
+    *,
+    chosen: Collection[str] | None = None,
+    fail_on: str = "warning",
+    ranks: str = "",
+    allow_partial: bool = False,
 ) -> Verification:
     """Compares two results of one job. `chosen` are ids of findings of `before` (all without it).
 
     Code 0: all of them are gone. 1: one is still there (smaller ones too), or AFTER has a new finding of at least the
-    severity `fail_on` (critical, warning, info; `never` for none). 3: AFTER cannot tell of one. 1 beats 3.
+    severity `fail_on` (critical, warning, info; `never` for none). 3: AFTER cannot tell of one, or a side is not whole
+    (`allow_partial` lets that pass; `ranks` says how many each has to have). 1 beats 3.
 
     Findings below `fail_on` are notes: without `chosen` they are followed but decide only where BEFORE has nothing else,
     and what AFTER only notes is no failure.
@@ -36,7 +44,9 @@ def verify(
     memory = memory_change(before, after)
     promise = _promise(before, asked, followed, change, memory)
     deciding = followed if chosen is not None else _deciding(followed, fail_on)
-    code, verdict = _decide(deciding, new, fail_on)
+    missing = not_whole(before, after, ranks)
+    undecided = [*([] if allow_partial else missing), *not_judged(before, after)]
+    code, verdict = _decide(deciding, new, fail_on, undecided)
     if not code and (left := sum(f.fate != "gone" and f not in deciding for f in followed)):
         verdict += f"; {left} note{'s are' if left > 1 else ' is'} not"
     return Verification(
@@ -51,6 +61,8 @@ def verify(
         memory=memory,
         promise=promise,
         warnings=comparable(before, after),
+        undecided=undecided,
+        partial=missing if allow_partial else [],
     )
 
 
@@ -81,7 +93,7 @@ def _became_a_note(finding: Followed, fail_on: str) -> bool:
 
 
 def _decide(
-    followed: Sequence[Followed], new: Sequence[Appeared], fail_on: str
+    followed: Sequence[Followed], new: Sequence[Appeared], fail_on: str, undecided: Sequence[str]
 ) -> tuple[Literal[0, 1, 3], str]:
     there = [
         f.id for f in followed if f.fate in ("still_there", "smaller") and not _became_a_note(f, fail_on)
@@ -90,9 +102,11 @@ def _decide(
     unknown = [f.id for f in followed if f.fate == "not_captured"]
     if there or bad:
         said = [f"{', '.join(there)} not gone"] * bool(there) + [f"{', '.join(bad)} new"] * bool(bad)
+        said += [f"could not decide the rest: {'; '.join(undecided[:3])}"] * bool(undecided)
         return 1, f"verify failed: {'; '.join(said)}"
-    if unknown:
-        return 3, f"verify could not decide: AFTER does not show whether {', '.join(unknown)} is gone"
+    blind = [f"AFTER does not show whether {', '.join(unknown)} is gone"] * bool(unknown)
+    if blind or undecided:
+        return 3, f"verify could not decide: {'; '.join([*blind, *undecided[:3]])}"
     if not followed:
         return 0, "nothing to verify: BEFORE has no finding"
     noted = [f.id for f in followed if f.fate != "gone"]

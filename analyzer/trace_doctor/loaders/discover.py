@@ -6,9 +6,9 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal
 
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded
@@ -23,11 +23,14 @@ Kind = Literal["trace", "snapshot", "torch_trace"]
 
 # Names worth a look inside when walking a folder; a file given by name is always looked into.
 _CANDIDATE = regex(
-    r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.json\.|dedicated_log_torch_trace|tfevents", re.I
+    r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.(?:json|pickle|pkl|pt\.trace)\."
+    r"|dedicated_log_torch_trace|tfevents",
+    re.I,
 )
 # Looked into as well, but of no interest when they are something else: logs, files without a suffix.
 _POSSIBLE = regex(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+_NUMBER = regex(r"\d+")
 _COMPANIONS = frozenset({ENVIRONMENT_FILE})
 """Belongs beside a capture: no capture itself, and nothing to speak of."""
 
@@ -53,12 +56,24 @@ class Ignored:
     display: str
     reason: str
     """what the file is: half a sentence"""
+    unread: bool = False
+    """a capture that was met and not read: its name or its first bytes say that it is one, or it is no regular file"""
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
     found: tuple[Found, ...]
     ignored: tuple[Ignored, ...] = ()
+    recordings: tuple[tuple[Path, str], ...] = ()
+    """folders that `record` wrote, each with how it is shown; those without any capture as well"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A file that holds no capture that can be read."""
+
+    error: NotACapture | DamagedCapture
+    unread: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,45 +85,99 @@ class _Candidate:
     """given by name, not found by walking"""
 
 
-def discover(paths: Sequence[str | Path]) -> Discovery:
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """What lies at one place that was asked for: a file, a folder, or one match of a pattern."""
+
+    place: Path
+    candidates: list[_Candidate]
+    recordings: list[Path]
+    """folders below it that `record` wrote"""
+
+
+def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     """Every trace, snapshot and TORCH_TRACE log below `paths`, in a fixed order, each file once.
 
-    Raises NotACapture or DamagedCapture for a file that was given by name and is none; NoCaptures when nothing is
-    found, saying what was looked for.
+    Raises NotACapture or DamagedCapture for a file that was given by name and is none; where others can be read and
+    `strict` is not set, only for one that nobody takes for a capture. NoCaptures when nothing is found, saying what was
+    looked for.
     """
-    candidates = _distinct([c for given in paths for c in _candidates(Path(given))])
+    met = [place for given in paths for place in _met(Path(given))]
+    candidates = _distinct([c for place in met for c in place.candidates])
     displays = _displays(candidates)
     found: list[Found] = []
-    ignored: list[Ignored] = []
+    refused: list[tuple[_Candidate, str, _Refused]] = []
     for candidate, display in zip(candidates, displays, strict=True):
-        try:
-            kind = sniff(candidate.path, str(candidate.path) if candidate.named else display)
-        except OSError as error:
-            problem = f"cannot be read ({error.strerror})"
-            if candidate.named:
-                raise DamagedCapture(f"{candidate.path}: {problem}") from error
-            ignored.append(Ignored(display, problem))
-        except (NotACapture, DamagedCapture) as refused:
-            if candidate.named:
-                raise
-            if _CANDIDATE.search(candidate.path.name):
-                ignored.append(Ignored(display, str(refused).removeprefix(f"{display}: ")))
+        kind = _look(candidate.path, str(candidate.path) if candidate.named else display)
+        if not isinstance(kind, _Refused):
+            found.append(_found(candidate, display, kind))
+        elif candidate.named and (strict or (not kind.unread and isinstance(kind.error, NotACapture))):
+            raise kind.error
         else:
-            rank = rank_in_name(display)
-            found.append(
-                Found(
-                    candidate.path,
-                    display,
-                    kind,
-                    rank or 0,
-                    "" if rank is None else "file name",
-                    candidate.named,
-                    _recording(candidate.path, kind),
-                )
-            )
+            refused.append((candidate, display, kind))
     if not found:
-        raise _nothing(paths, len(ignored))
-    return Discovery(tuple(found), tuple(ignored))
+        if error := next((r.error for c, _, r in refused if c.named), None):
+            raise error
+        raise _nothing(paths, len(_ignored(refused, found)))
+    told = {os.path.realpath(c.path) for c, _, r in refused if r.unread} | {
+        os.path.realpath(f.path) for f in found
+    }
+    ignored = [*_ignored(refused, found), *_empty(met, told)]
+    return Discovery(tuple(found), tuple(ignored), _recordings(met, found))
+
+
+def _found(candidate: _Candidate, display: str, kind: Kind) -> Found:
+    rank = rank_in_name(display)
+    return Found(
+        candidate.path,
+        display,
+        kind,
+        rank or 0,
+        "" if rank is None else "file name",
+        candidate.named,
+        _recording(candidate.path, kind),
+    )
+
+
+def _ignored(refused: Sequence[tuple[_Candidate, str, _Refused]], found: Sequence[Found]) -> list[Ignored]:
+    """Those worth a word. A file that is named as a capture beside it but for numbers is taken for one as well."""
+    alike = {_without_numbers(f.display) for f in found if f.kind != "torch_trace"}
+    listed = []
+    for candidate, display, file in refused:
+        name = str(candidate.path) if candidate.named else display
+        unread = file.unread or candidate.named or _without_numbers(display) in alike
+        if unread or isinstance(file.error, DamagedCapture) or _CANDIDATE.search(candidate.path.name):
+            listed.append(Ignored(display, str(file.error).removeprefix(f"{name}: "), unread))
+    return listed
+
+
+def _without_numbers(display: str) -> str:
+    return _NUMBER.sub("0", display)
+
+
+def _empty(met: Sequence[_Met], told: Set[str]) -> Iterator[Ignored]:
+    """Folders that were asked for and hold no capture, where others do."""
+    for place in met:
+        if place.place.is_dir() and not any(os.path.realpath(c.path) in told for c in place.candidates):
+            yield Ignored(_text(os.path.normpath(place.place)), "no capture below this folder", unread=True)
+
+
+def _recordings(met: Sequence[_Met], found: Sequence[Found]) -> tuple[tuple[Path, str], ...]:
+    shown: dict[Path, str] = {}
+    for f in sorted(found, key=lambda f: f.kind == "torch_trace"):  # which lie in a folder of their own
+        if f.recording is not None:
+            shown.setdefault(f.recording, _text(PurePath(f.display).parent.as_posix()))
+    walked = [folder for place in met for folder in place.recordings]
+    known = {os.path.realpath(folder) for folder in shown}
+    return (
+        *shown.items(),
+        *((f, _text(os.path.normpath(f))) for f in dict.fromkeys(walked) if os.path.realpath(f) not in known),
+    )
+
+
+def _text(path: str) -> str:
+    """A path as valid text: names of files may be any bytes."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _recording(path: Path, kind: Kind) -> Path | None:
@@ -123,62 +192,100 @@ def _recording(path: Path, kind: Kind) -> Path | None:
 
 
 def sniff(path: Path, display: str) -> Kind:
-    """What a file is, from its first bytes. Raises NotACapture or DamagedCapture with one line, or OSError."""
-    status = os.stat(path)
-    if stat.S_ISDIR(status.st_mode):
-        os.scandir(path).close()  # raises: a folder is asked for only where it cannot be read
-    if not stat.S_ISREG(status.st_mode):
-        raise NotACapture(f"{display}: not a regular file")
-    # What the kernel makes up on reading has no size, and reading it can take for ever.
-    if not status.st_size:
-        raise DamagedCapture(f"{display}: the file is empty")
-    stream = ByteStream(path)
-    start = stream.head(identify.HEAD)
+    """What a file is, from its first bytes. Raises NotACapture or DamagedCapture with one line."""
+    kind = _look(path, display)
+    if isinstance(kind, _Refused):
+        raise kind.error
+    return kind
+
+
+def _look(path: Path, display: str) -> Kind | _Refused:
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            os.scandir(path).close()  # raises: a folder is asked for only where it cannot be read
+        if not stat.S_ISREG(status.st_mode):
+            return _Refused(NotACapture(f"{display}: not a regular file"), unread=True)
+        # What the kernel makes up on reading has no size, and reading it can take for ever.
+        stream = ByteStream(path) if status.st_size else None
+        start = stream.head(identify.HEAD) if stream else b""
+        kind = identify.kind(start)
+        if kind is None and stream and identify.is_chrome_trace(start):
+            # marks of PyTorch may come after thousands of others
+            kind = identify.kind(stream.head(identify.FAR))
+    except OSError as error:
+        problem = (
+            "a link to nothing" if _leads_nowhere(path) else f"cannot be read ({error.strerror or error})"
+        )
+        unread = identify.claims_capture(path.name, b"") or os.path.lexists(path) > os.path.isfile(path)
+        return _Refused(DamagedCapture(f"{display}: {problem}"), unread)
+    if kind is not None:
+        return kind
+    claims = identify.claims_capture(path.name, start)
     if not start.strip(b"\0 \t\r\n"):
-        raise DamagedCapture(f"{display}: {stream.problem or 'the file is empty'}")
-    found = identify.kind(start)
-    if found is None and identify.is_chrome_trace(start):
-        found = identify.kind(
-            stream.head(identify.FAR)
-        )  # marks of PyTorch may come after thousands of others
-    if found is None:
-        raise NotACapture(identify.refusal(display, start))
-    return found
+        problem = stream.problem if stream else ""
+        return _Refused(DamagedCapture(f"{display}: {problem or 'the file is empty'}"), claims)
+    return _Refused(NotACapture(identify.refusal(display, start)), claims)
+
+
+def _leads_nowhere(path: Path) -> bool:
+    return os.path.islink(path) and not os.path.exists(path)
 
 
 # -- the files ---------------------------------------------------------------------------------------------------
 
 
-def _candidates(given: Path) -> Iterator[_Candidate]:
+def _met(given: Path) -> list[_Met]:
     if given.is_dir():
-        for path in _walk(given):
-            yield _Candidate(path, given, named=path == given)
-    elif given.exists():
-        yield _Candidate(given, given.parent, named=True)
-    elif glob.has_magic(str(given)):
-        yield from _globbed(given)
-    else:
-        raise NothingRecorded(f"{given}: no such file or folder")
+        return [_folder(given, given, named=True)]
+    if _is_there(given):
+        return [_Met(given, [_Candidate(given, given.parent, named=True)], [])]
+    if glob.has_magic(str(given)):
+        return list(_globbed(given))
+    raise NothingRecorded(f"{given}: no such file or folder")
 
 
-def _globbed(pattern: Path) -> Iterator[_Candidate]:
+def _folder(folder: Path, root: Path, *, named: bool) -> _Met:
+    recorded: list[Path] = []
+    files = [_Candidate(path, root, named and path == folder) for path in _walk(folder, recorded)]
+    return _Met(folder, files, recorded)
+
+
+def _is_there(path: Path) -> bool:
+    """Also a link to nothing, and what lies where nobody may look."""
+    try:
+        os.lstat(path)
+    except PermissionError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _globbed(pattern: Path) -> Iterator[_Met]:
     fixed = pattern.parts[: _first_magic(pattern)]
     root = Path(*fixed) if fixed else Path()
-    matches = sorted(glob.glob(str(pattern), recursive=True))
+    matches = [Path(match) for match in sorted(glob.glob(str(pattern), recursive=True))]
     if not matches:
         raise NothingRecorded(f"{pattern}: nothing matches this pattern")
-    for match in matches:
-        path = Path(match)
-        for file in _walk(path) if path.is_dir() else [path]:
-            yield _Candidate(file, root, named=False)
+    for path in matches:
+        if path.is_dir():
+            yield _folder(path, root, named=False)
+        elif not _is_companion(path):
+            yield _Met(path, [_Candidate(path, root, named=False)], [])
+
+
+def _is_companion(path: Path) -> bool:
+    name = path.name
+    return name in _COMPANIONS or (recordings.is_companion(name) and recordings.is_recording(path.parent))
 
 
 def _first_magic(pattern: Path) -> int:
     return next(i for i, part in enumerate(pattern.parts) if glob.has_magic(part))
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """Candidate files below a folder. Links are followed, but no folder is entered twice; real entries come first."""
+def _walk(root: Path, recorded: list[Path]) -> Iterator[Path]:
+    """Candidate files below a folder; `recorded` takes the folders of recordings. Links are followed, but no folder is entered twice; real entries come first."""
     seen: set[tuple[int, int]] = set()
     folders = [root]
     while folders:
@@ -186,27 +293,31 @@ def _walk(root: Path) -> Iterator[Path]:
         try:
             status = folder.stat()
             entries = sorted(os.scandir(folder), key=lambda e: (e.is_symlink(), e.name))
-        except PermissionError:
-            yield folder  # to be named among what cannot be read
+        except FileNotFoundError:
             continue
         except OSError:
+            yield folder  # to be named among what cannot be read
             continue
         if (status.st_dev, status.st_ino) in seen:
             continue
         seen.add((status.st_dev, status.st_ino))
         below = []
-        recorded = any(recordings.is_manifest(entry.name) for entry in entries)
+        is_recording = any(recordings.is_manifest(entry.name) for entry in entries)
+        recorded += [folder] * is_recording
         for entry in entries:
             try:
                 if entry.is_dir():
                     if not entry.name.startswith(".") and entry.name not in _SKIPPED_FOLDERS:
                         below.append(Path(entry.path))
-                elif entry.name in _COMPANIONS or (recorded and recordings.is_companion(entry.name)):
+                elif entry.name in _COMPANIONS or (is_recording and recordings.is_companion(entry.name)):
                     continue
-                elif entry.is_file() and (_CANDIDATE.search(entry.name) or _POSSIBLE.search(entry.name)):
-                    yield Path(entry.path)
-            except OSError:
-                continue
+                elif entry.is_file():
+                    if _CANDIDATE.search(entry.name) or _POSSIBLE.search(entry.name):
+                        yield Path(entry.path)
+                elif not entry.name.startswith("."):
+                    yield Path(entry.path)  # no file: to be named
+            except OSError:  # a link in a circle, or to where nobody may look
+                yield Path(entry.path)
         folders += reversed(below)
 
 
@@ -236,9 +347,7 @@ def _displays(candidates: list[_Candidate]) -> list[str]:
 
 
 def _relative(path: Path, root: Path) -> str:
-    """As valid text: names of files may be any bytes."""
-    shown = Path(os.path.relpath(os.path.abspath(path), os.path.abspath(root))).as_posix()
-    return os.fsencode(shown).decode("utf-8", "replace")
+    return _text(Path(os.path.relpath(os.path.abspath(path), os.path.abspath(root))).as_posix())
 
 
 def _nothing(paths: Sequence[str | Path], ignored: int) -> NoCaptures:

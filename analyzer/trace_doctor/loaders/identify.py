@@ -15,7 +15,6 @@ FAR = 1 << 22
 
 # (pattern in the first bytes, what the file is). Order matters: the more specific first.
 _FOREIGN: tuple[tuple[re.Pattern[bytes], str], ...] = (
-    (regex(rb"^[^\0]{1,100}\0.{156,256}?ustar", re.S), "a tar archive; unpack it first"),
     (regex(rb"start_time_since_epoch_in_micros|NEGOTIATE_ALLREDUCE"), "a Horovod timeline"),
     (regex(rb"/(?:host|device):(?:CPU|GPU|TPU|CUPTI)"), "a TensorFlow or JAX trace"),
     (regex(rb"CPU HIP API|CPU HSA API|rocprof|roctx_"), "a rocprof trace"),
@@ -45,7 +44,7 @@ _FLIGHT_RECORDER = regex(rb"collective_seq_id|p2p_seq_id|pg_status|pg_config")
 _TORCH_TRACE = regex(rb"V\d{4} [\d:.]+ \d+ \S+\] (?:\[[^\]]*\] )?\{")
 _LIST = regex(rb'\s*\[\s*\{.{0,4000}?"ph"\s*:', re.S)
 _PICKLE = regex(rb"\x80[\x02-\x05]")
-_OTHER_FORMATS = (
+_PACKED = (
     (b"\x28\xb5\x2f\xfd", "a Zstandard file; decompress it first (zstd -d)"),
     (b"BZh", "a bzip2 file; decompress it first (bunzip2)"),
     (b"\xfd7zXZ", "an xz file; decompress it first (xz -d)"),
@@ -55,9 +54,31 @@ _OTHER_FORMATS = (
     (b"\xff\xfe", "text in UTF-16; write it as UTF-8"),
     (b"\xfe\xff", "text in UTF-16; write it as UTF-8"),
     (b"PK\x03\x04", "a ZIP archive or a PyTorch checkpoint"),
+)
+"""What may hold a capture in a form that is not read."""
+_TAR = regex(rb"^[^\0]{1,100}\0.{156,256}?ustar", re.S)
+_OTHER_FORMATS = (
     (b"SQLite format 3", "an Nsight Systems or other SQLite database"),
     (b"\x18\x00\x00\x00\x00\x00\x00\x00", "a TensorBoard event file"),
     (b"\x89HDF", "an HDF5 file"),
+)
+
+
+_COMPRESSED = r"(?:\.(?:gz|gzip|zst|zstd|xz|lzma|bz2|lz4|br|zip|7z|tar|tgz|tmp|part|partial))*$"
+_NAMED_BY_A_PROFILER = regex(
+    rf"\.pt\.trace(?:\.json)?{_COMPRESSED}"
+    rf"|^rank\d{{1,6}}\.(?:(?:light|detailed)\.json|(?:peak|boundary|oom|exception)\.pickle){_COMPRESSED}",
+    re.I,
+)
+_NAMED_BY_RANK = regex(
+    rf"(?:^|[^a-z])(?:rank|worker)[_\-=]?\d{{1,6}}(?!\d)[^/]*\.json{_COMPRESSED}"
+    rf"|(?:^|[^a-z])traces?[\W_\d]*\.json{_COMPRESSED}",
+    re.I,
+)
+_NAMED_BY_KIND = regex(
+    rf"\.(?:pickle|pkl){_COMPRESSED}|\.json\.(?:gz|zst|zstd|xz|lzma|bz2|lz4|br|zip|7z|tar|tgz){_COMPRESSED}"
+    r"|(?:^|[^a-z])(?:rank|worker|trace|snapshot)[_\-=]?\d*$",
+    re.I,
 )
 
 
@@ -89,13 +110,46 @@ def foreign(head: bytes) -> str | None:
         return (
             "an NCCL flight-recorder dump" if _FLIGHT_RECORDER.search(head) else "a pickle of something else"
         )
+    return _packed(head) or _other(head)
+
+
+def _packed(head: bytes) -> str | None:
+    if _TAR.match(head):
+        return "a tar archive; unpack it first"
+    return next((name for magic, name in _PACKED if head.startswith(magic)), None)
+
+
+def _other(head: bytes) -> str | None:
     for magic, name in _OTHER_FORMATS:
         if head.startswith(magic):
             return name
-    for pattern, name in _FOREIGN:
-        if pattern.search(head):
-            return name
-    return None
+    return next((name for pattern, name in _FOREIGN if pattern.search(head)), None)
+
+
+def claims_capture(name: str, head: bytes) -> bool:
+    """Whether a file that holds no readable capture says that it is one, by its name or its first bytes: then a capture
+    was met and not read. What is recognised as a file of another tool, as text or as other JSON says so only where its
+    name is one that profilers and recordings give."""
+    if _NAMED_BY_A_PROFILER.search(name):
+        return True
+    if _PICKLE.match(head):
+        return _FLIGHT_RECORDER.search(head) is None
+    if _packed(head) is None and _other(head) is not None:
+        return False
+    if _NAMED_BY_RANK.search(name) or is_chrome_trace(head):
+        return True
+    return _NAMED_BY_KIND.search(name) is not None and not _is_text(head)
+
+
+def _is_text(head: bytes) -> bool:
+    """Text, other JSON included: a whole file that was looked at, as far as its beginning tells."""
+    if not head.strip(b"\0 \t\r\n") or b"\0" in head or _packed(head) is not None:
+        return False
+    try:
+        head[:-4].decode() if len(head) >= HEAD else head.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def refusal(display: str, head: bytes, top_level: Collection[str] = ()) -> str:

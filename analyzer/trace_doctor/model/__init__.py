@@ -8,6 +8,7 @@ shares are 0..1. `None` means "not known", never zero.
 from trace_doctor.model.captures import Ignored as Ignored
 from trace_doctor.model.captures import Input as Input
 from trace_doctor.model.captures import Pace as Pace
+from trace_doctor.model.captures import Ranks as Ranks
 from trace_doctor.model.captures import Recorded as Recorded
 from trace_doctor.model.captures import TorchVersion as TorchVersion
 from trace_doctor.model.captures import Work as Work

@@ -72,6 +72,8 @@ class Input(Struct, frozen=True, kw_only=True):
     step_source: str | None = None
     """what marks the steps: profiler_step, loader, optimizer, marker; None without steps"""
     work: Work = Work()
+    too_little: str = ""
+    """why its capture cannot be judged: nothing recorded in the analysed window, or a handful of events; empty where it can"""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -80,3 +82,18 @@ class Ignored(Struct, frozen=True, kw_only=True):
 
     path: str
     reason: str
+    unread: bool = False
+    """a capture that was met and not read: its name or its first bytes say that it is one, or it is no regular file"""
+
+
+class Ranks(Struct, frozen=True, kw_only=True):
+    """Which ranks of the job are here."""
+
+    read: list[int] = []
+    """ranks of which a capture was read"""
+    world: int | None = None
+    """how many the job has, as its captures say; None: none says so"""
+    recorded: list[int] = []
+    """ranks that the manifests of recordings list"""
+    note: str = ""
+    """"1 of 8 ranks; rules over several ranks did not run"; empty where all are here or nothing says how many there are"""

@@ -42,5 +42,7 @@ class Gate(Struct, frozen=True, kw_only=True):
     """ids of the findings that the baseline holds"""
     budgets: list[Budget] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
-    """required rules that could not look, with the reason"""
+    """why it could not be decided, budgets aside: captures not read, ranks missing, rules that could not look"""
+    partial: list[str] = field(default_factory=list)
+    """of such reasons those that --allow-partial let pass"""
     notes: list[str] = field(default_factory=list)

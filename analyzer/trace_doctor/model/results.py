@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from trace_doctor.model.captures import Ignored, Input
+from trace_doctor.model.captures import Ignored, Input, Ranks
 from trace_doctor.model.findings import Finding, Outcome, Suppressed
 from trace_doctor.model.gates import Gate
 from trace_doctor.model.inert import inert
@@ -66,6 +66,10 @@ class Result(Struct, frozen=True, kw_only=True):
     tool: Tool = Tool()
     inputs: list[Input] = field(default_factory=list)
     ignored: list[Ignored] = field(default_factory=list)
+    ranks: Ranks = Ranks()
+    incomplete: list[str] = field(default_factory=list)
+    """why this is no diagnosis of all that was given or recorded: captures not read, ranks missing, a trace with too little
+    in it. `check`, `verify` and `diff` then end with 3 unless --allow-partial is given"""
     summary: Summary = Summary()
     time_ledger: list[TimeLedgerRow] = field(default_factory=list)
     memory_ledger: list[MemoryLedgerRow] = field(default_factory=list)
@@ -94,6 +98,11 @@ class Result(Struct, frozen=True, kw_only=True):
     """file -> [(line number, text)] near the findings; empty with --no-source."""
     config: dict[str, Any] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
+
+    @property
+    def unread(self) -> list[Ignored]:
+        """Captures that were met and not read."""
+        return [i for i in self.ignored if i.unread]
 
     def to_json(self) -> bytes:
         """The result as UTF-8 JSON: sorted keys, two-space indent, arrays and objects of plain values on one line

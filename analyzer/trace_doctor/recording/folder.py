@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -107,6 +108,10 @@ class Recording:
     """by rank, in the order of the file"""
     exit_code: int | None = None
     warnings: tuple[str, ...] = ()
+    listed: tuple[int, ...] = ()
+    """ranks that any manifest names, sorted"""
+    unreadable: tuple[str, ...] = ()
+    """manifests that hold no object: what they would list is not known"""
 
     def timed(self, rank: int) -> tuple[float, ...]:
         """Milliseconds of the steps that ran without the profiler, at a settled pace."""
@@ -162,12 +167,15 @@ def read(folder: Path) -> Recording | None:
     said = _object(folder / RECORDING_FILE)
     waited = said.get("waited_for_cpu")
     ranks = {r.rank: r for r in _rank_records(folder, waited if isinstance(waited, dict) else {})}
+    manifests = (RECORDING_FILE, *map(rank_file, ranks))
     return Recording(
         folder=folder,
         ranks=ranks,
         steps=_steps(folder, ranks),
         exit_code=_whole(said.get("exit_code")),
         warnings=_texts(said.get("warnings")),
+        listed=tuple(sorted({*ranks, *_ranks(said.get("ranks"))})),
+        unreadable=tuple(n for n in manifests if os.path.lexists(folder / n) and not _object(folder / n)),
     )
 
 
@@ -255,6 +263,11 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
+
+
+def _ranks(value: Any) -> set[int]:
+    known = (_whole(v) for v in value[:_MOST_RANKS]) if isinstance(value, list) else ()
+    return {rank for rank in known if rank is not None and 0 <= rank < 10**6}
 
 
 def _number(value: Any) -> float | None:

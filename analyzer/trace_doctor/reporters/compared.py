@@ -128,7 +128,11 @@ def memory(paper: Paper, made: Comparison) -> None:
 
 def doubts(paper: Paper, made: Comparison) -> None:
     """Why the two may not be of one job."""
-    if made.warnings:
+    if made.warnings or made.undecided or made.partial:
         paper.blank()
+    for reason in made.undecided:
+        paper.put(reason, "critical", indent=2, first="?")
+    for reason in made.partial:
+        paper.put(f"let pass by --allow-partial: {reason}", "warning", indent=2, first="!")
     for warning in made.warnings:
         paper.put(warning, "warning", indent=2, first="!")

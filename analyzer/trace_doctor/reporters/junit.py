@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from trace_doctor.model import Budget, Finding, Outcome, Result
+from trace_doctor.model import Budget, Finding, Gate, Outcome, Result
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.places import failing
 from trace_doctor.reporters.units import plural, visible
@@ -23,6 +23,8 @@ def render(result: Result, options: Options) -> str:
     paths = [i.path for i in result.inputs]
     name = paths[0] if len(paths) == 1 else plural(len(paths), "capture")
     suites = [_suite(name, [_rule(result, o) for o in result.outcomes])]
+    if result.gate is not None and (missing := [*result.gate.undecided, *result.gate.partial]):
+        suites.append(_suite("coverage", [_coverage(result.gate, why) for why in missing]))
     if result.gate is not None and result.gate.budgets:
         suites.append(_suite("budgets", [_budget(b) for b in result.gate.budgets]))
     root = ET.Element("testsuites", name=_clean(result.tool.name))
@@ -78,6 +80,13 @@ def _text(finding: Finding) -> str:
         *(f"fix: {fix.title} [{how_made(fix)}]" for fix in finding.fixes),
     ]
     return "\n".join(line for line in lines if line)
+
+
+def _coverage(gate: Gate, reason: str) -> ET.Element:
+    """What was not looked at: an error, unless it was let pass."""
+    case = _case("trace-doctor.coverage", reason)
+    _add(case, "skipped" if reason in gate.partial else "error", reason, "", "undecided")
+    return case
 
 
 def _budget(budget: Budget) -> ET.Element:

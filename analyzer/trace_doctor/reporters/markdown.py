@@ -25,6 +25,7 @@ from trace_doctor.reporters.words import (
     in_which_capture,
     is_patch,
     saving_words,
+    shortages,
     together,
     where_briefly,
 )
@@ -74,7 +75,7 @@ def _verdict(result: Result) -> Iterator[str]:
     yield f"**{md(headline(result))}**" if gate is not None else f"## {md(headline(result))}"
     said = [md(i.path) for i in result.inputs[:3]]
     more = [f"{len(result.inputs) - 3:,} more"] if len(result.inputs) > 3 else []
-    known = [md(f) for f in facts(result)]
+    known = [md(f) for f in [result.ranks.note, *facts(result)] if f]
     if said or known:
         yield " · ".join([", ".join([*said, *more]), *known]).strip(" ·")
 
@@ -176,13 +177,14 @@ def _not_checked(result: Result, options: Options) -> Iterator[str]:
 
 
 def _notes(result: Result) -> Iterator[str]:
-    said = list(result.gate.notes if result.gate is not None else [])
+    said = [*shortages(result), *(result.gate.notes if result.gate is not None else [])]
     said += [
         f"suppressed at {s.where}: {s.finding.message} ({s.reason or 'no reason given'})"
         for s in result.suppressed
     ]
     said += [f"{i.path}: {w}" for i in result.inputs for w in i.warnings]
-    said += [f"not analysed: {i.path} ({i.reason})" for i in result.ignored] + result.limits
+    said += [f"not analysed: {i.path} ({i.reason})" for i in result.ignored if not i.unread]
+    said += result.limits
     if said:
         more = [f"{len(said) - 20} more"] if len(said) > 20 else []
         yield "\n".join(f"- {md(s)}" for s in [*said[:20], *more])

@@ -17,7 +17,7 @@ from trace_doctor.reporters import Options
 from trace_doctor.reporters.diffs import Edit, edits_of
 from trace_doctor.reporters.places import anchor, capture_path, inside
 from trace_doctor.reporters.units import visible
-from trace_doctor.reporters.words import is_patch, saving_words
+from trace_doctor.reporters.words import is_patch, saving_words, shortages
 
 _LEVEL = {"critical": "error", "warning": "warning", "info": "note"}
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -155,7 +155,8 @@ def _invocation(result: Result) -> Object:
     blind = [o for o in result.outcomes if o.outcome in ("skipped", "error")]
     made: Object = {
         "executionSuccessful": True,
-        "toolExecutionNotifications": [_notification(o) for o in blind],
+        "toolExecutionNotifications": [_notification(o) for o in blind]
+        + [{"level": "warning", "message": {"text": visible(why)}} for why in shortages(result)],
     }
     if result.gate is not None:
         made["exitCode"] = result.gate.code

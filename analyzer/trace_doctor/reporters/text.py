@@ -48,6 +48,7 @@ from trace_doctor.reporters.words import (
     needs_source,
     nothing_captured,
     saving_words,
+    shortages,
     together,
     where,
     where_briefly,
@@ -90,7 +91,7 @@ def render(result: Result, options: Options) -> str:
 def _header(paper: Paper, result: Result, more: str) -> None:
     label = f"{result.tool.name}  "
     names = [i.path for i in result.inputs[:3]] or ["no capture"]
-    for number, name in enumerate(names):
+    for number, name in enumerate([result.ranks.note, *names] if result.ranks.note else names):
         paper.put(name, "bold" if number == 0 else "", indent=len(label), first=label if number == 0 else "")
     rest = len(result.inputs) - len(names)
     if rest > 0:
@@ -103,6 +104,11 @@ def _header(paper: Paper, result: Result, more: str) -> None:
         and any(o.outcome == "passed" for o in result.outcomes)
     )
     paper.put(f"✔ {headline(result)}" if healthy else headline(result), "good" if healthy else "bold")
+    reasons = shortages(result)
+    for reason in reasons[: 2 * _MOST_ROWS]:
+        paper.put(reason, "warning", indent=2, first="!")
+    if len(reasons) > 2 * _MOST_ROWS:
+        paper.put(f"{len(reasons) - 2 * _MOST_ROWS:,} more {more}", "warning", indent=2, first="!")
     warned = [(i, w) for i in result.inputs for w in i.warnings]
     for source, warning in warned[:_MOST_ROWS]:
         paper.put(f"{source.path}: {warning}" if len(result.inputs) > 1 else warning, indent=2, first="!")
@@ -298,10 +304,11 @@ def _fix(paper: Paper, fix: Fix) -> None:
 def _footer(paper: Paper, result: Result, options: Options) -> None:
     _totals(paper, result)
     _not_checked(paper, result.outcomes, options)
-    if result.ignored:
-        said = ", ".join(f"{i.path} ({i.reason})" for i in result.ignored[:3])
-        more = f" and {len(result.ignored) - 3:,} more" if len(result.ignored) > 3 else ""
-        paper.put(f"{plural(len(result.ignored), 'file')} not analysed: {said}{more}")
+    others = [i for i in result.ignored if not i.unread]  # the header has those
+    if others:
+        said = ", ".join(f"{i.path} ({i.reason})" for i in others[:3])
+        more = f" and {len(others) - 3:,} more" if len(others) > 3 else ""
+        paper.put(f"{plural(len(others), 'file')} not analysed: {said}{more}")
     for path in result.critical_path[:8]:
         paper.put(f"Critical path (HTA), rank {path.rank}, step {path.step}: {shares_of_path(path)}")
     for limit in result.limits:

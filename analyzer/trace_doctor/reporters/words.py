@@ -205,6 +205,14 @@ def nothing_captured(result: Result) -> bool:
     return bool(result.inputs) and all(i.kind == "trace" and i.events == 0 for i in result.inputs)
 
 
+def shortages(result: Result) -> list[str]:
+    """What this diagnosis is not of: captures that were not read, ranks that are missing, captures with too little."""
+    few = dict.fromkeys(
+        f"{i.path} holds too little to be judged: {i.too_little}" for i in result.inputs if i.too_little
+    )
+    return list(dict.fromkeys([*result.incomplete, *few]))
+
+
 def _without_fault(result: Result) -> str:
     if nothing_captured(result):
         return (

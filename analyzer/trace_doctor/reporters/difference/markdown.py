@@ -37,6 +37,9 @@ def _side(side: Side) -> str:
 
 
 def _warnings(made: Difference) -> Iterator[str]:
+    missing = [*made.undecided, *(f"let pass by --allow-partial: {why}" for why in made.partial)]
+    if missing:
+        yield "**Not all of both sides:**\n\n" + "\n".join(f"- {md(why)}" for why in missing)
     if made.warnings:
         yield "**May not be comparable:**\n\n" + "\n".join(f"- {md(w)}" for w in made.warnings)
 

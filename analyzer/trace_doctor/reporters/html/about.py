@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from trace_doctor.model import Column, Input, Result, TorchVersion
-from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.model import Column, Ignored, Input, Result, TorchVersion
+from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.glossary import GLOSSARY
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing
 from trace_doctor.reporters.units import share
+from trace_doctor.reporters.words import shortages
 
 _MOST_INPUTS = 24
 
@@ -23,18 +25,26 @@ def render(result: Result) -> Html:
         [el("h3", "Warnings"), el("ul", [el("li", el("bdi", p), ": ", w) for p, w in warnings])]
         if warnings
         else None,
-        [
-            el("h3", "Files not analysed"),
-            el("ul", [el("li", el("bdi", i.path), ": ", i.reason) for i in result.ignored[:_MOST_INPUTS]]),
-            showing(min(len(result.ignored), _MOST_INPUTS), len(result.ignored), "files"),
-        ]
-        if result.ignored
+        [el("h3", "Not read or missing"), el("ul", [el("li", el("bdi", s)) for s in shortages(result)])]
+        if shortages(result)
         else None,
+        _files("Captures not read", result.unread),
+        _files("Files not analysed", [i for i in result.ignored if not i.unread]),
         [el("h3", "Limits applied"), el("ul", [el("li", limit) for limit in result.limits])]
         if result.limits
         else None,
         _config(result.config) if result.config else None,
     )
+
+
+def _files(heading: str, files: Sequence[Ignored]) -> list[Child]:
+    if not files:
+        return []
+    return [
+        el("h3", heading),
+        el("ul", [el("li", el("bdi", i.path), ": ", i.reason) for i in files[:_MOST_INPUTS]]),
+        showing(min(len(files), _MOST_INPUTS), len(files), "files"),
+    ]
 
 
 def _facts(result: Result) -> list[tuple[str, str]]:

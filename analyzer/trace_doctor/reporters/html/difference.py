@@ -38,6 +38,7 @@ def _verdict(made: Difference) -> Html:
         el("p", "Before and after", class_="subject"),
         el("h1", made.verdict, id="verdict-title"),
         el("dl", _step(made), *_memory(made), _counts(made), class_="tiles"),
+        _missing(made),
         warnings if made.warnings else None,
         el(
             "dl",
@@ -47,6 +48,12 @@ def _verdict(made: Difference) -> Html:
         id="verdict",
         aria_labelledby="verdict-title",
     )  # fmt: skip
+
+
+def _missing(made: Difference) -> Html | None:
+    reasons = [*made.undecided, *(f"let pass by --allow-partial: {why}" for why in made.partial)]
+    listed = el("ul", [el("li", why) for why in reasons])
+    return el("div", el("h2", "Not all of both sides"), listed, class_="first doubts") if reasons else None
 
 
 def _side(side: Side) -> list[Child]:

@@ -24,7 +24,7 @@ def gate(result: Result) -> Html | None:
     said = [
         el("p", "Fails it: ", links(decided.failing, known)) if decided.failing else None,
         el("p", "In the baseline: ", links(decided.known, known)) if decided.known else None,
-        [el("p", f"Could not look: {reason}") for reason in decided.undecided],
+        [el("p", f"Undecided: {reason}") for reason in decided.undecided],
         [el("p", note, class_="limit") for note in decided.notes],
         el(
             "p",

@@ -63,7 +63,9 @@ def _subject(result: Result) -> list[Child]:
     if len(names) > 1:
         said.append(f"and {plural(len(names) - 1, 'more file')}")
     said += [el("bdi", d) for d in devices[:2]]
-    if ranks > 1 and len(names) > 1:
+    if result.ranks.note:
+        said.append(result.ranks.note)
+    elif ranks > 1 and len(names) > 1:
         said.append(plural(ranks, "rank"))
     return [
         [el("span", " · ", class_="dot", aria_hidden="true") if n else None, part]

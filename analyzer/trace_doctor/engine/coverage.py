@@ -1,0 +1,159 @@
+"""Whether all of what was given and recorded was looked at: the ranks of the job, and traces that hold enough to be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from trace_doctor.engine.examined import Examined
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.memory_ledger import MemoryLedger
+from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.model import Ignored, Ranks
+from trace_doctor.run import GPU_CATS, Capture, Cat
+
+LEAST_EVENTS = 10
+"""operators, runtime calls and GPU events of a trace without steps: fewer are the rest of a file, not a piece of training"""
+_MOST_NAMED = 8
+_WORK = (Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER, *GPU_CATS)
+
+
+@dataclass(frozen=True)
+class RecordedRanks:
+    """A recording below the paths, and of which of its ranks a capture was read."""
+
+    folder: str
+    """as it is shown"""
+    listed: Sequence[int]
+    read: Set[int]
+    unreadable: Sequence[str] = ()
+    """names of manifests that cannot be read"""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What an analysis was given beside the captures that were read."""
+
+    ignored: Sequence[Ignored] = ()
+    recorded: Sequence[RecordedRanks] = ()
+    rank: int | None = None
+    """the only one that was asked for"""
+
+
+def ranks_of(captures: Sequence[Capture], given: Given) -> Ranks:
+    """Of several jobs the one with the most ranks counts."""
+    read = sorted({c.rank for c in captures})
+    worlds = [w for c in captures if (w := _world(c)) is not None]
+    world = max(worlds, default=None)
+    note = ""
+    if world is not None and len(read) < world:
+        note = f"{len(read)} of {world} ranks"
+        if len(read) == 1:
+            note += "; rules over several ranks did not run"
+    listed = sorted({rank for recording in given.recorded for rank in recording.listed})
+    return Ranks(read=read, world=world, recorded=listed, note=note)
+
+
+def incomplete(examined: Sequence[Examined], given: Given) -> list[str]:
+    """One line for each reason why this is not a diagnosis of all there is."""
+    unread = [file for file in given.ignored if file.unread]
+    found = [f"{file.path} was not read: {file.reason}" for file in unread[:_MOST_NAMED]]
+    if (more := len(unread) - len(found)) > 0:
+        found.append(f"{more} more capture{'s were' if more > 1 else ' was'} not read")
+    for recording in given.recorded:
+        found += _of_recording(recording, given.rank)
+    found += _of_worlds([e.facts.capture for e in examined])
+    empty = [(e.facts.capture.path, why) for e in examined if (why := too_little(e))]
+    if len(empty) == len(examined):  # nothing at all can be judged: more than a part that is missing
+        return found
+    found += [f"{path} holds too little to be judged: {why}" for path, why in empty[:_MOST_NAMED]]
+    if len(empty) > _MOST_NAMED:
+        found.append(f"{len(empty) - _MOST_NAMED} more captures hold too little to be judged")
+    return found
+
+
+def _of_recording(recording: RecordedRanks, only: int | None) -> Iterable[str]:
+    for name in recording.unreadable:
+        yield f"{PurePosixPath(recording.folder) / name} was not read: no manifest of a recording"
+    if missing := [r for r in recording.listed if r not in recording.read and only in (None, r)]:
+        what = f"the recording {recording.folder}" if recording.folder != "." else "the recording"
+        yield f"{what} has {_named(recording.listed)}, and nothing was read of {_named(missing)}"
+
+
+def _of_worlds(captures: Sequence[Capture]) -> Iterable[str]:
+    """Several ranks of a job, but not all: of one folder, or of all folders of jobs of that size together."""
+    folders: dict[str, list[Capture]] = {}
+    for capture in captures:
+        folders.setdefault(_folder(capture), []).append(capture)
+    together: dict[int, set[int]] = {}
+    said = set()
+    for folder, mine in folders.items():
+        world = max((w for c in mine if (w := _world(c)) is not None), default=None)
+        if world is None:
+            continue
+        ranks = {c.rank for c in mine}
+        together.setdefault(world, set()).update(ranks)
+        if 1 < len(ranks) < world:
+            said.add(world)
+            where = f" in {folder}" if len(folders) > 1 else ""
+            yield f"{len(ranks)} of {world} ranks were read{where}: {_missing(ranks, world)}"
+    for world, ranks in together.items():
+        if world not in said and 1 < len(ranks) < world:
+            yield f"{len(ranks)} of {world} ranks were read: {_missing(ranks, world)}"
+    for folder, mine in folders.items():
+        world = max((w for c in mine if (w := _world(c)) is not None), default=None)
+        ranks = {c.rank for c in mine}
+        others = (len({c.rank for c in m}) for f, m in folders.items() if f != folder)
+        if world is not None and len(ranks) == 1 < world and max(others, default=1) > 1:
+            yield f"1 of {world} ranks was read in {folder}, several in another folder"
+
+
+def _missing(ranks: set[int], world: int) -> str:
+    """The first that are not there: a file may claim any number."""
+    missing = [r for r in range(min(world, len(ranks) + _MOST_NAMED + 1)) if r not in ranks]
+    return f"nothing of {_named(missing)}" if missing else "not of all"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    more = ", …" if len(ranks) > _MOST_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"
+
+
+def _folder(capture: Capture) -> str:
+    return str(PurePosixPath(capture.path).parent)
+
+
+def _world(capture: Capture) -> int | None:
+    said = capture.run.meta.get("distributedInfo", {}).get("world_size") if capture.run is not None else None
+    if not said and capture.record is not None:
+        said = capture.record.world_size
+    return said if said is not None and said > 0 else None
+
+
+def too_little(examined: Examined) -> str:
+    """Why a capture tells nothing, whatever rules are asked; "" where it does. Of a recording any of its files is enough."""
+    reasons = [_shortage(facts) for facts in (examined.facts, *examined.further)]
+    return reasons[0] if all(reasons) else ""
+
+
+def _shortage(facts: Facts) -> str:
+    capture = facts.capture
+    if capture.run is None:
+        return "" if facts.get(MemoryLedger) is not None else "the snapshot has no history of allocations"
+    if capture.snapshot is not None and facts.get(MemoryLedger) is not None:
+        return ""
+    steps, run = facts.get(Steps), capture.run
+    ledger = facts.get(TimeLedger)
+    if steps is None or ledger is None or not ledger.rows:
+        return "no operator and no GPU work in it"
+    start, end = steps.window
+    work = int(np.count_nonzero(run.is_cat(*_WORK) & (run.ts < end) & (run.end > start)))
+    if not work:
+        return "no operator and no GPU work in the analysed window"
+    if steps.source == "none" and work < LEAST_EVENTS:
+        return f"no step and only {work} operator{'s' if work > 1 else ''} or GPU events"
+    return ""

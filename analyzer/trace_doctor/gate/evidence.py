@@ -1,0 +1,55 @@
+"""Whether a result has what a decision needs: the ranks that are expected, and rules that could look."""
+
+from __future__ import annotations
+
+from trace_doctor.model import Result
+
+
+def fewer_ranks(result: Result, expected: str = "", before: int = 0) -> list[str]:
+    """Why fewer ranks were read than `--ranks` (a number, or all of the job) expects, or than the baseline has."""
+    read, world = len({*result.ranks.read, *(i.rank for i in result.inputs)}), result.ranks.world
+    found = []
+    if expected == "all" and world is None:
+        found.append("--ranks all: no capture says how many ranks the job has; give --ranks N")
+    elif expected and read < (wanted := world or 0 if expected == "all" else int(expected)):
+        found.append(f"{_ranks(read)} read, --ranks {expected} expects {wanted}")
+    if read < before:
+        found.append(f"{_ranks(read)} read, the baseline has {before}")
+    return found
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank was" if count == 1 else f"{count} ranks were"
+
+
+def nothing_judged(result: Result) -> list[str]:
+    """Why nothing was judged, which must not pass for healthy: too little in the captures, or no rule that could look. A
+    rule that failed could not look either."""
+    found = []
+    if result.inputs and all(i.too_little for i in result.inputs):
+        few = result.inputs[0]
+        found.append(f"the captures hold too little to be judged ({few.path}: {few.too_little})")
+    blind = [o for o in result.outcomes if o.outcome in ("skipped", "error")]
+    if result.inputs and result.outcomes and len(blind) == len(result.outcomes):
+        reasons = {o.reason for o in blind if o.reason}
+        why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
+        which = "the only rule" if len(blind) == 1 else f"none of the {len(blind)} rules"
+        found.append(f"{which} could {'not look' if len(blind) == 1 else 'look'}{why}")
+    else:
+        found += [f"{o.code} ({o.reason})" for o in blind if o.outcome == "error"]
+    return found
+
+
+def not_whole(before: Result, after: Result, expected: str) -> list[str]:
+    """What was not read or is missing on a side of a comparison."""
+    return [
+        f"{which}: {why}"
+        for which, side in (("BEFORE", before), ("AFTER", after))
+        for why in (*side.incomplete, *fewer_ranks(side, expected))
+    ]
+
+
+def not_judged(before: Result, after: Result) -> list[str]:
+    """Sides on which nothing could be looked at."""
+    sides = (("BEFORE", before), ("AFTER", after))
+    return [f"{which}: {why}" for which, side in sides for why in nothing_judged(side)]

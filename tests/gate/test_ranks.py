@@ -1,0 +1,133 @@
+"""Ranks that a recording, the baseline, the job or --ranks expects and that are not there."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_captures import healthy, job
+
+Run = Callable[..., Any]
+
+
+def test_one_rank_alone_passes_and_says_so_first(repository: Path, run: Run) -> None:
+    job(repository / "logs", [3], 8)
+    said = "1 of 8 ranks; rules over several ranks did not run"
+    done = run("check", "logs")
+    assert (done.code, said in done.out.splitlines()[0], said in done.err + done.out) == (0, True, True)
+    done = run("check", "logs", "-o", "json")
+    assert (done.result.ranks.read, done.result.ranks.world, done.result.ranks.note) == ([3], 8, said)
+    assert said in done.err
+    assert run("check", "logs", "--ranks", "all").code == 3
+    assert run("check", "logs", "--ranks", "all", "--allow-partial").code == 0
+    assert [run("check", "logs", "--ranks", n).code for n in (1, 2)] == [0, 3]
+    assert said in run("analyze", "logs", "-o", "text").out.splitlines()[0]
+
+
+@pytest.mark.parametrize("layout", ["a", "a/rank{}"])
+def test_several_ranks_but_not_all(repository: Path, run: Run, layout: str) -> None:
+    for rank in range(4):
+        job(repository / "logs" / layout.format(rank), [rank], 4)
+    assert run("check", "logs", "--ranks", "all").code == 0
+    assert run("check", "logs", "--ranks", 4).code == 0
+    next((repository / "logs").rglob("rank2.json")).unlink()
+    done = run("check", "logs", "-o", "json")
+    assert done.code == 3
+    assert "3 of 4 ranks were read" in done.result.gate.verdict
+    assert "rank 2" in done.result.gate.verdict
+    assert run("check", "logs", "--allow-partial").code == 0
+    assert run("check", "logs", "--rank", 1).code == 0, "one that was asked for"
+
+
+def test_a_run_that_lacks_ranks_beside_a_whole_one(repository: Path, run: Run) -> None:
+    job(repository / "logs" / "1", range(3), 3)
+    for there in ([0, 1], [0]):
+        job(repository / "logs" / "2", there, 3)
+        assert run("check", "logs").code == 3
+        for file in (repository / "logs" / "2").iterdir():
+            file.unlink()
+    job(repository / "logs" / "2", range(3), 3)
+    assert run("check", "logs").code == 0
+
+
+@pytest.mark.parametrize("ranks", ["0", "-1", "some", "1e9", "99999999", "1.5", ""])
+def test_a_number_of_ranks_that_is_none(repository: Path, run: Run, ranks: str) -> None:
+    job(repository / "logs", [0], 1)
+    done = run("check", "logs", f"--ranks={ranks}")
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+
+
+def test_all_ranks_of_a_job_whose_size_nobody_knows(logs: Path, run: Run) -> None:
+    healthy(None).write(logs / "rank0.pt.trace.json")
+    done = run("check", "logs", "--ranks", "all")
+    assert (done.code, "give --ranks N" in done.err + done.out) == (3, True)
+
+
+def recording(folder: Path, ranks: list[int], listed: Any) -> None:
+    folder.mkdir(parents=True)
+    for rank in ranks:
+        made = healthy(rank, len(listed) if isinstance(listed, list) else 1).write(folder / "t.json")
+        (folder / f"rank{rank}.light.json.gz").write_bytes(gzip.compress(made.read_bytes()))
+        (folder / f"rank{rank}.recording.json").write_text(json.dumps({"pid": rank}))
+        made.unlink()
+    (folder / "recording.json").write_text(
+        listed if isinstance(listed, str) else json.dumps({"ranks": listed})
+    )
+
+
+def test_a_recording_that_lists_more_ranks_than_were_read(repository: Path, run: Run) -> None:
+    recording(repository / "logs", [0, 1], [0, 1])
+    assert run("check", "logs").code == run("check", "logs/*").code == 0
+    (repository / "logs" / "rank1.light.json.gz").unlink()
+    for given in ("logs", "logs/*.gz", "logs/rank0.light.json.gz"):
+        done = run("check", given, "-o", "json")
+        assert (done.code, "nothing was read of rank 1" in done.result.gate.verdict) == (3, True)
+    assert done.result.ranks.recorded == [0, 1]
+    assert run("check", "logs", "--rank", 0).code == run("check", "logs", "--allow-partial").code == 0
+
+
+@pytest.mark.parametrize("manifest", ["", "\0" * 64, "[0, 1]", '{"ranks": [0, 1', "{}" * 2])
+def test_a_manifest_that_cannot_be_read(repository: Path, run: Run, manifest: str) -> None:
+    recording(repository / "logs", [0], manifest)
+    done = run("check", "logs", "-o", "json")
+    assert (done.code, "recording.json was not read" in done.result.gate.verdict) == (3, True)
+
+
+@pytest.mark.parametrize("ranks", [[0, -1, True, "7", None, 1e300, 10**12], "all", None, {"0": 1}])
+def test_a_manifest_with_impossible_ranks_expects_none_of_them(
+    repository: Path, run: Run, ranks: Any
+) -> None:
+    recording(repository / "logs", [0], json.dumps({"ranks": ranks, "exit_code": 0}))
+    assert run("check", "logs").code == 0
+
+
+def test_a_recording_without_any_capture_beside_a_whole_one(repository: Path, run: Run) -> None:
+    recording(repository / "logs" / "1", [0], [0])
+    recording(repository / "logs" / "2", [], [0])
+    done = run("check", "logs", "-o", "json")
+    assert (done.code, "the recording logs/2 has rank 0" in done.result.gate.verdict) == (3, True)
+
+
+def test_a_baseline_of_more_ranks(repository: Path, run: Run) -> None:
+    job(repository / "logs", range(2), 2)
+    assert run("check", "logs", "--baseline", "b.json", "--update-baseline").code == 0
+    (repository / "logs" / "rank1.json").unlink()
+    done = run("check", "logs", "--baseline", "b.json", "-o", "json")
+    assert (done.code, "the baseline has 2" in done.result.gate.verdict) == (3, True)
+    assert run("check", "logs", "--baseline", "b.json", "--allow-partial").code == 0
+
+
+def test_what_was_seen_in_part_is_no_baseline(repository: Path, run: Run) -> None:
+    job(repository / "logs", range(2), 2)
+    (repository / "logs" / "rank1.json").write_bytes(b"")
+    on_main = ("check", "logs", "--baseline", "b.json", "--update-baseline")
+    for more in ((), ("--exit-zero",)):
+        done = run(*on_main, *more)
+        assert (done.code, "baseline not written: rank1.json" in done.err) == (0 if more else 3, True)
+        assert not (repository / "b.json").exists()
+    assert run(*on_main, "--allow-partial").code == 0
+    assert (repository / "b.json").exists()

@@ -1,0 +1,76 @@
+"""A trace with too little in it and rules that could not look are no pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+def test_rules_that_could_not_look(logs: Path, run: Run) -> None:
+    done = run("check", "logs", "--select", "TD403", "-o", "json")
+    assert (done.code, "could not look" in done.result.gate.verdict) == (3, True)
+    assert run("check", "logs", "--select", "TD403,TD404", "--allow-partial").code == 3, (
+        "no part of it was judged"
+    )
+    assert run("check", "logs", "--select", "TD403,TD201").code == 0
+
+
+def test_a_selection_that_leaves_no_rule(logs: Path, run: Run) -> None:
+    nothing = ("check", "logs", "--select", "TD201", "--ignore", "TD201")
+    done = run(*nothing)
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    config = logs.parent / "trace-doctor.toml"
+    config.write_text('budgets.step_time = "1 s"\n')
+    assert run(*nothing).code == 0
+    config.write_text('budgets.peak_reserved = { max = "1 GiB", level = "warning" }\n')
+    assert run(*nothing).code == 3
+    config.unlink()
+    assert run("check", "logs", "--baseline", "b.json", "--update-baseline").code == 0
+    assert run(*nothing, "--baseline", "b.json").code == 0
+
+
+HEAD = '{"schemaVersion": 1, "deviceProperties": [], "traceEvents": ['
+OP = '{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 1}'
+TOO_LITTLE = {
+    "no event": "",
+    "metadata": '{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}',
+    "one operator": OP,
+    "an operator without a duration": OP.replace('"dur": 1', '"dur": 0'),
+    "Python frames": OP.replace("cpu_op", "python_function"),
+    "an annotation": OP.replace("cpu_op", "user_annotation"),
+    "steps with nothing in them": ",".join(
+        OP.replace("cpu_op", "user_annotation").replace('"a"', f'"ProfilerStep#{n}"').replace('"ts": 1', f'"ts": {n}')
+        for n in range(1, 6)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", sorted(TOO_LITTLE))
+def test_a_trace_with_too_little_to_be_judged(logs: Path, run: Run, what: str) -> None:
+    (logs / "rank1.json").write_text(HEAD + TOO_LITTLE[what] + "]}")
+    done = run("check", "logs", "-o", "json")
+    assert done.code == 3, done.result.gate.verdict
+    assert "rank1.json holds too little to be judged" in done.result.gate.verdict
+    assert run("check", "logs", "--allow-partial").code == 0, "the other one was judged"
+    (logs / "rank0.pt.trace.json").unlink()
+    assert run("check", "logs").code == run("check", "logs", "--allow-partial").code == 3
+    assert run("verify", "logs", "logs").code in (1, 3), (
+        "a note that is still there beats what cannot be told"
+    )
+    assert run("diff", "logs", "logs").code == 3
+
+
+def test_an_own_rule_that_fails_has_not_looked(logs: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trace_doctor.registry import resolve
+
+    def broken(self: Any, ctx: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(resolve("TD201")[0], "check", broken)
+    assert run("check", "logs").code == 3
+    assert run("check", "logs", "--ignore", "TD201").code == 0

@@ -1,0 +1,229 @@
+"""A capture that was met and not read is no pass, in any command that decides or compares."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_captures import healthy, job
+
+from trace_doctor.loaders import kineto_decode
+from trace_doctor.testing import RunBuilder
+
+Run = Callable[..., Any]
+
+
+class _Code:
+    def __reduce__(self) -> Any:
+        return os.getcwd, ()
+
+
+def _bytes(content: Callable[[Path], bytes]) -> Callable[[Path], None]:
+    def put(path: Path) -> None:
+        path.write_bytes(content(path))
+
+    return put
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(path))
+
+
+UNREADABLE: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "empty": ("rank1.pt.trace.json", _bytes(lambda p: b"")),
+    "NULs": ("rank1.pt.trace.json", _bytes(lambda p: bytes(4096))),
+    "cut before its first event": (
+        "rank1.json", _bytes(lambda p: b'{"schemaVersion": 1, "deviceProperties": [], "trac')
+    ),
+    "broken deflate": ("rank1.json.gz", _bytes(lambda p: b"\x1f\x8b\x08\0\0\0\0\0\0\x03" + b"\xff" * 99)),
+    "refused pickle": ("rank1.pickle", _bytes(lambda p: pickle.dumps({"segments": [], "device_traces": _Code()}))),
+    "another pickle": ("rank1.pickle", _bytes(lambda p: pickle.dumps({"state": 1}))),
+    "cut pickle": ("rank1.pickle", _bytes(lambda p: pickle.dumps({"segments": [], "device_traces": [[]]})[:-9])),
+    "Zstandard": ("rank1.pt.trace.json.zst", _bytes(lambda p: b"\x28\xb5\x2f\xfd\x04\0" + bytes(40))),
+    "xz": ("rank1.pickle.xz", _bytes(lambda p: lzma.compress(b"{}"))),
+    "bzip2": ("rank1.json.bz2", _bytes(lambda p: bz2.compress(b"{}"))),
+    "garbage": ("rank1.json", _bytes(lambda p: bytes(range(256)) * 9)),
+    "a page of a proxy": ("rank1.json", _bytes(lambda p: b"<html>502</html>")),
+    "traceEvents of nobody": ("step.json", _bytes(lambda p: b'{"traceEvents": [{"ph": "X", "name": "a"}]}')),
+    "pickle without a suffix": ("dump", _bytes(lambda p: pickle.dumps({"a": 1}))),
+    "FIFO": ("rank1.json", os.mkfifo),
+    "dangling link": ("rank1.json", lambda p: p.symlink_to("nowhere")),
+    "link in a circle": ("rank1.json", lambda p: p.symlink_to(p.name)),
+    "device": ("rank1.json", lambda p: p.symlink_to("/dev/null")),
+    "socket": ("rank1.json", _socket),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(UNREADABLE))
+def test_a_capture_that_was_met_and_not_read_is_undecided(logs: Path, run: Run, kind: str) -> None:
+    assert run("check", "logs").code == 0
+    name, put = UNREADABLE[kind]
+    put(logs / name)
+    for given in (["logs"], ["logs/*"], [*sorted(map(str, logs.iterdir()))]):
+        done = run("check", *given, "-o", "json")
+        assert done.code == 3, (given, done.err)
+        assert [(i.path, i.unread) for i in done.result.ignored] == [(name, True)]
+        assert name in done.result.gate.verdict
+    assert name in run("check", "logs").out
+    allowed = run("check", "logs", "--allow-partial", "-o", "json")
+    assert (allowed.code, allowed.result.gate.undecided) == (0, [])
+    assert any(name in why for why in allowed.result.gate.partial)
+    assert run("check", "logs", "--exit-zero").code == 0
+    for fmt in ("text", "json", "markdown", "html"):
+        analyzed = run("analyze", "logs", "-o", fmt)
+        assert analyzed.code == 0
+        assert name in analyzed.out, fmt
+    (logs / "rank0.pt.trace.json").unlink()
+    assert run("check", "logs").code == run("analyze", "logs", "-q").code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", b"{}"),
+        ("config.json", b""),
+        ("metrics.json.gz", gzip.compress(b'{"loss": 1}')),
+        ("events.out.tfevents.1.host", b"\x18" + bytes(7) + b"abc"),
+        ("train.log", b"loss 0.3"),
+        ("rank1.log", b""),
+        ("README", b"words"),
+        ("result.json", b'{"tool": {"name": "trace-doctor"}}'),
+        ("mem.raw.json.gz", gzip.compress(b"[[0, 1, 512, 2]]")),
+        ("et.json", b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}'),
+        ("nccl_0.pkl", pickle.dumps({"version": "2.1", "pg_config": {}, "entries": []})),
+    ],
+)
+def test_other_files_are_only_listed(logs: Path, run: Run, name: str, content: bytes) -> None:
+    (logs / name).write_bytes(content)
+    done = run("check", "logs", "-o", "json")
+    assert done.code == 0, done.err
+    assert not done.result.unread
+
+
+def test_one_healthy_rank_and_seven_that_cannot_be_read(logs: Path, run: Run) -> None:
+    for rank, kind in enumerate(
+        ("empty", "NULs", "broken deflate", "refused pickle", "Zstandard", "FIFO", "dangling link"), 1
+    ):
+        name, put = UNREADABLE[kind]
+        put(logs / name.replace("rank1", f"rank{rank}"))
+    done = run("check", "logs", "-o", "json")
+    assert (done.code, len(done.result.unread), len(done.result.incomplete)) == (3, 7, 7)
+
+
+def test_a_name_like_those_beside_it_is_a_capture_as_well(logs: Path, run: Run) -> None:
+    for number in range(2):
+        healthy().write(logs / f"gpu{number}.json")
+    assert run("check", "logs").code == 0
+    (logs / "gpu2.json").write_bytes(b"")
+    assert run("check", "logs").code == 3
+
+
+def test_a_finding_beats_what_was_not_read_and_both_are_said(logs: Path, run: Run) -> None:
+    b = RunBuilder()
+    for _ in range(8):
+        with b.step():
+            b.loader(4000)
+            with b.op("aten::mm"):
+                b.launch(300, "bf16_gemm")
+            b.idle_until_done()
+    b.write(logs / "rank0.pt.trace.json")
+    (logs / "rank1.pt.trace.json").write_bytes(b"")
+    done = run("check", "logs", "-o", "json")
+    assert done.code == 1
+    assert "TD101" in done.result.gate.verdict
+    assert "rank1.pt.trace.json was not read: the file is empty" in done.result.gate.verdict
+
+
+def test_a_file_over_the_memory_limit(logs: Path, run: Run) -> None:
+    healthy(steps=600).write(logs / "rank1.pt.trace.json")
+    enough_for_one = kineto_decode.BASE + 300_000
+    done = run("check", "logs", "--max-memory", enough_for_one, "--no-cache", "-o", "json")
+    assert (done.code, [i.path for i in done.result.unread]) == (3, ["rank1.pt.trace.json"])
+    assert "--max-memory" in done.result.gate.verdict
+
+
+def test_a_mistake_in_the_command_stays_one(logs: Path, run: Run) -> None:
+    (logs / "config.json").write_text("{}")
+    for wrong in ("logs/config.json", "logs/nowhere.json", "elsewhere", "logs/none*.json"):
+        assert run("check", "logs/rank0.pt.trace.json", wrong).code == 2, wrong
+    (logs.parent / "empty").mkdir()
+    done = run("check", "logs", "empty")
+    assert (done.code, "no capture below this folder" in done.err + done.out) == (3, True)
+
+
+def test_what_nobody_may_look_into(logs: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (logs / "sub").mkdir()
+    healthy(1).write(logs / "rank1.pt.trace.json")
+    entered, opened = os.scandir, os.open
+
+    def refuse(path: Any, *args: Any, **more: Any) -> Any:  # root may read everything
+        if Path(os.fsdecode(path) if not isinstance(path, int) else ".").name in refused:
+            raise PermissionError(13, "Permission denied", str(path))
+        return (entered if not args else opened)(path, *args, **more)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "open", refuse)
+    for name in ("sub", "rank1.pt.trace.json"):
+        refused = {name}
+        done = run("check", "logs", "--no-cache", "-o", "json")
+        assert (done.code, [i.path for i in done.result.unread]) == (3, [name])
+        assert "Permission denied" in done.result.gate.verdict
+
+
+# ---------------------------------------------------------------------- comparisons
+
+
+@pytest.mark.parametrize("command", ["verify", "diff"])
+def test_comparisons_keep_to_it(repository: Path, run: Run, command: str) -> None:
+    for side in ("a", "b"):
+        job(repository / side, range(2), 2)
+    assert run(command, "a", "b").code == 0
+    for side in ("a", "b"):
+        (repository / side / "rank1.json").write_bytes(b"")
+        done = run(command, "a", "b", "-o", "json")
+        assert done.code == 3
+        which = {"a": "BEFORE", "b": "AFTER"}[side]
+        said = json.loads(done.out)
+        assert said["code"] == 3
+        assert said["undecided"] == [f"{which}: rank1.json was not read: the file is empty"]
+        assert "rank1.json" in run(command, "a", "b").out
+        allowed = json.loads(run(command, "a", "b", "--allow-partial", "-o", "json").out)
+        assert (allowed["code"], len(allowed["partial"])) == (0, 1)
+        job(repository / side, [1], 2)
+    assert run(command, "a", "b", "--ranks", 3).code == 3
+    (repository / "b" / "rank0.json").unlink()
+    assert run(command, "a", "b").code == 0, "one rank alone is a usual way to record"
+    assert run(command, "a", "b", "--ranks", "all").code == 3
+
+
+def test_saved_results_remember_what_was_not_read(logs: Path, run: Run) -> None:
+    (logs / "rank1.json").write_bytes(b"")
+    saved = logs.parent / "r.json"
+    saved.write_text(run("analyze", "logs", "-o", "json").out)
+    assert run("verify", "r.json", "r.json").code == run("diff", "r.json", "logs").code == 3
+    assert "rank1.json was not read" in run("report", "r.json").out
+
+
+def test_every_format_of_a_check_names_what_was_not_read(logs: Path, run: Run) -> None:
+    (logs / "rank1.json").write_bytes(b"")
+    for fmt in ("text", "html", "json", "sarif", "junit", "github", "markdown"):
+        done = run("check", "logs", "-o", fmt)
+        assert (done.code, "rank1.json" in done.out) == (3, True), fmt
+    assert "<error" in run("check", "logs", "-o", "junit").out
+    assert "<error" not in run("check", "logs", "-o", "junit", "--allow-partial").out
+
+
+def test_load_lists_what_it_did_not_read(logs: Path, run: Run) -> None:
+    (logs / "rank1.json").write_bytes(b"")
+    done = run("load", "logs", "--cache-dir", logs.parent / "cache")
+    assert (done.code, "rank1.json: the file is empty" in done.out) == (0, True)
