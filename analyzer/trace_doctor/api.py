@@ -353,11 +353,10 @@ def _given(read: _Read, rank: int | None) -> Given:
     ]
     recorded = []
     for folder, shown in read.recordings:
-        recording = recordings.read(folder)
+        listed, unreadable = recordings.listed(folder)
         mine = [f.found.path.name for f in read.files if f.found.recording == folder]
-        if recording is not None:
-            ranks = {named[0] for name in mine if (named := recordings.role_of(name)) is not None}
-            recorded.append(RecordedRanks(shown, recording.listed, ranks, recording.unreadable))
+        ranks = {named[0] for name in mine if (named := recordings.role_of(name)) is not None}
+        recorded.append(RecordedRanks(shown, listed, ranks, unreadable))
     return Given(ignored, recorded, rank)
 
 

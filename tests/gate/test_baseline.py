@@ -114,4 +114,4 @@ def test_a_figure_that_was_zero_is_guarded_as_well(logs: Path, run: Callable[...
     said["figures"]["gpu_idle_share"]["values"] = [0.0]
     saved.write_text(json.dumps(said))
     done = run(*on_main, "-o", "json")
-    assert [b.status for b in done.result.gate.budgets if b.name == "gpu_idle_share"] != []
+    assert [b.baseline for b in done.result.gate.budgets if b.name == "gpu_idle_share"] == [0.0]

@@ -54,6 +54,23 @@ def test_a_run_that_lacks_ranks_beside_a_whole_one(repository: Path, run: Run) -
     assert run("check", "logs").code == 0
 
 
+def test_ranks_beyond_the_job_stand_for_none_of_it(repository: Path, run: Run) -> None:
+    job(repository / "logs", [0, 5], 2)
+    done = run("check", "logs", "-o", "json")
+    assert (done.code, "1 of 2 ranks was read: nothing of rank 1" in done.result.gate.verdict) == (3, True)
+
+
+def test_jobs_of_any_size_are_counted_without_counting(repository: Path, run: Run) -> None:
+    job(repository / "logs", [0, 1], 2**50)
+    assert run("check", "logs").code == 3
+
+
+def test_rank_zero_of_two_jobs_is_one_rank_alone(repository: Path, run: Run) -> None:
+    for name in ("a", "b"):
+        job(repository / "logs" / name, [0], 8)
+    assert run("check", "logs").code == 0
+
+
 @pytest.mark.parametrize("ranks", ["0", "-1", "some", "1e9", "99999999", "1.5", ""])
 def test_a_number_of_ranks_that_is_none(repository: Path, run: Run, ranks: str) -> None:
     job(repository / "logs", [0], 1)
@@ -131,3 +148,13 @@ def test_what_was_seen_in_part_is_no_baseline(repository: Path, run: Run) -> Non
         assert not (repository / "b.json").exists()
     assert run(*on_main, "--allow-partial").code == 0
     assert (repository / "b.json").exists()
+
+
+def test_accepting_what_is_found_in_part_is_undecided_though_something_is_found(
+    repository: Path, run: Run
+) -> None:
+    job(repository / "logs", range(2), 3)
+    done = run(
+        "check", "logs", "--fail-on", "info", "--baseline", "b.json", "--update-baseline", "--select", "ALL"
+    )
+    assert (done.code, (repository / "b.json").exists()) == (3, False)

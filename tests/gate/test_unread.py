@@ -102,6 +102,7 @@ def test_a_capture_that_was_met_and_not_read_is_undecided(logs: Path, run: Run, 
         ("et.json", b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}'),
         ("nccl_0.pkl", pickle.dumps({"version": "2.1", "pg_config": {}, "entries": []})),
     ],
+    ids=lambda part: part if isinstance(part, str) else "",
 )
 def test_other_files_are_only_listed(logs: Path, run: Run, name: str, content: bytes) -> None:
     (logs / name).write_bytes(content)
@@ -227,3 +228,10 @@ def test_load_lists_what_it_did_not_read(logs: Path, run: Run) -> None:
     (logs / "rank1.json").write_bytes(b"")
     done = run("load", "logs", "--cache-dir", logs.parent / "cache")
     assert (done.code, "rank1.json: the file is empty" in done.out) == (0, True)
+
+
+def test_fix_says_what_its_findings_are_not_of(logs: Path, run: Run) -> None:
+    (logs / "rank1.json").write_bytes(b"")
+    (logs.parent / "train.py").write_text("import torch\n")
+    done = run("fix", "logs/rank0.pt.trace.json", "logs/rank1.json", "--source", ".")
+    assert "rank1.json was not read: the file is empty" in done.err

@@ -102,15 +102,16 @@ def check(
 
 
 def _accepted(result: Result, terms: Terms, path: Path, quiet: int) -> Terms:
-    """Writes what is found as the baseline. What was seen in part, or could not be judged, is accepted by nobody."""
+    """Writes what is found as the baseline, and holds the result against it. What was seen in part, or could not be
+    judged, is not written: nobody would miss later what it lacks."""
     from trace_doctor.gate.baseline import Baseline
     from trace_doctor.gate.decision import unacceptable
 
+    accepted = Baseline.of(result)
     if why := unacceptable(result, terms):
         c.note(f"baseline not written: {why[0]}{' (and more)' if len(why) > 1 else ''}")
-        return terms
-    accepted = Baseline.of(result)
-    c.write(path, accepted.to_json())
-    if not quiet:
-        c.note(f"baseline written: {path} ({accepted.words()})")
+    else:
+        c.write(path, accepted.to_json())
+        if not quiet:
+            c.note(f"baseline written: {path} ({accepted.words()})")
     return terms.against(accepted)

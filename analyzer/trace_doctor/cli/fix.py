@@ -134,7 +134,10 @@ def _result(
         file=config, overrides=c.overrides(torch_version=torch_version, source=str(source), **loading)
     )
     with c.progress(quiet, not no_progress) as progress:
-        return analyze(*paths, config=settings, source=source, progress=progress)
+        result = analyze(*paths, config=settings, source=source, progress=progress)
+    for reason in result.incomplete if not quiet else ():
+        c.note(reason)
+    return result
 
 
 def _explain(made: Plan, quiet: int) -> None:

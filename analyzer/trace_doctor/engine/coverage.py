@@ -18,7 +18,7 @@ from trace_doctor.run import GPU_CATS, Capture, Cat
 
 LEAST_EVENTS = 10
 """operators, runtime calls and GPU events of a trace without steps: fewer are the rest of a file, not a piece of training"""
-_MOST_NAMED = 8
+_MOST_NAMED, _MOST_RANKS = 8, 10**6
 _WORK = (Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER, *GPU_CATS)
 
 
@@ -85,46 +85,48 @@ def _of_recording(recording: RecordedRanks, only: int | None) -> Iterable[str]:
 
 
 def _of_worlds(captures: Sequence[Capture]) -> Iterable[str]:
-    """Several ranks of a job, but not all: of one folder, or of all folders of jobs of that size together."""
-    folders: dict[str, list[Capture]] = {}
-    for capture in captures:
-        folders.setdefault(_folder(capture), []).append(capture)
+    """Several ranks of a job, but not all: of one folder, or of all folders with jobs of that size together."""
+    folders = _jobs(captures)
     together: dict[int, set[int]] = {}
-    said = set()
-    for folder, mine in folders.items():
-        world = max((w for c in mine if (w := _world(c)) is not None), default=None)
-        if world is None:
-            continue
-        ranks = {c.rank for c in mine}
+    for folder, (ranks, world) in folders.items():
         together.setdefault(world, set()).update(ranks)
-        if 1 < len(ranks) < world:
-            said.add(world)
+        most = max((len(r) for f, (r, _) in folders.items() if f != folder), default=1)
+        if _in_part(ranks, world) or (most > 1 == len(ranks) < world):
             where = f" in {folder}" if len(folders) > 1 else ""
-            yield f"{len(ranks)} of {world} ranks were read{where}: {_missing(ranks, world)}"
+            yield f"{_so_many(ranks, world)}{where}: nothing of {_missing(ranks, world)}"
+            together[world] |= {*range(min(world, _MOST_RANKS))}  # said
     for world, ranks in together.items():
-        if world not in said and 1 < len(ranks) < world:
-            yield f"{len(ranks)} of {world} ranks were read: {_missing(ranks, world)}"
-    for folder, mine in folders.items():
-        world = max((w for c in mine if (w := _world(c)) is not None), default=None)
-        ranks = {c.rank for c in mine}
-        others = (len({c.rank for c in m}) for f, m in folders.items() if f != folder)
-        if world is not None and len(ranks) == 1 < world and max(others, default=1) > 1:
-            yield f"1 of {world} ranks was read in {folder}, several in another folder"
+        if _in_part(ranks, world):
+            yield f"{_so_many(ranks, world)}: nothing of {_missing(ranks, world)}"
 
 
-def _missing(ranks: set[int], world: int) -> str:
-    """The first that are not there: a file may claim any number."""
-    missing = [r for r in range(min(world, len(ranks) + _MOST_NAMED + 1)) if r not in ranks]
-    return f"nothing of {_named(missing)}" if missing else "not of all"
+def _jobs(captures: Sequence[Capture]) -> dict[str, tuple[set[int], int]]:
+    """Folder -> the ranks in it, and how many ranks its traces say the job has; 0: none says so."""
+    folders: dict[str, tuple[set[int], int]] = {}
+    for capture in captures:
+        folder = str(PurePosixPath(capture.path).parent)
+        ranks, world = folders.get(folder, (set(), 0))
+        folders[folder] = ({*ranks, capture.rank}, max(world, _world(capture) or 0))
+    return folders
+
+
+def _in_part(ranks: Set[int], world: int) -> bool:
+    return len(ranks) > 1 and sum(r < world for r in ranks) < world
+
+
+def _so_many(ranks: Set[int], world: int) -> str:
+    there = sum(r < world for r in ranks)
+    return f"{there} of {world} ranks {'was' if there == 1 else 'were'} read"
+
+
+def _missing(ranks: Set[int], world: int) -> str:
+    """The first that are not there: a file may claim any number of ranks."""
+    return _named([r for r in range(min(world, len(ranks) + _MOST_NAMED + 1)) if r not in ranks])
 
 
 def _named(ranks: Sequence[int]) -> str:
     more = ", …" if len(ranks) > _MOST_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"
-
-
-def _folder(capture: Capture) -> str:
-    return str(PurePosixPath(capture.path).parent)
 
 
 def _world(capture: Capture) -> int | None:

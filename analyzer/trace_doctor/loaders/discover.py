@@ -118,7 +118,7 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     if not found:
         if error := next((r.error for c, _, r in refused if c.named), None):
             raise error
-        raise _nothing(paths, len(_ignored(refused, found)))
+        raise _nothing(paths, _ignored(refused, found))
     told = {os.path.realpath(c.path) for c, _, r in refused if r.unread} | {
         os.path.realpath(f.path) for f in found
     }
@@ -350,9 +350,13 @@ def _relative(path: Path, root: Path) -> str:
     return _text(Path(os.path.relpath(os.path.abspath(path), os.path.abspath(root))).as_posix())
 
 
-def _nothing(paths: Sequence[str | Path], ignored: int) -> NoCaptures:
+def _nothing(paths: Sequence[str | Path], ignored: Sequence[Ignored]) -> NoCaptures:
     where = ", ".join(str(p) for p in paths) or "."
-    count = "1 other file was" if ignored == 1 else f"{ignored} other files were"
+    unread = [f"{i.display}: {i.reason}" for i in ignored if i.unread]
+    if unread:
+        more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+        return NoCaptures(f"no readable capture in {where} ({'; '.join(unread[:3])}{more})")
+    count = "1 other file was" if len(ignored) == 1 else f"{len(ignored)} other files were"
     others = f" ({count} ignored)" if ignored else ""
     recording = next((r for p in paths if (r := recordings.read(Path(p)))), None)
     if recording is not None:

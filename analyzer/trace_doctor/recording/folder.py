@@ -108,10 +108,6 @@ class Recording:
     """by rank, in the order of the file"""
     exit_code: int | None = None
     warnings: tuple[str, ...] = ()
-    listed: tuple[int, ...] = ()
-    """ranks that any manifest names, sorted"""
-    unreadable: tuple[str, ...] = ()
-    """manifests that hold no object: what they would list is not known"""
 
     def timed(self, rank: int) -> tuple[float, ...]:
         """Milliseconds of the steps that ran without the profiler, at a settled pace."""
@@ -167,21 +163,31 @@ def read(folder: Path) -> Recording | None:
     said = _object(folder / RECORDING_FILE)
     waited = said.get("waited_for_cpu")
     ranks = {r.rank: r for r in _rank_records(folder, waited if isinstance(waited, dict) else {})}
-    manifests = (RECORDING_FILE, *map(rank_file, ranks))
     return Recording(
         folder=folder,
         ranks=ranks,
         steps=_steps(folder, ranks),
         exit_code=_whole(said.get("exit_code")),
         warnings=_texts(said.get("warnings")),
-        listed=tuple(sorted({*ranks, *_ranks(said.get("ranks"))})),
-        unreadable=tuple(n for n in manifests if os.path.lexists(folder / n) and not _object(folder / n)),
     )
 
 
-def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecord]:
+def listed(folder: Path) -> tuple[list[int], list[str]]:
+    """Ranks that the manifests of a recording name, sorted, and the names of manifests that hold no object: what those
+    would name is not known."""
+    found = dict(_rank_manifests(folder))
+    names = [RECORDING_FILE, *(path.name for path in found.values())]
+    unreadable = [n for n in names if os.path.lexists(folder / n) and not _object(folder / n)]
+    return sorted({*found, *_ranks(_object(folder / RECORDING_FILE).get("ranks"))}), unreadable
+
+
+def _rank_manifests(folder: Path) -> list[tuple[int, Path]]:
     numbered = ((int(m[1]), p) for p in folder.glob("rank*.recording.json") if (m := _RANK.fullmatch(p.name)))
-    for rank, path in sorted(numbered)[:_MOST_RANKS]:
+    return sorted(numbered)[:_MOST_RANKS]
+
+
+def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecord]:
+    for rank, path in _rank_manifests(folder):
         said = _object(path)
         phases, without = said.get("phases"), said.get("without")
         yield RankRecord(
