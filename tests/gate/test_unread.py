@@ -121,6 +121,14 @@ def test_one_healthy_rank_and_seven_that_cannot_be_read(logs: Path, run: Run) ->
     assert (done.code, len(done.result.unread), len(done.result.incomplete)) == (3, 7, 7)
 
 
+def test_a_folder_in_the_place_of_a_capture(logs: Path, run: Run) -> None:
+    (logs / "rank1").mkdir()
+    assert run("check", "logs").code == 0
+    (logs / "rank1.pt.trace.json").mkdir()
+    for given in ("logs", "logs/*", "logs/rank*.json"):
+        assert run("check", given).code == 3
+
+
 def test_a_name_like_those_beside_it_is_a_capture_as_well(logs: Path, run: Run) -> None:
     for number in range(2):
         healthy().write(logs / f"gpu{number}.json")

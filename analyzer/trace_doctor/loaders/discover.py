@@ -30,6 +30,7 @@ _CANDIDATE = regex(
 # Looked into as well, but of no interest when they are something else: logs, files without a suffix.
 _POSSIBLE = regex(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+_FILE_NAME = regex(r"\.(?:json|pickle|pkl)(?:\.gz)?$", re.I)
 _NUMBER = regex(r"\d+")
 _COMPANIONS = frozenset({ENVIRONMENT_FILE})
 """Belongs beside a capture: no capture itself, and nothing to speak of."""
@@ -307,6 +308,8 @@ def _walk(root: Path, recorded: list[Path]) -> Iterator[Path]:
         for entry in entries:
             try:
                 if entry.is_dir():
+                    if _FILE_NAME.search(entry.name) and identify.claims_capture(entry.name, b""):
+                        yield Path(entry.path)  # in the place of a capture
                     if not entry.name.startswith(".") and entry.name not in _SKIPPED_FOLDERS:
                         below.append(Path(entry.path))
                 elif entry.name in _COMPANIONS or (is_recording and recordings.is_companion(entry.name)):
