@@ -25,6 +25,7 @@ from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.planned import checked
 from trace_doctor.model import Finding, Fix, Location, Result
 from trace_doctor.model.parameters import PARAMETERS, parameters
+from trace_doctor.model.reading import MAY_BE_SAFE
 from trace_doctor.reporters.saved import read_saved
 
 HERE = Path(__file__).parent
@@ -161,6 +162,19 @@ def test_examples_add_what_is_declared(examples: dict[str, list[tuple[Case, Path
     assert sum(edited) >= len(edited) >= 1
 
 
+def test_what_may_be_safe_is_what_codemods_call_safe(
+    examples: dict[str, list[tuple[Case, Path]]],
+) -> None:
+    safe = {
+        name
+        for name, each in examples.items()
+        for case, folder in each
+        for item in case.plan(folder, case.params).items
+        if item.change is not None and item.change.safety == "safe"
+    }
+    assert safe == MAY_BE_SAFE
+
+
 def test_there_is_an_example_for_each_codemod(examples: dict[str, list[tuple[Case, Path]]]) -> None:
     assert set(examples) == set(codemods()) == set(PARAMETERS)
 
@@ -252,7 +266,7 @@ def test_any_value_of_any_parameter_is_refused_or_adds_what_is_declared(
     except NotACapture as refused:
         said = str(refused)
         assert "\n" not in said and len(said) < 400
-        assert "malformed: invalid utf-16" in said or f"TD101-1, fix 1 ({codemod}): parameter " in said
+        assert "JSON is malformed" in said or f"TD101-1, fix 1 ({codemod}): parameter " in said
         return
     assert_only_declared(made, codemod)
     assert b"PWNED" not in made.patch()

@@ -19,11 +19,14 @@ def node(value: Value) -> cst.BaseExpression:
         return cst.SimpleString(json.dumps(value, ensure_ascii=False))  # its escapes are Python's as well
     if isinstance(value, Mapping):
         return cst.Dict([cst.DictElement(node(str(k)), node(v)) for k, v in value.items()])
-    if not math.isfinite(value):
-        raise ValueError(f"{value} has no literal")
-    if value < 0:
+    digits = repr(value)
+    if digits.startswith("-"):
         return cst.UnaryOperation(cst.Minus(), node(-value))
-    return cst.Integer(str(value)) if isinstance(value, int) else cst.Float(repr(value))
+    if isinstance(value, int):
+        return cst.Integer(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits} has no literal")
+    return cst.Float(digits)
 
 
 def written(value: Value) -> str:

@@ -1,17 +1,52 @@
-"""A result that was saved is input like any other: what its fixes ask for is checked, what they claim is not believed."""
+"""A result that was saved is input like any other: its figures and positions are checked, and what its fixes ask for; what
+they claim is not believed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec.structs import replace
 
 from trace_doctor.errors import UnusableResult, one_line
 from trace_doctor.model.findings import Finding, Fix
 from trace_doctor.model.parameters import PARAMETERS, misfit
+from trace_doctor.model.pictures import Lane, MemorySeries
 
 MAY_BE_SAFE = frozenset({"allocator-setting", "dataloader-args", "detach-accumulation", "pinned-copies"})
 """codemods that leave the losses as they are, in some scripts: which, they say themselves"""
+
+
+LARGEST = 1 << 64
+"""no figure is more: counts, bytes, ns since 1970"""
+
+
+_SHORTEST_US = 1e-4
+
+
+def check_figures(decoded: Any) -> None:
+    """Raises UnusableResult for a number in a JSON value that measures nothing."""
+    left = [decoded]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, int | float) and not -LARGEST <= value <= LARGEST:
+            raise UnusableResult("it holds a number that nothing measures")
+
+
+def check_positions(rows: Iterable[Any], lanes: Iterable[Lane], series: Iterable[MemorySeries]) -> None:
+    """Raises UnusableResult for a row of no capture, a lane of no length, or a series whose lists do not fit each other."""
+    if any(row.input < 0 for row in rows):
+        raise UnusableResult("a row belongs to no capture")
+    if any(lane.dur_us < 0 or 0 < lane.dur_us < _SHORTEST_US for lane in lanes):
+        raise UnusableResult("a lane of the timeline is shorter than any clock measures")
+    for one in series:
+        lengths = {len(one.at), len(one.reserved), *map(len, one.live_by_category.values())}
+        if len(lengths) > 1 or not 0 <= one.peak_index < max(1, len(one.at)):
+            raise UnusableResult("the points of a memory series do not fit each other")
 
 
 def checked(findings: Iterable[Finding]) -> list[Finding]:

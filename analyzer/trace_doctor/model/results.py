@@ -25,7 +25,7 @@ from trace_doctor.model.pictures import (
     StepRow,
     WhatIf,
 )
-from trace_doctor.model.reading import checked
+from trace_doctor.model.reading import check_figures, check_positions, checked
 
 SCHEMA_VERSION = 1
 
@@ -113,14 +113,18 @@ class Result(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Result:
-        """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such result, UnusableResult where a fix
-        asks for what its codemod does not do."""
+        """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such result, UnusableResult where it
+        holds what no analysis measures, or a fix asks for what its codemod does not do."""
         result = msgspec.json.decode(data, type=cls)
+        findings = checked(result.findings)
         suppressed = [
             msgspec.structs.replace(s, finding=f)
             for s, f in zip(result.suppressed, checked([s.finding for s in result.suppressed]), strict=True)
         ]
-        return msgspec.structs.replace(result, findings=checked(result.findings), suppressed=suppressed)
+        check_figures(msgspec.json.decode(data))
+        rows = [r for name in _ROWS for r in getattr(result, name)]
+        check_positions(rows, result.timeline, result.memory_timeline)
+        return msgspec.structs.replace(result, findings=findings, suppressed=suppressed)
 
     def __repr__(self) -> str:
         """For a console: the verdict and a line for each finding. All of it would be as long as the JSON."""
@@ -136,6 +140,11 @@ class Result(Struct, frozen=True, kw_only=True):
         )
 
 
+_ROWS = (
+    "time_ledger", "memory_ledger", "memory_held", "steps", "timeline", "memory_timeline", "kernels", "operators",
+    "collectives", "what_if", "critical_path", "findings",
+)  # fmt: skip
+"""fields whose rows say of which input they are"""
 _VALUE = rb"\n *[^\s\[\]{}][^\n]*(?<![\[{])"
 _PLAIN = re.compile(rb"[\[{](?:%s)+\n *[\]}]" % _VALUE)
 _BREAK = re.compile(rb"(?<=[\[{])\n *|(?<=,)\n( ) *|\n *(?=[\]}])")

@@ -166,7 +166,7 @@ def _not_checked(result: Result, options: Options) -> Iterator[str]:
     by_reason: dict[str, list[str]] = defaultdict(list)
     for o in result.outcomes:
         if o.outcome in ("skipped", "error"):
-            reason = (o.reason or "no reason given").strip().splitlines()[-1]
+            reason = ((o.reason or "").strip() or "no reason given").splitlines()[-1]
             by_reason[reason if o.outcome == "skipped" else f"failed: {reason}"].append(f"{o.code} {o.name}")
     if by_reason:
         count = sum(map(len, by_reason.values()))

@@ -1,0 +1,159 @@
+"""Whatever a saved result holds: it is rendered, planned and compared, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from trace_doctor.api import diff, verify
+from trace_doctor.errors import NotACapture, TraceDoctorError, UnusableResult
+from trace_doctor.fixes import plan, with_diffs
+from trace_doctor.gate.baseline import Baseline, read_baseline
+from trace_doctor.model import Finding, Fix, Result
+from trace_doctor.reporters import FORMATS, render
+from trace_doctor.reporters.saved import read_saved
+
+SCRIPT = """\
+import torch
+from torch.utils.data import DataLoader
+
+loader = DataLoader([1])
+for x in loader:
+    loss = model(x)
+    loss.backward()
+    optimizer.step()
+"""
+Path_ = tuple[str | int, ...]
+ODD: dict[type, st.SearchStrategy[Any]] = {
+    bool: st.sampled_from([None, 1, "true"]),
+    int: st.sampled_from([-1, 0, 7, 1 << 31, 1 << 53, 1 << 63, 1 << 64, -(1 << 63), 10**30, None, 1.5]),
+    float: st.sampled_from([-1.0, 0.0, 5e-324, 1e18, 1e308, -1e308, None, 3]),
+    str: st.sampled_from(["", "\n", "\x1b[31m", "\x00", "\u202e", "../x.py", "/etc/passwd", "nan", "</script>", "\U0001f600"])
+    | st.text(max_size=8),
+    list: st.sampled_from([[], {}, None, [None], [[]]]),
+    dict: st.sampled_from([{}, [], None]),
+    type(None): st.sampled_from([0, -1, "x", [], {}, 1.5, 1 << 62, 1e300]),
+}  # fmt: skip
+
+
+def places(value: Any, path: Path_ = ()) -> Iterator[Path_]:
+    """Where values stand, of long lists the first only."""
+    if path:
+        yield path
+    items = (
+        value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    )
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+def damaged(data: st.DataObject, saved: dict[str, Any]) -> dict[str, Any]:
+    """One to three of its values deleted or replaced, rare kinds of places as often as frequent ones."""
+    for _ in range(data.draw(st.integers(1, 3))):
+        kinds: dict[Path_, list[Path_]] = defaultdict(list)
+        for path in places(saved):
+            kinds[tuple(p for p in path if isinstance(p, str))].append(path)
+        path = data.draw(st.sampled_from(kinds[data.draw(st.sampled_from(sorted(kinds)))]))
+        owner: Any = saved
+        for key in path[:-1]:
+            owner = owner[key]
+        if data.draw(st.booleans()):
+            owner[path[-1]] = data.draw(ODD[type(owner[path[-1]])])
+        else:
+            del owner[path[-1]]
+    return saved
+
+
+@pytest.mark.parametrize("fixture", ["rich_result", "snapshot_result", "cpu_result"])
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_damaged_result_is_used_or_refused_in_one_line(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    fixture: str,
+    data: st.DataObject,
+) -> None:
+    result: Result = request.getfixturevalue(fixture)
+    folder = tmp_path_factory.mktemp("saved")
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "r.json").write_text(json.dumps(damaged(data, json.loads(result.to_json()))))
+    try:
+        read = read_saved(folder / "r.json")
+    except NotACapture as refused:
+        assert str(refused).startswith("r.json") and len(str(refused)) < 500
+        return
+    for fmt in sorted(FORMATS):
+        render(read, fmt, zoom=False)
+    plan(read, folder).patch()
+    assert Result.from_json(with_diffs(read, folder).to_json())
+    Baseline.of(read).to_json()
+    for compare in (verify, diff):
+        for sides in ((read, result), (result, read)):
+            try:
+                compare(*sides)
+            except TraceDoctorError as refused:
+                assert "\n" not in str(refused)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_damaged_baseline_is_read_or_refused_in_one_line(
+    rich_result: Result, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("baseline") / "b.json"
+    path.write_text(json.dumps(damaged(data, json.loads(Baseline.of(rich_result).to_json()))))
+    try:
+        read_baseline(path)
+    except TraceDoctorError as refused:
+        assert "\n" not in str(refused)
+
+
+# ---------------------------------------------------------------------- what is not believed
+
+
+def saved(tmp_path: Path, fix: Fix) -> Fix:
+    one = Finding(
+        id="TD101-1", code="TD101", name="n", title="t", severity="info", confidence="high", message="m",
+        fingerprint="f", fixes=[fix],
+    )  # fmt: skip
+    path = tmp_path / "r.json"
+    path.write_bytes(Result(findings=[one]).to_json())
+    return read_saved(path).findings[0].fixes[0]
+
+
+@pytest.mark.parametrize(
+    ("codemod", "claimed", "read"),
+    [
+        ("zero-grad", "safe", "unsafe"),
+        ("replace-optimizer", "safe", "unsafe"),
+        ("zero-grad", "display", "display"),
+        ("pinned-copies", "unsafe", "unsafe"),
+        ("not-yet", "safe", "display"),
+        (None, "safe", "display"),
+    ],
+)
+def test_a_claim_of_safety_only_restricts(
+    tmp_path: Path, codemod: str | None, claimed: Any, read: str
+) -> None:
+    fix = Fix(title="t", kind="patch", safety=claimed, codemod=codemod, diff="--- a\n+++ b\n")
+    assert saved(tmp_path, fix).safety == read
+
+
+def test_a_damaged_result_is_no_capture_that_might_be_analyzed(tmp_path: Path, rich_result: Result) -> None:
+    path = tmp_path / "r.json"
+    made = json.loads(rich_result.to_json())
+    made["findings"][0]["severity"] = "fatal"
+    path.write_text(json.dumps(made))
+    with pytest.raises(UnusableResult, match="findings"):
+        verify(path, path)
+    path.write_bytes(replace(rich_result, schema_version=99).to_json())
+    with pytest.raises(UnusableResult, match="newer trace-doctor"):
+        verify(path, path)
