@@ -9,6 +9,9 @@ import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from msgspec import inspect
 
 RULES = Path(__file__).resolve().parent.parent / "rules" / "trace_doctor_rules"
 
@@ -116,6 +119,15 @@ def page() -> str:
         "DeepSpeed: `deepspeed-zero` and `autocast` edit its JSON file or dictionary; what a Trainer's arguments repeat of "
         "it is changed in both. Variables such as `PYTORCH_CUDA_ALLOC_CONF` are extended where a launch script, an image or "
         "a job description sets them, and set in the script otherwise.",
+        "",
+        "## What an edit adds",
+        "",
+        "The parameters that a codemod takes, and all identifiers and words of strings that it may bring into a script beside "
+        "them, numbers and what the script itself says. Nothing else of a finding is ever written.",
+        "",
+        "| edit | parameters | adds |",
+        "| --- | --- | --- |",
+        *_additions(),
     ]
     return "\n".join(lines) + "\n"
 
@@ -140,6 +152,53 @@ def _framework_rows() -> Iterator[str]:
         ]
         if any(cells):
             yield f"| `{name}` | " + " | ".join(cells) + " |"
+
+
+def _additions() -> Iterator[str]:
+    from trace_doctor.fixes.codemods import codemods
+
+    for name, mod in codemods().items():
+        fields = [_parameter(field) for form in _structs(mod.params) for field in form.fields]
+        adds = " ".join(f"`{word}`" for word in sorted(mod.adds))
+        yield f"| `{name}` | {', '.join(dict.fromkeys(fields))} | {adds} |"
+
+
+def _structs(form: Any) -> Iterator[inspect.StructType]:
+    """The types of parameters: one, or one for each callee."""
+    info = inspect.type_info(form)
+    for each in info.types if isinstance(info, inspect.UnionType) else (info,):
+        assert isinstance(each, inspect.StructType)
+        if each.tag is not None:
+            tagged = inspect.Field("callee", "callee", inspect.LiteralType((each.tag,)), required=True)
+            each = inspect.StructType(each.cls, (tagged, *each.fields))
+        yield each
+
+
+def _parameter(field: inspect.Field) -> str:
+    """`dtype`: bfloat16 or float16"""
+    return f"`{field.encode_name}`: {_values(field.type)}"
+
+
+def _values(form: inspect.Type) -> str:
+    match form:
+        case inspect.LiteralType():
+            return " or ".join(f"`{v}`" for v in form.values)
+        case inspect.UnionType() if any(isinstance(t, inspect.BoolType) for t in form.types):
+            return "true or false"
+        case inspect.UnionType():
+            return _values(next(t for t in form.types if not isinstance(t, inspect.NoneType)))
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType():
+            return f"{form.ge} to {form.le}"
+        case inspect.VarTupleType():
+            return f"some of {_values(form.item_type)}"
+        case inspect.StructType():
+            return "(" + ", ".join(map(_parameter, form.fields)) + ")"
+        case inspect.StrType(pattern=str()):
+            return "a version"
+        case _:
+            return "a name, which is compared with the script and not written"
 
 
 def _said(setting: object, value: str) -> str:

@@ -17,7 +17,7 @@ from trace_doctor.evidence.steps import Steps
 from trace_doctor.model import Fix, Location, Result, Saving
 from trace_doctor.rule import Claim, Context, Rule, threshold
 from trace_doctor.run import Capture
-from trace_doctor.testing import RunBuilder
+from trace_doctor.testing import Invalid, RunBuilder, run_case
 
 
 class Missing(Evidence, frozen=True):
@@ -54,12 +54,16 @@ def claim(share: float | None = 0.2, message: str = "Something costs.", **fields
     return Claim(**{"message": message, "confidence": "high", "saving": saving, **fields})
 
 
-def capture(rank: int = 0, path: str = "logs/trace.json") -> Capture:
+def steps(rank: int = 0) -> RunBuilder:
     b = RunBuilder(rank=rank)
     for _ in range(3):
         with b.step(), b.op("aten::mm"):
             b.launch(50)
-    return Capture(rank=rank, run=replace(b.run(), path=path))
+    return b
+
+
+def capture(rank: int = 0, path: str = "logs/trace.json") -> Capture:
+    return Capture(rank=rank, run=replace(steps(rank).run(), path=path))
 
 
 def diagnosed(*rules: type[Rule], captures: list[Capture] | None = None, **settings: Any) -> Result:
@@ -210,6 +214,23 @@ def test_a_saving_is_never_negative() -> None:
     saving = diagnosed(made).findings[0].saving
     assert saving is not None
     assert (saving.time_us_per_step, saving.share_of_step, saving.bytes) == (0.0, 0.0, 0)
+
+
+def test_a_fix_that_its_codemod_does_not_take_is_shown_and_the_result_read_back() -> None:
+    """Parameters come from captures, which may say anything."""
+    wrong = Fix(title="t", kind="patch", codemod="optimizer-args", params={"class": "x y"}, text="shown")
+    right = Fix(title="u", kind="patch", codemod="optimizer-args", params={"class": "AdamW"})
+    result = diagnosed(rule("TD901", claim(fixes=(wrong, right))))
+    shown, kept = result.findings[0].fixes
+    assert (shown.codemod, shown.params, shown.safety, shown.text) == (None, {}, "display", "shown")
+    assert (kept.codemod, kept.params) == ("optimizer-args", {"class": "AdamW"})
+    assert Result.from_json(result.to_json()) == result
+
+
+def test_a_case_of_a_rule_fails_where_its_codemod_does_not_take_the_parameters() -> None:
+    wrong = Fix(title="t", kind="patch", codemod="batch-size", params={"size": "many"})
+    with pytest.raises(AssertionError, match="batch-size takes no such parameters: size"):
+        run_case(rule("TD901", claim(fixes=(wrong,))), Invalid("any", steps))
 
 
 def test_long_tables_are_cut_and_say_so() -> None:

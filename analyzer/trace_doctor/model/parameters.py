@@ -17,7 +17,7 @@ from trace_doctor.model.findings import Target
 
 Flag = bool | Literal["True", "False"]
 """a truth value; results of before hold it as text"""
-Size = Annotated[int, Meta(ge=0, le=1 << 20)]
+Size = Annotated[int, Meta(ge=0, le=1024)]
 Share = Annotated[int, Meta(ge=2, le=1 << 16)]
 """into how many parts something is divided"""
 Text = Annotated[str, Meta(max_length=4096)]
