@@ -8,6 +8,7 @@ import msgspec
 
 from trace_doctor.errors import printable
 from trace_doctor.evidence.frames import is_user_frame
+from trace_doctor.files import is_utf8
 from trace_doctor.fixes.edits import Change
 from trace_doctor.fixes.plan import plan
 from trace_doctor.fixes.planned import Planned
@@ -52,7 +53,7 @@ def with_diffs(
     return msgspec.structs.replace(
         result,
         findings=findings,
-        source_root=printable(made.prefix),
+        source_root=made.prefix if is_utf8(made.prefix) else printable(made.prefix),
         scripts=sorted(named & set(tree.files)),
         source_excerpts=lines,
     )
