@@ -120,9 +120,11 @@ def test_large_data_is_linked_and_large_results_are_left_out(
         assert list((here / "outputs").iterdir()) == []
         said = "\n".join(scratch.notes)
         assert "images, tokens.bin" in said and "checkpoint-5.pt, outputs" in said
-        assert scratch.touched() == []
+        assert scratch.changes() == []
         (here / "tokens.bin").write_bytes(b"y")
-        assert scratch.touched() == ["tokens.bin"]
+        assert [(c.name, c.how, c.through) for c in scratch.changes()] == [
+            ("tokens.bin", "changed", "tokens.bin")
+        ]
     with Scratch(project, project, link=["outputs"]) as scratch:
         assert (scratch.cwd / "outputs").is_symlink()
 

@@ -75,6 +75,10 @@ def treat(
         list[str] | None,
         typer.Option(help="Files and folders of the project to link into the copy instead of copying them."),
     ] = None,
+    copy_data: Annotated[
+        bool,
+        typer.Option("--copy-data", help="Copy large files and folders of data too, so that no run can change yours."),
+    ] = False,
     scratch: Annotated[Path | None, typer.Option(help="Where the copy is made (default: temporary files).")] = None,
     logs: Annotated[Path | None, typer.Option(help="Keep the recordings before and after below this folder.")] = None,
     allow_dirty: Annotated[
@@ -86,7 +90,7 @@ def treat(
     quiet: c.Quiet = 0,
     verbose: c.Verbose = 0,
 ) -> None:  # fmt: skip
-    """Record, try each fix on the command itself, keep what helps. Exit 0 something helped or nothing was to be tried, 1 no fix helped."""
+    """Record, try each fix on the command itself, keep what helps. Exit 0 something helped or nothing was to be tried, 1 no fix helped, 2 files of yours changed."""
     from trace_doctor.config import load_config
     from trace_doctor.treatment import TreatOptions
     from trace_doctor.treatment import treat as run
@@ -109,6 +113,7 @@ def treat(
         loss_tolerance=_share("--loss-tolerance", loss_tolerance),
         without_losses=without_losses,
         link=tuple(link or ()),
+        copy_data=copy_data,
         scratch=scratch,
         logs=logs,
     )

@@ -1,28 +1,37 @@
 """A folder of a project copied so that what runs in the copy leaves the original alone, without copying its data.
 
-Files are copied (sharing their blocks where the file system can). Not copied: version control, caches. Linked: virtual
-environments, and large files and folders of data. Large files that look like what a run writes are left out, since a
-link would let a run overwrite them.
+Files are copied (sharing their blocks where the file system can). Links that lead into the project lead into the copy.
+Not copied: version control, caches. Linked: virtual environments, and large files and folders of data. What looks like
+what a run writes is left out where it is large or outside of the project, since a link would let a run overwrite it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import hashlib
 import os
+import posixpath
 import re
 import shutil
 import stat
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 from trace_doctor.errors import UsageError
+from trace_doctor.reporters.units import size
+from trace_doctor.treatment.confined import Confined
+from trace_doctor.treatment.routes import Routes, mention
 
 LARGE_FILE = 64 << 20
 LARGE_FOLDER = 256 << 20
 MANY_FILES = 2_000
 """a folder of so many files, or of so many bytes, that holds no script is data"""
-_CACHES = re.compile(
+LARGE_SCRIPT = 16 << 20
+"""what is larger is compared by its state, whatever it is called"""
+CACHES = re.compile(
     r"\.(git|hg|svn|tox|nox|ipynb_checkpoints|(mypy|pytest|ruff)_cache)|__pycache__|node_modules"
 )
 _WRITTEN = re.compile(
@@ -32,9 +41,36 @@ _WRITTEN = re.compile(
 )
 """names of what training scripts write"""
 _PROGRAM = (".py", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".ipynb", ".cu", ".cpp", ".c", ".h")
+_HASHED = (*_PROGRAM, ".json", ".bash", ".slurm", ".sbatch", ".txt", ".env", "Dockerfile", "Makefile")
+_OURS_TO_TELL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE)
+"""failures of the copy; others are of what is copied"""
+_ATTEMPTS = 3
 
-State = tuple[int, int, int]
-"""size, time of change in ns, mode"""
+State = tuple[int, int, int, int, int]
+"""size, times of change in ns, inode, mode: of the copies"""
+Stamp = int | bytes
+"""of scripts and configuration their hash, of anything else a hash of its state"""
+_Kind = Literal["project", "data", "linked"]
+"""of a folder: one that can hold data, one of data that is to be copied, one whose files are linked one by one"""
+
+
+def state(info: os.stat_result) -> State:
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, stat.S_IMODE(info.st_mode)
+
+
+def stamp(info: os.stat_result) -> int:
+    """The state of an original. A folder is another one only where what is in it is."""
+    return 0 if stat.S_ISDIR(info.st_mode) else hash((info.st_mode, *state(info)))
+
+
+def digest(data: bytes, mode: int) -> bytes:
+    """Of a script or a configuration file: what is in it, and who may do what with it."""
+    return hashlib.sha256(stat.S_IMODE(mode).to_bytes(4) + data).digest()
+
+
+def looks_written(name: str) -> bool:
+    """Whether a file or folder is named like what training scripts write."""
+    return _WRITTEN.match(name) is not None
 
 
 @dataclass
@@ -43,160 +79,315 @@ class Copied:
 
     files: dict[str, State] = field(default_factory=dict)
     """of the copies, right after they were made"""
-    originals: dict[str, State] = field(default_factory=dict)
+    originals: dict[str, Stamp] = field(default_factory=dict)
+    """of the same files, as they were when they were read"""
     links: dict[str, str] = field(default_factory=dict)
     """links in the copy -> what they point to"""
     folders: set[str] = field(default_factory=set)
-    linked: dict[str, State] = field(default_factory=dict)
-    """large files and folders that the copy shares with the original, as they were"""
+    linked: list[str] = field(default_factory=list)
+    """large files and folders that the copy shares with the original"""
+    environments: list[str] = field(default_factory=list)
+    """virtual environments that the copy shares with the original"""
+    outward: dict[str, str] = field(default_factory=dict)
+    """links of the project that lead out of it -> where to"""
     left_out: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
+    special: list[str] = field(default_factory=list)
+    """sockets, pipes and devices"""
+    unsettled: list[str] = field(default_factory=list)
+    """files that changed each time they were copied"""
+    mentioning: set[str] = field(default_factory=set)
+    """scripts and configuration in which the absolute path of the project is written"""
 
 
-def copy_tree(source: Path, target: Path, link: Collection[str] = ()) -> Copied:
-    """Copies below `target`, which exists. `link` names files and folders to be linked whatever they look like.
+def copy_tree(
+    source: Path, tree: Confined, at: str, routes: Routes, *, link: Collection[str] = (), data: bool = False
+) -> Copied:
+    """Copies a folder to the folder `at` of a tree, which exists. `link` names files and folders of it that are linked
+    whatever they look like; `data`: files and folders of data are copied as well.
 
-    Raises UsageError where the copy cannot be written.
+    Raises UsageError where the copy cannot be written, has no room, or `link` names what is not there.
     """
-    done = Copied()
+    copy = _Copy(source, tree, at, routes, frozenset(_link_name(n, source) for n in link), data)
     try:
-        _folder(source, target, "", frozenset(n.strip("/") for n in link), done)
+        copy.run()
     except OSError as error:
-        raise UsageError(f"cannot copy {source} to {target.parent}: {error.strerror}") from None
-    return done
+        raise UsageError(f"cannot copy {source}: {error.strerror}") from None
+    return copy.done
 
 
-def _folder(source: Path, target: Path, prefix: str, link: frozenset[str], done: Copied) -> None:
-    try:
-        entries = sorted(os.scandir(source), key=lambda e: e.name)
-    except OSError:
-        done.unreadable.append(prefix.rstrip("/") or ".")
-        return
-    for entry in entries:
-        name, to = prefix + entry.name, target / entry.name
-        if _CACHES.fullmatch(entry.name):
-            continue
-        if name in link:
-            _share(Path(entry.path), to, name, done)
-        elif entry.is_symlink():
-            _link(Path(entry.path), to, name, done)
-        elif entry.is_dir():
-            if (Path(entry.path) / "pyvenv.cfg").exists():
-                _link_to(Path(entry.path).resolve(), to, name, done)
-            elif _is_data(Path(entry.path)):
-                _large(entry, to, name, done)
+def _link_name(name: str, source: Path) -> str:
+    name = posixpath.relpath(name, source) if os.path.isabs(name) else posixpath.normpath(name)
+    if name == "." or name.split("/")[0] == ".." or not os.path.lexists(source / name):
+        raise UsageError(f"--link {name}: no such file or folder in {source}")
+    return name
+
+
+@dataclass
+class _Copy:
+    source: Path
+    tree: Confined
+    at: str
+    routes: Routes
+    link: frozenset[str]
+    data: bool
+    done: Copied = field(default_factory=Copied)
+    _later: list[tuple[str, int]] = field(default_factory=list)
+    """data that is to be copied when it is known that there is room: names and bytes"""
+
+    def run(self) -> None:
+        self._folders([("", "project")])
+        if not self._later:
+            return
+        self._room(sum(count for _, count in self._later))
+        folders: list[tuple[str, _Kind]] = []
+        for name, _ in self._later:
+            if (self.source / name).is_dir():
+                self._make(name)
+                folders.append((name, "data"))
             else:
-                to.mkdir()
-                done.folders.add(name)
-                _folder(Path(entry.path), to, f"{name}/", link, done)
-        elif entry.is_file():
-            if entry.stat().st_size > LARGE_FILE:
-                _large(entry, to, name, done)
-            else:
-                copy_file(Path(entry.path), to, name, done)
+                self._file(name)
+        self._folders(folders)
+
+    def _folders(self, todo: list[tuple[str, _Kind]]) -> None:
+        while todo:
+            folder, kind = todo.pop()
+            try:
+                entries = sorted(os.scandir(self.source / folder), key=lambda e: e.name)
+            except OSError:
+                self.done.unreadable.append(folder or ".")
+                continue
+            for entry in entries:
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                with suppress(FileNotFoundError):  # gone meanwhile
+                    if (inner := self._entry(entry, name, kind)) is not None:
+                        self._make(name)
+                        todo.append((name, inner))
+
+    def _entry(self, entry: os.DirEntry[str], name: str, kind: _Kind) -> _Kind | None:
+        """Copies what is no folder; what a folder is that is to be copied."""
+        if name in self.link:
+            return self._share(name)
+        if CACHES.fullmatch(entry.name):
+            return None
+        if entry.is_symlink():
+            self._link(name)
+        elif entry.is_dir(follow_symlinks=False):
+            if kind != "project":
+                return kind
+            path = Path(entry.path)
+            if os.path.exists(path / "pyvenv.cfg"):
+                self.done.environments.append(name)
+                self._link_to(name, str(path))
+                return None
+            return self._large(name) if _is_data(path) else kind
+        elif not entry.is_file(follow_symlinks=False):
+            self.done.special.append(name)
+        elif kind == "linked":
+            self._link_to(name, entry.path)
+        elif kind == "project" and entry.stat(follow_symlinks=False).st_size > LARGE_FILE:
+            self._large(name)
+        else:
+            self._file(name)
+        return None
+
+    def _large(self, name: str) -> _Kind | None:
+        path = self.source / name
+        if looks_written(path.name):
+            self.done.left_out.append(name)
+            if path.is_dir():
+                self._make(name)
+            return None
+        if self.data:
+            self._later.append((name, _bytes(path)))
+            return None
+        return self._share(name)
+
+    def _share(self, name: str) -> _Kind | None:
+        """Links a file or a folder; file by file where links in the folder lead back into the project."""
+        path = self.source / name
+        self.done.linked.append(name)
+        if path.is_dir() and not path.is_symlink() and self._leads_back(path):
+            return "linked"
+        self._link_to(name, os.path.realpath(path))
+        return None
+
+    def _leads_back(self, folder: Path) -> bool:
+        for _, entry in walk(folder):
+            if entry.is_symlink():
+                final = self.routes.final(entry.path)
+                if self.routes.within(final) and not Path(final).is_relative_to(folder):
+                    return True
+        return False
+
+    def _link(self, name: str) -> None:
+        """A link of the project: into the copy where it leads into the project, else to where it leads."""
+        path = self.source / name
+        where = os.readlink(path)
+        absolute = os.path.join(path.parent, where)
+        final, led = self.routes.final(absolute), self.routes.led(absolute)
+        straight = os.path.normpath(self.routes.inside(path.parent) / where)
+        if not os.path.isabs(where) and _stays(where, name) and led in (None, straight):
+            self._link_to(name, where)
+        elif led is not None:
+            self._link_to(name, led)
+        elif not looks_written(path.name):
+            self._link_to(name, where if os.path.isabs(where) else final)
+        else:
+            self.done.left_out.append(name)
+            if os.path.isdir(final):
+                self._make(name)
+            return
+        if not self.routes.within(final):
+            self.done.outward[name] = final
+
+    def _file(self, name: str) -> None:
+        to = f"{self.at}/{name}"
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                self.tree.remove(to)
+            if copy_file(self.source, name, self.tree, to, self.done):
+                break
+        else:
+            self.done.unsettled.append(name)
+
+    def _make(self, name: str) -> None:
+        self.tree.make_folder(f"{self.at}/{name}")
+        self.done.folders.add(name)
+
+    def _link_to(self, name: str, where: str) -> None:
+        self.tree.make_link(f"{self.at}/{name}", where)
+        self.done.links[name] = where
+
+    def _room(self, needed: int) -> None:
+        folder = self.routes.inside(self.source)
+        free = shutil.disk_usage(folder).free
+        if needed > free and not self._clones(max(self._later, key=lambda item: item[1])[0]):
+            raise UsageError(
+                f"--copy-data: {size(needed)} of data, and {size(free)} are free where the copy is made; "
+                "--scratch DIR makes it elsewhere"
+            )
+
+    def _clones(self, name: str) -> bool:
+        """Whether copies share their blocks with the originals, and need no room of their own."""
+        files = (p for p, e in walk(self.source / name) if e.is_file(follow_symlinks=False))
+        one = self.source / name / next(files, "")
+        with suppress(OSError), open_unlinked(one) as file, self.tree.new_file(".probe") as copy:
+            return _cloned(file, copy)
+        return False
 
 
-def copy_file(source: Path, target: Path, name: str, done: Copied) -> None:
+def _stays(where: str, name: str) -> bool:
+    """Whether a relative link goes up first, no further than to the project, and then only down."""
+    parts = [part for part in where.split("/") if part not in ("", ".")]
+    ups = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
+    return ".." not in parts[ups:] and ups <= name.count("/")
+
+
+def copy_file(root: Path, name: str, tree: Confined, to: str, done: Copied) -> bool:
+    """Copies one file with its mode and times; False where it changed meanwhile, so that the copy may be of no moment.
+
+    No link is followed on either side. What cannot be read is only noted. Raises OSError where the copy cannot be written.
+    """
     try:
-        source.open("rb").close()
-    except OSError:
+        with open_unlinked(root / name) as file:
+            before = os.fstat(file.fileno())
+            data = file.read(before.st_size) if is_hashed(name, before) else None
+            with tree.new_file(to) as copy:
+                if data is not None:
+                    copy.write(data)
+                elif not _cloned(file, copy):
+                    _copy_bytes(file, copy, before.st_size)
+                copy.flush()
+                os.utime(copy.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
+                os.fchmod(copy.fileno(), stat.S_IMODE(before.st_mode))
+            settled = stamp(os.fstat(file.fileno())) == stamp(before)
+    except OSError as error:
+        if error.errno in _OURS_TO_TELL:
+            raise
         done.unreadable.append(name)
-        return
-    done.originals[name] = state(source)
-    if not _cloned(source, target):
-        shutil.copyfile(source, target)
-    shutil.copystat(source, target)
-    done.files[name] = state(target)
+        with suppress(OSError):
+            tree.remove(to)
+        return True
+    made = tree.state(to)
+    if made is None:
+        raise OSError(errno.ENOENT, "the copy was taken away")
+    done.files[name] = state(made)
+    done.originals[name] = stamp(before) if data is None else digest(data, before.st_mode)
+    if data is not None and os.fsencode(root) in data:
+        text = data.decode("utf-8", "surrogateescape")
+        done.mentioning |= {name} if mention(str(root)).search(text) else set()
+    return settled
 
 
-def state(path: Path) -> State:
-    now = path.lstat()
-    return now.st_size, now.st_mtime_ns, stat.S_IMODE(now.st_mode)
+def is_hashed(name: str, info: os.stat_result) -> bool:
+    """Whether a file is a script or configuration, which is compared by what is in it."""
+    return name.endswith(_HASHED) and info.st_size <= LARGE_SCRIPT
+
+
+def open_unlinked(path: Path) -> BinaryIO:
+    """A file for reading. Raises OSError for a link, and for what is no file, without waiting for a pipe's other end."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(0, "not a regular file")
+    return open(number, "rb")
+
+
+def _copy_bytes(file: BinaryIO, copy: BinaryIO, count: int) -> None:
+    """So many bytes: a file that grows all the time has an end as well."""
+    while count > 0 and (data := file.read(min(count, 1 << 20))):
+        copy.write(data)
+        count -= len(data)
 
 
 def walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """All entries below a folder with their relative names, folders last and each after those in it; links are entries."""
-    stack = [(root, "")]
-    folders = []
+    """All entries below a folder with their relative names; links are entries. Folders that cannot be read end there."""
+    stack = [(str(root), "")]
     while stack:
         here, prefix = stack.pop()
-        with os.scandir(here) as entries:
+        with suppress(OSError), os.scandir(here) as entries:
             for entry in entries:
                 name = prefix + entry.name
+                yield name, entry
                 if entry.is_dir(follow_symlinks=False):
-                    folders.append((name, entry))
-                    stack.append((Path(entry.path), f"{name}/"))
-                else:
-                    yield name, entry
-    yield from reversed(folders)
-
-
-def looks_written(name: str) -> bool:
-    """Whether a file or folder is named like what training scripts write."""
-    return _WRITTEN.match(name) is not None
-
-
-def _large(entry: os.DirEntry[str], to: Path, name: str, done: Copied) -> None:
-    if looks_written(entry.name):
-        done.left_out.append(name)
-        if entry.is_dir():
-            to.mkdir()
-            done.folders.add(name)
-        return
-    _share(Path(entry.path), to, name, done)
-
-
-def _share(source: Path, to: Path, name: str, done: Copied) -> None:
-    _link_to(source.resolve(), to, name, done)
-    done.linked[name] = state(source.resolve())
-
-
-def _link_to(where: Path, to: Path, name: str, done: Copied) -> None:
-    to.symlink_to(where)
-    done.links[name] = str(where)
-
-
-def _link(source: Path, to: Path, name: str, done: Copied) -> None:
-    """A link of the project as it is; one that leads out of the folder it stands in, to where it leads."""
-    where = os.readlink(source)
-    if not os.path.isabs(where) and ".." in Path(where).parts:
-        where = os.path.abspath(source.parent / where)
-    to.symlink_to(where)
-    done.links[name] = where
+                    stack.append((entry.path, f"{name}/"))
 
 
 def _is_data(folder: Path) -> bool:
     """Whether a folder is large and holds no script and no configuration."""
-    size = count = 0
-    for name, entry in walk_quietly(folder):
+    total = count = 0
+    for name, entry in walk(folder):
         if entry.is_dir(follow_symlinks=False):
             continue
         if name.endswith(_PROGRAM):
             return False
         count += 1
-        with contextlib.suppress(OSError):
-            size += entry.stat(follow_symlinks=False).st_size
+        with suppress(OSError):
+            total += entry.stat(follow_symlinks=False).st_size
         if count > 20 * MANY_FILES:  # enough is known, and a script among so many would be data as well
             return True
-    return count > MANY_FILES or size > LARGE_FOLDER
+    return count > MANY_FILES or total > LARGE_FOLDER
 
 
-def walk_quietly(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """As `walk`; what cannot be read ends it."""
-    with contextlib.suppress(OSError):
-        yield from walk(root)
+def _bytes(path: Path) -> int:
+    """Of a file, or of all files below a folder."""
+    total = path.lstat().st_size
+    for _, entry in walk(path):
+        with suppress(OSError):
+            total += entry.stat(follow_symlinks=False).st_size
+    return total
 
 
 _FICLONE = 0x40049409
 
 
-def _cloned(source: Path, target: Path) -> bool:
+def _cloned(file: BinaryIO, copy: BinaryIO) -> bool:
     """Copies by sharing blocks until one side writes, where the file system can (btrfs, xfs)."""
     try:
         import fcntl
 
-        with source.open("rb") as old, target.open("wb") as new:
-            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+        fcntl.ioctl(copy.fileno(), _FICLONE, file.fileno())
     except (ImportError, OSError):
         return False
     return True

@@ -16,6 +16,7 @@ from trace_doctor.model.inert import written
 
 SCHEMA_VERSION = 1
 
+How = Literal["created", "changed", "deleted"]
 Fate = Literal["kept", "rejected", "not_tried"]
 
 
@@ -86,6 +87,16 @@ class ByHand(Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
+class FileChange(Struct, frozen=True, kw_only=True):
+    """A file of the user's that is not as it was before the first run. A run wrote it, or somebody else did meanwhile."""
+
+    name: str
+    """relative to the project; `link -> target` for a file outside of it that a link of the project leads to"""
+    how: How
+    through: str = ""
+    """the link, or the linked file or folder, through which a run could write it; empty: none is known"""
+
+
 class Method(Struct, frozen=True, kw_only=True):
     """How runs were compared."""
 
@@ -103,7 +114,8 @@ class Treatment(Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     tool: Tool = Tool()
     code: int
-    """exit code: 0 something helped or there was nothing to try, 1 no fix helped; of an interrupted one 130 or 143"""
+    """exit code: 0 something helped or there was nothing to try, 1 no fix helped, 2 files of the user's changed; of an
+    interrupted one 130 or 143"""
     verdict: str
     """one sentence"""
     method: Method
@@ -122,6 +134,12 @@ class Treatment(Struct, frozen=True, kw_only=True):
     difference: Difference | None = None
     """recordings before and after; None where none was made after"""
     notes: list[str] = field(default_factory=list)
+    changed: list[FileChange] = field(default_factory=list)
+    """files of the user's that changed while the command ran in the copy, at most 1,000 of them"""
+    changed_count: int = 0
+    """all of them"""
+    stopped: str = ""
+    """why the trials ended before their end, other than by an interruption"""
     interrupted: bool = False
 
     def of(self, fate: Fate) -> list[Attempt]:

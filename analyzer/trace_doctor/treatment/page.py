@@ -11,12 +11,13 @@ from trace_doctor.reporters.html.parts import Row, copyable, data_table, gain, s
 from trace_doctor.reporters.units import plural
 from trace_doctor.reporters.words import SAFETY, where_briefly
 from trace_doctor.treatment.outcome import Attempt, Effect, Treatment
+from trace_doctor.treatment.summary import changed_words
 from trace_doctor.treatment.text import how, measured, moved, outside
 
 
 def render(made: Treatment, options: Options) -> str:
     """The page. The same treatment gives the same bytes."""
-    sections = [_verdict(made), _attempts(made), _patch(made), _left(made)]
+    sections = [_verdict(made), _changed(made), _attempts(made), _patch(made), _left(made)]
     if made.difference is not None:
         sections += compared.sections(made.difference)
     return page(made.verdict, sections, made.to_json(), tool=made.tool)
@@ -45,6 +46,24 @@ def _tile(name: str, effect: Effect | None) -> Html | None:
         el("dt", name),
         el("dd", el("span", moved(effect), class_="figure")),
         class_=f"tile {kind}".strip(),
+    )
+
+
+def _changed(made: Treatment) -> Html | None:
+    """Files of the user's that are not as they were."""
+    if not made.changed:
+        return None
+    rows: list[Row] = [[el("code", c.name), c.how, el("code", c.through)] for c in made.changed]
+    columns = [Column(t) for t in ("File", "What happened", "Behind the link")]
+    return section(
+        "changed",
+        "Files of yours that changed",
+        el(
+            "div",
+            el("p", changed_words(made.changed, made.changed_count)),
+            data_table("Files of yours that changed", columns, rows, hide_caption=True),
+        ),
+        count=made.changed_count,
     )
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from trace_doctor.errors import UsageError
-from trace_doctor.reporters.units import plural
 from trace_doctor.treatment import worktree
-from trace_doctor.treatment.copying import Copied, copy_file, copy_tree, looks_written, state, walk
+from trace_doctor.treatment.confined import Confined
+from trace_doctor.treatment.copying import Copied, copy_file, copy_tree, looks_written, state
+from trace_doctor.treatment.originals import Originals
+from trace_doctor.treatment.outcome import FileChange
+from trace_doctor.treatment.routes import Routes
+from trace_doctor.treatment.said import Said
 
 _LEVELS_UP = 3
 """so far above the project its surroundings are there as well: `../data`, `../../shared`"""
@@ -26,42 +32,56 @@ class Scratch:
 
     Uncommitted changes and untracked files are copied as they are. Where the command runs (`cwd`) has the same place
     beside the copy as in the original, and what else lies around both is linked, so that relative paths lead where they
-    did. Temporary files of the runs go to a folder of their own. A context manager: the copy is gone in the end, whatever happened.
-    Raises UsageError where it cannot be made.
+    did. Temporary files of the runs go to a folder of their own. `ours` are folders that we write to ourselves. A context
+    manager: the copy is gone in the end, whatever happened. Raises UsageError where it cannot be made.
     """
 
     def __init__(
-        self, source: Path, cwd: Path, *, link: Collection[str] = (), folder: Path | None = None
+        self,
+        source: Path,
+        cwd: Path,
+        *,
+        link: Collection[str] = (),
+        copy_data: bool = False,
+        folder: Path | None = None,
+        ours: Collection[Path] = (),
     ) -> None:
         script_folder = source if source.is_dir() else source.parent
+        self._folder = script_folder.resolve()
         self._original = (worktree.top(script_folder) or script_folder).resolve()
-        common = Path(os.path.commonpath([self._original, cwd.resolve()]))
+        self._cwd = cwd.resolve()
+        common = Path(os.path.commonpath([self._original, self._cwd]))
         self._base = [common, *common.parents][: _LEVELS_UP + 1][-1]
-        if folder is not None and folder.resolve().is_relative_to(self._original):
-            raise UsageError(f"--scratch {folder}: lies in the folder that is to be copied")
-        try:
-            self.folder = Path(tempfile.mkdtemp(prefix="trace-doctor-treat-", dir=folder)).resolve()
-        except OSError as error:
-            raise UsageError(f"cannot make a scratch folder: {error.strerror}") from None
-        self._root = self._base_copy / self._original.relative_to(self._base)
+        self._single = None if source.is_dir() else source.name
+        self.folder = _made(folder, self._original)
+        self._tree = Confined(self.folder)
+        way = self._way()
+        self._routes = Routes(self._original, self._base, self._base_copy, way)
+        for spelled in (source.absolute(), cwd.absolute(), Path(os.environ.get("PWD", "."))):
+            self._routes.spell(spelled)
+        self._root = self.inside(self._original)
+        self._at = self._name(self._root)
         self._worktree = False
-        self._around: dict[Path, set[str]] = {}
-        """folders in the copy that lie around the project -> names that belong there"""
-        self._source = source.resolve()
         try:
             self._root.parent.mkdir(parents=True, exist_ok=True)
             self._worktree = worktree.top(script_folder) is not None and worktree.add(
                 self._original, self._root
             )
             self._root.mkdir(exist_ok=True)
-            self._copied = copy_tree(self._original, self._root, link)
-            self.cwd = self.inside(cwd.resolve())
-            self.cwd.mkdir(parents=True, exist_ok=True)
-            self._link_around(cwd.resolve())
+            self._copied = copy_tree(
+                self._original, self._tree, self._at, self._routes, link=link, data=copy_data
+            )
+            self.cwd = self._cwd_made()
+            self._folders, self._links, self._beside = self._surrounded(way)
+            self._really_outward()
+            self._originals = Originals(
+                self._original, self._copied.originals, self._behind(), (self.folder, *ours)
+            )
         except BaseException:
             self.close()
             raise
-        self.notes = self._said()
+        said = Said(self._copied, self._worktree, self._beside, self._originals.overlooked)
+        self.notes, self.details = said.notes(), said.details()
 
     @property
     def _base_copy(self) -> Path:
@@ -76,28 +96,62 @@ class Scratch:
     def close(self) -> None:
         if self._worktree:
             worktree.remove(self._original, self._root)
+        with suppress(OSError):  # what is left is tried once more
+            self._tree.remove(self._name(self._base_copy))
+        self._tree.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def source(self) -> Path:
         """The folder or file of the scripts, in the copy."""
-        return self.inside(self._source)
+        folder = self.inside(self._folder)
+        return folder / self._single if self._single is not None else folder
 
     def inside(self, path: Path) -> Path:
         """Where a path at or below the base lies in the copy."""
-        return self._base_copy / path.relative_to(self._base)
+        return self._routes.inside(path)
 
-    def _link_around(self, cwd: Path) -> None:
-        """Links what lies beside the project and beside where the command runs, and the same of the folders above."""
-        way = {
+    def _name(self, path: Path) -> str:
+        """A path in the copy relative to the scratch folder."""
+        return path.relative_to(self.folder).as_posix()
+
+    # ------------------------------------------------------------------ what is around the project
+
+    def _way(self) -> set[Path]:
+        """Folders around the project, and around where the command runs, up to the base."""
+        return {
             folder
-            for end in (self._original.parent, cwd)
+            for end in (self._original.parent, self._cwd)
             for folder in (end, *end.parents)
             if folder.is_relative_to(self._base) and not folder.is_relative_to(self._original)
         }
+
+    def _cwd_made(self) -> Path:
+        """Where the command runs, a folder of the copy. Raises UsageError where that is linked."""
+        cwd = self.inside(self._cwd)
+        for folder in [*reversed(cwd.parents), cwd]:
+            if not folder.is_relative_to(self._base_copy):
+                continue
+            there = self._tree.state(self._name(folder))
+            if there is None:
+                self._tree.make_folder(self._name(folder))
+            elif not stat.S_ISDIR(there.st_mode):
+                raise UsageError(
+                    f"the command runs in {self._cwd}, which is linked into the copy: see --copy-data"
+                )
+            if folder.is_relative_to(self._root) and folder != self._root:
+                self._copied.folders.add(folder.relative_to(self._root).as_posix())
+        return cwd
+
+    def _surrounded(self, way: set[Path]) -> tuple[set[str], dict[str, str], dict[str, list[str]]]:
+        """Links what lies beside the project and beside where the command runs, and the same of the folders above. The
+        folders and links of the copy that are made for it, and the names that are linked, by their folder."""
+        folders = {self._name(self.inside(f)) for f in way}
+        links: dict[str, str] = {}
+        beside: dict[str, list[str]] = {}
         for folder in sorted(way):
-            names = {p.name for p in self.inside(folder).iterdir()}
-            self._around[self.inside(folder)] = names
+            here = self._name(self.inside(folder))
+            names = {name for name, _ in self._tree.entries(here)}
             try:
                 there = sorted(set(os.listdir(folder)) - names)
             except OSError:
@@ -105,123 +159,175 @@ class Scratch:
             if len(there) > _MANY_NEIGHBOURS:
                 continue
             for name in there:
-                if not self.folder.is_relative_to(folder / name) and not looks_written(name):
-                    (self.inside(folder) / name).symlink_to(folder / name)
-                    names.add(name)
+                neighbour = folder / name
+                if self.folder.is_relative_to(neighbour) or looks_written(name):
+                    continue
+                links[f"{here}/{name}"] = self._routes.led(str(neighbour)) or str(neighbour)
+                self._tree.make_link(f"{here}/{name}", links[f"{here}/{name}"])
+                beside.setdefault(str(folder), []).append(name)
+        return folders, links, beside
+
+    def _really_outward(self) -> None:
+        """A link to a link that was left out leads to what is in its place."""
+        outward = self._copied.outward
+        for name in [
+            n for n in outward if Path(os.path.realpath(self._root / n)).is_relative_to(self.folder)
+        ]:
+            del outward[name]
+
+    def _behind(self) -> dict[str, str | None]:
+        """What a run can write through a link -> where it leads, outside of the project."""
+        copied = self._copied
+        return dict.fromkeys((*copied.linked, *copied.environments)) | copied.outward
 
     # ------------------------------------------------------------------ runs
 
     def prepare(self, files: Mapping[str, bytes]) -> None:
         """Makes the copy as it was, with `files` (names relative to the source folder) in place of its own.
 
-        Raises UsageError where the original changed meanwhile, so that what a run overwrote cannot be brought back.
+        Nothing is written outside of the copy, and nothing through a link. Raises UsageError where the original changed
+        meanwhile, so that what a run overwrote cannot be brought back, and where a run left what cannot be undone.
         """
-        self._reset()
-        folder = self.source if self._source.is_dir() else self.source.parent
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
+        try:
+            self._reset()
+            for name, data in files.items():
+                if self.refuses(name):
+                    raise UsageError(f"{name}: {self.refuses(name)}")
+                self._tree.replace(self._name(self._edited(name)), data)
+        except OSError as error:
+            raise UsageError(f"cannot put the copy back as it was: {error.strerror or error}") from None
+
+    def refuses(self, name: str) -> str:
+        """Why a file of the source folder cannot be edited in the copy; empty where it can."""
+        path = self._edited(name)
+        if not path.is_relative_to(self._root):
+            return "it is a link that leads out of the project; it is left alone"
+        if path.relative_to(self._root).as_posix() not in self._copied.files:
+            return "it is linked into the copy, not copied; it is left alone"
+        return ""
+
+    def _edited(self, name: str) -> Path:
+        """The file of the copy that stands for one of the source folder, links of the project followed."""
+        real = Path(os.path.realpath(self._folder / name))
+        return self.inside(real) if real.is_relative_to(self._original) else real
 
     def _reset(self) -> None:
-        for folder, names in self._around.items():
-            for path in folder.iterdir():
-                if path.name in names:
-                    continue
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink()
-        done, seen = self._copied, set()
-        for name, entry in list(walk(self._root)):
-            seen.add(name)
-            path = Path(entry.path)
-            if name == ".git" or name.startswith(".git/"):
-                continue
-            if entry.is_symlink():
-                if done.links.get(name) != os.readlink(path):
-                    path.unlink()
-                    seen.discard(name)
-            elif entry.is_dir(follow_symlinks=False):
-                if name not in done.folders:
-                    shutil.rmtree(path, ignore_errors=True)
-            elif done.files.get(name) != state(path):
-                path.unlink()
-                seen.discard(name)
-        for name in sorted(done.folders - seen):
-            (self._root / name).mkdir()
-        for name in sorted(done.links.keys() - seen):
-            (self._root / name).symlink_to(done.links[name])
-        for name in sorted(done.files.keys() - seen):
+        if not self._tree.is_at(self.folder):
+            raise UsageError(f"a run moved the copy away from {self.folder}: start again")
+        copied, at = self._copied, self._at
+        folders = self._folders | {at} | {f"{at}/{name}" for name in copied.folders}
+        links = self._links | {f"{at}/{name}": where for name, where in copied.links.items()}
+        files = {f"{at}/{name}": was for name, was in copied.files.items()}
+        as_it_was = self._cleared(folders, links, {**files})
+        for name in sorted(folders - as_it_was):
+            self._tree.make_folder(name)
+        for name in sorted(links.keys() - as_it_was):
+            self._tree.make_link(name, links[name])
+        for name in sorted(copied.files.keys() - {n.removeprefix(f"{at}/") for n in as_it_was}):
             self._bring_back(name)
 
-    def _bring_back(self, name: str) -> None:
-        original = self._original / name
-        if not original.is_file() or state(original) != self._copied.originals[name]:
-            raise UsageError(f"{name} was changed while its folder was treated: start again")
-        copy_file(original, self._root / name, name, self._copied)
+    def _cleared(
+        self, folders: Collection[str], links: Mapping[str, str], files: Mapping[str, object]
+    ) -> set[str]:
+        """Takes away what does not belong into the copy; the names of what is as it was."""
+        found: set[str] = set()
+        todo = [self._name(self._base_copy)]
+        top = self._tree.state(todo[0])
+        if top is None or not stat.S_ISDIR(top.st_mode):
+            if top is not None:
+                self._tree.remove(todo[0])
+            return found
+        found.add(todo[0])
+        while todo:
+            folder = todo.pop()
+            for last, info in self._tree.entries(folder):
+                name = f"{folder}/{last}"
+                if self._worktree and name == f"{self._at}/.git":
+                    continue
+                if stat.S_ISDIR(info.st_mode) and name in folders:
+                    todo.append(name)
+                elif stat.S_ISLNK(info.st_mode) and name in links:
+                    if self._tree.target(name) != links[name]:
+                        self._tree.remove(name)
+                        continue
+                elif not stat.S_ISREG(info.st_mode) or files.get(name) != state(info):
+                    self._tree.remove(name)
+                    continue
+                found.add(name)
+        return found
 
-    def touched(self) -> list[str]:
-        """Linked data of the user's that is not as it was: a run wrote through the link."""
-        return [n for n, was in self._copied.linked.items() if _state(self._original / n) != was]
+    def _bring_back(self, name: str) -> None:
+        copied = self._copied
+        was = copied.originals[name]
+        now = Copied()
+        copy_file(self._original, name, self._tree, f"{self._at}/{name}", now)
+        if now.originals.get(name) != was:
+            raise UsageError(f"{name} was changed while its folder was treated: start again")
+        copied.files[name] = now.files[name]
+
+    def changes(self) -> list[FileChange]:
+        """Files of the user's that are not as they were."""
+        return self._originals.changes()
 
     # ------------------------------------------------------------------ the command
 
     def command(self, command: Sequence[str], cwd: Path) -> list[str]:
-        """The command with paths into the original led into the copy; relative ones stay, unless they lead out of it."""
+        """The command with paths into the original led into the copy; relative ones stay where they lead there."""
         return [self._word(word, cwd) for word in command]
 
     def _word(self, word: str, cwd: Path) -> str:
         option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
         if value and (path := self._path(value, cwd)) is not None:
             return f"{option}{equals}{path}"
-        return word
+        return self._routes.mentions(word)
 
     def _path(self, text: str, cwd: Path) -> str | None:
-        """The path in the copy of an absolute one; absolute, of a relative one that is not in the copy. Else None."""
-        path = Path(text)
-        whole = Path(os.path.normpath(cwd / path))
-        within = whole.is_relative_to(self._original)
-        if path.is_absolute():
-            return str(self.inside(whole)) if within else None
-        return None if within or "/" not in text or not whole.exists() else str(whole)
+        """The path in the copy of an absolute one, and of a relative one that leads elsewhere in the copy; absolute, that
+        of a relative one that is not in the copy. Else None."""
+        whole = os.path.join(cwd, text)
+        led = self._routes.led(whole)
+        if os.path.isabs(text):
+            return led
+        if "/" not in text or not os.path.exists(whole):
+            return None
+        if led is None:
+            return os.path.normpath(self._routes.final(whole))
+        same = os.path.realpath(self.cwd / text) == os.path.realpath(led)
+        return None if same else led
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The environment, with Python's search path led into the copy, and a folder for temporary files."""
-        changed = {**given, "PWD": str(self.cwd)}
+        """The environment with the project's paths led into the copy, and a folder for temporary files."""
+        changed = {name: self._paths(value) for name, value in given.items()}
+        changed["PWD"] = str(self.cwd)
+        # in a copy `uv run` would install the copy into the linked environment, in the place of the project
+        changed.setdefault("UV_NO_SYNC", "1")
         temporary = self.folder / "tmp"
         if len(str(temporary)) <= _LONGEST_TMPDIR:
             temporary.mkdir(exist_ok=True)
             changed["TMPDIR"] = str(temporary)
         if "PYTHONPATH" in given:
             parts = given["PYTHONPATH"].split(os.pathsep)
-            cwd = self._base / self.cwd.relative_to(self._base_copy)
-            changed["PYTHONPATH"] = os.pathsep.join(p and (self._path(p, cwd) or p) for p in parts)
+            changed["PYTHONPATH"] = os.pathsep.join(p and (self._path(p, self._cwd) or p) for p in parts)
         return changed
 
-    def _said(self) -> list[str]:
-        done: Copied = self._copied
-        kind = "git work tree" if self._worktree else "copy"
-        said = [
-            f"trials run in a {kind} of {plural(len(done.files), 'file')}; your own files stay as they are"
-        ]
-        if done.linked:
-            said.append(
-                f"linked, not copied: {_some(list(done.linked))}; a script that writes there changes your files"
-            )
-        if done.left_out:
-            said.append(
-                f"left out, too large for what a run writes: {_some(done.left_out)} (--link NAME to have them)"
-            )
-        if done.unreadable:
-            said.append(f"not readable, left out: {_some(done.unreadable)}")
-        return said
+    def _paths(self, text: str) -> str:
+        """A text with the absolute paths in it, alone or in a list, led into the copy."""
+        if "://" in text:
+            return self._routes.mentions(text)
+        return os.pathsep.join(
+            (os.path.isabs(part) and self._routes.led(part)) or self._routes.mentions(part)
+            for part in text.split(os.pathsep)
+        )
 
 
-def _state(path: Path) -> object:
+def _made(folder: Path | None, original: Path) -> Path:
+    """A new scratch folder. Raises UsageError where it would lie in what is to be copied."""
+    place = Path(folder if folder is not None else tempfile.gettempdir()).resolve()
+    if place.is_relative_to(original):
+        if folder is not None:
+            raise UsageError(f"--scratch {folder}: lies in the folder that is to be copied")
+        raise UsageError(f"temporary files lie in the project ({place}): pass --scratch DIR outside of it")
     try:
-        return state(path.resolve())
-    except OSError:
-        return None
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        return Path(tempfile.mkdtemp(prefix="trace-doctor-treat-", dir=place)).resolve()
+    except OSError as error:
+        raise UsageError(f"cannot make a scratch folder: {error.strerror}") from None

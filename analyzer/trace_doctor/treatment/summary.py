@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from trace_doctor.reporters.units import plural, share
-from trace_doctor.treatment.outcome import Effects, Treatment
+from trace_doctor.treatment.outcome import Effects, FileChange, Treatment
 
 NEEDS_UNSAFE = "--unsafe-fixes"
 """in the reason of a fix that was held back"""
 
 
+_NAMED = 10
+
+
 def verdict(made: Treatment, interrupted: int | None = None) -> Treatment:
-    """The treatment with its verdict and exit code: 0 something helped or nothing was to be tried, 1 nothing helped,
-    else that of the interruption."""
+    """The treatment with its verdict and exit code: 0 something helped or nothing was to be tried, 1 nothing helped, 2 files
+    of the user's changed, else that of the interruption."""
+    made = _of_trials(made, interrupted)
+    said = made.verdict
+    if made.stopped:
+        said = f"stopped: {made.stopped}; by then: {said}"
+    if made.changed_count:
+        said = f"{said}; but {plural(made.changed_count, 'file')} of yours changed while the command ran"
+    code = made.code if interrupted is not None or said == made.verdict else 2
+    return replace(made, code=code, verdict=said)
+
+
+def changed_words(changed: Sequence[FileChange], count: int) -> str:
+    """Which files of the user's changed, and who can have done that."""
+    shown = [f"{c.name} {c.how}" + (f" (behind the link {c.through})" if c.through else "") for c in changed]
+    more = f" and {count - _NAMED} more" if count > _NAMED else ""
+    return (
+        f"files of yours changed while the command ran in the copy: {', '.join(shown[:_NAMED])}{more}. "
+        "A run wrote them, or somebody else did meanwhile: this cannot be told"
+    )
+
+
+def _of_trials(made: Treatment, interrupted: int | None) -> Treatment:
     kept, tried = made.of("kept"), [a for a in made.attempts if a.fate != "not_tried"]
     if interrupted is not None:
         said = f"interrupted: {plural(len(kept), 'fix', 'fixes')} of {len(tried)} tried so far helped"

@@ -10,6 +10,7 @@ from trace_doctor.reporters.paper import Paper
 from trace_doctor.reporters.units import duration, plural, share, size
 from trace_doctor.reporters.words import saving_words, where_briefly
 from trace_doctor.treatment.outcome import Attempt, Effect, Effects, Treatment
+from trace_doctor.treatment.summary import changed_words
 
 _FATES = {
     "kept": ("✔", "kept", "good"),
@@ -31,6 +32,10 @@ def render(made: Treatment, options: Options) -> str:
         paper.put(f"{left.label} {left.fix}: {left.why}", "dim", indent=_INDENT, first="by hand")
     for note in made.notes:
         paper.put(note, "dim", indent=2, first="-")
+    if made.changed:
+        paper.put(
+            changed_words(made.changed, made.changed_count), "critical", indent=_INDENT, first="CHANGED"
+        )
     if made.attempts:
         paper.put(how(made), "dim")
     paper.blank()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from trace_doctor import __version__
 from trace_doctor.api import analyze, diff
 from trace_doctor.config import Config
 from trace_doctor.difference import Difference
-from trace_doctor.errors import TraceDoctorError, UsageError
+from trace_doctor.errors import TraceDoctorError, UsageError, printable
 from trace_doctor.fixes.apply import apply as write_scripts
 from trace_doctor.fixes.plan import Plan, plan
+from trace_doctor.loaders.cache import default_folder
 from trace_doctor.model import Result, Tool
 from trace_doctor.recording.startable import missing_script
 from trace_doctor.treatment import losses, statistics
@@ -21,11 +23,13 @@ from trace_doctor.treatment.candidates import Candidate, Setup, candidates
 from trace_doctor.treatment.launching import CommandRunner, Steps
 from trace_doctor.treatment.loop import Loop, Say
 from trace_doctor.treatment.measurement import RunFailed
-from trace_doctor.treatment.outcome import ByHand, Method, Treatment
+from trace_doctor.treatment.outcome import ByHand, FileChange, Method, Treatment
 from trace_doctor.treatment.scratch import Scratch
-from trace_doctor.treatment.summary import verdict
+from trace_doctor.treatment.summary import changed_words, verdict
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
 
+_log = logging.getLogger(__name__)
+_MOST_CHANGES = 1_000
 Choose = Callable[[list[Candidate]], list[Candidate]]
 
 
@@ -50,6 +54,8 @@ class TreatOptions:
     without_losses: bool = False
     link: tuple[str, ...] = ()
     """files and folders that the scratch copy shares with the original"""
+    copy_data: bool = False
+    """copy large files and folders of data as well, instead of sharing them"""
     scratch: Path | None = None
     """where the scratch copy is made (default: the system's folder for temporary files)"""
     logs: Path | None = None
@@ -90,9 +96,9 @@ def treat(
 ) -> Treated:
     """Runs `command` in a copy of the project that holds `source`, and tries the fixes of what its recording shows.
 
-    Nothing below `source` is changed. `choose` picks from the fixes that could be tried. Interrupted (KeyboardInterrupt
-    or SystemExit) after the first recording, it returns what is known so far. Raises UsageError where the command
-    fails as it is.
+    No edit is made below `source`; what the command itself changed there is listed in the outcome. `choose` picks from the
+    fixes that could be tried. Interrupted (KeyboardInterrupt or SystemExit) after the first recording, it returns what is
+    known so far. Raises UsageError where the command fails as it is.
     """
     options = options or TreatOptions()
     clock = Clock(options.max_seconds)
@@ -101,9 +107,17 @@ def treat(
         raise UsageError(f"--source {source}: no such folder or file")
     if (script := missing_script(command, cwd)) is not None:
         raise UsageError(f"{script}: no such file")
-    with Scratch(source, cwd, link=options.link, folder=options.scratch) as scratch:
+    with (
+        Scratch(
+            source, cwd, link=options.link, copy_data=options.copy_data, folder=options.scratch,
+            ours=_written_by_us(options, config),
+        ) as scratch,
+        _telling_changes(scratch, say),
+    ):  # fmt: skip
         for note in scratch.notes:
             say(note)
+        for line in scratch.details:
+            _log.info(line)
         runner = CommandRunner(
             scratch,
             command,
@@ -116,7 +130,7 @@ def treat(
         before = _untouched(runner, Setup(plan(Result(), source)), options)
         result = analyze(before, source=source, config=config)
         made = plan(result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version)
-        queue, by_hand = candidates(made)
+        queue, by_hand = _editable(scratch, *candidates(made))
         say(_found(result, queue, by_hand))
         if choose is not None:
             queue = choose(queue)
@@ -128,10 +142,54 @@ def treat(
         with known.whatever_comes():
             loop.run(queue, options.max_trials)
             known.difference(runner, result, scratch, config)
-        touched = scratch.touched()
-        if touched:
-            known.notes.append(f"a run wrote through a link: {', '.join(touched)} of yours changed")
+        known.compare(scratch)
+        if known.changed:
+            say(changed_words(known.changed, len(known.changed)))
         return known.treated()
+
+
+def _editable(
+    scratch: Scratch, queue: Sequence[Candidate], by_hand: Sequence[ByHand]
+) -> tuple[list[Candidate], list[ByHand]]:
+    """The fixes whose edits stay in the copy; the others are left to the user."""
+    tried, left = [], list(by_hand)
+    for candidate in queue:
+        change = candidate.item.change
+        names = [file.name for file, _ in change.files] if change is not None else []
+        refused = [f"{name}: {why}" for name in names if (why := scratch.refuses(name))]
+        if refused:
+            fix = candidate.item.fix
+            left.append(
+                ByHand(label=candidate.label, fix=fix.title, why=printable(refused[0]), text=fix.text)
+            )
+        else:
+            tried.append(candidate)
+    return tried, left
+
+
+@contextmanager
+def _telling_changes(scratch: Scratch, say: Say) -> Iterator[None]:
+    """What ends before there is an outcome says which files of the user's changed by then."""
+    try:
+        yield
+    except UsageError as error:
+        changed = scratch.changes()
+        if changed:
+            raise UsageError(f"{error}; {changed_words(changed, len(changed))}") from None
+        raise
+    except BaseException:
+        if changed := scratch.changes():
+            say(changed_words(changed, len(changed)))
+        raise
+
+
+def _written_by_us(options: TreatOptions, config: Config | None) -> list[Path]:
+    """Folders that this process writes into because it was told to: they may lie in the project."""
+    folders = [options.logs] if options.logs is not None else []
+    if config is not None and config.settings.cache == "write":
+        cache = config.settings.cache_dir
+        folders.append(Path(cache).expanduser() if cache else default_folder())
+    return [folder.resolve() for folder in folders]
 
 
 def _untouched(runner: CommandRunner, setup: Setup, options: TreatOptions) -> Path:
@@ -176,17 +234,21 @@ class _Known:
     ) -> None:
         self.options, self.steps, self.loop, self.by_hand, self.notes = options, steps, loop, by_hand, notes
         self.interrupted: int | None = None
+        self.stopped = ""
+        self.changed: list[FileChange] = []
         self._difference: Difference | None = None
 
     @contextmanager
     def whatever_comes(self) -> Iterator[None]:
-        """An interrupt ends what runs inside; what is known by then is kept."""
+        """An interrupt ends what runs inside, and so does a copy that cannot be put back; what is known by then is kept."""
         try:
             yield
         except KeyboardInterrupt:
             self.interrupted = 130
         except SystemExit as stop:
             self.interrupted = stop.code if isinstance(stop.code, int) else 130
+        except UsageError as error:
+            self.stopped = printable(str(error))
 
     def difference(
         self, runner: CommandRunner, before: Result, scratch: Scratch, config: Config | None
@@ -205,6 +267,15 @@ class _Known:
             self.notes.append(f"no recording was made after: {failure}")
             return
         self._difference = diff(before, after)
+
+    def compare(self, scratch: Scratch) -> None:
+        """Looks for what is no longer as it was among the user's files."""
+        compared = False
+        with self.whatever_comes():
+            self.changed = scratch.changes()
+            compared = True
+        if not compared:
+            self.notes.append("whether your own files are as they were was not looked at: interrupted")
 
     def treated(self) -> Treated:
         loop, options = self.loop, self.options
@@ -225,12 +296,15 @@ class _Known:
             attempts=loop.attempts,
             together=loop.together,
             confirmed=loop.confirmed,
-            patch=edits.patch().decode("utf-8", "surrogateescape"),
+            patch=edits.patch().decode("utf-8", "replace"),
             environment=loop.setup.environment,
             arguments=loop.setup.arguments,
             by_hand=self.by_hand,
             difference=self._difference,
             notes=self.notes,
+            changed=self.changed[:_MOST_CHANGES],
+            changed_count=len(self.changed),
+            stopped=self.stopped,
             interrupted=self.interrupted is not None,
         )
         return Treated(verdict(made, self.interrupted), edits)

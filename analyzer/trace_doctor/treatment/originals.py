@@ -1,0 +1,141 @@
+"""The user's own files as they are before the first run, and what is another after the last one."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+
+from trace_doctor.errors import printable
+from trace_doctor.treatment.copying import CACHES, Stamp, digest, open_unlinked, stamp
+from trace_doctor.treatment.outcome import FileChange, How
+
+MOST_OUTSIDE = 100_000
+"""entries of all folders outside of the project that are compared"""
+_SYSTEM = ("/proc", "/sys", "/dev/")
+
+
+@dataclass
+class Originals:
+    """The files of a project, and those that links of it lead to, as they are now.
+
+    `copied` are the states of files when they were copied: of scripts and configuration their hashes. `behind` names what a
+    run can write through a link, with where it leads if that is outside of the project. `ours` is what we write.
+    """
+
+    root: Path
+    copied: Mapping[str, Stamp]
+    behind: Mapping[str, str | None]
+    ours: tuple[Path, ...] = ()
+    overlooked: list[str] = field(default_factory=list)
+    """links to folders outside that hold too much to be compared"""
+
+    def __post_init__(self) -> None:
+        self._before = {**self._now(MOST_OUTSIDE), **self.copied}
+
+    def changes(self) -> list[FileChange]:
+        """What is not as it was, sorted by name; of a folder that came or went the folder alone."""
+        now = self._now()
+        for name, was in self.copied.items():
+            if isinstance(was, bytes) and name in now:
+                now[name] = self._digest(name) or now[name]
+        names = sorted(n for n in self._before.keys() | now.keys() if self._before.get(n) != now.get(n))
+        ours = _output_files() if names else set()
+        found: dict[str, FileChange] = {}
+        for name in names:
+            above = next((f for f in _above(name) if f in found and found[f].how != "changed"), None)
+            if above is None and self._identity(name) not in ours:
+                how: How = "created" if name not in self._before else "changed" if name in now else "deleted"
+                through = next((link for link in self.behind if _lies_behind(name, link)), "")
+                found[name] = FileChange(name=printable(name), how=how, through=printable(through))
+        return list(found.values())
+
+    def _now(self, most: float = inf) -> dict[str, Stamp]:
+        found, left = dict(self._below(self.root, "")), most
+        for link, target in self.behind.items():
+            if target is None or link in self.overlooked or self._not_data(target):
+                continue
+            states: dict[str, Stamp] = {}
+            with suppress(OSError):
+                states[_as_file(link, target)] = stamp(os.stat(target))
+            for name, state in self._below(Path(target), f"{link}/"):
+                states[name] = state
+                if len(states) > left:
+                    self.overlooked.append(link)
+                    break
+            else:
+                left -= len(states)
+                found.update(states)
+        return found
+
+    def _not_data(self, target: str) -> bool:
+        """What holds the project would be the whole disk; what the system makes up is never as it was."""
+        return self.root.is_relative_to(target) or f"{target}/".startswith(_SYSTEM)
+
+    def _below(self, root: Path, prefix: str) -> Iterator[tuple[str, Stamp]]:
+        """All entries below a folder, but for caches and what we write; links are entries."""
+        stack = [(root, prefix)]
+        while stack:
+            here, name = stack.pop()
+            with suppress(OSError), os.scandir(here) as entries:
+                for entry in entries:
+                    if CACHES.fullmatch(entry.name) or Path(entry.path) in self.ours:
+                        continue
+                    with suppress(OSError):  # gone meanwhile
+                        yield name + entry.name, _state(entry)
+                        if entry.is_dir(follow_symlinks=False):
+                            stack.append((Path(entry.path), f"{name}{entry.name}/"))
+
+    def _digest(self, name: str) -> Stamp | None:
+        try:
+            with open_unlinked(self.root / name) as file:
+                return digest(file.read(), os.fstat(file.fileno()).st_mode)
+        except OSError:
+            return None
+
+    def _identity(self, name: str) -> tuple[int, int] | None:
+        with suppress(OSError):
+            info = (self.root / name).stat()
+            return info.st_dev, info.st_ino
+        return None
+
+
+def _state(entry: os.DirEntry[str]) -> Stamp:
+    return hash(os.readlink(entry.path)) if entry.is_symlink() else stamp(entry.stat(follow_symlinks=False))
+
+
+def _as_file(link: str, target: str) -> str:
+    return f"{link} -> {target}"
+
+
+def _lies_behind(name: str, link: str) -> bool:
+    return name == link or name.startswith((f"{link}/", f"{link} -> "))
+
+
+def _above(name: str) -> Iterator[str]:
+    """The folders that a name lies in."""
+    while "/" in name:
+        name = name.rpartition("/")[0]
+        yield name
+
+
+def _output_files() -> set[tuple[int, int]]:
+    """Files that get what we say ourselves: our output led into a file, also through a pipe (`| tee FILE`)."""
+    found = set()
+    pipes = set()
+    for number in (1, 2):
+        with suppress(OSError):
+            info = os.fstat(number)
+            found |= {(info.st_dev, info.st_ino)} if stat.S_ISREG(info.st_mode) else set()
+            pipes |= {(info.st_dev, info.st_ino)} if stat.S_ISFIFO(info.st_mode) else set()
+    for process in Path("/proc").glob("[0-9]*/fd") if pipes else ():
+        with suppress(OSError):
+            given = (process / "0").stat()
+            if (given.st_dev, given.st_ino) in pipes:
+                files = [held.stat() for held in process.iterdir()]
+                found |= {(f.st_dev, f.st_ino) for f in files if stat.S_ISREG(f.st_mode)}
+    return found

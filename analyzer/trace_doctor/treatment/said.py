@@ -1,0 +1,71 @@
+"""What is told of a copy before anything runs: what a run can still write, and what the copy lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trace_doctor.errors import printable
+from trace_doctor.reporters.units import plural
+from trace_doctor.treatment.copying import Copied
+
+_NAMED = 10
+_WRITABLE = "a run can write there"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    text: str
+    names: Sequence[str]
+    hint: str = ""
+    brief: str = ""
+    """what stands for the names where they are many"""
+
+    def line(self) -> str:
+        names = ", ".join(self.names[:_NAMED])
+        if len(self.names) > _NAMED:
+            names = self.brief or f"{names} and {len(self.names) - _NAMED} more"
+            names += " (-v lists all)"
+        return printable(f"{self.text}: {names}{self.hint}")
+
+
+@dataclass(frozen=True)
+class Said:
+    """Lines about a copy. `beside` are the names around the project that are linked, by their folder; `overlooked` links
+    to folders that hold too much to be compared in the end."""
+
+    copied: Copied
+    worktree: bool
+    beside: Mapping[str, Sequence[str]]
+    overlooked: Sequence[str]
+
+    def notes(self) -> list[str]:
+        """A line of bounded length for each kind."""
+        kind = "git work tree" if self.worktree else "copy"
+        files = plural(len(self.copied.files), "file")
+        said = f"trials run in a {kind} of {files}; no edit reaches your own files without --apply"
+        return [said, *(kind.line() for kind in self._kinds() if kind.names)]
+
+    def details(self) -> list[str]:
+        """A line for each name."""
+        return [printable(f"{kind.text}: {name}") for kind in self._kinds() for name in kind.names]
+
+    def _kinds(self) -> list[_Kind]:
+        done = self.copied
+        outward = [f"{name} -> {to}" for name, to in sorted(done.outward.items())]
+        beside = [f"{folder.rstrip('/')}/{name}" for folder, names in self.beside.items() for name in names]
+        counts = ", ".join(f"{len(names)} in {folder}" for folder, names in self.beside.items())
+        return [
+            _Kind(f"linked, not copied, {_WRITABLE}", sorted(done.linked), " (--copy-data copies data)"),
+            _Kind(f"links out of the project, {_WRITABLE}", outward),
+            _Kind(f"linked beside the project, {_WRITABLE}", beside, brief=counts),
+            _Kind("virtual environments, linked", sorted(done.environments)),
+            _Kind("too many files to compare in the end", self.overlooked),
+            _Kind("left out, as what a run writes", sorted(done.left_out), " (--link NAME to have them)"),
+            _Kind(
+                "these name your project's own path, which leads to your own files", sorted(done.mentioning)
+            ),
+            _Kind("not readable, left out", sorted(done.unreadable)),
+            _Kind("pipes, sockets and devices, left out", sorted(done.special)),
+            _Kind("changed while it was copied", sorted(done.unsettled)),
+        ]
