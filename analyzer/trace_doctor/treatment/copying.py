@@ -50,8 +50,8 @@ State = tuple[int, int, int, int, int]
 """size, times of change in ns, inode, mode: of the copies"""
 Stamp = int | bytes
 """of scripts and configuration their hash, of anything else a hash of its state"""
-_Kind = Literal["project", "data", "linked"]
-"""of a folder: one that can hold data, one of data that is to be copied, one whose files are linked one by one"""
+_Kind = Literal["project", "small", "data", "linked"]
+"""of a folder: one that can hold data, one too small to, one of data to be copied, one whose files are linked one by one"""
 
 
 def state(info: os.stat_result) -> State:
@@ -173,19 +173,20 @@ class _Copy:
         if entry.is_symlink():
             self._link(name)
         elif entry.is_dir(follow_symlinks=False):
-            if kind != "project":
+            if kind in ("data", "linked"):
                 return kind
             path = Path(entry.path)
             if os.path.exists(path / "pyvenv.cfg"):
                 self.done.environments.append(name)
                 self._link_to(name, str(path))
                 return None
-            return self._large(name) if _is_data(path) else kind
+            data = _is_data(path) if kind == "project" else False
+            return self._large(name) if data else "project" if data is None else "small"
         elif not entry.is_file(follow_symlinks=False):
             self.done.special.append(name)
         elif kind == "linked":
             self._link_to(name, entry.path)
-        elif kind == "project" and entry.stat(follow_symlinks=False).st_size > LARGE_FILE:
+        elif kind != "data" and entry.stat(follow_symlinks=False).st_size > LARGE_FILE:
             self._large(name)
         else:
             self._file(name)
@@ -354,14 +355,14 @@ def walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
                     stack.append((entry.path, f"{name}/"))
 
 
-def _is_data(folder: Path) -> bool:
-    """Whether a folder is large and holds no script and no configuration."""
+def _is_data(folder: Path) -> bool | None:
+    """Whether a folder is large; None where it holds a script or configuration, and folders in it can be either."""
     total = count = 0
     for name, entry in walk(folder):
         if entry.is_dir(follow_symlinks=False):
             continue
         if name.endswith(_PROGRAM):
-            return False
+            return None
         count += 1
         with suppress(OSError):
             total += entry.stat(follow_symlinks=False).st_size
