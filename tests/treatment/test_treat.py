@@ -134,16 +134,78 @@ def test_a_command_that_cannot_be_treated_says_why(tmp_path: Path, code: str, sa
     assert not list(tmp_path.glob("trace-doctor-*"))
 
 
+def tree(root: Path) -> dict[str, bytes | str]:
+    """All that is in a project but its repository and what treat was asked to write."""
+    return {
+        str(p.relative_to(root)): os.readlink(p) if p.is_symlink() else p.read_bytes()
+        for p in sorted(root.rglob("*"))
+        if (p.is_symlink() or p.is_file())
+        and not p.relative_to(root).parts[0].startswith((".git", "trace-doctor-"))
+    }
+
+
+WRITES = """\
+import pathlib
+import torch
+
+(pathlib.Path("data") / "cache.bin").write_bytes(b"of a run")
+pathlib.Path("own.txt").write_text("of a run")
+pathlib.Path("link.txt").write_text("of a run")
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(12):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 class TestLive:
     pytestmark = live
+
+    def test_what_a_run_writes_through_linked_data_is_told_and_ends_with_2(self, tmp_path: Path) -> None:
+        root = tmp_path / "project"
+        (root / "data").mkdir(parents=True)
+        (root / "data" / "cache.bin").write_bytes(b"the user's")
+        (root / "train.py").write_text(WRITES)
+        (root / "own.txt").write_text("the user's")
+        (root / "link.txt").symlink_to(root / "own.txt")
+        before = tree(root)
+        arguments = [
+            "--link",
+            "data",
+            "-o",
+            "json=trace-doctor-t.json",
+            "-o",
+            "text",
+            "--",
+            sys.executable,
+            "train.py",
+        ]
+        done = treat(*arguments, cwd=root)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "a run can write there: data" in done.stderr.split("recording the script")[0]
+        assert "files of yours changed while the command ran in the copy: data/cache.bin" in done.stderr
+        assert "data/cache.bin changed (behind the link data)" in " ".join(done.stdout.split())
+        made = Treatment.from_json((root / "trace-doctor-t.json").read_bytes())
+        assert [(c.name, c.how, c.through) for c in made.changed] == [("data/cache.bin", "changed", "data")]
+        assert made.code == 2 and "1 file of yours changed" in made.verdict
+        assert tree(root) == {**before, "data/cache.bin": b"of a run"}
 
     def test_the_fix_that_helps_is_kept_and_the_one_that_changes_the_losses_is_not(
         self, project: Path
     ) -> None:
+        # the command's script is a link back into the project: what runs is the copy, with the edit
+        (project / "exp").mkdir()
+        (project / "exp" / "train.py").symlink_to(project / "train.py")
+        (project / "up").symlink_to("../project")
+        git(project, "add", "-A")
+        git(project, "commit", "-qm", "links")
+        before = tree(project)
         outputs = ["text", "json=trace-doctor-t.json", "html=trace-doctor-t.html"]
         done = treat(
             "--unsafe-fixes", "--max-steps", "16", *(o for out in outputs for o in ("-o", out)), "--",
-            sys.executable, "train.py", cwd=project,
+            sys.executable, "up/exp/train.py", cwd=project,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         made = Treatment.from_json((project / "trace-doctor-t.json").read_bytes())
@@ -157,7 +219,7 @@ class TestLive:
         page = (project / "trace-doctor-t.html").read_text()
         assert extract(page) == made.to_json()
         # until it is asked for, nothing is changed; and nothing is left behind
-        assert (project / "train.py").read_text() == SCRIPT
+        assert tree(project) == before and made.changed == []
         assert (
             git(project, "status", "--porcelain") == "" and git(project, "worktree", "list").count("\n") == 1
         )
