@@ -6,12 +6,12 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from trace_doctor.errors import UsageError
+from trace_doctor.errors import UsageError, printable
 from trace_doctor.treatment import worktree
 from trace_doctor.treatment.confined import Confined
 from trace_doctor.treatment.copying import Copied, copy_file, copy_tree, looks_written, state
@@ -62,6 +62,8 @@ class Scratch:
         self._root = self.inside(self._original)
         self._at = self._name(self._root)
         self._worktree = False
+        self._imported: list[str] = []
+        """folders of the copy that Python is to search"""
         try:
             self._root.parent.mkdir(parents=True, exist_ok=True)
             self._worktree = worktree.top(script_folder) is not None and worktree.add(
@@ -305,10 +307,21 @@ class Scratch:
         if len(str(temporary)) <= _LONGEST_TMPDIR:
             temporary.mkdir(exist_ok=True)
             changed["TMPDIR"] = str(temporary)
-        if "PYTHONPATH" in given:
-            parts = given["PYTHONPATH"].split(os.pathsep)
-            changed["PYTHONPATH"] = os.pathsep.join(p and (self._path(p, self._cwd) or p) for p in parts)
+        path = [p and (self._path(p, self._cwd) or p) for p in given.get("PYTHONPATH", "").split(os.pathsep)]
+        if self._imported or "PYTHONPATH" in given:
+            changed["PYTHONPATH"] = os.pathsep.join(([] if path == [""] else path) + self._imported)
         return changed
+
+    def import_from(self, folders: Iterable[str]) -> None:
+        """Has Python find in the copy what it would find in these folders, as far as they lie in the project."""
+        led = {
+            f: to
+            for f in folders
+            if self._routes.within(self._routes.final(f)) and (to := self._routes.led(f))
+        }
+        self._imported = list(dict.fromkeys(led.values()))
+        if led:
+            self.notes.append(printable(f"installed in place, imported from the copy: {', '.join(led)}"))
 
     def _paths(self, text: str) -> str:
         """A text with the absolute paths in it, alone or in a list, led into the copy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from trace_doctor.model import Result, Tool
 from trace_doctor.recording.startable import missing_script
 from trace_doctor.treatment import losses, statistics
 from trace_doctor.treatment.candidates import Candidate, Setup, candidates
+from trace_doctor.treatment.installed import in_place
 from trace_doctor.treatment.launching import CommandRunner, Steps
 from trace_doctor.treatment.loop import Loop, Say
 from trace_doctor.treatment.measurement import RunFailed
@@ -114,6 +116,7 @@ def treat(
         ) as scratch,
         _telling_changes(scratch, say),
     ):  # fmt: skip
+        scratch.import_from(in_place(command, cwd, os.environ))
         for note in scratch.notes:
             say(note)
         for line in scratch.details:
