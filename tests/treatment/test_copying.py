@@ -132,10 +132,19 @@ def deepened(folder: Path, name: str, levels: int) -> None:
     os.close(here)
 
 
-def test_a_tree_of_any_depth_is_copied_reset_and_taken_away(project: Path) -> None:
-    """As deep as paths can be written; a run can go deeper still, and what it leaves is gone as well."""
+@pytest.fixture
+def deep(project: Path) -> Iterator[Path]:
+    """A project with folders as deep as paths can be written, which what takes away the folders of tests cannot delete."""
     deepened(project, "d", 1_500)
-    with Scratch(project, project) as scratch:
+    yield project
+    tree = Confined(project)
+    tree.remove("d")
+    tree.close()
+
+
+def test_a_tree_of_any_depth_is_copied_reset_and_taken_away(deep: Path) -> None:
+    """A run can go deeper still, and what it leaves is gone as well."""
+    with Scratch(deep, deep) as scratch:
         place = scratch.folder
         assert (scratch.cwd / "/".join("d" * 1_500)).is_dir()
         deepened(scratch.cwd, "deep", 5_000)
@@ -183,6 +192,19 @@ def test_a_file_in_the_place_of_a_folder_and_the_other_way_round_are_put_back(pr
         scratch.prepare({})
         assert (here / "train.py").read_text() == "first = 1\n"
         assert (here / "src" / "model.py").read_text() == "second = 2\n"
+
+
+def test_a_folder_that_a_run_closed_is_put_back(project: Path) -> None:
+    (project / "src").mkdir()
+    (project / "src" / "model.py").write_text("second = 2\n")
+    with Scratch(project, project) as scratch:
+        for folder in ("src", "src/new", "other", "other/deep"):
+            (scratch.cwd / folder).mkdir(exist_ok=True)
+        for folder in ("src/new", "src", "other/deep", "other"):
+            (scratch.cwd / folder).chmod(0)
+        scratch.prepare({})
+        assert (scratch.cwd / "src").stat().st_mode & 0o700 == 0o700
+        assert sorted(p.name for p in scratch.cwd.rglob("*")) == ["model.py", "src", "train.py"]
 
 
 def test_a_file_that_a_run_changed_without_a_trace_in_its_time_is_put_back(project: Path) -> None:

@@ -13,7 +13,7 @@ from repositories import committed
 
 from trace_doctor.errors import UsageError
 from trace_doctor.treatment import copying
-from trace_doctor.treatment.scratch import Scratch
+from trace_doctor.treatment.scratch import LEVELS_UP, Scratch
 
 PLACES = ("train.py", "src", "src/model.py", "exp", "exp/deep", "src/a", "exp/b", "exp/deep/c", "d", "src/e")
 """files and folders that are there, and names that links get"""
@@ -67,7 +67,8 @@ def test_a_link_leads_in_the_copy_to_the_copy_of_what_it_leads_to(made: dict[str
             for name in made:
                 original, copy = os.path.realpath(root / name), os.path.realpath(scratch.cwd / name)
                 wanted = Path(original)
-                if wanted.is_relative_to(root) or root.is_relative_to(wanted):  # in it, or around it
+                around = root.is_relative_to(wanted) and len(root.parts) - len(wanted.parts) <= LEVELS_UP
+                if wanted.is_relative_to(root) or around:
                     wanted = scratch.inside(wanted)
                 elif not os.path.exists(original) and Path(copy).is_relative_to(scratch.folder):
                     wanted = scratch.inside(wanted)  # what a run makes there stays in the copy
@@ -133,6 +134,17 @@ def test_a_link_that_a_run_leaves_in_the_way_is_taken_away(tmp_path: Path, victi
     assert contents(tmp_path) == before
 
 
+def test_a_folder_for_a_run_is_never_made_behind_a_link(tmp_path: Path) -> None:
+    root = project_in(tmp_path)
+    with Scratch(root, root) as scratch:
+        assert scratch.new_folder("runs/1").is_dir() and scratch.new_folder("runs/2").is_dir()
+        (scratch.folder / "runs").rename(scratch.folder / "aside")
+        (scratch.folder / "runs").symlink_to(root)
+        with pytest.raises(UsageError, match="cannot make a folder for a run"):
+            scratch.new_folder("runs/3")
+    assert sorted(p.name for p in root.iterdir()) == ["exp", "src", "train.py"]
+
+
 def test_hard_links_are_parted(tmp_path: Path) -> None:
     root = project_in(tmp_path)
     os.link(root / "train.py", root / "twin.py")
@@ -171,23 +183,25 @@ def test_a_link_to_what_runs_write_outside_is_left_out(tmp_path: Path) -> None:
     assert (tmp_path / "store" / "model.pt").read_bytes() == b"the user's"
     with Scratch(root, root, link=["outputs"]) as scratch:
         assert os.path.realpath(scratch.cwd / "latest") == str(tmp_path / "store")
-        assert any("a run can write there: outputs" in note for note in scratch.notes)
+        store = tmp_path / "store"
+        named = f"a run can write there: latest -> {store}, outputs -> {store}"
+        assert any(named in note for note in scratch.notes)
+        (scratch.cwd / "outputs" / "model.pt").write_bytes(b"of a run")
+        assert [c.name for c in scratch.changes()] == ["latest/model.pt"]
 
 
 def test_a_project_behind_a_link_is_copied_from_where_it_is(tmp_path: Path) -> None:
     root = project_in(tmp_path)
     alias = tmp_path / "alias"
     given = [
-        "python",
-        f"{alias}/train.py",
-        f"--config={alias}/src",
-        f"data.path={alias}/src",
-        f"-I{alias}/src",
-    ]
+        "python", f"{alias}/train.py", f"--config={alias}/src", f"data.path={alias}/src", f"-I{alias}/src",
+        f"{alias}/a:{root}/b", f"{alias}/src/../train.py", f"file://{root}/a", "x" * 9_999 + "/",
+    ]  # fmt: skip
     with Scratch(alias, alias) as scratch:
         here = scratch.cwd
         assert here.name == "project" and (here / "train.py").is_file()
         assert scratch.command(given, alias) == [
             "python", f"{here}/train.py", f"--config={here}/src", f"data.path={here}/src", f"-I{here}/src",
+            f"{here}/a:{here}/b", f"{here}/train.py", f"file://{here}/a", "x" * 9_999 + "/",
         ]  # fmt: skip
     assert (root / "train.py").read_text() == "original = 1\n"

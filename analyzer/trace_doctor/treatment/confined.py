@@ -117,9 +117,8 @@ def _parts(name: str) -> tuple[str, ...]:
 
 def _remove_folder(parent: int, name: str) -> None:
     """Folders in it are moved up beside each other first: neither the stack nor the descriptors grow with the depth."""
-    here = os.open(name, _FOLDER, dir_fd=parent)
+    here = _own_folder(parent, name)
     try:
-        os.fchmod(here, 0o700)
         moved = 0
         while names := os.listdir(here):
             for one in names:
@@ -135,9 +134,8 @@ def _remove_folder(parent: int, name: str) -> None:
 
 def _emptied(parent: int, name: str, moved: int) -> int:
     """Deletes the files of a folder and moves the folders in it into its parent; how many were moved by now."""
-    here = os.open(name, _FOLDER, dir_fd=parent)
+    here = _own_folder(parent, name)
     try:
-        os.fchmod(here, 0o700)
         for one in os.listdir(here):
             if stat.S_ISDIR(os.stat(one, dir_fd=here, follow_symlinks=False).st_mode):
                 to, moved = _free_name(parent, moved)
@@ -147,6 +145,23 @@ def _emptied(parent: int, name: str, moved: int) -> int:
     finally:
         os.close(here)
     return moved
+
+
+def _own_folder(parent: int, name: str) -> int:
+    """The descriptor of a folder that is to be emptied, whatever its mode was."""
+    try:
+        here = os.open(name, _FOLDER, dir_fd=parent)
+    except PermissionError:
+        if not hasattr(os, "O_PATH"):
+            raise
+        itself = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=parent)
+        try:
+            os.chmod(f"/proc/self/fd/{itself}", 0o700)
+        finally:
+            os.close(itself)
+        here = os.open(name, _FOLDER, dir_fd=parent)
+    os.fchmod(here, 0o700)
+    return here
 
 
 def _free_name(folder: int, number: int) -> tuple[str, int]:

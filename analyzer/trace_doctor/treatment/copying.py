@@ -207,10 +207,14 @@ class _Copy:
     def _share(self, name: str) -> _Kind | None:
         """Links a file or a folder; file by file where links in the folder lead back into the project."""
         path = self.source / name
-        self.done.linked.append(name)
+        final = os.path.realpath(path)
+        if self.routes.within(final):
+            self.done.linked.append(name)
+        else:
+            self.done.outward[name] = final
         if path.is_dir() and not path.is_symlink() and self._leads_back(path):
             return "linked"
-        self._link_to(name, os.path.realpath(path))
+        self._link_to(name, final)
         return None
 
     def _leads_back(self, folder: Path) -> bool:

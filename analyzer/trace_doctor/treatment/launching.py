@@ -47,7 +47,8 @@ class Steps:
 
 
 class CommandRunner:
-    """A Runner of one command. `steps` and `max_seconds` of a run are set by the first recording."""
+    """A Runner of one command. `steps` and `max_seconds` of a run are set by the first recording. `recordings` is where
+    recordings are kept; None: beside the copy, as long as that is there."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class CommandRunner:
         command: Sequence[str],
         cwd: Path,
         *,
-        recordings: Path,
+        recordings: Path | None,
         max_steps: int | None,
         step_every: int | None = None,
         max_seconds: float = 600.0,
@@ -72,8 +73,11 @@ class CommandRunner:
         self.steps = Steps(0, 1)
 
     def record(self, setup: Setup, name: str) -> Path:
-        folder = self._recordings / name
-        folder.mkdir(parents=True)
+        if self._recordings is None:
+            folder = self._scratch.new_folder(f"recordings/{name}")
+        else:
+            folder = self._recordings / name
+            folder.mkdir(parents=True)
         recorded = self._run(setup, self._options(folder))
         if not recorded.steps:
             raise RunFailed("no step was seen: no optimizer step, and no call of a module")
@@ -82,8 +86,7 @@ class CommandRunner:
         return folder
 
     def time(self, setup: Setup) -> Measured:
-        folder = self._scratch.folder / "runs" / str(next(self._numbers))
-        folder.mkdir(parents=True)
+        folder = self._scratch.new_folder(f"runs/{next(self._numbers)}")
         steps = self.steps
         options = replace(
             self._options(folder),

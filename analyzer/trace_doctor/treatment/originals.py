@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 
 from trace_doctor.errors import printable
-from trace_doctor.treatment.copying import CACHES, Stamp, digest, open_unlinked, stamp
+from trace_doctor.treatment.copying import CACHES, LARGE_SCRIPT, Stamp, digest, open_unlinked, stamp
 from trace_doctor.treatment.outcome import FileChange, How
 
 MOST_OUTSIDE = 100_000
@@ -56,9 +56,11 @@ class Originals:
 
     def _now(self, most: float = inf) -> dict[str, Stamp]:
         found, left = dict(self._below(self.root, "")), most
+        seen: set[str] = set()
         for link, target in self.behind.items():
-            if target is None or link in self.overlooked or self._not_data(target):
+            if target is None or target in seen or link in self.overlooked or self._not_data(target):
                 continue
+            seen.add(target)
             states: dict[str, Stamp] = {}
             with suppress(OSError):
                 states[_as_file(link, target)] = stamp(os.stat(target))
@@ -93,7 +95,7 @@ class Originals:
     def _digest(self, name: str) -> Stamp | None:
         try:
             with open_unlinked(self.root / name) as file:
-                return digest(file.read(), os.fstat(file.fileno()).st_mode)
+                return digest(file.read(LARGE_SCRIPT + 1), os.fstat(file.fileno()).st_mode)
         except OSError:
             return None
 

@@ -8,7 +8,7 @@ import stat
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Self
 
 from trace_doctor.errors import UsageError, printable
@@ -20,11 +20,12 @@ from trace_doctor.treatment.outcome import FileChange
 from trace_doctor.treatment.routes import Routes
 from trace_doctor.treatment.said import Said
 
-_LEVELS_UP = 3
+LEVELS_UP = 3
 """so far above the project its surroundings are there as well: `../data`, `../../shared`"""
 _MANY_NEIGHBOURS = 1_000
 _LONGEST_TMPDIR = 70
 """characters: the sockets that Python makes in there have room for 108"""
+_LONGEST_PATH = 4_096
 
 
 class Scratch:
@@ -51,7 +52,7 @@ class Scratch:
         self._original = (worktree.top(script_folder) or script_folder).resolve()
         self._cwd = cwd.resolve()
         common = Path(os.path.commonpath([self._original, self._cwd]))
-        self._base = [common, *common.parents][: _LEVELS_UP + 1][-1]
+        self._base = [common, *common.parents][: LEVELS_UP + 1][-1]
         self._single = None if source.is_dir() else source.name
         self.folder = _made(folder, self._original)
         self._tree = Confined(self.folder)
@@ -96,7 +97,8 @@ class Scratch:
         self.close()
 
     def close(self) -> None:
-        if self._worktree:
+        root = self._tree.state(self._at)
+        if self._worktree and root is not None and stat.S_ISDIR(root.st_mode):
             worktree.remove(self._original, self._root)
         with suppress(OSError):  # what is left is tried once more
             self._tree.remove(self._name(self._base_copy))
@@ -246,7 +248,11 @@ class Scratch:
                 name = f"{folder}/{last}"
                 if self._worktree and name == f"{self._at}/.git":
                     continue
-                if stat.S_ISDIR(info.st_mode) and name in folders:
+                if (
+                    stat.S_ISDIR(info.st_mode)
+                    and info.st_mode & stat.S_IRWXU == stat.S_IRWXU
+                    and name in folders
+                ):
                     todo.append(name)
                 elif stat.S_ISLNK(info.st_mode) and name in links:
                     if self._tree.target(name) != links[name]:
@@ -271,6 +277,17 @@ class Scratch:
         """Files of the user's that are not as they were."""
         return self._originals.changes()
 
+    def new_folder(self, name: str) -> Path:
+        """A folder beside the copy for what is recorded of a run. Raises UsageError where a run left something in the way."""
+        try:
+            for above in (*reversed(PurePosixPath(name).parents[:-1]), PurePosixPath(name)):
+                there = self._tree.state(str(above))
+                if there is None or not stat.S_ISDIR(there.st_mode):
+                    self._tree.make_folder(str(above))
+        except OSError as error:
+            raise UsageError(f"cannot make a folder for a run: {error.strerror or error}") from None
+        return self.folder / name
+
     # ------------------------------------------------------------------ the command
 
     def command(self, command: Sequence[str], cwd: Path) -> list[str]:
@@ -286,16 +303,24 @@ class Scratch:
     def _path(self, text: str, cwd: Path) -> str | None:
         """The path in the copy of an absolute one, and of a relative one that leads elsewhere in the copy; absolute, that
         of a relative one that is not in the copy. Else None."""
-        whole = os.path.join(cwd, text)
-        led = self._routes.led(whole)
         if os.path.isabs(text):
-            return led
-        if "/" not in text or not os.path.exists(whole):
+            return self._absolute(text)
+        whole = os.path.join(cwd, text)
+        if "/" not in text or len(text) > _LONGEST_PATH or not os.path.exists(whole):
             return None
+        led = self._routes.led(whole)
         if led is None:
             return os.path.normpath(self._routes.final(whole))
         same = os.path.realpath(self.cwd / text) == os.path.realpath(led)
         return None if same else led
+
+    def _absolute(self, text: str) -> str:
+        """An absolute path, or several with something between them, led into the copy."""
+        plain = ".." not in text.split("/")
+        mentioned = self._routes.mentions(text)
+        if (plain and mentioned != text) or len(text) > _LONGEST_PATH:
+            return mentioned
+        return self._routes.led(text) or mentioned
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """The environment with the project's paths led into the copy, and a folder for temporary files."""
@@ -328,7 +353,7 @@ class Scratch:
         if "://" in text:
             return self._routes.mentions(text)
         return os.pathsep.join(
-            (os.path.isabs(part) and self._routes.led(part)) or self._routes.mentions(part)
+            self._absolute(part) if os.path.isabs(part) else self._routes.mentions(part)
             for part in text.split(os.pathsep)
         )
 

@@ -125,7 +125,7 @@ def treat(
             scratch,
             command,
             cwd,
-            recordings=_recordings(options, scratch),
+            recordings=_recordings(options),
             max_steps=options.max_steps,
             step_every=options.step_every,
         )
@@ -215,9 +215,9 @@ def _pilot(runner: CommandRunner, setup: Setup, clock: Clock) -> None:
         pass  # the loop says so of each fix
 
 
-def _recordings(options: TreatOptions, scratch: Scratch) -> Path:
+def _recordings(options: TreatOptions) -> Path | None:
     if options.logs is None:
-        return scratch.folder / "recordings"
+        return None
     from trace_doctor.recording.launch import new_folder
 
     return Path(new_folder(options.logs))
