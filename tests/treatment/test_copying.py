@@ -270,7 +270,7 @@ def test_the_environment_leads_into_the_copy(project: Path) -> None:
     root = str(project)
     given = {
         "PYTHONPATH": f"{root}/src:src:/usr/lib", "CONFIG": f'{{"a": "{root}/a.yaml"}}', "OTHER": f"{root}-2:x",
-        "PATH": f"{root}/.venv/bin:/usr/bin", "DATA": f"file://{root}/src", "EMPTY": "", "RUN": f"cd {root}; make",
+        "PATH": f"{root}/.venv/bin:/usr/bin", "DATA": f"file://{root}/src", "EMPTY": "", "HOME": str(project.parent), "MANY": f"{root}/a:{project.parent}:{root}", "RUN": f"cd {root}; make",
     }  # fmt: skip
     with Scratch(project, project) as scratch:
         here, made = str(scratch.cwd), scratch.environment(given)

@@ -8,7 +8,6 @@ what a run writes is left out where it is large or outside of the project, since
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import posixpath
 import re
@@ -24,13 +23,21 @@ from trace_doctor.errors import UsageError
 from trace_doctor.reporters.units import size
 from trace_doctor.treatment.confined import Confined
 from trace_doctor.treatment.routes import Routes, mention
+from trace_doctor.treatment.states import (
+    PROGRAM,
+    Stamp,
+    State,
+    digest,
+    is_hashed,
+    open_unlinked,
+    stamp,
+    state,
+)
 
 LARGE_FILE = 64 << 20
 LARGE_FOLDER = 256 << 20
 MANY_FILES = 2_000
 """a folder of so many files, or of so many bytes, that holds no script is data"""
-LARGE_SCRIPT = 16 << 20
-"""what is larger is compared by its state, whatever it is called"""
 CACHES = re.compile(
     r"\.(git|hg|svn|tox|nox|ipynb_checkpoints|(mypy|pytest|ruff)_cache)|__pycache__|node_modules"
 )
@@ -40,32 +47,12 @@ _WRITTEN = re.compile(
     re.IGNORECASE,
 )
 """names of what training scripts write"""
-_PROGRAM = (".py", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".ipynb", ".cu", ".cpp", ".c", ".h")
-_HASHED = (*_PROGRAM, ".json", ".bash", ".slurm", ".sbatch", ".txt", ".env", "Dockerfile", "Makefile")
 _OURS_TO_TELL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE)
 """failures of the copy; others are of what is copied"""
 _ATTEMPTS = 3
 
-State = tuple[int, int, int, int, int]
-"""size, times of change in ns, inode, mode: of the copies"""
-Stamp = int | bytes
-"""of scripts and configuration their hash, of anything else a hash of its state"""
 _Kind = Literal["project", "small", "data", "linked"]
 """of a folder: one that can hold data, one too small to, one of data to be copied, one whose files are linked one by one"""
-
-
-def state(info: os.stat_result) -> State:
-    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, stat.S_IMODE(info.st_mode)
-
-
-def stamp(info: os.stat_result) -> int:
-    """The state of an original. A folder is another one only where what is in it is."""
-    return 0 if stat.S_ISDIR(info.st_mode) else hash((info.st_mode, *state(info)))
-
-
-def digest(data: bytes, mode: int) -> bytes:
-    """Of a script or a configuration file: what is in it, and who may do what with it."""
-    return hashlib.sha256(stat.S_IMODE(mode).to_bytes(4) + data).digest()
 
 
 def looks_written(name: str) -> bool:
@@ -230,7 +217,7 @@ class _Copy:
         path = self.source / name
         where = os.readlink(path)
         absolute = os.path.join(path.parent, where)
-        final, led = self.routes.final(absolute), self.routes.led(absolute)
+        final, led = self.routes.final(absolute), self.routes.led(absolute, around=True)
         straight = os.path.normpath(self.routes.inside(path.parent) / where)
         if not os.path.isabs(where) and _stays(where, name) and led in (None, straight):
             self._link_to(name, where)
@@ -325,20 +312,6 @@ def copy_file(root: Path, name: str, tree: Confined, to: str, done: Copied) -> b
     return settled
 
 
-def is_hashed(name: str, info: os.stat_result) -> bool:
-    """Whether a file is a script or configuration, which is compared by what is in it."""
-    return name.endswith(_HASHED) and info.st_size <= LARGE_SCRIPT
-
-
-def open_unlinked(path: Path) -> BinaryIO:
-    """A file for reading. Raises OSError for a link, and for what is no file, without waiting for a pipe's other end."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(0, "not a regular file")
-    return open(number, "rb")
-
-
 def _copy_bytes(file: BinaryIO, copy: BinaryIO, count: int) -> None:
     """So many bytes: a file that grows all the time has an end as well."""
     while count > 0 and (data := file.read(min(count, 1 << 20))):
@@ -365,7 +338,7 @@ def _is_data(folder: Path) -> bool | None:
     for name, entry in walk(folder):
         if entry.is_dir(follow_symlinks=False):
             continue
-        if name.endswith(_PROGRAM):
+        if name.endswith(PROGRAM):
             return None
         count += 1
         with suppress(OSError):

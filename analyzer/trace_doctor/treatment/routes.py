@@ -43,9 +43,11 @@ class Routes:
         """Where an absolute path ends in the original, all links followed."""
         return self._followed(path)[0]
 
-    def led(self, path: str) -> str | None:
-        """An absolute path as a path of the copy, through the links of the copy; None where it never gets there."""
-        return self._followed(path)[1]
+    def led(self, path: str, *, around: bool = False) -> str | None:
+        """An absolute path as a path of the copy, through the links of the copy; None where it never gets into the project.
+        `around`: also a path to a folder around it, as the copy has them."""
+        final, led = self._followed(path)
+        return led or (str(self.inside(Path(final))) if around and final in self._around else None)
 
     def _followed(self, path: str) -> tuple[str, str | None]:
         """Follows a path part by part. From where it comes into the project the way is the same in the copy, unless it
@@ -66,7 +68,7 @@ class Routes:
             where = os.path.dirname(where) if part == ".." else self._real(there) or there
         if self.within(where):
             return where, entry
-        return where, first or (str(self.inside(Path(where))) if where in self._around else None)
+        return where, first
 
     def _real(self, path: str) -> str | None:
         """Where a link leads in the end; None for what is no link."""

@@ -14,18 +14,19 @@ from typing import Self
 from trace_doctor.errors import UsageError, printable
 from trace_doctor.treatment import worktree
 from trace_doctor.treatment.confined import Confined
-from trace_doctor.treatment.copying import Copied, copy_file, copy_tree, looks_written, state
+from trace_doctor.treatment.copying import Copied, copy_file, copy_tree, looks_written
 from trace_doctor.treatment.originals import Originals
 from trace_doctor.treatment.outcome import FileChange
 from trace_doctor.treatment.routes import Routes
 from trace_doctor.treatment.said import Said
+from trace_doctor.treatment.starting import Start
+from trace_doctor.treatment.states import state
 
 LEVELS_UP = 3
 """so far above the project its surroundings are there as well: `../data`, `../../shared`"""
 _MANY_NEIGHBOURS = 1_000
 _LONGEST_TMPDIR = 70
 """characters: the sockets that Python makes in there have room for 108"""
-_LONGEST_PATH = 4_096
 
 
 class Scratch:
@@ -166,7 +167,7 @@ class Scratch:
                 neighbour = folder / name
                 if self.folder.is_relative_to(neighbour) or looks_written(name):
                     continue
-                links[f"{here}/{name}"] = self._routes.led(str(neighbour)) or str(neighbour)
+                links[f"{here}/{name}"] = self._routes.led(str(neighbour), around=True) or str(neighbour)
                 self._tree.make_link(f"{here}/{name}", links[f"{here}/{name}"])
                 beside.setdefault(str(folder), []).append(name)
         return folders, links, beside
@@ -291,71 +292,25 @@ class Scratch:
     # ------------------------------------------------------------------ the command
 
     def command(self, command: Sequence[str], cwd: Path) -> list[str]:
-        """The command with paths into the original led into the copy; relative ones stay where they lead there."""
-        return [self._word(word, cwd) for word in command]
-
-    def _word(self, word: str, cwd: Path) -> str:
-        option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
-        if value and (path := self._path(value, cwd)) is not None:
-            return f"{option}{equals}{path}"
-        return self._routes.mentions(word)
-
-    def _path(self, text: str, cwd: Path) -> str | None:
-        """The path in the copy of an absolute one, and of a relative one that leads elsewhere in the copy; absolute, that
-        of a relative one that is not in the copy. Else None."""
-        if os.path.isabs(text):
-            return self._absolute(text)
-        whole = os.path.join(cwd, text)
-        if "/" not in text or len(text) > _LONGEST_PATH or not os.path.exists(whole):
-            return None
-        led = self._routes.led(whole)
-        if led is None:
-            return os.path.normpath(self._routes.final(whole))
-        same = os.path.realpath(self.cwd / text) == os.path.realpath(led)
-        return None if same else led
-
-    def _absolute(self, text: str) -> str:
-        """An absolute path, or several with something between them, led into the copy."""
-        plain = ".." not in text.split("/")
-        mentioned = self._routes.mentions(text)
-        if (plain and mentioned != text) or len(text) > _LONGEST_PATH:
-            return mentioned
-        return self._routes.led(text) or mentioned
+        """The command with paths into the original led into the copy."""
+        return Start(self._routes, cwd, self.cwd).command(command)
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """The environment with the project's paths led into the copy, and a folder for temporary files."""
-        changed = {name: self._paths(value) for name, value in given.items()}
-        changed["PWD"] = str(self.cwd)
-        # in a copy `uv run` would install the copy into the linked environment, in the place of the project
-        changed.setdefault("UV_NO_SYNC", "1")
+        changed = Start(self._routes, self._cwd, self.cwd).environment(given, self._imported)
         temporary = self.folder / "tmp"
         if len(str(temporary)) <= _LONGEST_TMPDIR:
             temporary.mkdir(exist_ok=True)
             changed["TMPDIR"] = str(temporary)
-        path = [p and (self._path(p, self._cwd) or p) for p in given.get("PYTHONPATH", "").split(os.pathsep)]
-        if self._imported or "PYTHONPATH" in given:
-            changed["PYTHONPATH"] = os.pathsep.join(([] if path == [""] else path) + self._imported)
         return changed
 
     def import_from(self, folders: Iterable[str]) -> None:
         """Has Python find in the copy what it would find in these folders, as far as they lie in the project."""
-        led = {
-            f: to
-            for f in folders
-            if self._routes.within(self._routes.final(f)) and (to := self._routes.led(f))
-        }
+        routes = self._routes
+        led = {f: to for f in folders if routes.within(routes.final(f)) and (to := routes.led(f))}
         self._imported = list(dict.fromkeys(led.values()))
         if led:
             self.notes.append(printable(f"installed in place, imported from the copy: {', '.join(led)}"))
-
-    def _paths(self, text: str) -> str:
-        """A text with the absolute paths in it, alone or in a list, led into the copy."""
-        if "://" in text:
-            return self._routes.mentions(text)
-        return os.pathsep.join(
-            self._absolute(part) if os.path.isabs(part) else self._routes.mentions(part)
-            for part in text.split(os.pathsep)
-        )
 
 
 def _made(folder: Path | None, original: Path) -> Path:
