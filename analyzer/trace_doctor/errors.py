@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+_ANYWHERE = re.compile(r"##(?=\w*\[)", re.ASCII)
+_AT_THE_START = re.compile(r"^(\s*)::(?=[\w-]+( [^:\n]*)?::)", re.MULTILINE)
+
 
 class TraceDoctorError(Exception):
     """Base of every deliberate error; the command line prints its message and exits with 2."""
@@ -40,8 +45,21 @@ class UnreadableScript(TraceDoctorError):
 
 
 def printable(text: str) -> str:
-    """Text as it may reach a terminal: names in files and of files can hold escape sequences."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    """Text as it may reach a terminal or the log of a CI server: names in files and of files can hold escape sequences,
+    and commands to a runner."""
+    shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return no_command_at_start(no_commands(shown))
+
+
+def no_commands(text: str) -> str:
+    """Text that no CI server obeys: Azure and GitHub take `##vso[…]` and `##[…]` for commands anywhere in a line, TeamCity
+    `##teamcity[…]` at its start."""
+    return _ANYWHERE.sub("## ", text)
+
+
+def no_command_at_start(text: str) -> str:
+    """Lines that GitHub does not obey: it takes `::name::` at the start of one for a command."""
+    return _AT_THE_START.sub(r"\1:", text)
 
 
 def one_line(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,15 +11,6 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from trace_doctor.errors import UsageError
-
-
-def is_utf8(name: str) -> bool:
-    """Whether the bytes of a file's name are text, as all that is written for other programs has to be."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -39,16 +31,20 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to, a temporary one beside `path` that takes its place at the end; behind a link, that of the file
-    it leads to. A device or a pipe is written to as it is. Raises UsageError when the place cannot be written."""
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    """A file to write to, a temporary one beside `path` that takes its place at the end, with the permissions of the file
+    that it replaces. A link of the user's own is followed to the file it leads to; a device or a pipe is written to as it
+    is. Raises UsageError when the place cannot be written, or is a link that leads nowhere or that somebody else made."""
     try:
-        if path.exists() and (path.parts[:2] == ("/", "dev") or not path.is_file()):
+        target = _target(path)
+        if target is None:
             with path.open("wb") as file:
                 yield file
             return
-        with temporary.open("wb") as file:
+        temporary, number = _aside(target)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        with open(number, "wb") as file:
             yield file
         temporary.replace(target)
     except OSError as error:
@@ -56,3 +52,34 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with suppress(OSError):  # on a read-only file system even where it is not there
             temporary.unlink()
+
+
+def _target(path: Path) -> Path | None:
+    """The file that is to be written; None for a device or a pipe. Raises OSError and UsageError."""
+    if path.parts[:2] == ("/", "dev") or (path.exists() and not path.is_file()):
+        return None
+    if path.is_symlink():
+        check_link(path)
+        return Path(os.path.realpath(path))
+    return path
+
+
+def check_link(path: Path) -> None:
+    """Raises UsageError for a link at the place of an output that the user did not make, or that leads nowhere or to a file
+    of somebody else: such a one can be planted to have another file written."""
+    try:
+        there, link = path.stat(), path.lstat()
+    except OSError:
+        raise UsageError(f"{path} is a link that leads nowhere: it is left alone") from None
+    if hasattr(os, "getuid") and ({there.st_uid, link.st_uid} - {os.getuid()}):
+        raise UsageError(f"{path} is a link of somebody else, or leads to a file of theirs: it is left alone")
+
+
+def _aside(target: Path) -> tuple[Path, int]:
+    """A new file beside the target, of a name that nobody could have known, open for writing."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}.tmp")
+    number = os.open(temporary, flags, 0o666)
+    with suppress(OSError):  # what is there keeps its permissions
+        os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+    return temporary, number

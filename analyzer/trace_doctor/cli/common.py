@@ -17,7 +17,7 @@ import typer
 from trace_doctor.cli.completion import FILES, format_words, rule_words
 from trace_doctor.cli.progress import progress as progress
 from trace_doctor.errors import UsageError, one_line, printable
-from trace_doctor.files import open_regular, replacing
+from trace_doctor.files import check_link, open_regular, replacing
 from trace_doctor.model import Result
 
 if TYPE_CHECKING:
@@ -249,6 +249,8 @@ def sinks_for(given: Sequence[str], *, force: bool, quiet: int, default_report: 
         return parse_outputs(given)
     sinks = [Sink("text", None)]
     if default_report and quiet < 2:
+        if DEFAULT_REPORT.is_symlink():
+            check_link(DEFAULT_REPORT)
         if DEFAULT_REPORT.is_dir() or (
             DEFAULT_REPORT.exists() and not force and not _is_ours(DEFAULT_REPORT)
         ):

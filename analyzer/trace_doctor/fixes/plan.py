@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from trace_doctor.errors import UnreadableScript, UsageError, one_line
+from trace_doctor.errors import UnreadableScript, UsageError, no_commands, one_line
 from trace_doctor.evidence.frames import is_user_frame
 from trace_doctor.fixes import edits as editing
 from trace_doctor.fixes import versions
@@ -85,7 +85,9 @@ class Plan:
         """One line for each fix of a file; what a capture put into a title cannot start a line of its own."""
         mine = [i for i in self.of("ready") if i.change and name in [f.name for f, _ in i.change.files]]
         lines = [f"# {i.safety}: {i.label} {i.finding.name}: {i.fix.title}" for i in mine]
-        return "".join("".join(c if c.isprintable() else " " for c in line) + "\n" for line in lines)
+        return "".join(
+            "".join(c if c.isprintable() else " " for c in no_commands(line)) + "\n" for line in lines
+        )
 
 
 def plan(

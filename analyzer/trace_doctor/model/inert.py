@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
+_COMMAND = re.compile(rb"##(?=\w*\[)")
+
 
 def inert(data: bytes) -> bytes:
     """The JSON with every `<` as an escape, so that a page sees neither the end of an element nor the begin of another in
-    it: the same JSON still."""
-    return data.replace(b"<", b"\\u003c")
+    it, and with an escape in what a CI server would take for a command in its log (`##vso[`): the same JSON still."""
+    return _COMMAND.sub(rb"\\u0023#", data.replace(b"<", b"\\u003c"))
 
 
 def written(result: Any) -> bytes:

@@ -69,7 +69,7 @@ def _command(kind: str, message: str, properties: dict[str, str]) -> str:
 
 
 def _data(text: str) -> str:
-    text = visible(text, block=True).replace("##[", "## [")
+    text = visible(text, block=True)
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from trace_doctor.errors import no_command_at_start
 from trace_doctor.model import Budget, Finding, Fix, Result, Table
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.places import failing, line_of
@@ -55,7 +56,7 @@ def render(result: Result, options: Options) -> str:
     left = len(result.findings) - len(details)
     if left:
         details.append(f"{plural(left, 'more finding')} without details here; the HTML report has them.")
-    page = "\n\n".join([*head, *details, *tail]) + "\n"
+    page = no_command_at_start("\n\n".join([*head, *details, *tail]) + "\n")
     return (
         page if len(page.encode()) <= 1 << 20 else "\n\n".join([*head[:1], "Too long for this page."]) + "\n"
     )

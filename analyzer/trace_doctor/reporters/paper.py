@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from trace_doctor.errors import no_command_at_start
 from trace_doctor.reporters.units import columns, visible
 
 _SGR = {
@@ -25,8 +25,6 @@ _ASCII = {
     "█": "#", "▓": "%", "▒": "=", "░": ".",
 }  # fmt: skip
 
-_COMMAND = re.compile(r"^(\s*)::(?=[\w-]+( [^:]*)?::)")
-
 Piece = tuple[str, str]
 """text and style ('' for none)"""
 
@@ -42,7 +40,7 @@ class Paper:
 
     def clean(self, text: str) -> str:
         """One line, harmless, in the characters that may be used."""
-        text = visible(text).replace("##[", "## [")  # a CI runner obeys `##[name]` anywhere in a line
+        text = visible(text)
         if self.ascii and not text.isascii():
             text = "".join(_ASCII.get(c, c) for c in text).encode("ascii", "backslashreplace").decode()
         return text
@@ -56,9 +54,13 @@ class Paper:
 
     def put(self, text: str, style: str = "", *, indent: int = 0, first: str = "") -> None:
         """A paragraph: wrapped at spaces, every line indented, `first` put into the first line's indent."""
-        room = self.width - indent
-        for number, line in enumerate(self._wrap(self.clean(text), room)):
-            lead = self.clean(first).ljust(indent) if number == 0 and first else " " * indent
+        head = self.clean(first)
+        indent = max(indent, columns(head))
+        if indent > self.width // 2:  # what was to stand beside the text leaves no room for it
+            self.put(head, indent=2)
+            head, indent = "", 2
+        for number, line in enumerate(self._wrap(self.clean(text), self.width - indent)):
+            lead = (head if number == 0 else "") + " " * (indent - (columns(head) if number == 0 else 0))
             self.lines.append((lead + self.style(line, style)).rstrip())
 
     def row(self, cells: Sequence[tuple[str, int]], style: str = "") -> None:
@@ -88,18 +90,20 @@ class Paper:
             self.lines.append(line.rstrip())
 
     def text(self) -> str:
-        return "\n".join(_no_command(line) for line in self.lines).rstrip("\n") + "\n"
+        # foreign text may be wrapped so that a command begins a line
+        return "\n".join(no_command_at_start(line) for line in self.lines).rstrip("\n") + "\n"
 
     def _wrap(self, text: str, room: int) -> list[str]:
-        """Lines of at most `room` columns. What has no space to break at is cut."""
-        lines, line = [], ""
+        """Lines of at most `room` columns. What has no space to break at is cut, at least one character for a line."""
+        lines, line, room = [], "", max(room, 1)
         for word in text.split():
-            while columns(word) > room:
+            while not _fits(word, room):
                 head = _cut(word, room - columns(line) - (1 if line else 0))
-                if not head or (line and columns(head) < 12):
+                if line and columns(head) < 12:
                     lines.append(line)
                     line = ""
                     continue
+                head = head or word[0]
                 lines.append(f"{line} {head}" if line else head)
                 word, line = word[len(head) :], ""
             if line and columns(line) + 1 + columns(word) > room:
@@ -115,22 +119,25 @@ class Paper:
 def _shortened(text: str, room: int, mark: str) -> str:
     if columns(text) <= room:
         return text
-    while columns(text) > room - columns(mark):
-        text = text[:-1]
-    return text + mark
+    return _head(text, room - columns(mark)) + mark
 
 
-def _cut(word: str, room: int) -> str:
-    """The longest head of the word that fits; of a path up to a slash, where one is near."""
+def _fits(word: str, room: int) -> bool:
+    return len(_head(word, room)) == len(word)
+
+
+def _head(word: str, room: int) -> str:
+    """The longest head that takes at most `room` columns."""
     used = 0
     for i, char in enumerate(word):
         used += columns(char)
         if used > room:
-            after = word.rfind("/", 0, i) + 1
-            return word[: after if after > i // 2 else i]
+            return word[:i]
     return word
 
 
-def _no_command(line: str) -> str:
-    """A CI runner obeys a line that begins with `::name::`, and foreign text may be wrapped so that it begins one."""
-    return _COMMAND.sub(r"\1:", line)
+def _cut(word: str, room: int) -> str:
+    """The longest head of the word that fits; of a path up to a slash, where one is near."""
+    head = _head(word, room)
+    after = head.rfind("/") + 1
+    return head[:after] if len(head) < len(word) and after > len(head) // 2 else head

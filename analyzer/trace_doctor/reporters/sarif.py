@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from trace_doctor.model import Finding, Fix, Outcome, Result, Suppressed
+from trace_doctor.model.inert import inert
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.diffs import Edit, edits_of
 from trace_doctor.reporters.places import anchor, capture_path, inside
@@ -48,7 +49,8 @@ def render(result: Result, options: Options) -> str:
         "results": results,
     }
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(log, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    text = json.dumps(log, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return inert(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
 def _rule(example: Finding) -> Object:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import floor, log10
 
+from trace_doctor.errors import no_commands
 from trace_doctor.model import Cell, Unit
 
 _TIME = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
@@ -154,11 +155,12 @@ _SHOWN_IN_BLOCK = {code: text for code, text in _SHOWN.items() if code not in (0
 
 
 def visible(text: str, *, block: bool = False) -> str:
-    """Foreign text made harmless for the eye: control characters, terminal escapes and marks that reorder text are
-    written out (`\\x1b`, `\\u202e`). A line break is kept only in a `block`; elsewhere it becomes a space."""
+    """Foreign text made harmless for the eye and for logs: control characters, terminal escapes and marks that reorder
+    text are written out (`\\x1b`, `\\u202e`), commands to a CI server are parted. A line break is kept only in a `block`;
+    elsewhere it becomes a space."""
     if block:
-        return text.replace("\r\n", "\n").translate(_SHOWN_IN_BLOCK)
-    return text.replace("\r\n", " ").replace("\n", " ").replace("\t", " ").translate(_SHOWN)
+        return no_commands(text.replace("\r\n", "\n").translate(_SHOWN_IN_BLOCK))
+    return no_commands(text.replace("\r\n", " ").replace("\n", " ").replace("\t", " ").translate(_SHOWN))
 
 
 def columns(text: str) -> int:

@@ -1,0 +1,126 @@
+"""Whatever strings a result holds: every reporter ends, stays in bounds, and writes nothing that a CI server obeys."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from trace_doctor.errors import printable
+from trace_doctor.model import (
+    Column,
+    Finding,
+    Fix,
+    Gate,
+    Input,
+    Location,
+    Outcome,
+    Result,
+    Saving,
+    Table,
+    Tool,
+)
+from trace_doctor.reporters import FORMATS, render
+from trace_doctor.reporters.paper import Paper
+from trace_doctor.reporters.units import columns
+
+ALPHABET = st.one_of(
+    st.sampled_from([
+        "##vso[task.setvariable variable=x]y", "##[error]", "##teamcity[x]", "::error::x", "::add-mask::x", "/a/b/", "\x1b[2J",
+        "\u0301", "\u200b", "\u202e", "漢", "\t", "\n", "\r", " ", "#", "##", "[", ":", "::", "w" * 90, "漢字" * 60,
+        "<script>", "]]>", "|", "`",
+    ]),
+    st.characters(exclude_categories=["Cs"]),
+)  # fmt: skip
+TEXT = st.lists(ALPHABET, max_size=30).map("".join)
+COMMANDS = re.compile(r"##\w*\[|^\s*::[\w-]+( [^:\n]*)?::", re.MULTILINE | re.ASCII)
+unhurried = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+
+def result(text: Any) -> Result:
+    """One with such a text wherever one can stand."""
+    t = text
+    place = Location(file=t(), line=3, function=t(), rank=0)
+    finding = Finding(
+        id="TD101-1", code="TD101", name=t(), title=t(), severity="warning", confidence="high", location=place,
+        message=t(), fingerprint="x", saving=Saving(time_us_per_step=10.0, share_of_step=0.1, how=t()), why=t(),
+        evidence=[Table(title=t(), columns=[Column(t()), Column(t(), "us")], rows=[[t(), 1.0], [t(), None]])],
+        fixes=[Fix(title=t(), kind="patch", text=t(), verify=t(), risk=t(), codemod=t(), diff=None, framework=t())],
+    )  # fmt: skip
+    return Result(
+        tool=Tool(name=t(), version=t()),
+        inputs=[Input(path=t(), kind="trace", warnings=[t()])],
+        findings=[finding],
+        outcomes=[Outcome(code="TD202", name=t(), title=t(), outcome="skipped", reason=t(), capture=t())],
+        gate=Gate(code=1, verdict=t(), fail_on="warning", failing=["TD101-1"], undecided=[t()], notes=[t()]),
+        limits=[t()],
+    )
+
+
+@unhurried
+@given(st.data(), st.integers(1, 400), st.booleans())
+def test_text_ends_within_its_width_at_any_width(data: st.DataObject, width: int, ascii: bool) -> None:
+    drawn: list[str] = []
+
+    def text() -> str:
+        drawn.append(data.draw(TEXT))
+        return drawn[-1]
+
+    made = result(text)
+    said = render(made, "text", width=width, ascii=ascii, show_skipped=True)
+    assert max(map(columns, said.splitlines())) <= max(width, 40)
+    assert len(said) <= 20_000 + 60 * sum(map(len, drawn))
+    assert not COMMANDS.search(said)
+
+
+@unhurried
+@given(st.data())
+def test_no_format_holds_a_command_to_a_ci_server(data: st.DataObject) -> None:
+    made = result(lambda: data.draw(TEXT))
+    for fmt in sorted({*FORMATS} - {"html"}):
+        said = render(made, fmt)
+        if fmt == "github":  # is commands itself: one a line, whose message cannot be another
+            assert all(re.match(r"::(error|warning|notice)( [^\n]*?)?::", line) for line in said.splitlines())
+            said = said.replace("::", "")
+        assert not COMMANDS.search(said), fmt
+
+
+@unhurried
+@given(TEXT, TEXT, st.integers(1, 400), st.integers(0, 500))
+@example("漢" * 50, "w" * 90, 40, 92)
+@example("w" * 90, "", 1, 40)
+def test_a_paragraph_ends_whatever_stands_before_it(text: str, first: str, width: int, indent: int) -> None:
+    paper = Paper(width, color=False, ascii=False)
+    paper.put(text, indent=indent, first=first)
+    paper.row([(text, 0), (first, -1), (text, 5)])
+    paper.flow([(text, ""), (first, "")], indent=2)
+    assert len(paper.lines) <= 10 + 2 * (len(text) + len(first)) * 10
+
+
+def test_a_name_of_ninety_characters_leaves_room_for_the_rest() -> None:
+    made = Result(tool=Tool(name="n" * 90, version="1"), inputs=[Input(path="trace.json", kind="trace")])
+    said = render(made, "text")
+    assert "trace.json" in said
+    assert len(said) < 2_000
+
+
+def test_a_text_of_a_million_characters_is_written() -> None:
+    for word in ("漢" * 200_000, "\u0301" * 200_000, "w" * 1_000_000, "a " * 300_000):
+        made = Result(tool=Tool(name="t", version="1"), inputs=[Input(path=word, kind="trace")])
+        assert len(render(made, "text")) < 10_000_000
+
+
+@pytest.mark.parametrize(
+    "text", ["x\n::error file=a::y", "  ::warning::z", "##vso[task.complete]", "a ##[group]b"]
+)
+def test_what_is_said_on_stderr_is_no_command(text: str) -> None:
+    assert not COMMANDS.search(printable(text))
+
+
+def test_json_with_a_command_is_the_same_json() -> None:
+    made = Result(tool=Tool(name="##vso[task.complete]", version="\\##[x"))
+    assert b"##vso[" not in made.to_json()
+    assert Result.from_json(made.to_json()) == made
