@@ -1,53 +1,136 @@
-"""What is kept of a command line."""
+"""What is kept of a command line: what is known to be harmless, and nothing else."""
 
 from __future__ import annotations
 
+import base64
+import random
+import re
+import shlex
+import string
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trace_doctor.recording.command_line import masked
+from trace_doctor.recording.command_line import masked, without_secrets
 
-
-@pytest.mark.parametrize(
-    ("word", "secret"),
-    [
-        ("--token=s3cr3t", "s3cr3t"),
-        ("--hub_token=s3cr3t", "s3cr3t"),
-        ("--wandb-api-key=s3cr3t", "s3cr3t"),
-        ("WANDB_API_KEY=s3cr3t", "s3cr3t"),
-        ("logger.wandb.apiKey=s3cr3t", "s3cr3t"),
-        ("--db-password=s3cr3t", "s3cr3t"),
-        ("https://me:s3cr3t@example.org/data", "s3cr3t"),
-        ("--note=hf_abcdefghijklmnop", "hf_abcdefghijklmnop"),
-        ("sk-abcdefghijklmnop1234", "sk-abcdefghijklmnop1234"),
-        ("AWS_ACCESS_KEY_ID=AKIAABCDEFGHIJKLMNOP", "AKIAABCDEFGHIJKLMNOP"),
-    ],
+CORPUS = Path(__file__).with_name("command_lines.txt").read_text(encoding="utf-8")
+SECRET, HARMLESS = (
+    [line for line in part.splitlines() if line and not line.startswith("#")]
+    for part in CORPUS.partition("[secret]\n")[2].split("\n[harmless]\n")
 )
-def test_secrets_are_hidden(word: str, secret: str) -> None:
-    shown = masked(["python", "train.py", word, "--lr", "0.1"])
-    assert secret not in shown
-    assert "***" in shown
-    assert shown.endswith("--lr 0.1")
+LEAST = 6
+"""characters of a secret in a row that would give it away"""
 
 
-def test_the_value_behind_a_secret_option_is_hidden() -> None:
-    assert masked(["train", "--token", "abc", "--epochs", "3"]) == "train --token *** --epochs 3"
-    assert masked(["train", "--use_auth_token", "--epochs", "3"]) == "train --use_auth_token --epochs 3"
+def parts(secret: str) -> set[str]:
+    return {secret[i : i + LEAST] for i in range(max(1, len(secret) - LEAST + 1))}
 
 
-@pytest.mark.parametrize(
-    "word",
-    ["--max_new_tokens=12", "--pad-token-id=3", "--tokenizer=gpt2", "--monitor=val/loss", "--max-tokens=9"],
-)
-def test_settings_that_sound_alike_stay(word: str) -> None:
-    assert masked(["train", word]) == f"train {word}"
+def test_the_corpus_is_one() -> None:
+    assert len(SECRET) >= 100 and len(HARMLESS) >= 100
+    assert all("«" in line for line in SECRET)
+
+
+@pytest.mark.parametrize("line", SECRET)
+def test_no_secret_is_shown(line: str, tmp_path: Path) -> None:
+    line = line.replace("\\n", "\n")
+    secrets = re.findall("«(.*?)»", line, re.DOTALL)
+    said = masked(shlex.split(re.sub("[«»]", "", line)), tmp_path)
+    assert not [part for secret in secrets for part in parts(secret) if part in said], said
+    assert "***" in said
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_what_is_harmless_is_shown(line: str, tmp_path: Path) -> None:
+    given, _, expected = line.partition(" => ")
+    assert masked(shlex.split(given), tmp_path) == (expected or given)
+
+
+# -- whatever is random enough to be a key, wherever it stands
+
+LETTERS, ALPHANUMERIC = string.ascii_lowercase, string.ascii_letters + string.digits
+ANYTHING = re.sub("[=:]", "", ALPHANUMERIC + string.punctuation)  # these end a name, which may be shown
+KEYS: dict[str, Callable[[random.Random], str]] = {
+    "hex": lambda r: r.randbytes(r.choice((8, 10, 16, 20, 32))).hex(),
+    "HEX": lambda r: r.randbytes(r.choice((8, 16, 20))).hex().upper(),
+    "base64": lambda r: base64.b64encode(r.randbytes(r.randint(12, 64))).decode(),
+    "base64 for URLs": lambda r: base64.urlsafe_b64encode(r.randbytes(r.randint(12, 64))).decode(),
+    "base32": lambda r: base64.b32encode(r.randbytes(r.choice((10, 20)))).decode(),
+    "base62": lambda r: "".join(r.choices(ALPHANUMERIC, k=r.randint(16, 64))),
+    "base36": lambda r: "".join(r.choices(LETTERS + string.digits, k=r.randint(17, 40))),
+    "letters": lambda r: "".join(r.choices(LETTERS, k=r.randint(13, 40))),
+    "capitals": lambda r: "".join(r.choices(LETTERS.upper(), k=r.randint(13, 40))),
+    "digits": lambda r: "".join(r.choices(string.digits, k=r.randint(10, 40))),
+    "UUID": lambda r: str(uuid.UUID(bytes=r.randbytes(16), version=4)),
+    "groups": lambda r: r.choice("-_.").join("".join(r.choices(LETTERS, k=4)) for _ in range(4)),
+    "anything": lambda r: "".join(r.choices(ANYTHING, k=r.randint(16, 40))),
+}  # fmt: skip
+PLACES = [
+    ["{}"], ["{}", "train.py"], ["python", "{}"], ["python", "{}.py"], ["python", "train.py", "{}"],
+    ["python", "train.py", "--name", "{}"], ["python", "train.py", "--name={}"], ["python", "train.py", "--name:{}"],
+    ["python", "train.py", "--names", "a", "{}"], ["python", "train.py", "--{}"], ["python", "train.py", "-{}"],
+    ["python", "train.py", "-n{}"], ["python", "train.py", "-n", "{}"], ["python", "-m", "{}"], ["python", "-c", "{}"],
+    ["python", "-c{}"], ["mysql", "-p{}"], ["python", "train.py", "--token", "{}"], ["python", "train.py", "--token", "-{}"],
+    ["python", "train.py", "--token{}"], ["NAME={}", "python", "train.py"], ["{}=1", "python"], ["env", "NAME={}", "python"],
+    ["python", "train.py", "name={}"], ["python", "train.py", "+name={}"], ["python", "train.py", "{}=1"],
+    ["python", "train.py", "name:{}"], ["python", "train.py", "{}:1"], ["python", "train.py", "--names", "one,{},two"],
+    ["python", "train.py", "--names", "[{}]"], ["python", "train.py", "--args", "model={},lr=1"],
+    ["python", "train.py", "--out", "runs/{}"], ["python", "train.py", "--out", "./runs/{}/logs"], ["python", "/data/{}/train.py"],
+    ["python", "train.py", "https://host/{}"], ["python", "train.py", "--url", "https://{}:1@host/?name={}"],
+    ["python", "train.py", "--addr", "{}:80"], ["python", "train.py", "@{}"], ["python", "train.py", '{{"name": "{}"}}'],
+    ["curl", "-H", "Authorization: Bearer {}"], ["bash", "-c", "NAME={} python train.py"], ["-Dname={}"],
+    ["ssh", "{}@host", "python"], ["python", "train.py", "--", "{}"], ["python", "train.py", "--pad-token-id", "{}"],
+    ["python", "train.py", "--value", "prefix_{}"], ["python", "train.py", "--value", "{}_suffix.txt"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sort", KEYS)
+@given(seed=st.integers(0, 2**64))
+def test_nothing_random_is_shown_wherever_it_stands(sort: str, seed: int) -> None:
+    key = KEYS[sort](random.Random(seed))
+    for place in PLACES:
+        said = masked([word.replace("{{", "{").replace("}}", "}").replace("{}", key) for word in place])
+        assert not [part for part in parts(key) if part in said], (place, said)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=()))))
+def test_any_words_give_one_that_a_shell_reads(words: list[str]) -> None:
+    said = masked(words)
+    assert said.isascii() and len(shlex.split(said)) == len(words)
+
+
+@pytest.mark.parametrize("text", ["1", "1_", "a", "aB", "-", "1.", "a=", "/", "a.", "{", ",", "--a-"])
+def test_long_words_take_no_time(text: str) -> None:
+    assert "***" in masked(["python", "train.py", text * 60_000, f"--name={text * 60_000}"])
+
+
+# -- paths
+
+
+def test_a_path_that_exists_shows_all_parts_but_random_ones(tmp_path: Path) -> None:
+    key = "4f8d2c9b1a7e6f3058d2c4b6a8e0f192"
+    (tmp_path / "data" / key).mkdir(parents=True)
+    (tmp_path / "data" / "zebrafish").touch()
+    said = masked(["python", "train.py", f"data/{key}", "--data", f"data/{key}/", "data/zebrafish"], tmp_path)
+    assert said == "python train.py data/*** --data data/***/ data/zebrafish"
 
 
 def test_the_home_folder_names_its_user() -> None:
-    shown = masked([str(Path.home() / "venv/bin/python"), "train.py"])
-    assert shown == "~/venv/bin/python train.py"
+    home = str(Path.home())
+    assert masked([f"{home}/venv/bin/python", "train.py", home]) == "~/venv/bin/python train.py '~'"
+    assert masked(["python", "/home/somebody/train.py"]) == "python /home/***/train.py"
+    assert "~" not in masked(["python", f"{home}s/train.py"])
 
 
-def test_a_shell_reads_it_as_it_was() -> None:
-    assert masked(["python", "-c", "print('a b')"]) == """python -c 'print('"'"'a b'"'"')'"""
+# -- what a program says of its arguments
+
+
+def test_what_the_command_hides_is_hidden_in_what_it_says() -> None:
+    command = ["train.py", "--tokn", "swordfish77", "-H", "Authorization: Bearer abcdef1234", "--lr", "0.1"]
+    text = "train.py: error: unrecognized arguments: --tokn swordfish77 --lr 0.1: abcdef1234, moonflower"
+    said = without_secrets(text, command, {"HF_TOKEN": "moonflower", "HOME": "/root"})
+    assert said == "train.py: error: unrecognized arguments: --tokn *** --lr 0.1: ***, ***"

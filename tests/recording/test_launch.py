@@ -206,12 +206,19 @@ def test_an_environment_has_no_secret_no_host_and_no_user(monkeypatch: pytest.Mo
         "HF_TOKEN": "s3cr3t",
         "OMP_NUM_THREADS": "3",
         "HOME": "/home/somebody",
+        "NCCL_ALGO": "https://somebody:s3cr3t@host",
+    }
+    settings = {
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,garbage_collection_threshold:0.6",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "KMP_AFFINITY": "granularity=fine,compact,1,0",
+        "TORCH_LOGS": "+dynamo,graph_breaks",
     }
     monkeypatch.setattr(
         "sys.modules", {k: v for k, v in sys.modules.items() if k.partition(".")[0] != "torch"}
     )
-    said = environment.describe(secrets)
-    assert said["settings"] == {"OMP_NUM_THREADS": "3"}
+    said = environment.describe(secrets | settings)
+    assert said["settings"] == {"OMP_NUM_THREADS": "3", "NCCL_ALGO": "***"} | settings
     text = json.dumps(said)
     assert not [word for word in ("s3cr3t", "somebody", os.uname().nodename) if word in text]
 

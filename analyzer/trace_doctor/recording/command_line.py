@@ -1,53 +1,293 @@
-"""A command line as it may be kept: without secrets."""
+"""A command line as it may be kept and shown: without secrets.
+
+What is shown is what is known to be harmless. Everything else is `***`.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
-_SECRET_NAME = re.compile(
-    r"(?<![a-z0-9])(token|secret|passw(or)?d|passphrase|pwd|credentials?|auth|bearer|dsn"
-    r"|api[-_.]?key|access[-_.]?key|private[-_.]?key|secret[-_.]?key|key[-_.]?id|[a-z0-9]*key)(?![a-z0-9])",
-    re.IGNORECASE,
+from trace_doctor.recording.harmless import HIDDEN, KNOWN, PROGRAMS, is_known, is_number, is_word, words
+from trace_doctor.recording.secret_names import is_known_option, kind, showable
+
+_Behind = Literal[
+    "nothing", "option", "letter", "user or port", "module", "number", "secret", "rest of a secret"
+]
+"""what the word before allows a word to be"""
+_OPTION = re.compile(r"(?P<dashes>--?)(?P<name>[A-Za-z][^=:]*)(?:(?P<sign>[=:])(?P<value>.*))?", re.DOTALL)
+_ASSIGNED = re.compile(r"(?P<plus>\+{0,2})(?P<name>[A-Za-z_][\w./-]*)(?P<sign>[=:])(?P<value>.*)", re.DOTALL)
+_ADDRESS = re.compile(r"([a-z][a-z0-9+]{1,9})://.*", re.DOTALL)
+_SCHEMES = words("az env file ftp gs hdfs hf http https mysql oci postgresql redis s3 ssh tcp ws wss")
+_AT = re.compile(r"([A-Za-z0-9.-]+):(\d{1,5})")
+_NETWORK = words("addr address endpoint host hosts listen master port rdzv server")
+"""words in names of options whose value may be a machine and a port"""
+_HERE = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d{1,5})?")
+_FILE = re.compile(
+    r"[^/]+\.(bin|cfg|ckpt|conf|csv|gz|h5|ini|ipynb|jsonl?|log|md|npy|npz|onnx|parquet|pkl|pth?|pt|py|safetensors|sh|tar"
+    r"|toml|tsv|txt|ya?ml|zip)"
 )
-_PLAIN_NAME = re.compile(
-    r"(max|num|n|new|min|per|pad|eos|bos|unk|mask|cls|sep|special|prompt|image|text|target)[-_.]?\w*token"
-    r"|token(s|izer|ize|ization)?[-_.](id|len|type|name|count|path|dir|file)",
-    re.IGNORECASE,
-)
-_SECRET_VALUE = re.compile(
-    r"\b(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{12,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
-    r"|xox[abprs]-[\w-]{8,}|AKIA[A-Z0-9]{12,}|AIza[\w-]{20,}|ya29\.[\w-]{8,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
-)
-_IN_ADDRESS = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@'\"]+@")
-_ASSIGNED = re.compile(r"^(-{0,2}[\w.+/-]+)=(.*)$", re.DOTALL)
-HIDDEN = "***"
+_RUNS_MODULES = re.compile(r"(python|pypy)[\d.]*|torchrun|accelerate|deepspeed|uv")
+_LIST = re.compile(r"\[(.*)\]|\((.*)\)|(.*)", re.DOTALL)
+_MOST_ITEMS = 16
+_USER_OR_PORT = frozenset("pPuUk")
+"""letters of options that are a password, a user or a key to some programs, and a port or nothing at all to others"""
+_LONGEST_WORD = 1024
+"""characters: what is longer is no path and no setting"""
+_PORT = re.compile(r"\d{1,5}")
+_LONGEST_COMPONENT = 64
+"""characters of a part of a path that exists"""
+_LONGEST_FILE = 32
+"""characters of a part of a path that does not"""
+_LONGEST_PATH = 96
+_PIECES = re.compile(r"[\s'\"=:,;&?/@{}\[\]-]+")
+_LEAST_TO_FIND = 6
+"""characters of a hidden text that is looked for elsewhere"""
 
 
-def masked(command: Sequence[str]) -> str:
-    """The command as a shell reads it, with `***` for passwords, tokens and keys, and `~` for the home folder.
+def masked(command: Sequence[str], cwd: str | os.PathLike[str] | None = None) -> str:
+    """The command as a shell reads it, with `***` for all that may be a secret, and `~` for the home folder.
 
-    Hidden are the values of options and assignments with such a name (`--token X`, `--api-key=X`, `WANDB_API_KEY=X`),
-    what looks like a token of a known service, and the user part of addresses.
+    Shown are the program and the script, names of options, numbers, known words, paths, and what has the shape of a
+    name behind an option whose name is no secret's. `cwd`: what relative paths begin at (default: the current folder).
     """
-    shown: list[str] = []
-    hide_next = False
-    for word in command:
-        if hide_next and not word.startswith("-"):
-            shown.append(HIDDEN)
-            hide_next = False
-            continue
-        hide_next = False
-        if assigned := _ASSIGNED.match(word):
-            name, value = assigned.groups()
-            shown.append(f"{name}={HIDDEN if _is_secret(name) and value else _plain(value)}")
-            continue
-        hide_next = word.startswith("-") and _is_secret(word)
-        shown.append(_plain(word))
-    return " ".join(map(_quoted, shown))
+    return " ".join(_quoted(shown) for shown in _Reader(cwd).read(command))
+
+
+def shown(word: str, cwd: str | os.PathLike[str] | None = None) -> str:
+    """One program or file of a command for a message: as it is where it is harmless."""
+    return _quoted(_Reader(cwd).program(word))
+
+
+def without_secrets(text: str, command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Text of a program with `***` for what the command line hides, and for the values of variables with a secret's name."""
+    pairs = [
+        (word, seen)
+        for word, seen in zip(command, _Reader(None).read(command), strict=True)
+        if HIDDEN in seen
+    ]
+    pairs += [(value, HIDDEN) for name, value in environment.items() if kind(name) == "secret"]
+    pieces = {piece for word, seen in pairs for piece in (word, *_PIECES.split(word)) if piece not in seen}
+    for piece in sorted(pieces, key=len, reverse=True):
+        if len(piece) >= _LEAST_TO_FIND and not is_known(piece):
+            text = text.replace(piece, HIDDEN)
+    return text
+
+
+class _Reader:
+    """Reads the words of a command from the first to the last."""
+
+    def __init__(self, cwd: str | os.PathLike[str] | None) -> None:
+        self._cwd = os.fspath(cwd) if cwd is not None else os.curdir
+        self._home = str(Path.home())
+        self._behind: _Behind = "nothing"
+        self._name = ""
+        self._python = False
+        """whether `-m` names a module: Python or a launcher was named, and no script yet"""
+
+    def read(self, command: Sequence[str]) -> Iterator[str]:
+        program_seen = False
+        for word in command:
+            if not program_seen and not _ASSIGNED.fullmatch(word):
+                program_seen = True
+                self._note_program(word)
+                yield self.program(word)
+            else:
+                yield self._word(word)
+
+    def program(self, word: str) -> str:
+        """A program or a script: a path, or a name."""
+        if word in PROGRAMS or ("/" not in word and shutil.which(word) is not None):
+            return word if word in PROGRAMS or is_word(word) else HIDDEN
+        if (seen := self._path(word)) is not None:
+            return seen
+        if assigned := _ASSIGNED.fullmatch(word):  # taken for a program where no shell reads it
+            name, sign = assigned.group("name", "sign")
+            return f"{name}{sign}{HIDDEN}" if sign == "=" and showable(name) else HIDDEN
+        return word if is_word(word) else HIDDEN
+
+    def _word(self, word: str) -> str:
+        behind, self._behind = self._behind, "nothing"
+        if len(word) > _LONGEST_WORD:
+            return HIDDEN
+        if behind in ("secret", "rest of a secret") and not is_known_option(word):
+            self._behind = "rest of a secret"
+            seen = self._path(word, must_exist=True) if behind == "rest of a secret" else None
+            return seen if seen is not None else HIDDEN
+        if word in ("-", "--") or not word:
+            return word
+        if word.startswith("-") and not is_number(word):
+            return self._option(word)
+        seen = self._value(word, behind)
+        if seen is None and (assigned := _ASSIGNED.fullmatch(word)):
+            plus, name, sign, value = assigned.group("plus", "name", "sign", "value")
+            if sign == "=" or (is_known(name) and kind(name) != "secret"):
+                return f"{plus}{self._assigned(name, sign, value)}"
+        self._note_program(word)
+        return HIDDEN if seen is None else seen
+
+    def _note_program(self, word: str) -> None:
+        base = word.rpartition("/")[2]
+        if _RUNS_MODULES.fullmatch(base):
+            self._python = True
+        elif word.endswith(".py"):
+            self._python = False
+
+    # -- options and assignments
+
+    def _option(self, word: str) -> str:
+        found = _OPTION.fullmatch(word)
+        if found is None:
+            return HIDDEN
+        dashes, name, sign, value = found.group("dashes", "name", "sign", "value")
+        if dashes == "-" and len(name) > 1 and not self._is_single_dashed(name, sign):
+            return self._attached(name, word)
+        if sign:
+            return f"{dashes}{self._assigned(name, sign, value)}"
+        if not showable(name):
+            return HIDDEN
+        self._name = name
+        self._behind = self._allows(name)
+        return word
+
+    def _allows(self, name: str) -> _Behind:
+        if (allowed := kind(name)) != "plain":
+            return allowed
+        if len(name) > 2:
+            return "option"
+        if name == "m" and self._python:
+            return "module"
+        return "user or port" if name in _USER_OR_PORT else "letter"
+
+    def _is_single_dashed(self, name: str, sign: str | None) -> bool:
+        """`-lr`, `-vvv`, `-batch_size` and `-Dname=value` are options; `-pPASSWORD` is not."""
+        if sign:
+            return is_known(name) or (sign == "=" and name.startswith("D") and showable(name))
+        return len(set(name)) == 1 or is_known(name) or (len(name) == 2 and name.isalpha())
+
+    def _attached(self, name: str, word: str) -> str:
+        letter, rest = name[0], word[2:]
+        if letter not in _USER_OR_PORT and is_number(rest):
+            return word
+        return f"-{letter}{HIDDEN}"
+
+    def _assigned(self, name: str, sign: str, value: str) -> str:
+        if not showable(name):
+            return HIDDEN
+        self._name = name
+        allowed = self._allows(name)
+        if sign == ":" and allowed == "option":
+            allowed = "letter"  # as likely a user and a password
+        seen = self._value(value, allowed) if value else ""
+        return f"{name}{sign}{HIDDEN if seen is None else seen}"
+
+    # -- values: each gives what may be shown, or None
+
+    def _value(self, text: str, behind: _Behind) -> str | None:
+        if behind == "secret":
+            return None
+        if behind == "user or port":
+            return text if _PORT.fullmatch(text) else self._path(text, free=False)
+        if is_number(text):
+            return text if behind != "number" or len(text) < 8 else None
+        if is_known(text):
+            return text
+        if (seen := self._path(text, must_exist=True)) is not None:
+            return seen
+        if behind == "number":
+            return None
+        if behind == "module":
+            return text if is_word(text, longest=48) else None
+        if address := _ADDRESS.fullmatch(text):
+            return self._address(text, address[1])
+        if (seen := self._path(text, free=behind == "option")) is not None:
+            return seen
+        if behind == "option" and (self._is_machine(text) or is_word(text)):
+            return text
+        return self._items(text, behind)
+
+    def _address(self, text: str, scheme: str) -> str | None:
+        if _HERE.fullmatch(text) or text == "env://":
+            return text
+        return f"{scheme}://{HIDDEN}" if scheme in _SCHEMES else None
+
+    def _is_machine(self, text: str) -> bool:
+        if _HERE.fullmatch(text):
+            return True
+        found = _AT.fullmatch(text)
+        of_name = set(re.split("[^a-z]+", self._name.lower()))
+        return found is not None and bool(of_name & _NETWORK) and is_word(found[1])
+
+    def _items(self, text: str, behind: _Behind) -> str | None:
+        """Lists, and pairs with a name in front: all of it, or nothing."""
+        whole = _LIST.fullmatch(text)
+        inner = next((group for group in whole.groups() if group is not None), "") if whole else ""
+        items = inner.split(",")
+        if len(items) > _MOST_ITEMS or sum(map(len, items)) > 6 * _LONGEST_COMPONENT:
+            return None
+        unknown = [
+            item for item in items if not (is_number(item) or is_known(item) or self._is_pair(item, behind))
+        ]
+        if len(items) == 1 and unknown:
+            return None
+        short = behind == "option" and len("".join(unknown)) <= 24 and is_word("-".join(unknown))
+        return text if not unknown or short else None
+
+    def _is_pair(self, item: str, behind: _Behind) -> bool:
+        name, sign, value = item.partition("=" if "=" in item else ":")
+        if not sign or kind(name) != "plain" or not showable(name):
+            return False
+        known = is_known(value) or (is_number(value) and len(value) <= 6)
+        if sign == ":":
+            return is_known(name) and known
+        return known or (behind == "option" and is_word(value))
+
+    # -- paths
+
+    def _path(self, text: str, *, must_exist: bool = False, free: bool = True) -> str | None:
+        """The path with `~` for the home folder. Of one that exists each part is looked at by itself; one that does not
+        is shown as a whole or not at all, and without `free` only with the looks of a path."""
+        prefix, text = ("@", text[1:]) if text.startswith("@") else ("", text)
+        there = self._exists(text)
+        if not there and (must_exist or not self._looks_like_a_path(text, free)):
+            return None
+        parts = self._at_home(text).split("/")
+        if parts[:2] in (["", "home"], ["", "Users"]) and len(parts) > 2:
+            parts[2] = HIDDEN  # whose it is
+        if there:
+            return prefix + "/".join(p if _is_component(p) or p == HIDDEN else HIDDEN for p in parts)
+        named = [p for p in parts if p not in ("", ".", "..", "~", HIDDEN)]
+        whole = is_word("-".join(named), longest=_LONGEST_PATH)
+        if not whole or not all(is_word(p, longest=_LONGEST_FILE) for p in named):
+            return None
+        return prefix + "/".join(parts)
+
+    def _exists(self, text: str) -> bool:
+        try:
+            return os.path.lexists(os.path.join(self._cwd, text)) if text else False
+        except (OSError, ValueError):
+            return False
+
+    def _looks_like_a_path(self, text: str, free: bool) -> bool:
+        if _FILE.fullmatch(text.rpartition("/")[2]) or text.startswith(("./", "../", "/", "~/")):
+            return True
+        return "/" in text and (free or text.partition("/")[0] in KNOWN)
+
+    def _at_home(self, text: str) -> str:
+        if len(self._home) > 1 and (text == self._home or text.startswith(self._home + "/")):
+            return "~" + text[len(self._home) :]
+        return text
+
+
+def _is_component(text: str) -> bool:
+    return text in ("", ".", "..", "~") or is_word(
+        text.lstrip("."), longest=_LONGEST_COMPONENT, most_unknown=16
+    )
 
 
 def _quoted(word: str) -> str:
@@ -56,14 +296,3 @@ def _quoted(word: str) -> str:
     rest = word[len(home) :]
     plain = rest.replace(HIDDEN, "x")
     return home + (rest if shlex.quote(plain) == plain else shlex.quote(rest))
-
-
-def _is_secret(name: str) -> bool:
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).replace("_", "-")
-    return bool(_SECRET_NAME.search(spaced)) and not _PLAIN_NAME.search(spaced)
-
-
-def _plain(word: str) -> str:
-    word = _SECRET_VALUE.sub(HIDDEN, _IN_ADDRESS.sub(rf"\1{HIDDEN}@", word))
-    home = str(Path.home())
-    return word.replace(home, "~") if len(home) > 1 else word

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trace_doctor.recording.harmless import HIDDEN, is_number, is_word
 from trace_doctor.recording.options import ENVIRONMENT_FILE
 
 PACKAGES = (
@@ -33,7 +34,7 @@ SETTINGS = (
     "ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_USE_DEEPSPEED",
     "ACCELERATE_USE_FSDP", "ACCELERATE_DYNAMO_BACKEND",
 )  # fmt: skip
-"""environment variables whose values are settings of the run and never a name, a path or a secret"""
+"""environment variables that are settings of the run and neither a name, a path nor a secret"""
 
 
 def describe(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def describe(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu_count": _cores(),
         "packages": _packages(),
-        "settings": {name: environment[name] for name in SETTINGS if environment.get(name)},
+        "settings": {name: _setting(environment[name]) for name in SETTINGS if environment.get(name)},
     }
     torch = sys.modules.get("torch")
     if torch is None:
@@ -91,6 +92,16 @@ def write(folder: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(describe(), indent=2, default=str) + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def _setting(value: str) -> str:
+    """A value that is made of numbers and words; anything else in its place is no setting."""
+    parts = re.split(r"[\s,:;=+|]+", value)
+    return (
+        value
+        if all(not part or is_number(part) or is_word(part, most_unknown=20, longest=32) for part in parts)
+        else HIDDEN
+    )
 
 
 def _cores() -> int | None:

@@ -98,7 +98,7 @@ def record_command(
     """
     folder = Path(options.folder)
     options.write(folder / OPTIONS_FILE)
-    (folder / COMMAND_FILE).write_text(command_line.masked(command) + "\n", encoding="utf-8")
+    (folder / COMMAND_FILE).write_text(command_line.masked(command, cwd) + "\n", encoding="utf-8")
     try:
         ended = run(
             command,

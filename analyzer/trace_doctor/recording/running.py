@@ -20,6 +20,7 @@ from typing import IO, Literal
 
 from trace_doctor.errors import UsageError
 from trace_doctor.recording import folder, presence, processes
+from trace_doctor.recording.command_line import shown
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
 
 _LOOKS_EVERY = 0.25
@@ -68,7 +69,7 @@ def run(
             )
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"cannot start {command[0]}: {getattr(error, 'strerror', None) or error}"
+                f"cannot start {shown(command[0])}: {getattr(error, 'strerror', None) or error}"
             ) from None
         mark = env[OPTIONS_VARIABLE]
         watch = _Watch(options, say, lambda: processes.started_with(OPTIONS_VARIABLE, mark, process.pid))

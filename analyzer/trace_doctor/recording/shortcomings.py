@@ -120,10 +120,14 @@ def deaf(command: Sequence[str]) -> str | None:
         if not re.fullmatch(r"(python|pypy)[\d.]*", PurePath(word).name):
             continue
         for flag in command[at + 1 :]:
-            if not flag.startswith("-") or flag.startswith("--") or flag in ("-c", "-m", "-"):
+            found = re.match(r"-([a-zA-Z]+)", flag)
+            if found is None:
                 break
-            if set("IES") & set(flag[1:]) and flag[1] not in "WX":
-                return flag
+            letters = re.split("[cmWX]", found[1], maxsplit=1)[0]  # what is behind these belongs to them
+            if set("IES") & set(letters):
+                return f"-{letters}"
+            if set("cm") & set(found[1]):
+                break
     return None
 
 

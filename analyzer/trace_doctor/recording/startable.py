@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trace_doctor.recording.command_line import shown
+
 _PYTHON = re.compile(r"python[\d.]*w?|pypy[\d.]*")
 _LAUNCHERS = (("torchrun",), ("accelerate", "launch"), ("deepspeed",))
 _NO_SCRIPT = re.compile(r"-m|--(?:module|no[-_]python)(?:=.*)?")
@@ -18,9 +20,12 @@ _NO_SCRIPT = re.compile(r"-m|--(?:module|no[-_]python)(?:=.*)?")
 
 
 def missing_script(command: Sequence[str], cwd: str | os.PathLike[str]) -> str | None:
-    """The Python script that the command runs, where there is no such file; None where there is, or it names none."""
+    """The Python script that the command runs, as it may be shown, where there is no such file; None where there is, or
+    it names none."""
     script = _script(command)
-    return script if script is not None and not Path(cwd, script).exists() else None
+    return (
+        shown(script, cwd) if script is not None and not os.path.exists(os.path.join(cwd, script)) else None
+    )
 
 
 def missing_program(command: Sequence[str]) -> str | None:
@@ -28,10 +33,10 @@ def missing_program(command: Sequence[str]) -> str | None:
     program = command[0]
     if shutil.which(program) is not None:
         return None
-    if not Path(program).is_file():
-        return f"cannot start {program}: no such program"
-    how = f"; python {program} runs it" if program.endswith(".py") else ""
-    return f"cannot start {program}: it is no program{how}"
+    if not os.path.isfile(program):
+        return f"cannot start {shown(program)}: no such program"
+    how = f"; python {shown(program)} runs it" if program.endswith(".py") else ""
+    return f"cannot start {shown(program)}: it is no program{how}"
 
 
 def _script(command: Sequence[str]) -> str | None:

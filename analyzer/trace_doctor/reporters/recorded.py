@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import statistics
 import textwrap
@@ -9,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trace_doctor.errors import printable
+from trace_doctor.recording.command_line import masked
 from trace_doctor.recording.folder import RankRecord, Recording, role_of
+from trace_doctor.recording.harmless import HIDDEN
 from trace_doctor.recording.launch import Recorded
 from trace_doctor.reporters.units import duration, plural, size
 
@@ -58,7 +61,8 @@ def _headline(recorded: Recorded) -> str:
     ranks = f" of {len(recording.ranks)} ranks" if len(recording.ranks) > 1 else ""
     ways = sorted({r.found_steps_by for r in recording.ranks.values() if r.found_steps_by})
     how = f" (found by: {', '.join(ways)}{_accumulation(recording)})" if ways else ""
-    return f"recorded {plural(steps, 'step')}{ranks}{how}{', and stopped the script' if recorded.stopped_by_us else ''}:"
+    stopped = ", and stopped the script" if recorded.stopped_by_us else ""
+    return f"recorded {plural(steps, 'step')}{ranks}{how}{stopped}:"
 
 
 def _accumulation(recording: Recording) -> str:
@@ -99,6 +103,8 @@ def _phases(record: RankRecord) -> str:
 
 
 def _source(command: Sequence[str]) -> str:
-    """The folder of the script, where the command names one."""
-    script = next((Path(word) for word in command if word.endswith(".py") and Path(word).is_file()), None)
-    return f" --source {shlex.quote(str(script.parent))}" if script else ""
+    """The folder of the script, where the command names one and it may be shown."""
+    script = next((Path(word) for word in command if word.endswith(".py") and os.path.isfile(word)), None)
+    if script is None or HIDDEN in masked([str(script.parent)]):
+        return ""
+    return f" --source {shlex.quote(str(script.parent))}"

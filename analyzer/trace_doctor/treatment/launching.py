@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from trace_doctor.errors import one_line
+from trace_doctor.recording.command_line import without_secrets
 from trace_doctor.recording.launch import OUTPUT_FILE, Recorded, record_command
 from trace_doctor.recording.options import RecordOptions
 from trace_doctor.treatment.candidates import Setup
@@ -149,7 +150,8 @@ class CommandRunner:
             raise RunFailed(f"no step in {recorded.seconds:.0f} s, then it was stopped")
         if code:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
-            raise RunFailed(f"{how}{_last_words(Path(options.folder) / OUTPUT_FILE)}")
+            said = _last_words(Path(options.folder) / OUTPUT_FILE)
+            raise RunFailed(how + without_secrets(said, self._command, self._environment))
         return recorded
 
 
