@@ -104,7 +104,7 @@ def test_a_script_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> Non
     assert recorded.exit_code == 125  # nothing was recorded
     assert "--max-seconds 1" in recorded.warnings[0]
     mark = str(recorded.folder / "options.json")
-    assert processes.started_with(OPTIONS_VARIABLE, mark, -1 << 20) == []
+    assert processes.Started(OPTIONS_VARIABLE, mark).pids() == []
 
 
 def test_to_the_end_without_steps_is_no_hang_with_let_it_run(tmp_path: Path) -> None:

@@ -6,40 +6,95 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 
-def started_with(variable: str, value: str, root: int) -> list[int]:
-    """Process ids of `root` (while it runs) and of all that inherited this environment variable with this value.
+class Started:
+    """All processes that inherited an environment variable with this value, `root`, and the descendants of these.
 
     An inherited variable finds what parents no longer tell: torchrun puts its workers into sessions of their own, and
-    orphans belong to init. Where there is no /proc, the descendants of `root`.
+    orphans belong to init. Descendants are those that were started with another environment; once seen, they are known.
+    Where there is no /proc, the descendants of `root`.
     """
-    if not sys.platform.startswith("linux"):
-        return _descendants(root)
-    mark = f"{variable}={value}".encode()
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):  # it ended meanwhile, or belongs to somebody else
-                if mark in Path(entry.path, "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found if root in found or not alive(root) else [root, *found]
+
+    def __init__(self, variable: str, value: str, root: int | None = None) -> None:
+        self._mark = f"{variable}={value}".encode()
+        self._known: dict[int, str | None] = {}
+        if root is not None:
+            self.add(root)
+
+    def add(self, pid: int) -> None:
+        """This process belongs to them, for as long as it runs."""
+        if (when := born(pid)) is not None:
+            self._known[pid] = when
+
+    def pids(self) -> list[int]:
+        """Of those that run now: not of one that has ended and waits for its parent, and never of this process."""
+        linux = sys.platform.startswith("linux")
+        parents = _parents() if linux else _parents_by_ps()
+        marked = _marked(parents, self._mark) if linux else set()
+        known = {pid for pid, when in self._known.items() if pid in parents and born(pid) == when}
+        found = [pid for pid in parents if pid in known or pid in marked]
+        children: dict[int, list[int]] = {}
+        for pid, parent in parents.items():
+            children.setdefault(parent, []).append(pid)
+        members = {*found, os.getpid()}
+        for pid in found:
+            new = [child for child in children.get(pid, ()) if child not in members]
+            members.update(new)
+            found += new
+        found = [pid for pid in found if pid != os.getpid()]
+        for pid in found:
+            if pid not in known:
+                self.add(pid)
+        return found
 
 
-def _descendants(root: int) -> list[int]:
-    asked = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False)
-    pairs = [tuple(map(int, line.split())) for line in asked.stdout.splitlines() if len(line.split()) == 2]
-    found = [root] if alive(root) else []
-    members = {root}
-    for _ in pairs:
-        new = [pid for pid, parent in pairs if parent in members and pid not in members]
-        if not new:
-            break
-        members.update(new)
-        found += new
-    return found
+def born(pid: int) -> str | None:
+    """When a process began, in the system's own terms: the same for as long as it is the same process, and not that of
+    another that got its number later. None where there is none."""
+    if sys.platform.startswith("linux"):
+        said = _stat(pid)
+        return said[19] if said is not None else None
+    asked = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip() or None
+
+
+def _stat(pid: int) -> list[str] | None:
+    """What Linux tells of a process from its state on; None where it has ended."""
+    try:
+        said = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        )
+    except OSError:
+        return None
+    return said if said and said[0] not in "ZX" else None
+
+
+def _parents() -> dict[int, int]:
+    pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+    return {pid: int(said[1]) for pid in pids if (said := _stat(pid)) is not None}
+
+
+def _parents_by_ps() -> dict[int, int]:
+    asked = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=False
+    )
+    rows = [line.split() for line in asked.stdout.splitlines()]
+    return {int(row[0]): int(row[1]) for row in rows if len(row) == 3 and not row[2].startswith("Z")}
+
+
+def _marked(pids: Iterable[int], mark: bytes) -> set[int]:
+    marked = set()
+    for pid in pids:
+        with suppress(OSError):  # it ended meanwhile, or belongs to somebody else
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                marked.add(pid)
+    return marked
 
 
 def alive(pid: int) -> bool:

@@ -21,6 +21,7 @@ from typing import IO, Literal
 from trace_doctor.errors import UsageError
 from trace_doctor.recording import folder, presence, processes
 from trace_doctor.recording.command_line import shown
+from trace_doctor.recording.guardian import guarding
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
 
 _LOOKS_EVERY = 0.25
@@ -62,7 +63,8 @@ def run(
 ) -> Ended:
     """Runs the command to its end; no process of it is left when we ended it. Raises UsageError when it cannot be started."""
     began = time.monotonic()
-    with _file(output) as to:
+    mark = env[OPTIONS_VARIABLE]
+    with _file(output) as to, guarding(OPTIONS_VARIABLE, mark, options.grace_seconds) as guard:
         try:
             process = subprocess.Popen(
                 command, cwd=cwd, env=dict(env), stdout=to, stderr=subprocess.STDOUT if to else None
@@ -71,8 +73,8 @@ def run(
             raise UsageError(
                 f"cannot start {shown(command[0])}: {getattr(error, 'strerror', None) or error}"
             ) from None
-        mark = env[OPTIONS_VARIABLE]
-        watch = _Watch(options, say, lambda: processes.started_with(OPTIONS_VARIABLE, mark, process.pid))
+        guard(process.pid)
+        watch = _Watch(options, say, processes.Started(OPTIONS_VARIABLE, mark, process.pid).pids)
         with _handing_on(process) as told, _leaving_nothing(watch.pids):
             while process.poll() is None:
                 try:
