@@ -71,7 +71,7 @@ def record(
     ] = 0,
     verbose: c.Verbose = 0,
 ) -> None:
-    """Run a training script as it is and record a capture of it. Exit: the script's, 0 if stopped, 125 if ours failed."""
+    """Run a training script as it is and record a capture of it. Exit: the script's, 0 if stopped, 125 if ours failed or nothing was recorded."""
     if os.name == "nt":
         raise UsageError(
             "record needs Linux or macOS; trace_doctor.record() in the script works on Windows too"
@@ -79,7 +79,7 @@ def record(
     from trace_doctor.recording.launch import new_folder, record_command
     from trace_doctor.recording.options import RecordOptions
     from trace_doctor.recording.startable import missing_program, missing_script
-    from trace_doctor.reporters.recorded import render
+    from trace_doctor.reporters.recorded import render, why_empty
 
     c.set_verbosity(verbose)
     if (script := missing_script(command, Path.cwd())) is not None:
@@ -98,6 +98,8 @@ def record(
     recorded = record_command(command, options, say=lambda line: c.note(f"trace-doctor: {line}"))
     if not quiet:
         c.note(render(recorded, command))
+    elif recorded.empty:
+        c.note(f"trace-doctor: {why_empty(recorded)}")
     if recorded.exit_code < 0:
         _end_as(-recorded.exit_code)
     raise typer.Exit(recorded.exit_code)

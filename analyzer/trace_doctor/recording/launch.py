@@ -20,7 +20,7 @@ from typing import Any
 from trace_doctor import __version__
 from trace_doctor.errors import UsageError
 from trace_doctor.recording import command_line, presence, steps
-from trace_doctor.recording.folder import RecordedStep, Recording, read
+from trace_doctor.recording.folder import RecordedStep, Recording, read, role_of
 from trace_doctor.recording.options import (
     BOOTSTRAP,
     COMMAND_FILE,
@@ -30,13 +30,14 @@ from trace_doctor.recording.options import (
     RECORDING_FILE,
     RecordOptions,
 )
+from trace_doctor.recording.plan import TRACED
 from trace_doctor.recording.running import Ended, run
 from trace_doctor.recording.shortcomings import shortcomings, signal_name
 
 SCHEMA = 1
 OUTPUT_FILE = "output.log"
 NOTHING_RECORDED = 125
-"""exit code where we ended the command and have nothing to show for it; also of our own failures"""
+"""exit code where the command did not fail and there is nothing to show for it; also of our own failures"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Recorded:
 
     folder: Path
     exit_code: int
-    """the command's own, negative where signal -exit_code ended it; 0 where it was stopped because enough is recorded"""
+    """the command's own, negative where signal -exit_code ended it; 0 where it was stopped because enough is recorded;
+    125 instead of 0 where nothing was recorded"""
     stopped_by_us: bool
     seconds: float
     """from start to end of the command"""
@@ -55,6 +57,9 @@ class Recorded:
     """what was not recorded and why, a line each"""
     told: int | None = None
     """the signal that somebody sent us while the command ran, and that was handed on to it"""
+    empty: bool = False
+    """whether the command did not fail, and nothing was recorded all the same: no trace and no snapshot, or where none was
+    asked for no step"""
     waited_for_cpu: Mapping[int, float] = field(default_factory=dict)
     """rank -> share of its time that its main thread was ready and waited for a CPU; empty where Linux does not say"""
 
@@ -135,9 +140,9 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
     steps.join(folder, list(found.ranks) if found else [])
     enough = found is not None and all(r.ended == "enough" for r in found.ranks.values())
     stopped = ended.why is not None or (enough and not options.let_it_run)
-    code = ended.exit_code
-    if stopped:
-        code = 0 if found else NOTHING_RECORDED
+    code = 0 if stopped else ended.exit_code
+    empty = code == 0 and _is_empty(folder, options, found)
+    code = NOTHING_RECORDED if empty else code
     recorded = Recorded(
         folder=folder,
         exit_code=code,
@@ -146,6 +151,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         recording=found,
         warnings=tuple(shortcomings(command, options, ended, found, presence.heard(folder))),
         told=ended.told,
+        empty=empty,
         waited_for_cpu=ended.waited,
     )
     said = manifest(
@@ -161,6 +167,12 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
     for name in (OPTIONS_FILE, PLAN_FILE, presence.PRESENCE_FILE):
         (folder / name).unlink(missing_ok=True)
     return recorded
+
+
+def _is_empty(folder: Path, options: RecordOptions, found: Recording | None) -> bool:
+    if set(options.phases) & {*TRACED, "memory"}:
+        return not any(role_of(path.name) and path.stat().st_size for path in folder.iterdir())
+    return found is None or not any(found.steps.values())
 
 
 def manifest(ranks: Sequence[int], warnings: Sequence[str], seconds: float, **of_a_command: Any) -> str:

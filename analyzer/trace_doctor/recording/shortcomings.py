@@ -31,6 +31,7 @@ def shortcomings(
         *_busy(ended),
         *_silent(ranks),
         *_others(processes),
+        *(_failed(processes) if ranks else ()),
         *_of_ranks(ranks, options, ended),
     ]
 
@@ -60,7 +61,7 @@ def _nothing(command: Sequence[str], processes: Mapping[int, Mapping[str, str]])
             return f"`python {flag}` loads no recorder: leave the flag out, or record inside the script"
         return "no Python process of the command loaded the recorder: none was started, or without our PYTHONPATH"
     if not any(TORCH in said for said in processes.values()):
-        return "no process of the command imported torch"
+        return "no process of the command imported torch: it has to be the training script, or what starts it"
     if failed := next((said[FAILED] for said in processes.values() if FAILED in said), None):
         return f"the recorder failed: {failed}"
     return "torch was imported, but nothing was trained (--step-every N counts calls of the model instead)"
@@ -80,6 +81,13 @@ def _others(processes: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
     """Processes that trained one after another or side by side, without being ranks of one job."""
     if more := sum(SECOND in said for said in processes.values()):
         yield f"{more} more process{'es' * (more > 1)} trained: only the first one is recorded"
+
+
+def _failed(processes: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
+    """Processes whose recorder came to nothing, beside those that recorded."""
+    whys = [said[FAILED] for said in processes.values() if FAILED in said]
+    if whys:
+        yield f"the recorder failed in {len(whys)} process{'es' * (len(whys) > 1)}: {whys[0]}"
 
 
 def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions, ended: Ended) -> Iterator[str]:
@@ -108,10 +116,13 @@ def _of_rank(rank: RankRecord, options: RecordOptions, ended: Ended) -> Iterator
 def _too_few(rank: RankRecord, options: RecordOptions, ended: Ended) -> str:
     count = max((p.last_step + 1 for p in rank.phases), default=0)
     steps = f"{count} step{'s' * (count != 1)}"
+    few = f"{steps} {'is' if count == 1 else 'are'} too few for all"
     if ended.why == "time" or (rank.ended == "enough" and count < options.max_steps):
         return f": only {steps} in --max-seconds {options.max_seconds:g}"
-    divides = f"; --max-steps {count} divides them among the phases" if count > 4 else ""
-    return f": {steps} are too few for all{divides}"
+    divides = (
+        f"; --max-steps {count} divides them among the phases" if count > 4 else "; a trace takes about 12"
+    )
+    return f": {few}{divides}"
 
 
 def deaf(command: Sequence[str]) -> str | None:

@@ -34,6 +34,11 @@ def render(recorded: Recorded, command: Sequence[str]) -> str:
     return printable("\n".join(lines))
 
 
+def why_empty(recorded: Recorded) -> str:
+    """One line for a recording that holds nothing."""
+    return printable(f"nothing was recorded that can be analyzed: {'; '.join(recorded.warnings)}")
+
+
 def _wrapped(line: str) -> str:
     """Lines of a terminal; words (files, options) stay whole."""
     return textwrap.fill(line, 80, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False)
@@ -62,7 +67,7 @@ def _headline(recorded: Recorded) -> str:
     ways = sorted({r.found_steps_by for r in recording.ranks.values() if r.found_steps_by})
     how = f" (found by: {', '.join(ways)}{_accumulation(recording)})" if ways else ""
     stopped = ", and stopped the script" if recorded.stopped_by_us else ""
-    return f"recorded {plural(steps, 'step')}{ranks}{how}{stopped}:"
+    return f"recorded {plural(steps, 'step')}{ranks}{how}{', but nothing to analyze' if recorded.empty else ''}{stopped}:"
 
 
 def _accumulation(recording: Recording) -> str:

@@ -148,7 +148,7 @@ class CommandRunner:
         code = recorded.exit_code
         if recorded.stopped_by_us and not recorded.steps:
             raise RunFailed(f"no step in {recorded.seconds:.0f} s, then it was stopped")
-        if code:
+        if code and not recorded.empty:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             said = _last_words(Path(options.folder) / OUTPUT_FILE)
             raise RunFailed(how + without_secrets(said, self._command, self._environment))

@@ -1,0 +1,110 @@
+"""A recording with nothing to analyze is no success: 125 and why, where the script itself did not fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CLI = [sys.executable, "-c", "from trace_doctor.cli import main; main()", "record"]
+STEPS = """
+import os, sys, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range({count}):
+    model(torch.randn(2, 8)).square().mean().backward()
+    optimizer.step()
+"""
+OTHER_TORCH = "torch/__init__.py"
+
+
+def record(
+    folder: Path, program: str, *options: str, python: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(program)
+    command = [*CLI, *options, "--", *python, sys.executable, "train.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
+
+
+def manifest(folder: Path) -> dict[str, object]:
+    (said,) = folder.glob("logs/*/recording.json")
+    return dict(json.loads(said.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "why"),
+    [
+        ("print(1)", 125, "no process of the command imported torch"),
+        ("import os; os._exit(0)", 125, "no process of the command imported torch"),
+        ("import sys; sys.exit(3)", 3, "the script failed: exit code 3"),
+        ("import sys; sys.exit(2)", 2, "the script failed: exit code 2"),
+        ("import os; os.kill(os.getpid(), 15)", -15, "the script was ended by SIGTERM"),
+        ("import torch", 125, "the recorder failed: AttributeError"),  # one that is not PyTorch
+    ],
+)
+@pytest.mark.parametrize("quiet", [False, True])
+def test_without_torch(tmp_path: Path, program: str, code: int, why: str, quiet: bool) -> None:
+    if "torch" in program:
+        (tmp_path / OTHER_TORCH).parent.mkdir()
+        (tmp_path / OTHER_TORCH).touch()
+    done = record(tmp_path, program, *["-q"] * quiet)
+    assert done.returncode == code
+    said = " ".join(done.stderr.split())
+    assert (why in said) == (not quiet or code == 125), said
+    assert manifest(tmp_path)["exit_code"] == (code if code >= 0 else 128 - code)
+    if quiet and code == 125:
+        assert done.stderr.startswith("trace-doctor: nothing was recorded") and done.stderr.count("\n") == 1
+
+
+def test_a_process_that_has_lost_the_recorder(tmp_path: Path) -> None:
+    done = record(tmp_path, "print(1)", python=("env", "-u", "PYTHONPATH"))
+    assert done.returncode == 125
+    assert "no Python process of the command loaded the recorder" in " ".join(done.stderr.split())
+
+
+@pytest.mark.torch
+class TestWithTorch:
+    @pytest.fixture(autouse=True)
+    def torch(self) -> None:
+        pytest.importorskip("torch")
+
+    @pytest.mark.parametrize(
+        ("program", "code", "why"),
+        [
+            ("import torch; torch.ones(2) + 1", 125, "torch was imported, but nothing was trained"),
+            (STEPS.format(count=1), 125, "1 step is too few for all"),
+            (STEPS.format(count=3), 125, "3 steps are too few for all"),
+            (STEPS.format(count=3) + "os._exit(0)", 125, "3 steps are too few for all"),
+            (STEPS.format(count=3) + "sys.exit(7)", 7, "the script failed: exit code 7"),
+            (STEPS.format(count=8), 125, "light, detailed: not captured: 8 steps are too few for all"),
+        ],
+    )
+    def test_too_little(self, tmp_path: Path, program: str, code: int, why: str) -> None:
+        done = record(tmp_path, program)
+        assert done.returncode == code, done.stderr
+        assert why in " ".join(done.stderr.split())
+        assert "next:" not in done.stderr
+
+    def test_enough(self, tmp_path: Path) -> None:
+        done = record(tmp_path, STEPS.format(count=40))
+        assert done.returncode == 0, done.stderr
+        assert "next: trace-doctor analyze" in done.stderr
+
+    def test_one_rank_of_two(self, tmp_path: Path) -> None:
+        """What one rank has recorded can be analyzed; that the other has nothing is said."""
+        launcher = """
+import os, subprocess, sys
+ranks = [subprocess.Popen([sys.executable, "rank.py"], env={**os.environ, "RANK": str(n), "WORLD_SIZE": "2"}) for n in (0, 1)]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+        (tmp_path / "rank.py").write_text(STEPS.format(count="40 if os.environ['RANK'] == '0' else 0"))
+        done = record(tmp_path, launcher)
+        assert done.returncode == 0, done.stderr
+        said = " ".join(done.stderr.split())
+        assert "of 2 ranks 1 reported nothing (on other machines, or ended early): 1" in said
+        assert manifest(tmp_path)["ranks"] == [0]
