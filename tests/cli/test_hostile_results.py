@@ -130,10 +130,11 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
         patch(None, diff="diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-import torch\n+PWNED\n"),
         patch("not-yet", {"code": CODE}, text="import os\nos.system('touch PWNED')"),
         patch("shard-iterable"),
+        patch(None, kind="env", text="PWNED=1 python train.py"),
         patch("zero-grad", {"mode": "add"}),
         patch("zero-grad", {"mode": "add"}, safety="display"),
     ],
-    ids=["a diff", "a newer codemod", "an edit that is only shown", "an unsafe edit", "what the result only shows"],
+    ids=["a diff", "a newer codemod", "an edit that is only shown", "a variable", "an unsafe edit", "what the result only shows"],
 )  # fmt: skip
 def test_apply_makes_only_what_the_codemod_finds_safe(job: Path, fix: Fix) -> None:
     (job / "r.json").write_bytes(result(fix).to_json())

@@ -251,24 +251,38 @@ def test_every_choice_adds_what_is_declared(
 
 
 @pytest.mark.parametrize("codemod", sorted(PARAMETERS))
+def test_code_in_any_parameter_is_refused_or_only_compared(
+    examples: dict[str, list[tuple[Case, Path]]], codemod: str
+) -> None:
+    case, folder = examples[codemod][0]
+    for name in sorted(fields(codemod)):
+        for text in EVIL:
+            for value in (text, [text], {text: text}, {"dynamic": text}, {"static_graph": text}):
+                assert_refused_or_declared(case, folder, {**case.params, name: value})
+
+
+@pytest.mark.parametrize("codemod", sorted(PARAMETERS))
 @settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_value_of_any_parameter_is_refused_or_adds_what_is_declared(
     examples: dict[str, list[tuple[Case, Path]]], codemod: str, data: st.DataObject
 ) -> None:
     case, folder = examples[codemod][0]
-    names = sorted({*case.params, *fields(codemod), "file", "line"})
-    params = dict(case.params) | data.draw(
-        st.dictionaries(st.sampled_from(names), hostile, min_size=1, max_size=2)
-    )
+    names = sorted(fields(codemod)) or ["file", "line"]
+    odd = data.draw(st.dictionaries(st.sampled_from(names), hostile, min_size=1, max_size=2))
+    assert_refused_or_declared(case, folder, case.params | odd)
+
+
+def assert_refused_or_declared(case: Case, folder: Path, params: object) -> None:
     try:
         made = case.plan(folder, params)
     except NotACapture as refused:
         said = str(refused)
-        assert "\n" not in said and len(said) < 400
-        assert "JSON is malformed" in said or f"TD101-1, fix 1 ({codemod}): parameter " in said
+        assert said.isprintable() and len(said) < 400
+        named = f"TD101-1, fix 1 ({case.codemod}): parameter " in said
+        assert named or "JSON is malformed" in said
         return
-    assert_only_declared(made, codemod)
+    assert_only_declared(made, case.codemod)
     assert b"PWNED" not in made.patch()
 
 

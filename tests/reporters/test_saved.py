@@ -116,6 +116,33 @@ def test_a_damaged_baseline_is_read_or_refused_in_one_line(
         assert "\n" not in str(refused)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("findings", 0, "input"), -1, "no capture"),
+        (("kernels", 0, "input"), -(1 << 63), "no capture"),
+        (("memory_timeline", 0, "peak_index"), 1 << 40, "memory series"),
+        (("memory_timeline", 0, "at"), [0.0], "memory series"),
+        (("timeline", 0, "dur_us"), 5e-324, "shorter than any clock"),
+        (("timeline", 0, "dur_us"), -1.0, "shorter than any clock"),
+        (("summary", "step_us"), 1e308, "nothing measures"),
+        (("config", "any"), {"deep": [10**40]}, "nothing measures"),
+    ],
+    ids=str,
+)
+def test_what_no_analysis_writes_is_refused(
+    rich_result: Result, tmp_path: Path, place: Path_, value: Any, says: str
+) -> None:
+    made = json.loads(rich_result.to_json())
+    owner: Any = made
+    for key in place[:-1]:
+        owner = owner[key]
+    owner[place[-1]] = value
+    (tmp_path / "r.json").write_text(json.dumps(made))
+    with pytest.raises(UnusableResult, match=says):
+        read_saved(tmp_path / "r.json")
+
+
 # ---------------------------------------------------------------------- what is not believed
 
 
