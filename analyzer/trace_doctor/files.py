@@ -83,3 +83,12 @@ def _aside(target: Path) -> tuple[Path, int]:
     with suppress(OSError):  # what is there keeps its permissions
         os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
     return temporary, number
+
+
+def is_utf8(name: str) -> bool:
+    """Whether the bytes of a file's name are text, as all that is written for other programs has to be."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.recording import processes
+from trace_doctor.recording.guardian import guarding
 from trace_doctor.recording.options import OPTIONS_VARIABLE
 
 CLI = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
@@ -121,6 +122,25 @@ def test_what_a_command_leaves_behind_by_itself_stays(tmp_path: Path) -> None:
         assert processes.born(pid) is not None
     finally:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_an_exception_ends_what_was_just_started(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(STAYS + TRAINS)
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def begin() -> None:
+        command = [sys.executable, "rank.py"]
+        with guarding("MARK", str(tmp_path), 0.1):
+            begun.append(
+                subprocess.Popen(command, cwd=tmp_path, env={"MARK": str(tmp_path)}, stdout=subprocess.PIPE)
+            )
+            assert begun[0].stdout is not None and begun[0].stdout.readline()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    begun[0].communicate(timeout=SECONDS)
+    assert begun[0].returncode == -signal.SIGKILL
 
 
 def test_a_process_that_got_the_number_of_another_is_another() -> None:

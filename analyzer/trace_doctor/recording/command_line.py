@@ -227,7 +227,7 @@ class _Reader:
         """Lists, and pairs with a name in front: all of it, or nothing."""
         whole = _LIST.fullmatch(text)
         inner = next((group for group in whole.groups() if group is not None), "") if whole else ""
-        items = inner.split(",")
+        items = re.split(", ?", inner)
         if len(items) > _MOST_ITEMS or sum(map(len, items)) > 6 * _LONGEST_COMPONENT:
             return None
         unknown = [

@@ -29,8 +29,9 @@ _PATIENCE = 60.0
 @contextmanager
 def guarding(variable: str, value: str, grace: float) -> Iterator[Callable[[int], None]]:
     """While this lasts, all that was started with this environment variable ends when we do, however we end: first by
-    SIGTERM, after `grace` seconds by SIGKILL. Gives what is to be told the process id of the command. Raises UsageError
-    where no process can be started."""
+    SIGTERM, after `grace` seconds by SIGKILL. So it does where an exception leaves the block, but for a UsageError: then
+    nothing was started. Gives what is to be told the process id of the command. Raises UsageError where no process can be
+    started."""
     package = str(Path(__file__).parents[2])
     command = [sys.executable, "-I", "-S", "-c", _START, package, variable, value, str(grace)]
     nowhere = subprocess.DEVNULL
@@ -55,8 +56,12 @@ def guarding(variable: str, value: str, grace: float) -> Iterator[Callable[[int]
 
     try:
         yield lambda pid: tell(b"%d\n" % pid)
-    finally:
+    except UsageError:
         tell(_DONE)
+        raise
+    else:
+        tell(_DONE)
+    finally:
         with suppress(OSError):
             pipe.close()
         guardian.wait()

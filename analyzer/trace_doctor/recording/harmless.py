@@ -28,97 +28,112 @@ def words(text: str) -> frozenset[str]:
 
 
 KNOWN = words("""
-    abs accelerate accelerator accumulation accuracy activation activations actor acts adafactor adagrad adam
-    adamw adapter add affinity after again agent aggressive alexnet alignment all alloc allocator allow allreduce
-    alpha amount amp amsgrad anchor anchors and annealing answer answers any ap apex app append apply arch
-    architecture arg args arrow assistant async at atari atoms attention attn audio augment auto autocast
-    autoencoder autograd automatic autotune average avg aws
-    backbone backend backends backward balanced bar base baseline basic batch batches batchnorm be before
-    benchmark bert best beta betas between bfloat bfs bi bias bigger bin bins bits bitsandbytes bleu block blocks
-    bloom bm25 bond bonds book books bool bos both box boxes bs bucket bucketing buffer build by bytes
-    c10d cache calibration call callback callbacks camera cap caption captions capture card causal cell cells center
-    central channel channels char chat check checkpoint checkpointing checkpoints chunk cifar ckpt class classes
-    classification click clicks clip clipping cls cluster cnn coco code codebook coef coefficient collate collator
-    color column columns comm common communication compile compiler compute conf config configs connections
-    constant context contrastive control conv convnext convolution copy core cores corpus cosine count cpu critic
-    crop cross crystal csv ctr cube cublas cuda cudnn current cut cutoff cycle
-    data dataloader dataset datasets date ddim ddp ddpm deberta debug decay decoder deep deepspeed default deit
-    delta denoise denoising dense depth detect detection determinism deterministic dev device devices dialog
-    diffusion dim dims dir directory disable discount disk dispatch dist distilbert distributed do doc docker
-    document documents dot double down download dpo dpr drop dropout dry dtype dual dump duration dynamic dynamo
-    each eager early edge edges effective efficient efficientnet elastic electra ema embed embedding embeddings
-    empty enable encoder end endpoint energy engine ensemble entropy env environment eos episode episodes epoch
-    epochs eps epsilon error eval evaluate evaluation ever every example examples exclude exec exp expandable
-    experiment experts exponential export extra
-    f1 factor faiss false fast fastest fbgemm feature features file files fill filter final find fine finetune
-    finetuning first fit flag flash flax flex flip float fn fold folder for force forces format forward fp frac
-    fraction frame frames framework freeze freq frequency from fsdp full fused fusion
-    gain gamma gan gas gat gb gcn gelu gen generate generation given global gloo glue gnn gpt gpu gpus grad
-    gradient gradients graph graphs grid group groups guidance gym gz
-    half has have head heads height help here hf hidden hip histogram history hook hop hops horizon horovod host
-    hosts hour hours html http https hub hydra hyper
-    id ids if ignore image imagenet images img importtime in include index indices inductor inf infer inference
-    info init initial inner inpaint input inputs inside instruct int interleave interop interpolation interval
-    into invert io iou is item items iter iteration iterations iters
+    abs accelerate accelerator accumulation accuracy activation activations actor acts adafactor adagrad
+    adam adamw adapter add affinity after again agent aggressive alexnet alignment all alloc allocator
+    allow allreduce alpha amount amp amsgrad anchor anchors and annealing answer answers any ap apex app
+    append apply arch architecture arg args arrow assistant async asynchronous at atari atoms attention
+    attn audio augment augmentation augmentations auto autocast autoencoder autograd automatic autotune
+    average avg aws
+    backbone backend backends backward balanced bar base baseline basic batch batches batchnorm be
+    before benchmark bert best beta betas between bfloat bfs bi bias bidirectional bigger bin bins bits
+    bitsandbytes bleu block blocks bloom bm25 bond bonds book books bool bos both box boxes bs bucket
+    bucketing buffer build by bytes
+    c10d cache calibration call callback callbacks camera cap caption captions capture card causal cell
+    cells center central channel channels char chat check checkpoint checkpointing checkpoints chunk
+    cifar ckpt class classes classification classifier classifiers click clicks clip clipping cls
+    cluster cnn coco code codebook coef coefficient collate collator color column columns comm common
+    communicate communication compile compiler compute conf config configs configuration connections
+    constant context contrastive control conv convnext convolution copy core cores corpus cosine count
+    cpu critic crop cross crystal csv ctr cube cublas cuda cudnn current cut cutoff cycle
+    data dataloader dataset datasets date ddim ddp ddpm deberta debug decay decoder deep deepspeed
+    default deit delta denoise denoising dense depth detect detection determinism deterministic dev
+    device devices dialog diffusion dim dimension dimensions dims dir directory disable discount
+    discriminator disk dispatch dist distilbert distillation distributed distribution distributions do
+    doc docker document documents dot double down download dpo dpr drop dropout dry dtype dual dump
+    duration dynamic dynamo
+    each eager early edge edges effective efficient efficientnet elastic electra ema embed embedding
+    embeddings empty enable encoder end endpoint energy engine ensemble entropy env environment
+    environments eos episode episodes epoch epochs eps epsilon error eval evaluate evaluation ever every
+    example examples exclude exec exp expandable experiment experimental experts exponential export
+    extra
+    f1 factor fairseq faiss false fast faster fastest fbgemm feature features file files fill filter
+    final find fine finetune finetuning first fit flag flash flax flex flip float fn fold folder for
+    force forces format forward fp fpn frac fraction frame frames framework freeze freq frequencies
+    frequency from fsdp full fused fusion
+    gain gamma gan gas gat gb gcn gelu gen generate generation generator given global gloo glue gnn gpt
+    gpu gpus grad gradient gradients gradual graph graphs grid group groups guidance gym gz
+    half has have head heads height help here hf hidden hierarchical hip histogram history hook hop hops
+    horizon horovod host hosts hour hours html http https hub hydra hyper hyperparameter hyperparameters
+    id ids if ignore image imagenet images img imgsz implementation implementations importtime in
+    include index indices inductor inf infer inference info information init initial initialization
+    initializer inner inpaint input inputs inside instance instruct int interleave intermediate interop
+    interpolate interpolation interval into invert io iou is item items iter iteration iterations iters
     jar jax jit job jobs join json jsonl just
     keep kernel kernels keypoint keypoints kind kl kto kwargs
-    label labels lam lambda language large last latent launch launcher layer layers layout lazy learning left
-    len length less level levels lexical library lidar lightning like limit linear list llama llm lm load loader
-    loading local localhost log logger logging logs long lora loss losses lower lowest lr lstm
-    machine machines mae main make mamba manual many map mask masked masking master mat matmul max maximum mb
-    mean medium megatron mel mem memory merge meta metric metrics microbatch min mini minimum mistral mixed
-    mixtral mixture mixup ml mlflow mlm mlp mnist mnli mobilenet modality mode model models module modules
-    molecule molecules momentum monitor more most movie movies mp mpi mpirun mps mse mt much multi music my
-    name names nccl neck negative nesterov net network neural new news next nf nice nms no node nodes noise none
-    norm normalize not note nproc nsys ntasks num number numpy
-    obj object odd of off offline offload offset old omp on once one onecycle online only onnx op opt optim
-    optimize optimizer optimizers option options or orpo out output outputs over overlap override overrides
-    overwrite own
-    pack packed packing pad padding page paged pair pairs paragraph parallel parallelism param parameter
-    parameters params parquet partition passage passages patch path paths patience peak peft penalty per percent
-    percentile period perplexity persistent phase phi physics pin pipe pipeline pixel pixels pkg plan plateau plot
-    plugin png points policy poly pool pooling port pose position positive post power ppl ppo pre precision
-    predict prediction prefetch prefix preload preprocess pretrain pretrained print prior process processes
-    processing profile profiler progress proj project projection prompt proportion protein provider prune pt pth
-    ptl push py python pytorch
-    qkv qlora quant quantile quantization quantize quantized queries query question questions queue quick quiet
-    qwen
-    ram random range rank ranking ranks rate rating ratings ratio rdzv read ready recall recompute reduce
-    reduction refresh reg region regression regularization relative release relu remat remote remove repeat
-    repeats repetition replay replicas repo report request reset reshape residual resize resnet resolution
-    response responses restart restarts restore result results resume retries retrieval retriever return reuse
-    revision reward rf right ring rlhf rms rmse rmsprop rnn roberta rocm rollout rollouts root rope rotary rotate
-    rouge round rounds router row run runs rw
-    safe safetensors sage sam same sample sampler samples sampling save scalar scale scaler scaling scan scans
-    scene schedule scheduler scope score scores scratch script scripts sdpa search second seconds section seed
-    seeded segment segments select self sentence seq sequence sequences server set settings sft sgd shape shard
-    sharded sharding shards share shared shift short shuffle siamese sigma silu simulation since single size sizes
-    skip slice slices slide slides slow slurm small smaller smooth smoothing soft softmax solver some sort source
-    space spark sparse spec special speech speed split splits squad stable stack stage stages standalone start
-    state static stats std stem step steps stochastic stop storage store stories story strategy stream streaming
-    strict stride student style sub subset such suffix sum summarization summary super swa swin switch sync
+    label labels lam lambda language large last latent launch launcher layer layers layout lazy learning
+    left len length less level levels lexical library lidar lightning like limit linear list litgpt
+    llama llm lm load loader loading local localhost localization log logger logging logs long lora loss
+    losses lower lowest lr lstm
+    machine machines mae main make mamba manual many map mask masked masking master mat matmul max
+    maximum mb mean medium megatron mel mem memory merge meta metric metrics microbatch min mini minimum
+    mistral mixed mixtral mixture mixup ml mlflow mlm mlp mnist mnli mobilenet modality mode model
+    models module modules molecule molecules momentum monitor more most movie movies mp mpi mpirun mps
+    mse mt much multi multilingual multiprocessing music my
+    name names nccl neck negative nesterov net network neural new news next nf nice nms no node nodes
+    noise none norm normalization normalize normalizer not note nproc nsys ntasks num number numpy
+    obj object odd of off offline offload offset old omp on once one onecycle online only onnx op
+    openwebtext opt optim optimization optimize optimizer optimizers option options or orpo out output
+    outputs over overlap override overrides overwrite own
+    pack packed packing pad padding page paged pair pairs panoptic paragraph parallel parallelism
+    parallelization param parameter parameters params parquet partition passage passages patch path
+    paths patience peak peft penalty per percent percentile period perplexity persistent phase phi
+    physics pin pipe pipeline pixel pixels pkg plan plateau plot plugin png points policy poly pool
+    pooling port pose position positive post postprocessing power ppl ppo pre precision predict
+    prediction prefetch prefix preload preprocess preprocessing pretrain pretrained print prior process
+    processes processing profile profiler progress progressive proj project projection prompt proportion
+    protein provider prune pt pth ptl push py python pytorch
+    qkv qlora quant quantile quantization quantize quantized queries query question questions queue
+    quick quiet qwen
+    ram random range rank ranking ranks rate rating ratings ratio rcnn rdzv read ready recall
+    recognition recompute reconstruction reduce reduction refresh reg region regression regularization
+    regularize regularizer reinforcement relative release relu remat remote remove repeat repeats
+    repetition replay replicas repo report repository representation representations request reset
+    reshape residual resize resnet resolution response responses restart restarts restore result results
+    resume retries retrieval retriever return reuse revision reward rf right ring rlhf rms rmse rmsprop
+    rnn roberta rocm rollout rollouts root rope rotary rotate rouge round rounds router row run runs rw
+    safe safetensors sage sam same sample sampler samples sampling save scalar scale scaler scaling scan
+    scans scene schedule scheduler scope score scores scratch script scripts sdpa search second seconds
+    section seed seeded segment segmentation segments select self selfsupervised semantic sentence seq
+    sequence sequences server set settings sft sgd shakespeare shape shard sharded sharding shards share
+    shared shift short shuffle siamese sigma silu simulation since single size sizes skip slice slices
+    slide slides slow slurm small smaller smooth smoothing soft softmax solver some sort source space
+    spark sparse spec special specification speech speed split splits squad stable stack stage stages
+    standalone start state static stats std stem step steps stochastic stop storage store stories story
+    strategy stream streaming strict stride student style sub submit subset such suffix sum
+    summarization summary super supervised swa swin switch sync synchronization synchronize synchronous
     synthetic sys system
-    table tag target targets task tasks teacher temp temperature template tensor tensorboard tensors terms test
-    tests text tf than that the there this thread threads threshold through tile time timeout times tiny tissue
-    tmp to tokenize tokenizer tokenizers top topk topology torch torchaudio torchdynamo torchrun torchvision total
-    tower towers trace track tracking tracks train trainer training transfer transform transformer transformers
-    translation tree trial triple triples triplet triton trl true truncate truncation trust tune tuning tutorial
-    two txt type types
-    ulysses under unet unfreeze uniform unigram unit units unk until up update updates upper use usr utf utils
-    uv
-    vae val valid validate validation value values var variance vectors venv verbose version vgg via video view
-    virtual visible vision vit vocab vocabulary voice volume volumes
-    wait walk walks wandb warm warmup warn warning was wav waveform webdataset weight weighted weights wer when
-    where which while whole wide width wikitext window with without word words work worker workers workspace world
-    wrap write
+    table tag target targets task tasks teacher temp temperature template tensor tensorboard tensorrt
+    tensors terms test tests text tf than that the there this thread threads threshold through tile time
+    timeout times tiny tissue tmp to tokenization tokenize tokenizer tokenizers top topk topology torch
+    torchaudio torchdynamo torchrun torchvision total tower towers trace track tracking tracks train
+    trainer training transfer transform transformer transformers translation tree trial triple triples
+    triplet triton trl true truncate truncation trust tune tuning tutorial two txt type types
+    ulysses under unet unfreeze unidirectional uniform unigram unit units unk unsupervised until up
+    update updates upper use usr utf utils uv
+    vae val valid validate validation value values var variance vectors venv verbose version vgg via
+    video view virtual visible vision visualization visualize visualizer vit vocab vocabulary voice
+    volume volumes
+    wait walk walks wandb warm warmup warn warning was wav waveform webdataset weight weighted weights
+    wer when where which while whole wide width wikipedia wikitext window with without word words work
+    worker workers workspace world wrap write
     xformers xl xla xlm xlnet
     yaml yes yml yolo
     zero zip
     """)
 """words of training commands: what options, models, data sets and their values are called"""
 
-PROGRAMS = words("""accelerate axolotl bash conda curl deepspeed docker env horovodrun java lightning mpiexec mpirun mysql nice nohup
-    nsys pdm pixi poetry podman pypy python python3 rsync sh singularity srun ssh stdbuf sudo taskset time timeout
+PROGRAMS = words("""accelerate axolotl bash composer conda curl deepspeed docker env horovodrun java lightning mpiexec mpirun mysql nice nohup
+    nsys pdm pixi poetry podman pypy python python3 rsync sbatch sh singularity srun ssh stdbuf sudo taskset time timeout
     torchrun trl uv xvfb-run""")
 
 _NUMBER = re.compile(
@@ -200,6 +215,8 @@ def _unknown(part: str) -> list[str] | None:
         return None
     if any(run.isdigit() and len(run) > 4 for run in runs) and kinds != "9":
         return None
+    if kinds == "9a" and runs[1].lower() in _UNITS:
+        return []
     if (kinds == "a9a" and len(runs[2]) > 2) or (kinds == "9a" and len(runs[1]) > 3):
         return None
     words = [run for run in runs if not run.isdigit() and run.lower() not in KNOWN]
@@ -215,4 +232,4 @@ def _speakable(letters: str) -> bool:
     """Whether somebody could say it: random letters have too many consonants in a row, or too few vowels."""
     lower = letters.lower()
     vowels = len(_VOWEL.findall(lower))
-    return len(lower) <= 4 or (vowels * 5 >= len(lower) and re.search("[^aeiouy]{5}", lower) is None)
+    return len(lower) <= 4 or (vowels * 6 >= len(lower) and re.search("[^aeiouy]{5}", lower) is None)
