@@ -44,6 +44,10 @@ def starved(path: Path) -> None:
     steps(300.0, 400.0).write(path)
 
 
+def fed(path: Path) -> None:
+    steps(9_000.0, 5.0).write(path)
+
+
 def beside_rank_0(name: str, content: bytes | Make) -> Make:
     """A folder with a healthy rank 0, and beside it what cannot be read as rank 1."""
 
@@ -169,6 +173,7 @@ def toml(body: str) -> Make:
 EXAMPLES: dict[str, Make] = {
     "healthy.json": healthy,
     "fault.json": starved,
+    "fixed.json": fed,
     "snapshot.pickle": snapshot,
     "fault/": recording,
     "empty.json": data(b""),
@@ -188,6 +193,7 @@ EXAMPLES: dict[str, Make] = {
     "rank1-pickle/": beside_rank_0("rank1_snapshot.pickle", pickle.dumps(_Evil())),
     "rank1-fifo/": beside_rank_0("rank1.pt.trace.json", os.mkfifo),
     "rank1-dangling/": beside_rank_0("rank1.pt.trace.json", lambda path: path.symlink_to("gone")),
+    "rank1-folder/": beside_rank_0("rank1.pt.trace.json", Path.mkdir),
     "one-of-8/": ranks(1, 8),
     "two-of-8/": ranks(2, 8),
     "two-of-2/": ranks(2, 2),

@@ -224,7 +224,7 @@ def odd(job: Path) -> Path:
 
 
 def test_a_script_whose_name_is_no_text_is_left_alone_and_named(odd: Path) -> None:
-    done = run("fix", "r.json", "--source", "source", "--apply", "--unsafe-fixes", cwd=odd)
+    done = run("fix", "r.json", "--source", "source", "--apply", "--unsafe-fixes", "--allow-dirty", cwd=odd)
     assert done.returncode == 0, done.stderr
     assert "\ufffd.py: its name is not UTF-8; it is left alone" in done.stderr
     assert "num_workers=2" in (odd / "source" / "train.py").read_text()

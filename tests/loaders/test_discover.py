@@ -244,12 +244,13 @@ def test_a_path_that_is_not_there(tmp_path: Path, path: str) -> None:
 
 @pytest.mark.captures
 def test_the_folder_of_real_captures(captures_dir: Path) -> None:
-    found = discover([captures_dir])
+    folders = [captures_dir / "snapshots", captures_dir / "traces"]
+    found = discover(folders)
     kinds = [f.kind for f in found.found]
     assert (kinds.count("trace"), kinds.count("snapshot")) == (124, 40)
     assert len(found.ignored) == 10
     assert len({f.display for f in found.found}) == len(found.found)
-    assert found == discover([str(captures_dir)])
+    assert found == discover([str(folder) for folder in folders])
 
 
 def test_a_folder_that_cannot_be_entered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
