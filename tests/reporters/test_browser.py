@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import shutil
@@ -83,37 +85,92 @@ def test_a_zoomable_panel_opens_from_the_address(panel: str, hostile_result: Res
     section = opened.dom[opened.dom.index(f'<section id="{panel}"') :]
     section = section[: section.index("</section>")]
     assert 'class="main-svg"' in section
+    assert "<style" not in section
     assert panel == "memory" or "GPU 0 stream 20</text>" in section
     assert opened.console == []
     assert opened.requests == []
     assert "<img" not in opened.dom.replace("&lt;img", "")
 
 
-_CHECK = """<script>document.documentElement.dataset.theme = "%s";
-document.querySelectorAll("details").forEach(function (d) { d.open = true; });</script><script>%s</script>
-<script>setTimeout(function () { axe.run().then(function (found) {
+def with_script(page: str, script: str) -> str:
+    """The page with one more script at its end, which its policy names; nothing else of the policy changes."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = page.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    return allowed.replace("</body>", f"<script>{script}</script></body>")
+
+
+_CHECK = """document.documentElement.dataset.theme = "%s";
+document.querySelectorAll("details").forEach(function (d) { d.open = true; });
+%s
+setTimeout(function () { axe.run().then(function (found) {
   var out = document.createElement("pre");
   out.id = "axe";
   out.textContent = JSON.stringify(found.violations.map(function (v) { return [v.id, v.nodes[0].html.slice(0, 200)]; }));
   document.body.append(out);
-}); }, 1500);</script></body>"""
+}); }, 1500);"""
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_no_violation(theme: str, rich_result: Result, tmp_path: Path) -> None:
     """Everything open, the zoomable panels too."""
     axe = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-    page = render(rich_result, "html").replace("</body>", _CHECK % (theme, axe))
+    page = with_script(render(rich_result, "html"), _CHECK % (theme, axe))
     found = re.search(r'<pre id="axe">(.*?)</pre>', Opened(page, tmp_path).dom, re.DOTALL)
     assert found is not None
     assert json.loads(unescape(found[1])) == []
 
 
-def test_the_policy_is_in_force(tmp_path: Path) -> None:
-    intruded = render(Result(), "html").replace("</main>", '<img src="https://example.org/a.png"></main>')
+_PLACES = """document.querySelectorAll("details").forEach(function (d) { d.open = true; });
+var wait = setInterval(function () {
+  var bars = document.querySelectorAll(".modebar"), plots = document.querySelectorAll(".plot");
+  if (bars.length < plots.length) return;
+  clearInterval(wait);
+  var out = document.createElement("pre"), box = function (node) { var r = node.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; };
+  out.id = "places";
+  out.textContent = JSON.stringify(Array.prototype.map.call(bars, function (bar, n) { return [box(plots[n]), box(bar)]; }));
+  document.body.append(out);
+}, 100);"""
+
+
+def test_the_toolbar_of_each_panel_stands_in_its_upper_right_corner(
+    hostile_result: Result, tmp_path: Path
+) -> None:
+    """Its place comes from rules that the chart library adds while it draws."""
+    opened = Opened(with_script(render(hostile_result, "html"), _PLACES), tmp_path)
+    assert opened.console == []
+    found = re.search(r'<pre id="places">(.*?)</pre>', opened.dom)
+    assert found is not None
+    places = json.loads(found[1])
+    assert len(places) == 2
+    for (_, top, right, _), bar in places:
+        assert right - 10 <= bar[2] <= right + 1
+        assert abs(bar[1] - top) <= 10
+        assert 15 < bar[3] - bar[1] < 40
+
+
+@pytest.mark.parametrize(
+    "intruder",
+    [
+        '<img src="https://example.org/a.png">',
+        "<script>document.title = 'IN'</script>",
+        "<svg onload=\"document.title = 'IN'\"></svg>",
+        "<style>main { display: none }</style>",
+        '<p style="display: none">gone</p>',
+        '<iframe src="https://example.org/"></iframe>',
+        '<object data="https://example.org/"></object>',
+        '<base href="https://example.org/">',
+    ],
+)
+def test_the_policy_is_in_force(intruder: str, tmp_path: Path) -> None:
+    intruded = render(Result(), "html").replace("</main>", f"{intruder}</main>")
     opened = Opened(intruded, tmp_path)
-    assert len([line for line in opened.console if "Content Security Policy" in line]) == 1
+    assert len([line for line in opened.console if "Content Security Policy" in line]) == 1, opened.console
     assert opened.requests == []
+    assert "<title>IN" not in opened.dom
+
+
+def test_without_the_policy_it_would_not_be(tmp_path: Path) -> None:
+    intruded = render(Result(), "html").replace("</main>", '<img src="https://example.org/a.png"></main>')
     without = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", intruded)
     assert Opened(without, tmp_path).requests == ["https://example.org/a.png"]
 

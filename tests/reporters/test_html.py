@@ -2,23 +2,40 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import itertools
 import re
 from html import unescape
 from html.parser import HTMLParser
 from importlib.resources import files
+from pathlib import Path
 
 import msgspec
+import plotly
 import pytest
 
 from trace_doctor.errors import NotACapture
+from trace_doctor.gate.difference import difference
 from trace_doctor.model import Budget, Finding, Gate, Result, Saving
-from trace_doctor.reporters import render
+from trace_doctor.reporters import Options, render
+from trace_doctor.reporters.difference import render as render_difference
 from trace_doctor.reporters.html import LARGEST
 from trace_doctor.reporters.island import extract, island
+from trace_doctor.treatment.outcome import Method, Treatment
+from trace_doctor.treatment.page import render as treatment_page
 
 VOID = {"meta", "br", "hr", "input", "link", "img"}
 FETCHES = {"src", "srcset", "data", "poster", "background", "action", "formaction", "ping", "xlink:href"}
+
+METHOD = Method(
+    warmup_steps=1,
+    timed_steps=9,
+    figure="median",
+    repeats=4,
+    alpha=0.05,
+    least_gain=0.01,
+    loss_tolerance=0.02,
+)
 
 
 class Page(HTMLParser):
@@ -79,13 +96,35 @@ def test_nothing_is_fetched(result: Result) -> None:
         assert re.findall(r"url\((?!#)", css) == []
 
 
-def test_csp(page: Page) -> None:
-    policies = [
-        a["content"] for t, a, _ in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy"
-    ]
-    assert policies == [
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-    ]
+def test_the_policy_names_every_script_and_style_and_nothing_else(
+    rich_result: Result, hostile_result: Result
+) -> None:
+    library = Path(plotly.__file__).with_name("package_data") / "plotly.min.js"
+    for source, unpacked in (
+        (render(rich_result, "html"), [library.read_text(encoding="utf-8")]),
+        (render(hostile_result, "html", zoom=False), []),
+        (render_difference(difference(rich_result, hostile_result), "html"), []),
+        (treatment_page(Treatment(code=0, verdict="", method=METHOD), Options()), []),
+    ):
+        page = Page(source)
+        order = [tag for tag, a, _ in page.elements if tag in ("script", "style") or "http-equiv" in a]
+        assert order[0] == "meta"
+        [policy] = [a["content"] or "" for _, a, _ in page.all("meta") if "http-equiv" in a]
+        rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+        scripts = [text for _, a, text in page.all("script") if "type" not in a] + unpacked
+        styles = [text for _, _, text in page.all("style")] + [""] * len(unpacked)
+        assert rules == {
+            "default-src": "'none'",
+            "script-src": " ".join(map(digest, scripts)),
+            "style-src": " ".join(map(digest, styles)),
+            "base-uri": "'none'",
+            "form-action": "'none'",
+        }
+        assert not any("style" in a or name.startswith("on") for _, a, _ in page.elements for name in a)
+
+
+def digest(source: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
 def test_structure_for_readers_and_screen_readers(page: Page) -> None:

@@ -136,7 +136,7 @@ class Result(Struct, frozen=True, kw_only=True):
         page: str = import_module("trace_doctor.reporters").render(self, "html", zoom=False)
         return (
             f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts allow-downloads" title="trace-doctor report" '
-            'style="width:100%; height:720px; border:1px solid #8884; border-radius:8px"></iframe>'
+            'width="100%" height="720" frameborder="0"></iframe>'
         )
 
 

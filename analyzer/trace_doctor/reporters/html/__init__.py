@@ -21,6 +21,7 @@ from trace_doctor.reporters.html import (
 )
 from trace_doctor.reporters.html.charts.svg import patterns
 from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.html.policy import digest, policy
 from trace_doctor.reporters.html.views import RULES
 from trace_doctor.reporters.island import island, packed
 from trace_doctor.reporters.words import headline
@@ -32,7 +33,6 @@ LARGEST = 300_000
 """Bytes of a page without its zoomable panels"""
 _FRAME = 8_000
 """Bytes of a page beside its parts, its style and its script, at most"""
-_CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 _THEME = "try{var t=localStorage.getItem('trace-doctor-theme');if(t)document.documentElement.dataset.theme=t}catch(e){}"
 _PARTS = (
     ("gate", "Gate"),
@@ -80,18 +80,26 @@ def render(result: Result, options: Options) -> str:
         [*above, findings.render(result, room), *below],
         data,
         tool=result.tool,
-        zoomed=zoom.scripts(result) if options.zoom else None,
+        zoomed=zoom.panels(result) if options.zoom else None,
     )
 
 
 def page(
-    title: str, sections: Sequence[Html | None], data: bytes, *, tool: Tool, zoomed: Html | None = None
+    title: str,
+    sections: Sequence[Html | None],
+    data: bytes,
+    *,
+    tool: Tool,
+    zoomed: zoom.Zoom | None = None,
 ) -> str:
     """Sections as one file, with what they were made from as JSON in it."""
     present = "".join(s for s in sections if s)
     links = [
         el("a", name, href=f"#{anchor}") for anchor, name in _PARTS if f'<section id="{anchor}"' in present
     ]
+    script, style = _asset("report.js"), _asset("report.css") + RULES
+    scripts = [digest(s.encode()) for s in (_THEME, script)] + (zoomed.scripts if zoomed else [])
+    styles = [digest(style.encode())] + (zoomed.styles if zoomed else [])
     body = el(
         "body",
         el("a", "Skip to the findings", href="#findings", class_="skip-link"),
@@ -110,19 +118,19 @@ def page(
         el("main", sections, id="main"),
         el("footer", el("p", f"{tool.name} {tool.version}".strip(), " · nothing left your machine")),
         Html(island(data, _room(sections))),
-        Html(f"<script>{_asset('report.js')}</script>"),
-        zoomed,
+        Html(f"<script>{script}</script>"),
+        zoomed.markup if zoomed else None,
     )
     head = el(
         "head",
         el("meta", charset="utf-8"),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{_CSP}">'),
+        policy(scripts, styles),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         Html(MARKER),
         el("meta", name="color-scheme", content="light dark"),
         el("title", f"{title} – trace-doctor"),
         Html(f"<script>{_THEME}</script>"),
-        Html(f"<style>{_asset('report.css')}{RULES}</style>"),
+        Html(f"<style>{style}</style>"),
     )
     return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
 

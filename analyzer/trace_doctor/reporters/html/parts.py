@@ -66,7 +66,7 @@ def mini_bar(share: float, kind: str = "accent") -> Html:
     """A thin bar in a cell; the number beside it says the same."""
     width = f"{max(0.0, min(1.0, share)) * 100:.1f}%"
     return el(
-        "span", el("span", style=f"width:{width}", class_=f"b-{kind}"), class_="mini", aria_hidden="true"
+        "svg", el("rect", width=width, height="100%", class_=f"b-{kind}"), class_="mini", aria_hidden="true"
     )
 
 

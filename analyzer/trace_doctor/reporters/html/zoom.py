@@ -12,12 +12,14 @@ from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from zlib_ng import zlib_ng
 
 from trace_doctor.model import Result
 from trace_doctor.model.inert import inert
 from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.html.policy import digest
 from trace_doctor.reporters.words import KINDS, MEMORY
 
 
@@ -31,26 +33,40 @@ def of_memory(series: int) -> Html:
     return el("div", data_zoom="memory", data_series=str(series))
 
 
-def scripts(result: Result) -> Html:
-    """What the panels need, at the end of the page. Nothing where there is nothing to zoom into."""
+class Zoom(NamedTuple):
+    """What the panels need, at the end of the page, and the digests of the scripts and styles that come with it."""
+
+    markup: Html
+    scripts: list[str]
+    styles: list[str]
+
+
+def panels(result: Result) -> Zoom | None:
+    """None where there is nothing to zoom into."""
     if not (result.timeline or result.memory_timeline):
-        return Html("")
+        return None
     words = {
         "kinds": {k: v.label for k, v in KINDS.items()},
         "memory": {k: v.label for k, v in MEMORY.items()},
     }
-    return Html(
-        f'<script type="application/json" id="zoom-words">{inert(json.dumps(words).encode()).decode()}</script>'
-        f'<script type="text/plain" id="plotly">{_packed()}</script>'
-        f"<script>{files(__package__).joinpath('zoom.js').read_text(encoding='utf-8')}</script>"
+    script = files(__package__).joinpath("zoom.js").read_text(encoding="utf-8")
+    packed, unpacked = _library()
+    return Zoom(
+        Html(
+            f'<script type="application/json" id="zoom-words">{inert(json.dumps(words).encode()).decode()}</script>'
+            f'<script type="text/plain" id="plotly">{packed}</script>'
+            f"<script>{script}</script>"
+        ),
+        scripts=[digest(script.encode()), unpacked],
+        styles=[digest(b"")],  # the library makes an empty one, and adds its rules one by one
     )
 
 
 @lru_cache(maxsize=1)
-def _packed() -> str:
-    """plotly.js as base64 of gzip: 2.1 MB instead of 4.8."""
+def _library() -> tuple[str, str]:
+    """plotly.js as base64 of gzip, 2.1 MB instead of 4.8, and its digest as the browser unpacks it."""
     spec = find_spec("plotly")  # found, not imported: only its file is needed
     assert spec is not None and spec.origin is not None
     source = Path(spec.origin).with_name("package_data").joinpath("plotly.min.js").read_bytes()
     # a header without a time, so that the same page has the same bytes
-    return base64.b64encode(zlib_ng.compress(source, 3, wbits=31)).decode("ascii")
+    return base64.b64encode(zlib_ng.compress(source, 3, wbits=31)).decode("ascii"), digest(source)

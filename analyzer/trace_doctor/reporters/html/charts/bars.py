@@ -79,13 +79,13 @@ def _single(anchor: str, title: str, description: str, bar: Bar) -> Html:
         room = max(len(name), len(said) + 2) * _CHAR + 8
         if not value or right - left < room or left < free:
             continue
-        style = f"left:{number(left / WIDTH * 100)}%"
-        named.append(el("span", el("b", said), name, style=style))
+        x = f"{number(left / WIDTH * 100)}%"
+        named += [el("rect", x=x), el("text", el("tspan", said), x=x, y=17), el("text", name, x=x, y=34)]
         free = left + room
     drawing = picture(
         anchor, title, description, 48, drawn, class_="chart bar-chart", preserveAspectRatio="none"
     )
-    return el("div", drawing, el("div", named, class_="bar-names", aria_hidden="true"))
+    return el("div", drawing, el("svg", named, class_="bar-names", aria_hidden="true"))
 
 
 def _row(bar: Bar, y: float, left: float, right: float) -> Html:
