@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from trace_doctor.difference import Difference
 from trace_doctor.errors import printable
+from trace_doctor.gate.difference import difference
+from trace_doctor.gate.verify import verify
 from trace_doctor.model import (
     Column,
     Finding,
@@ -23,9 +27,13 @@ from trace_doctor.model import (
     Table,
     Tool,
 )
-from trace_doctor.reporters import FORMATS, render
+from trace_doctor.reporters import FORMATS, Options, render
+from trace_doctor.reporters import verification as verification_text
+from trace_doctor.reporters.difference import render as render_difference
 from trace_doctor.reporters.paper import Paper
 from trace_doctor.reporters.units import columns
+from trace_doctor.treatment import text as treatment_text
+from trace_doctor.treatment.outcome import Attempt, ByHand, FileChange, Method, Treatment
 
 ALPHABET = st.one_of(
     st.sampled_from([
@@ -37,6 +45,15 @@ ALPHABET = st.one_of(
 )  # fmt: skip
 TEXT = st.lists(ALPHABET, max_size=30).map("".join)
 COMMANDS = re.compile(r"##\w*\[|^\s*::[\w-]+( [^:\n]*)?::", re.MULTILINE | re.ASCII)
+METHOD = Method(
+    warmup_steps=1,
+    timed_steps=9,
+    figure="median",
+    repeats=4,
+    alpha=0.05,
+    least_gain=0.01,
+    loss_tolerance=0.02,
+)
 unhurried = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -86,6 +103,51 @@ def test_no_format_holds_a_command_to_a_ci_server(data: st.DataObject) -> None:
             assert all(re.match(r"::(error|warning|notice)( [^\n]*?)?::", line) for line in said.splitlines())
             said = said.replace("::", "")
         assert not COMMANDS.search(said), fmt
+
+
+@settings(unhurried, max_examples=30)
+@given(st.data(), st.integers(1, 400))
+def test_comparisons_and_treatments_end_as_well(data: st.DataObject, width: int) -> None:
+    drawn: list[str] = []
+
+    def text() -> str:
+        drawn.append(data.draw(TEXT))
+        return drawn[-1]
+
+    before, after = result(text), result(text)
+    compared = difference(before, after)
+    treated = treatment(text, compared)
+    options = Options(width=width)
+    on_a_terminal = [
+        verification_text.render(verify(before, after), options),
+        render_difference(compared, "text", options),
+        treatment_text.render(treated, options),
+    ]
+    for said in on_a_terminal:
+        assert max(map(columns, said.splitlines())) <= max(width, 40)
+        assert len(said) <= 20_000 + 60 * sum(map(len, drawn))
+    in_files = [
+        verify(before, after).to_json().decode(),
+        render_difference(compared, "json"),
+        render_difference(compared, "markdown"),
+        treated.to_json().decode(),
+    ]
+    for said in (*on_a_terminal, *in_files):
+        assert not COMMANDS.search(said)
+    assert Treatment.from_json(treated.to_json()) == treated
+
+
+def treatment(t: Callable[[], str], compared: Difference) -> Treatment:
+    attempt = Attempt(
+        id="TD101-1", code="TD101", name=t(), title=t(), severity="warning", confidence="high",
+        location=Location(file=t(), function=t()), label=t(), fix=t(), kind="patch",
+        safety="safe", fate="rejected", reason=t(), diff=t(), environment={t(): t()}, arguments=[t()],
+    )  # fmt: skip
+    return Treatment(
+        code=1, verdict=t(), method=METHOD, attempts=[attempt], patch=t(), environment={t(): t()}, notes=[t()],
+        by_hand=[ByHand(label=t(), fix=t(), why=t(), text=t())], stopped=t(), difference=compared,
+        changed=[FileChange(name=t(), how="changed", through=t())], changed_count=1,
+    )  # fmt: skip
 
 
 @unhurried
