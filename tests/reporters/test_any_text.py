@@ -96,7 +96,17 @@ def test_text_ends_within_its_width_at_any_width(data: st.DataObject, width: int
 @unhurried
 @given(st.data())
 def test_no_format_holds_a_command_to_a_ci_server(data: st.DataObject) -> None:
-    made = result(lambda: data.draw(TEXT))
+    no_commands_in(result(lambda: data.draw(TEXT)))
+
+
+@pytest.mark.parametrize(
+    "text", ["::error::x", "a\n::error file=b::c", "a\n  ::warning::b", "##vso[x]", "a ##[group]b"]
+)
+def test_no_format_holds_this_command_wherever_it_stands(text: str) -> None:
+    no_commands_in(result(lambda: text))
+
+
+def no_commands_in(made: Result) -> None:
     for fmt in sorted({*FORMATS} - {"html"}):
         said = render(made, fmt)
         if fmt == "github":  # is commands itself: one a line, whose message cannot be another

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
+from trace_doctor.errors import no_command_at_start
 from trace_doctor.model import Budget, Finding, Gate, Outcome, Result
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.places import failing
@@ -114,5 +115,5 @@ def _add(case: ET.Element, tag: str, message: str, text: str, kind: str = "") ->
 
 
 def _clean(text: str) -> str:
-    """No character that XML 1.0 forbids, nor one that a terminal would obey."""
-    return visible(text, block=True).translate(_NO_XML)
+    """No character that XML 1.0 forbids, nor one that a terminal would obey, nor a line that a CI server would."""
+    return no_command_at_start(visible(text, block=True)).translate(_NO_XML)
