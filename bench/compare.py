@@ -16,7 +16,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -212,12 +211,10 @@ def main() -> None:
         f"{'one turn' if args.repeats == 1 else f'median of {args.repeats} turns'}, whole processes. GB = 10⁹ bytes of JSON before compression.",
         "",
     ]
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["BENCH_CACHE"] = cache
-        for trace in args.traces:
-            report += compare(trace, names, args.peer_python, args.repeats, args.limit)
-            if args.output:
-                args.output.write_text("\n".join(report), encoding="utf-8")
+    for trace in args.traces:
+        report += compare(trace, names, args.peer_python, args.repeats, args.limit)
+        if args.output:
+            args.output.write_text("\n".join(report), encoding="utf-8")
     if not args.output:
         print("\n".join(report))
 

@@ -61,7 +61,7 @@ def load(path: Path) -> None:
     _ = facts[Nesting], facts[Launches]
 
 
-def analyze(path: Path, *options: str) -> None:
+def analyze(path: Path) -> None:
     command = [
         sys.executable,
         "-c",
@@ -70,17 +70,9 @@ def analyze(path: Path, *options: str) -> None:
         str(path.resolve()),
     ]
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [*command, "--no-progress", *(options or ["--no-cache"])],
-            cwd=folder, check=True,
-        )  # fmt: skip
+        subprocess.run([*command, "--no-progress"], cwd=folder, check=True)
         if not (Path(folder) / "trace-doctor-report.html").stat().st_size:
             raise SystemExit("no report was written")
-
-
-def analyze_again(path: Path) -> None:
-    """From the column cache, which the first turn fills."""
-    analyze(path, "--cache", "--cache-dir", os.environ["BENCH_CACHE"])
 
 
 def snapshot(path: Path) -> None:
@@ -162,7 +154,6 @@ READERS = {
     "load": _ours("load", "c", load),
     "load-python": _ours("load", "python", load),
     "analyze": _ours("whole `analyze`, HTML written", "c", analyze),
-    "analyze-again": _ours("`analyze` again, columns from its cache", "c", analyze_again),
     "analyze-python": _ours("whole `analyze`, HTML written", "python", analyze),
     "snapshot": Reader(
         "**trace-doctor, snapshot**, nothing executed, as columns",

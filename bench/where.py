@@ -41,7 +41,6 @@ def main(options: list[str]) -> None:
     from trace_doctor.cli import run as command
     from trace_doctor.engine import running
     from trace_doctor.evidence.base import Facts
-    from trace_doctor.loaders.cache import Cache
     from trace_doctor.loading import single
 
     spent = Spent()
@@ -55,7 +54,6 @@ def main(options: list[str]) -> None:
     timed(running, "_run", lambda _, rule: f"rule {rule.code}")
     timed(reporters, "render", lambda _, form, *rest: f"output {form}")
     timed(single, "load", lambda *_: "load")
-    timed(Cache, "find", lambda *_: "load from the cache")
     sys.argv = ["trace-doctor", "analyze", *options, "--no-progress"]
     with (
         open(os.devnull, "w") as nowhere,

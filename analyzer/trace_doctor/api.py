@@ -1,27 +1,28 @@
-"""The library calls behind the commands: `analyze`, `verify`, `diff` and `load`."""
+"""The library calls: `load` for columns, and `analyze`, `verify` and `diff` as the commands of these names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from trace_doctor.config import Config, Settings, defaults
-from trace_doctor.engine import diagnose, prefetch
+from trace_doctor.engine import diagnose
 from trace_doctor.engine.coverage import Given, RecordedRanks
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UnusableResult, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
+from trace_doctor.loaders.limits import memory_limit
 from trace_doctor.loaders.meta import rank_in_name
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import Loaded, Prefetch, Ways, captures_of, keep_evidence, load_inputs, ways
+from trace_doctor.loading import Loaded, LoadOptions, captures_of, load_inputs
+from trace_doctor.loading.inputs import available_cores
 from trace_doctor.model import Finding, Ignored, Result
 from trace_doctor.recording import folder as recordings
-from trace_doctor.registry import choose
 from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Snapshot
 
@@ -40,45 +41,6 @@ def load(path: str | Path) -> Run | Snapshot:
     if isinstance(loaded.outcome, TraceDoctorError):
         raise loaded.outcome
     return loaded.outcome  # type: ignore[return-value]  # of a TORCH_TRACE log: a CompileLog
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What the cache holds of some captures, and in all."""
-
-    files: list[Loaded]
-    ignored: list[Ignored]
-    folder: Path
-    entries: int
-    bytes: int
-
-
-def keep(
-    *paths: str | Path, config: Config | None = None, full: bool = False, progress: Progress | None = None
-) -> Kept:
-    """Reads all captures below the paths into the cache, those that are not there yet, with what every analysis makes of
-    them; the twin of `trace-doctor load`.
-
-    `full` tells files apart by a hash of all bytes. Raises NoCaptures where nothing readable is found.
-    """
-    config, progress = config or defaults(), progress or Progress()
-    settings = replace(config.settings, cache="write")
-    how = ways(settings, full=full)
-    assert how.cache is not None
-    read = _read(paths, how, progress)
-    files = read.files
-    captures = captures_of(
-        [(f.found, f.outcome) for f in files if not isinstance(f.outcome, TraceDoctorError)]
-    )
-    captures = [c for c in captures if c.run is not None and not c.run.earlier]
-    examined: list[Facts] = []
-    diagnose(
-        captures, choose(), config, _options(settings), progress=progress,
-        seen=lambda _, facts: examined.append(facts),
-    )  # fmt: skip
-    keep_evidence(files, examined, how)
-    sizes = how.cache.sizes()
-    return Kept(files, read.ignored, how.cache.folder, len(sizes), sum(sizes))
 
 
 def analyze(
@@ -114,10 +76,8 @@ def analyze(
     rules = settings.chosen()
     script = Path(source) if source else Path(settings.source) if settings.source else None
     options = _options(settings, source=script, steps=steps, device=device)
-    progress, how = progress or Progress(), ways(settings)
-    if rank is None:
-        how = replace(how, prefetch=Prefetch(prefetch.FUNCTION, prefetch.given(settings, options)))
-    read = _read(paths, how, progress)
+    progress = progress or Progress()
+    read = _read(paths, _load_options(settings), progress)
     captures = _captures(read, paths, rank)
 
     def located(findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -133,7 +93,6 @@ def analyze(
         silence=lambda findings: suppressions.silence(findings, located),
         seen=lambda number, facts: everything.append((number, facts)),
     )  # fmt: skip
-    keep_evidence(read.files, [facts for _, facts in everything], how)
     if script is not None:
         from trace_doctor.fixes import with_diffs
 
@@ -149,6 +108,10 @@ def analyze(
         found, said = critical_paths(runs, result.steps)
         result = msgspec.structs.replace(result, critical_path=found, limits=[*result.limits, *said])
     return msgspec.structs.replace(result, limits=[*result.limits, *suppressions.said(result)])
+
+
+def _load_options(settings: Settings) -> LoadOptions:
+    return LoadOptions(settings.jobs or available_cores(), memory_limit(settings.max_memory))
 
 
 def _options(settings: Settings, **given: Any) -> Options:
@@ -287,14 +250,14 @@ def read_captures(
     paths: Sequence[str | Path],
     *,
     rank: int | None = None,
-    ways: Ways | None = None,
+    options: LoadOptions | None = None,
     progress: Progress | None = None,
 ) -> tuple[list[Capture], list[Ignored]]:
     """Discovers and loads. What belongs to one run of one rank is one capture: see `loading.captures_of`.
 
     What could not be read is listed in the second value, where anything could be read at all.
     """
-    read = _read(paths, ways, progress)
+    read = _read(paths, options, progress)
     return _captures(read, paths, rank), read.ignored
 
 
@@ -322,7 +285,7 @@ def _captures(read: _Read, paths: Sequence[str | Path], rank: int | None) -> lis
     return captures
 
 
-def _read(paths: Sequence[str | Path], how: Ways | None, progress: Progress | None) -> _Read:
+def _read(paths: Sequence[str | Path], options: LoadOptions | None, progress: Progress | None) -> _Read:
     """Raises NoCaptures where nothing can be read; the error of a file given by name where that is why."""
     discovery = discover(paths, strict=False)
     read = _Read(
@@ -331,7 +294,7 @@ def _read(paths: Sequence[str | Path], how: Ways | None, progress: Progress | No
         recordings=discovery.recordings,
     )
     refused: TraceDoctorError | None = None
-    for file in load_inputs(discovery.found, how, progress):
+    for file in load_inputs(discovery.found, options, progress):
         if not isinstance(file.outcome, TraceDoctorError):
             read.files.append(file)
             continue

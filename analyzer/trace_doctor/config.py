@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import math
 import os
 import re
@@ -21,10 +22,16 @@ from trace_doctor.registry import choose, resolve
 from trace_doctor.rule import Rule
 from trace_doctor.suppress_entry import SuppressEntry
 
+log = logging.getLogger("trace_doctor")
+
 SEVERITIES = ("critical", "warning", "info")
 CONFIDENCES = ("high", "medium", "low")
-CACHE = ("read", "write", "off")
 FILES = ("trace-doctor.toml", "pyproject.toml")
+GONE = {
+    "cache": "nothing is kept between analyses any more",
+    "cache_dir": "nothing is kept between analyses any more",
+}
+"""Keys of the version before this one, and why they have no effect: named, and refused from the next version on"""
 _HUGE = 1 << 62
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 _OUR_TABLE = re.compile(rb"tool\.trace[-_]doctor")
@@ -63,10 +70,6 @@ class Settings:
     torch_version: str = _setting("", "torch version that made the captures, when they do not tell")
     device_memory: int = _setting(0, "bytes of the device, where no file says it")
     jobs: int = _setting(0, "processes that read captures (0: as many as there are cores)")
-    cache: str = _setting("read", "columns of captures read before: read, write (and keep new ones), off")
-    cache_dir: str = _setting(
-        "", "folder of the cache (default: `trace-doctor` where the system keeps caches)"
-    )
     max_memory: str = _setting(
         "", "memory to use at most: 4GB, 512MB, or a share of what is available (default: 75%)"
     )
@@ -119,6 +122,9 @@ def load_config(
         ("command line", {k: v for k, v in (overrides or {}).items() if v is not None and v != []}),
     ):
         for key, value in layer.items():
+            if key in GONE:
+                log.warning("%s: %s has no effect: %s", origin, _dashed(key), GONE[key])
+                continue
             values[key] = _checked(key, value, origin)
             origins[key] = origin
     settings = Settings(**values)
@@ -210,8 +216,9 @@ def _table(path: Path, *, asked_for: bool) -> dict[str, Any]:
 
 def _from_environment() -> dict[str, Any]:
     found: dict[str, Any] = {}
+    found |= {key: os.environ[_variable(key)] for key in GONE if _variable(key) in os.environ}
     for f in dataclasses.fields(Settings):
-        text = os.environ.get("TRACE_DOCTOR_" + f.name.upper())
+        text = os.environ.get(_variable(f.name))
         default = getattr(Settings(), f.name)
         if text is None or isinstance(default, dict):
             continue
@@ -219,13 +226,17 @@ def _from_environment() -> dict[str, Any]:
             found[f.name] = [part.strip() for part in text.split(",") if part.strip()]
         elif isinstance(default, bool):
             if text.lower() not in (*_YES, *_NO):
-                raise UsageError(f"TRACE_DOCTOR_{f.name.upper()} must be true or false, not {shown(text)}")
+                raise UsageError(f"{_variable(f.name)} must be true or false, not {shown(text)}")
             found[f.name] = text.lower() in _YES
         elif isinstance(default, int | float):
             found[f.name] = _number(f.name, text)
         else:
             found[f.name] = text
     return found
+
+
+def _variable(key: str) -> str:
+    return f"TRACE_DOCTOR_{key.upper()}"
 
 
 def _number(key: str, text: str) -> float:
@@ -263,7 +274,7 @@ def _checked(key: str, value: Any, origin: str) -> Any:
         raise UsageError(f"{origin}: {_dashed(key)} holds a NUL character")
     if isinstance(value, list) and not all(text.strip() for text in value):
         raise UsageError(f"{origin}: {_dashed(key)} holds an empty text")
-    allowed = {"fail_on": (*SEVERITIES, "never"), "min_confidence": CONFIDENCES, "cache": CACHE}.get(key)
+    allowed = {"fail_on": (*SEVERITIES, "never"), "min_confidence": CONFIDENCES}.get(key)
     if allowed and value not in allowed:
         raise UsageError(f"{origin}: {_dashed(key)} must be one of {', '.join(allowed)}, not {shown(value)}")
     if key == "torch_version" and value and not re.match(r"v?\d+\.\d+", value):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -160,14 +160,16 @@ class Run:
     """byte offsets -> `args` objects; set by the loader"""
     derived: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
     """columns of evidence that follow from these alone, by `Evidence.field`: made once. A `replace` begins without."""
-    earlier: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """evidence of an analysis before, as `evidence.keeping` takes it apart. A `replace` begins without."""
     _masks: dict[tuple[Cat, ...], Bool] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     _said: dict[Named, npt.NDArray[np.int8]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
     """of each predicate, by name: 1 satisfies it, -1 does not, 0 was not asked"""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is only there to be quick."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"_masks": {}, "_said": {}}
 
     def __repr__(self) -> str:
         return f"Run({self.path!r}, {len(self)} events)"

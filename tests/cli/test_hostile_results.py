@@ -253,7 +253,6 @@ def test_every_report_is_text_where_sources_and_captures_have_such_names(odd: Pa
         assert done.returncode in (0, 1), done.stderr
         assert "internal error" not in done.stderr
         (odd / "out").read_bytes().decode()
-    assert run("load", str(folder), "--cache-dir", "cache", cwd=odd).returncode == 0
 
 
 def test_a_patch_below_a_folder_of_such_a_name_is_taken_by_git(odd: Path) -> None:

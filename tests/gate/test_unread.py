@@ -156,7 +156,7 @@ def test_a_finding_beats_what_was_not_read_and_both_are_said(logs: Path, run: Ru
 def test_a_file_over_the_memory_limit(logs: Path, run: Run) -> None:
     healthy(steps=600).write(logs / "rank1.pt.trace.json")
     enough_for_one = kineto_decode.BASE + 300_000
-    done = run("check", "logs", "--max-memory", enough_for_one, "--no-cache", "-o", "json")
+    done = run("check", "logs", "--max-memory", enough_for_one, "-o", "json")
     assert (done.code, [i.path for i in done.result.unread]) == (3, ["rank1.pt.trace.json"])
     assert "--max-memory" in done.result.gate.verdict
 
@@ -184,7 +184,7 @@ def test_what_nobody_may_look_into(logs: Path, run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "open", refuse)
     for name in ("sub", "rank1.pt.trace.json"):
         refused = {name}
-        done = run("check", "logs", "--no-cache", "-o", "json")
+        done = run("check", "logs", "-o", "json")
         assert (done.code, [i.path for i in done.result.unread]) == (3, [name])
         assert "Permission denied" in done.result.gate.verdict
 
@@ -230,12 +230,6 @@ def test_every_format_of_a_check_names_what_was_not_read(logs: Path, run: Run) -
         assert (done.code, "rank1.json" in done.out) == (3, True), fmt
     assert "<error" in run("check", "logs", "-o", "junit").out
     assert "<error" not in run("check", "logs", "-o", "junit", "--allow-partial").out
-
-
-def test_load_lists_what_it_did_not_read(logs: Path, run: Run) -> None:
-    (logs / "rank1.json").write_bytes(b"")
-    done = run("load", "logs", "--cache-dir", logs.parent / "cache")
-    assert (done.code, "rank1.json: the file is empty" in done.out) == (0, True)
 
 
 def test_fix_says_what_its_findings_are_not_of(logs: Path, run: Run) -> None:

@@ -94,7 +94,6 @@ def test_names_never_reach_a_terminal_as_they_are(tmp_path: Path) -> None:
         "from trace_doctor.cli import main; main()",
         "analyze",
         str(tmp_path),
-        "--no-cache",
     ]
     for form in ("text", "json", "html"):
         made = subprocess.run([*run, "-o", form], capture_output=True, cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -17,14 +18,14 @@ import numpy as np
 import pytest
 
 from trace_doctor.errors import DamagedCapture, TraceDoctorError
-from trace_doctor.loaders.cache import Cache
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import Loaded, Ways, inputs, load_inputs, workers
+from trace_doctor.loading import Loaded, LoadOptions, contained, inputs, load_inputs, single
+from trace_doctor.loading.contained import ChildEnded, ChildNotStarted, Contained
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
 
-pytestmark = pytest.mark.skipif(not workers.able(), reason="no processes for loading on this system")
+pytestmark = pytest.mark.skipif(not contained.usable(), reason="no processes for loading on this system")
 
 RANKS = 3
 
@@ -47,7 +48,7 @@ def logs(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_files_are_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "PER_WORKER", 1)
+    monkeypatch.setattr(inputs, "PER_PROCESS", 1)
 
 
 @pytest.fixture
@@ -60,13 +61,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    monkeypatch.setattr(workers.subprocess, "Popen", Recorded)
+    monkeypatch.setattr(contained.subprocess, "Popen", Recorded)
     yield made
     assert all(process.returncode is not None for process in made), "ended and collected"
 
 
-def load(paths: list[Path], ways: Ways, progress: Progress | None = None) -> list[Loaded]:
-    return load_inputs(discover(paths).found, ways, progress)
+def load(paths: list[Path], options: LoadOptions, progress: Progress | None = None) -> list[Loaded]:
+    return load_inputs(discover(paths).found, options, progress)
 
 
 def columns(loaded: Loaded) -> dict[str, Any]:
@@ -75,14 +76,14 @@ def columns(loaded: Loaded) -> dict[str, Any]:
 
 
 def test_the_same_comes_out(logs: Path, started: list[Any]) -> None:
-    here = load([logs], Ways())
+    here = load([logs], LoadOptions())
     assert started == []
-    there = load([logs], Ways(jobs=2))
+    there = load([logs], LoadOptions(processes=2))
     assert len(started) == 2
     assert [one.found for one in there] == [one.found for one in here]
     for one, two in zip(here, there, strict=True):
         a, b = columns(one), columns(two)
-        for name in a.keys() - {"read_args", "derived", "memory", "_masks"}:
+        for name in a.keys() - {"read_args", "derived", "memory", "_masks", "_said"}:
             assert a[name] == b[name], name
         if isinstance(one.outcome, Run) and isinstance(two.outcome, Run):
             rows = range(len(one.outcome))
@@ -90,54 +91,80 @@ def test_the_same_comes_out(logs: Path, started: list[Any]) -> None:
             assert "Nesting.parent" in two.outcome.derived
 
 
-def test_processes_fill_the_cache(logs: Path, tmp_path: Path, started: list[Any]) -> None:
-    ways = Ways(jobs=2, cache=Cache(tmp_path / "cache"), keep=True)
-    first, second = load([logs], ways), load([logs], ways)
-    assert len(started) == 2
-    assert all(not one.cached for one in first) and all(one.cached for one in second)
-    assert [one.kept for one in first] == [one.kept for one in second]
-    assert len(list((tmp_path / "cache").iterdir())) == RANKS + 1
-
-
 def test_a_damaged_file_is_its_own_error(logs: Path, started: list[Any]) -> None:
     (logs / "rank1.json").write_text('{"schemaVersion": 1, "deviceProperties": [')
-    outcomes = {one.found.display: one.outcome for one in load([logs], Ways(jobs=2))}
+    outcomes = {one.found.display: one.outcome for one in load([logs], LoadOptions(processes=2))}
     assert isinstance(outcomes.pop("rank1.json"), DamagedCapture)
     assert not any(isinstance(o, TraceDoctorError) for o in outcomes.values())
 
 
-class Killing(Progress):
-    """Kills the process that begins with one file."""
-
-    def __init__(self, victim: str, started: list[subprocess.Popen[bytes]], how: signal.Signals) -> None:
-        self.victim, self.started, self.how = victim, started, how
-
-    def __call__(self, phase: str, what: str) -> None:
-        if what == self.victim:
-            for process in self.started:
-                if process.returncode is None:
-                    os.kill(process.pid, self.how)
-
-
 @pytest.mark.parametrize(("how", "says"), [(signal.SIGKILL, "memory"), (signal.SIGSEGV, "SIGSEGV")])
 def test_a_process_that_dies_is_the_error_of_its_file_and_the_others_are_read(
-    logs: Path, started: list[subprocess.Popen[bytes]], how: signal.Signals, says: str
+    logs: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals, says: str
 ) -> None:
-    progress = Killing("rank1.json", started, how)
+    """Where the file's name says so, the process that reads it ends itself."""
+    trap = logs.parent / "trap"
+    trap.mkdir()
+    (trap / "trapped.py").write_text(
+        "import os\n"
+        "from trace_doctor.loading import single\n"
+        "def load_derived(found, *args, **kwargs):\n"
+        f"    if found.display == 'rank1.json': os.kill(os.getpid(), {int(how)})\n"
+        "    return single.load_derived(found, *args, **kwargs)\n"
+    )
+    monkeypatch.syspath_prepend(str(trap))
+    monkeypatch.setattr(inputs.single, "load_derived", importlib.import_module("trapped").load_derived)
     found = [f for f in discover([logs]).found if f.kind == "trace"]
-    # one after another, so that only one process is there to be killed
-    done = {one.found.display: one.outcome for one in _through_processes(found, progress, count=1)}
+    done = {one.found.display: one.outcome for one in load_inputs(found, LoadOptions(processes=2))}
     error = done.pop("rank1.json")
     assert isinstance(error, DamagedCapture)
     assert says in str(error) and len(str(error).splitlines()) == 1
     assert len(done) == RANKS - 1
     assert all(isinstance(outcome, Run) for outcome in done.values())
+    sys.modules.pop("trapped")
 
 
-def _through_processes(found: Any, progress: Progress, count: int) -> list[Loaded]:
-    tasks = [inputs._Task(f, Ways()) for f in found]
-    inputs._in_processes(tasks, count, progress)
-    return [task.loaded() for task in tasks]
+# -- the executor --------------------------------------------------------------------------------------------------
+
+
+def test_calls_give_values_exceptions_and_deaths(started: list[subprocess.Popen[bytes]]) -> None:
+    with Contained(2) as executor:
+        values = [executor.submit(divmod, n, 3) for n in range(20)]
+        wrong = executor.submit(divmod, 1, 0)
+        dies = [executor.submit(os.kill, 0, signal.SIGKILL), executor.submit(os._exit, 7)]
+        after = [executor.submit(divmod, n, 5) for n in range(20)]
+        assert [v.result() for v in values] == [divmod(n, 3) for n in range(20)]
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            wrong.result()
+        with pytest.raises(ChildEnded, match="was killed"):
+            dies[0].result()
+        with pytest.raises(ChildEnded, match="exit code 7"):
+            dies[1].result()
+        assert [v.result() for v in after] == [divmod(n, 5) for n in range(20)]
+
+
+def test_a_large_array_is_mapped_and_cannot_be_changed(started: list[Any]) -> None:
+    with Contained(1) as executor:
+        array = executor.submit(np.arange, 1_000_000).result()
+    assert np.array_equal(array, np.arange(1_000_000))
+    assert not array.flags.writeable
+    assert not array.flags.owndata
+
+
+def test_a_call_that_never_ends_does_with_the_executor(started: list[Any]) -> None:
+    with Contained(2) as executor:
+        call = executor.submit(time.sleep, 600)
+        executor.submit(divmod, 1, 1).result()
+        executor.shutdown()
+    with pytest.raises((ChildEnded, ChildNotStarted)):
+        call.result(timeout=60)
+
+
+def test_without_an_interpreter_the_call_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for interpreter in ("/nonexistent", "/bin/false"):
+        monkeypatch.setattr(sys, "executable", interpreter)
+        with Contained(1) as executor, pytest.raises(ChildNotStarted):
+            executor.submit(divmod, 1, 1).result()
 
 
 def test_an_interruption_ends_all_processes(logs: Path, started: list[subprocess.Popen[bytes]]) -> None:
@@ -146,7 +173,7 @@ def test_an_interruption_ends_all_processes(logs: Path, started: list[subprocess
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        load([logs], Ways(jobs=2), Interrupted())
+        load([logs], LoadOptions(processes=2), Interrupted())
     assert len(started) == 2
 
 
@@ -155,14 +182,14 @@ def test_where_no_process_can_be_started_files_are_read_here(
 ) -> None:
     for interpreter in ("/nonexistent", "/bin/false"):
         monkeypatch.setattr(sys, "executable", interpreter)
-        assert all(isinstance(columns(one), dict) for one in load([logs], Ways(jobs=2)))
+        assert all(isinstance(columns(one), dict) for one in load([logs], LoadOptions(processes=2)))
 
 
 def test_without_room_for_temporary_files_they_are_read_here(
     logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
-    assert all(isinstance(columns(one), dict) for one in load([logs], Ways(jobs=2)))
+    assert all(isinstance(columns(one), dict) for one in load([logs], LoadOptions(processes=2)))
 
 
 def test_nothing_of_the_working_folder_is_imported(logs: Path, tmp_path: Path, started: list[Any]) -> None:
@@ -174,7 +201,7 @@ def test_nothing_of_the_working_folder_is_imported(logs: Path, tmp_path: Path, s
     before = Path.cwd()
     os.chdir(trap)
     try:
-        load([logs], Ways(jobs=2))
+        load([logs], LoadOptions(processes=2))
     finally:
         os.chdir(before)
     assert started
@@ -186,20 +213,21 @@ def test_processes_end_with_whoever_started_them(logs: Path, tmp_path: Path) -> 
 import os, signal, sys
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import Ways, inputs, load_inputs, workers
+from trace_doctor.loading import LoadOptions, contained, inputs, load_inputs
 
-inputs.PER_WORKER = 1
+inputs.PER_PROCESS = 1
 pids = []
-start = workers.subprocess.Popen.__init__
+start = contained.subprocess.Popen.__init__
 def noted(self, *args, **kwargs):
     start(self, *args, **kwargs)
     pids.append(self.pid)
-workers.subprocess.Popen.__init__ = noted
+contained.subprocess.Popen.__init__ = noted
 class Killed(Progress):
-    def __call__(self, phase, what):
-        print(*pids, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-load_inputs(discover(sys.argv[1:]).found, Ways(jobs=2), Killed())
+    def read(self, count):
+        if len(pids) == 2:
+            print(*pids, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+load_inputs(discover(sys.argv[1:]).found, LoadOptions(processes=2), Killed())
 """
     done = subprocess.run(
         [sys.executable, "-c", script, str(logs)], capture_output=True, text=True, timeout=120
@@ -245,24 +273,23 @@ def test_several_traces_share_the_memory(
     for number in range(14):
         shutil.copy(logs / "rank0.json", tmp_path / f"copy{number:02}.json")
     found = discover([tmp_path / f"copy{n:02}.json" for n in range(14)]).found
-    task = inputs._Task(found[0], Ways())
-    task.outcome = load_inputs(found[:1])[0].outcome
+    file = inputs._File(found[0], 0, load_inputs(found[:1])[0].outcome)
     # they are read in so many processes, each with its part of the memory
     monkeypatch.setattr(inputs, "BASE", 0)
-    ways = Ways(jobs=jobs, memory=inputs.kineto_decode.BASE * jobs + 4 * task.need)
+    options = LoadOptions(processes=jobs, memory=inputs.kineto_decode.BASE * jobs + 4 * file.need)
     monkeypatch.setattr(inputs.kineto_decode, "BASE", inputs.kineto_decode.BASE * jobs)
-    outcomes = [f.outcome for f in load_inputs(found, ways)]
+    outcomes = [f.outcome for f in load_inputs(found, options)]
     assert [isinstance(o, Run) for o in outcomes] == [True] * 12 + [False] * 2
     said = r"^copy13\.json: with the files before it, analysing it needs more than \d+ MB of memory \(--max-memory\)$"
     assert re.match(said, str(outcomes[13]))
 
 
 def test_what_is_put_away_is_what_was_read(logs: Path) -> None:
-    task = inputs._Task(discover([logs]).found[0], Ways())
-    task.load_here(Progress())
-    read = task.outcome
-    task.put_away()
-    away = task.outcome
+    found = discover([logs]).found[0]
+    read = single.load(found)
+    file = inputs._File(found, 0, read)
+    inputs._put_away([file])
+    away = file.outcome
     assert isinstance(read, Run) and isinstance(away, Run) and away is not read
     assert read.ts.flags.writeable and not away.ts.flags.writeable  # mapped
     for column in ("ts", "dur", "name", "cat", "thread", "correlation", "offset"):
@@ -295,5 +322,5 @@ def _runs(pid: int) -> bool:
 def test_how_many_processes_pay_and_fit(
     monkeypatch: pytest.MonkeyPatch, weights: list[int], jobs: int, memory: int | None, count: int
 ) -> None:
-    monkeypatch.setattr(inputs, "PER_WORKER", 48 << 20)
-    assert inputs.processes(weights, Ways(jobs=jobs, memory=memory)) == count
+    monkeypatch.setattr(inputs, "PER_PROCESS", 48 << 20)
+    assert inputs.processes(weights, LoadOptions(jobs, memory)) == count

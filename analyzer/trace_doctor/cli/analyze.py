@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,8 +36,6 @@ def analyze(
     force: c.Force = False,
     color: c.Color = "auto",
     jobs: c.Jobs = None,
-    cache: c.Cache = None,
-    cache_dir: c.CacheDir = None,
     max_memory: c.MaxMemory = None,
     no_progress: c.NoProgress = False,
     quiet: c.Quiet = 0,
@@ -54,7 +51,7 @@ def analyze(
         overrides=c.overrides(
             select=select, ignore=ignore, extend_select=extend_select, preview=preview or None,
             min_confidence=min_confidence, min_saving=min_saving, torch_version=torch_version,
-            output=output, source=str(source) if source else None, **c.loading(jobs, cache, cache_dir, max_memory),
+            output=output, source=str(source) if source else None, jobs=jobs, max_memory=max_memory,
         ),
     )  # fmt: skip
     sinks = c.sinks_for(settings.settings.output, force=force, quiet=quiet, default_report=True)
@@ -98,8 +95,6 @@ def run(
     """What `analyze` and `check` do alike."""
     from trace_doctor.api import analyze as api_analyze
 
-    if "-" in paths:  # what is piped in never comes again
-        config = replace(config, settings=replace(config.settings, cache="off"))
     with captures(paths) as files:
         return api_analyze(
             *files,

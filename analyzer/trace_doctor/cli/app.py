@@ -26,7 +26,6 @@ HOMES = {
     "rule": "rules",
     "config": "config",
     "capture": "capture",
-    "load": "load",
 }
 """Command -> its module, which is imported for whoever asks for it."""
 
@@ -89,8 +88,8 @@ def root(
 
 
 def application(*only: str) -> typer.Typer:
-    """The command line with all commands, or with these only: making all takes as long as reading a hundred megabytes
-    from the cache, and a run needs one."""
+    """The command line with all commands, or with these only: making all takes a tenth of a second, and a
+    run needs one."""
     made = typer.Typer(
         cls=Commands,
         help="What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch.",

@@ -55,8 +55,6 @@ def check(
     show_skipped: c.ShowSkipped = False,
     color: c.Color = "auto",
     jobs: c.Jobs = None,
-    cache: c.Cache = None,
-    cache_dir: c.CacheDir = None,
     max_memory: c.MaxMemory = None,
     no_progress: c.NoProgress = False,
     quiet: c.Quiet = 0,
@@ -73,7 +71,7 @@ def check(
         overrides=c.overrides(
             select=select, ignore=ignore, extend_select=extend_select, preview=preview or None, require=require,
             min_confidence=min_confidence, min_saving=min_saving, torch_version=torch_version, fail_on=fail_on,
-            output=output, source=str(source) if source else None, **c.loading(jobs, cache, cache_dir, max_memory),
+            output=output, source=str(source) if source else None, jobs=jobs, max_memory=max_memory,
             baseline=str(baseline) if baseline else None, ranks=ranks,
         ),
     )  # fmt: skip

@@ -104,14 +104,6 @@ Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Processes that read captures (default: as many as there are cores)."),
 ]
-Cache = Annotated[
-    bool | None,
-    typer.Option(
-        "--cache/--no-cache",
-        help="Keep what is read for the next time; do not even use what was kept (default: use it).",
-    ),
-]
-CacheDir = Annotated[Path | None, typer.Option(help="Folder of the cache.")]
 MaxMemory = Annotated[
     str | None,
     typer.Option(
@@ -395,18 +387,6 @@ def wants_color(choice: str) -> bool:
 
 def _unicode(encoding: str | None) -> bool:
     return (encoding or "").lower().replace("-", "").startswith("utf")
-
-
-def loading(
-    jobs: int | None, cache: bool | None, cache_dir: Path | None, max_memory: str | None
-) -> dict[str, Any]:
-    """The settings behind --jobs, --cache, --cache-dir and --max-memory."""
-    return {
-        "jobs": jobs,
-        "cache": None if cache is None else "write" if cache else "off",
-        "cache_dir": str(cache_dir) if cache_dir else None,
-        "max_memory": max_memory,
-    }
 
 
 def overrides(**given: Any) -> dict[str, Any]:

@@ -40,8 +40,6 @@ def diff(
     config: c.ConfigFile = None,
     color: c.Color = "auto",
     jobs: c.Jobs = None,
-    cache: c.Cache = None,
-    cache_dir: c.CacheDir = None,
     max_memory: c.MaxMemory = None,
     no_progress: c.NoProgress = False,
     quiet: c.Quiet = 0,
@@ -63,7 +61,8 @@ def diff(
             torch_version=torch_version,
             ranks=ranks,
             source=str(source) if source else None,
-            **c.loading(jobs, cache, cache_dir, max_memory),
+            jobs=jobs,
+            max_memory=max_memory,
         ),
     )
     spare(sinks, [before, after])

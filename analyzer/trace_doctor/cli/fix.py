@@ -49,8 +49,6 @@ def fix(
     torch_version: c.TorchVersion = None,
     config: c.ConfigFile = None,
     jobs: c.Jobs = None,
-    cache: c.Cache = None,
-    cache_dir: c.CacheDir = None,
     max_memory: c.MaxMemory = None,
     no_progress: c.NoProgress = False,
     quiet: c.Quiet = 0,
@@ -67,7 +65,7 @@ def fix(
     if diff and (apply or patch is not None):
         raise UsageError("--diff shows the patch and changes nothing; leave it out with --apply or --patch")
     c.interrupted_edits(where, (apply or interactive) and patch is None)
-    loading = c.loading(jobs, cache, cache_dir, max_memory)
+    loading = {"jobs": jobs, "max_memory": max_memory}
     result = _result(paths, where, torch_version, config, loading, quiet, no_progress)
     wanted = c.overrides(select=select or [])["select"]
     writes = apply and not interactive

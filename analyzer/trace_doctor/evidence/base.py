@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-import numpy.typing as npt
 from msgspec import Struct, field
 
 from trace_doctor.errors import NotCaptured
-from trace_doctor.evidence import keeping
 from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Snapshot
 
@@ -59,22 +56,6 @@ class Facts:
         self.job = Job([self])
         self._made: dict[type[Evidence], Evidence | NotCaptured] = {}
 
-    @cached_property
-    def _earlier(self) -> Mapping[str, npt.NDArray[Any]]:
-        """What an earlier analysis of the same trace with the same options kept, or the process that read it made."""
-        earlier = self.run.earlier
-        return earlier if earlier and keeping.usable(self, earlier) else {}
-
-    def made(self) -> dict[str, npt.NDArray[Any]]:
-        """The evidence so far, for the same analysis in another process: to be put into `Run.earlier`."""
-        return keeping.kept(self, self._made)
-
-    def kept(self) -> dict[str, npt.NDArray[Any]]:
-        """The evidence for later analyses: what this one made, and what it was given and did not ask for. Nothing where
-        files of the user went into it, which may be others then."""
-        lasting = self.capture.run is not None and self.options.source is None
-        return {**self._earlier, **self.made()} if lasting else {}
-
     @property
     def run(self) -> Run:
         """The trace. Raises NotCaptured without one."""
@@ -98,7 +79,7 @@ class Facts:
         made = known.get(kind)
         if made is None:
             try:
-                made = self._remembered(kind) if kind.kept else self._restored(kind) or kind.build(self)
+                made = self._remembered(kind) if kind.kept else kind.build(self)
             except NotCaptured as missing:
                 made = missing
             known[kind] = made
@@ -116,9 +97,6 @@ class Facts:
         made = kind.build(self)
         known.update({name: getattr(made, column) for name, column in names.items()})
         return made
-
-    def _restored(self, kind: type[E]) -> E | NotCaptured | None:
-        return keeping.restored(kind, self, self._earlier) if self.capture.run is not None else None
 
     def get(self, kind: type[E]) -> E | None:
         """The evidence, or None where it was not captured."""

@@ -54,6 +54,10 @@ class ArgsReader:
         self._opened: _Window | None = None
         self._known: dict[int, dict[str, Any]] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process the file is read again."""
+        return ArgsReader, (self._path, self._display)
+
     def __call__(self, offsets: Iterable[int]) -> list[dict[str, Any]]:
         wanted = list(offsets)
         missing = sorted({o for o in wanted if o not in self._known})

@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from pathlib import Path
 
 from trace_doctor.errors import DamagedCapture, NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.launches import Launches
 from trace_doctor.evidence.nesting import Nesting
-from trace_doctor.loaders import meta
-from trace_doctor.loaders.columns import Content
 from trace_doctor.loaders.discover import Found
 from trace_doctor.loaders.environment import with_environment
-from trace_doctor.loaders.kineto_args import ArgsReader
+from trace_doctor.loaders.torch_trace import CompileLog
 from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Snapshot
 
 log = logging.getLogger("trace_doctor")
+
+Content = Run | Snapshot | CompileLog
 _DERIVED: tuple[type[Evidence], ...] = (Nesting, Launches)
 
 
 def load(found: Found, max_memory: int | None = None, *, core_free: bool = True) -> Content:
     """Reads one file in at most so many bytes (None: as the loaders decide), with the help of another core where one is
-    free. Raises NotACapture or DamagedCapture with one line."""
-    try:
-        if found.kind == "trace":
-            from trace_doctor.loaders.kineto import load_trace
+    free, and what lies beside it. Raises NotACapture or DamagedCapture with one line."""
+    content = _load(found, max_memory, core_free)
+    if isinstance(content, Run):
+        return with_environment(content, found.path)
+    return with_environment(content, found.path) if isinstance(content, Snapshot) else content
 
-            return load_trace(
-                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory,
-                core_free=core_free,
-            )  # fmt: skip
-        if found.kind == "snapshot":
-            from trace_doctor.loaders.snapshot import load_snapshot
 
-            return load_snapshot(
-                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory
-            )
-        from trace_doctor.loaders.torch_trace import load_torch_trace
-
-        return load_torch_trace(found.path, found.display)
-    except OSError as error:
-        raise DamagedCapture(f"{found.display}: cannot be read ({error.strerror or error})") from error
+def load_derived(found: Found, max_memory: int | None = None, *, core_free: bool = True) -> Content:
+    """The same with what every analysis makes of it."""
+    content = load(found, max_memory, core_free=core_free)
+    derive(content)
+    return content
 
 
 def derive(content: Content) -> None:
@@ -63,24 +53,23 @@ def derive(content: Content) -> None:
         nesting.reaching(0)
 
 
-def described(content: Content, path: Path) -> Content:
-    """The columns with what lies beside their file."""
-    if isinstance(content, Run):
-        run = with_environment(content, path)
-        if run is not content:
-            run.derived.update(content.derived)
-        return run
-    return with_environment(content, path) if isinstance(content, Snapshot) else content
+def _load(found: Found, max_memory: int | None, core_free: bool) -> Content:
+    try:
+        if found.kind == "trace":
+            from trace_doctor.loaders.kineto import load_trace
 
+            return load_trace(
+                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory,
+                core_free=core_free,
+            )  # fmt: skip
+        if found.kind == "snapshot":
+            from trace_doctor.loaders.snapshot import load_snapshot
 
-def placed(content: Content, found: Found) -> Content:
-    """Mapped columns as if they had been loaded from this file now: its name, its rank, its arguments."""
-    if isinstance(content, Run):
-        rank, how = meta.rank(content.meta, found.display, found.rank, found.rank_how)
-        reader = ArgsReader(found.path, found.display, None)
-        run = replace(content, path=found.display, rank=rank, rank_how=how, read_args=reader)
-        run.derived.update(content.derived)
-        return run
-    if isinstance(content, Snapshot):
-        return replace(content, path=found.display, rank=found.rank, rank_how=found.rank_how)
-    return replace(content, path=found.display)
+            return load_snapshot(
+                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory
+            )
+        from trace_doctor.loaders.torch_trace import load_torch_trace
+
+        return load_torch_trace(found.path, found.display)
+    except OSError as error:
+        raise DamagedCapture(f"{found.display}: cannot be read ({error.strerror or error})") from error

@@ -16,7 +16,6 @@ from trace_doctor.difference import Difference
 from trace_doctor.errors import TraceDoctorError, UsageError, printable
 from trace_doctor.fixes.apply import apply as write_scripts
 from trace_doctor.fixes.plan import Plan, plan
-from trace_doctor.loaders.cache import default_folder
 from trace_doctor.model import Result, Tool
 from trace_doctor.recording.startable import missing_script
 from trace_doctor.treatment import losses, statistics
@@ -112,7 +111,7 @@ def treat(
     with (
         Scratch(
             source, cwd, link=options.link, copy_data=options.copy_data, folder=options.scratch,
-            ours=_written_by_us(options, config),
+            ours=_written_by_us(options),
         ) as scratch,
         _telling_changes(scratch, say),
     ):  # fmt: skip
@@ -186,13 +185,9 @@ def _telling_changes(scratch: Scratch, say: Say) -> Iterator[None]:
         raise
 
 
-def _written_by_us(options: TreatOptions, config: Config | None) -> list[Path]:
+def _written_by_us(options: TreatOptions) -> list[Path]:
     """Folders that this process writes into because it was told to: they may lie in the project."""
-    folders = [options.logs] if options.logs is not None else []
-    if config is not None and config.settings.cache == "write":
-        cache = config.settings.cache_dir
-        folders.append(Path(cache).expanduser() if cache else default_folder())
-    return [folder.resolve() for folder in folders]
+    return [options.logs.resolve()] if options.logs is not None else []
 
 
 def _untouched(runner: CommandRunner, setup: Setup, options: TreatOptions) -> Path:
