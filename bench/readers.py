@@ -52,9 +52,9 @@ def load(path: Path) -> None:
 
     tune()
     from trace_doctor.evidence.base import Facts
-    from trace_doctor.evidence.launches import Launches
-    from trace_doctor.evidence.nesting import Nesting
-    from trace_doctor.loaders.kineto import load_trace
+    from trace_doctor.evidence.trace.launches import Launches
+    from trace_doctor.evidence.trace.nesting import Nesting
+    from trace_doctor.loaders.kineto.trace import load_trace
     from trace_doctor.run import Capture
 
     facts = Facts(Capture(rank=0, run=load_trace(path, path.name)))
@@ -76,7 +76,7 @@ def analyze(path: Path) -> None:
 
 
 def snapshot(path: Path) -> None:
-    from trace_doctor.loaders.snapshot import load_snapshot
+    from trace_doctor.loaders.snapshot.unpickle import load_snapshot
 
     load_snapshot(path, path.name)
 

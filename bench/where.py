@@ -39,9 +39,9 @@ class Spent:
 def main(options: list[str]) -> None:
     from trace_doctor import reporters
     from trace_doctor.cli import run as command
-    from trace_doctor.engine import running
+    from trace_doctor.engine import executor as running
     from trace_doctor.evidence.base import Facts
-    from trace_doctor.loading import single
+    from trace_doctor.loading import load_file as single
 
     spent = Spent()
     spent.by_label["start"] = time.process_time()

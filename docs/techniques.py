@@ -139,8 +139,8 @@ def _summary(codemod: str) -> str:
 
 
 def _framework_rows() -> Iterator[str]:
-    from trace_doctor.fixes import frameworks as f
     from trace_doctor.fixes.codemods import codemods
+    from trace_doctor.fixes.frameworks import trainers as f
     from trace_doctor.model.parameters import parameters
 
     tables = (f.TRAINING_ARGUMENTS, {**f.ACCELERATE, **f.DYNAMO}, f.LIGHTNING, f.FABRIC)
@@ -202,7 +202,7 @@ def _values(form: inspect.Type) -> str:
 
 
 def _said(setting: object, value: str) -> str:
-    from trace_doctor.fixes.frameworks import Setting
+    from trace_doctor.fixes.frameworks.trainers import Setting
 
     assert isinstance(setting, Setting)
     text = f"{setting.name}={setting.value.format(value)}"

@@ -74,7 +74,7 @@ def load(script: str) -> ModuleType:
 
 def run_recorder(script: str, folder: Path) -> None:
     """The trace that the script writes itself, and what it ran on."""
-    from trace_doctor.recording import environment
+    from trace_doctor.recording import machine as environment
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:

@@ -17,7 +17,7 @@ import pytest
 
 from trace_doctor.errors import NotACapture
 from trace_doctor.evidence.base import Facts
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.run import Capture
 
 CAPTURES = Path(__file__).resolve().parents[2] / "shared"

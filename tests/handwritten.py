@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.run import Run
 
 HEAD = '{"schemaVersion": 1, "deviceProperties": [], "traceEvents": ['

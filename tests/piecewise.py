@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from trace_doctor.loaders import _accelerator, kineto_events
-from trace_doctor.loaders.kineto_decode import Columns
-from trace_doctor.loaders.kineto_document import Document
-from trace_doctor.loaders.kineto_events import EventList
-from trace_doctor.loaders.kineto_window import Window
+from trace_doctor.loaders import _accelerator
+from trace_doctor.loaders.kineto import events as kineto_events
+from trace_doctor.loaders.kineto.decode import Columns
+from trace_doctor.loaders.kineto.document import Document
+from trace_doctor.loaders.kineto.events import EventList
+from trace_doctor.loaders.kineto.window import Window
 from trace_doctor.run import Damage
 
 DECODERS = ["python", "c"] if _accelerator._load()[0] is not None else ["python"]

@@ -18,11 +18,11 @@ _HOMES = {
     "diff": "trace_doctor.api",
     "load": "trace_doctor.api",
     "verify": "trace_doctor.api",
-    "record": "trace_doctor.recording.inside",
+    "record": "trace_doctor.recording.api",
     "to_hta": "trace_doctor.hta",
     "Result": "trace_doctor.model",
-    "Difference": "trace_doctor.difference",
-    "Verification": "trace_doctor.verification",
+    "Difference": "trace_doctor.model.difference",
+    "Verification": "trace_doctor.model.verification",
     "Confidence": "trace_doctor.model",
     "Finding": "trace_doctor.model",
     "Fix": "trace_doctor.model",
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from trace_doctor.api import diff as diff
     from trace_doctor.api import load as load
     from trace_doctor.api import verify as verify
-    from trace_doctor.difference import Difference as Difference
     from trace_doctor.errors import NotCaptured as NotCaptured
     from trace_doctor.hta import to_hta as to_hta
     from trace_doctor.model import Column as Column
@@ -78,7 +77,9 @@ if TYPE_CHECKING:
     from trace_doctor.model import Span as Span
     from trace_doctor.model import Table as Table
     from trace_doctor.model import Target as Target
-    from trace_doctor.recording.inside import record as record
+    from trace_doctor.model.difference import Difference as Difference
+    from trace_doctor.model.verification import Verification as Verification
+    from trace_doctor.recording.api import record as record
     from trace_doctor.rule import Claim as Claim
     from trace_doctor.rule import Context as Context
     from trace_doctor.rule import Rule as Rule
@@ -88,4 +89,3 @@ if TYPE_CHECKING:
     from trace_doctor.snapshot import Snapshot as Snapshot
     from trace_doctor.testing import Invalid as Invalid
     from trace_doctor.testing import Valid as Valid
-    from trace_doctor.verification import Verification as Verification

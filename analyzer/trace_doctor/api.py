@@ -16,8 +16,8 @@ from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, Unusa
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
+from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.limits import memory_limit
-from trace_doctor.loaders.meta import rank_in_name
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import Loaded, LoadOptions, captures_of, load_inputs
 from trace_doctor.loading.inputs import available_cores
@@ -27,9 +27,9 @@ from trace_doctor.run import Capture, Run
 from trace_doctor.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from trace_doctor.comparison import Comparison
-    from trace_doctor.difference import Difference
-    from trace_doctor.verification import Verification
+    from trace_doctor.model.comparison import Comparison
+    from trace_doctor.model.difference import Difference
+    from trace_doctor.model.verification import Verification
 
 
 def load(path: str | Path) -> Run | Snapshot:
@@ -127,8 +127,8 @@ def _options(settings: Settings, **given: Any) -> Options:
 
 def _write_tracks(path: Path, everything: Sequence[tuple[int, Facts]], result: Result) -> None:
     """The traces again with their tracks, each written whole or not at all."""
+    from trace_doctor.exporters.perfetto import targets, write
     from trace_doctor.files import replacing
-    from trace_doctor.reporters.perfetto import targets, write
 
     traces = [(number, facts) for number, facts in everything if facts.capture.run is not None]
     if not traces:
@@ -195,7 +195,7 @@ def diff(
     `before` and `after` are as in `verify`: results, saved results, or captures and folders of them (several recordings
     of a job count as one side). `ranks` and `allow_partial` are as in `verify`. Otherwise as `analyze`.
     """
-    from trace_doctor.gate.difference import difference
+    from trace_doctor.gate.diff import difference
 
     old, new = (
         _result(r, source=source, config=config, rank=rank, steps=steps, device=device, progress=progress)

@@ -14,7 +14,7 @@ import numpy as np
 
 from trace_doctor.errors import TraceDoctorError
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.launches import Launches
+from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.run import GPU_CATS, I64, Bool, Capture, Cat, Run
 
 if TYPE_CHECKING:

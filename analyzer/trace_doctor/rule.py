@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts, Options
-from trace_doctor.evidence.replay import Removal
+from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.model import Confidence, Fix, Location, Saving, Severity, Span, Table
 
 HEADINGS = (

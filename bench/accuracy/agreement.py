@@ -127,11 +127,11 @@ def _ledger(path: Path) -> Figures:
 
     from trace_doctor import load
     from trace_doctor.evidence.base import Facts
-    from trace_doctor.evidence.gpu_timeline import COMM, COMPUTE, GpuTimeline
+    from trace_doctor.evidence.idle.time_ledger import TimeLedger
     from trace_doctor.evidence.intervals import intersect, pairs, subtract, total, union
-    from trace_doctor.evidence.launches import Launches
-    from trace_doctor.evidence.steps import Steps
-    from trace_doctor.evidence.time_ledger import TimeLedger
+    from trace_doctor.evidence.trace.gpu_timeline import COMM, COMPUTE, GpuTimeline
+    from trace_doctor.evidence.trace.launches import Launches
+    from trace_doctor.evidence.trace.steps import Steps
     from trace_doctor.run import Capture, Run
 
     run = load(path)
@@ -224,7 +224,7 @@ def compare_memory(paths: list[Path], python: str) -> list[str]:
 
 def _history(snapshot: Any) -> str:
     from trace_doctor.evidence.base import Facts
-    from trace_doctor.evidence.memory_timeline import MemoryTimeline
+    from trace_doctor.evidence.memory.timeline import MemoryTimeline
     from trace_doctor.run import Capture
 
     timeline = Facts(Capture(rank=snapshot.rank, snapshot=snapshot))[MemoryTimeline]

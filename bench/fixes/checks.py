@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trace_doctor.fixes import Plan, plan
-from trace_doctor.loaders.source import SourceTree
 from trace_doctor.model import Finding, Result
+from trace_doctor.program.tree import SourceTree
 
 _FREELY = {
     "torch",

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.launches import Launches
-from trace_doctor.evidence.nesting import Nesting
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.time_ledger import TimeLedger
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.trace.launches import Launches
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.run import Capture, Run
 from trace_doctor.testing import RunBuilder
 

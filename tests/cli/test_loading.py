@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trace_doctor.loading import contained
+from trace_doctor.loading import executor as contained
 from trace_doctor.testing import RunBuilder
 
 MAIN = "from trace_doctor.cli import main; main()"

@@ -13,7 +13,7 @@ import pytest
 
 import trace_doctor
 from trace_doctor.config import defaults
-from trace_doctor.verification import Verification
+from trace_doctor.model.verification import Verification
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 PAIRS = sorted(p.parent.relative_to(SAMPLES).as_posix() for p in SAMPLES.glob("*/*/fault"))

@@ -13,7 +13,7 @@ from trace_doctor.engine import diagnose
 from trace_doctor.engine.findings import severity
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Fix, Location, Result, Saving
 from trace_doctor.rule import Claim, Context, Rule, threshold
 from trace_doctor.run import Capture

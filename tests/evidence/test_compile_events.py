@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.evidence.base import Facts, Options
-from trace_doctor.evidence.compile_events import CompileEvents
-from trace_doctor.evidence.frames import Frame
-from trace_doctor.evidence.graph_breaks import Break
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.evidence.compile.compile_events import CompileEvents
+from trace_doctor.evidence.compile.graph_breaks import Break
+from trace_doctor.evidence.names.frames import Frame
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.loaders.torch_trace import (
     CompileLog,
     LogFrame,

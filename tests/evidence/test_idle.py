@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from trace_doctor.evidence.base import Facts, Options
-from trace_doctor.evidence.idle import IdleLedger
-from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.model import IDLE_CAUSES
 from trace_doctor.run import Cat, Thread
 

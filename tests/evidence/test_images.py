@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trace_doctor.evidence.images import dockerfile, tag
+from trace_doctor.evidence.names.image_names import dockerfile, tag
 
 
 @pytest.mark.parametrize(

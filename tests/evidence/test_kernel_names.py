@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trace_doctor.evidence.kernel_names import architecture, is_log_softmax, kernel_class
+from trace_doctor.evidence.names.kernel_names import architecture, is_log_softmax, kernel_class
 
 _CUBLAS = "cublasGemvTensorStridedBatched"
 NAMES = {

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from trace_doctor.errors import NotCaptured
-from trace_doctor.evidence.attention import MOST_BETWEEN, AttentionChains
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.kernel_grids import KernelGrids
-from trace_doctor.evidence.kernels import Kernels
-from trace_doctor.evidence.operator_inputs import OperatorInputs, tensor_bytes
-from trace_doctor.evidence.optimizer_work import OptimizerWork
+from trace_doctor.evidence.compute.attention import MOST_BETWEEN, AttentionChains
+from trace_doctor.evidence.compute.kernels import Kernels
+from trace_doctor.evidence.compute.optimizer_work import OptimizerWork
+from trace_doctor.evidence.trace.operator_inputs import OperatorInputs, tensor_bytes
 from trace_doctor.testing import RunBuilder, captures_of
+from trace_doctor_rules.kernels._underfilled_gpu_evidence import KernelGrids
 
 GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn"
 SOFTMAX = "void softmax_warp_forward<float, float, float, 10, false, false>"

@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.gpu_timeline import GpuTimeline
-from trace_doctor.evidence.launches import Launches
-from trace_doctor.evidence.syncs import Syncs
-from trace_doctor.evidence.threads import Threads
+from trace_doctor.evidence.idle.syncs import Syncs
+from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.launches import Launches
+from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.run import Cat, Run, Thread
 
 NOTE, OP, CALL, KERNEL, COPY = Cat.USER_ANNOTATION, Cat.CPU_OP, Cat.RUNTIME, Cat.KERNEL, Cat.MEMCPY

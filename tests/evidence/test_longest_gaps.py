@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trace_doctor.evidence.overview import KINDS, longest_gaps
+from trace_doctor.evidence.idle.overview import KINDS, longest_gaps
 from trace_doctor.model import Gap
 
 

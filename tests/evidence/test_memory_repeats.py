@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.evidence.memory_repeats import peak_when_recomputed, repeats
-from trace_doctor.evidence.stale_graphs import stale_graphs
+from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.stale_graphs import stale_graphs
 from trace_doctor.run import Capture
 from trace_doctor.testing import MIB, SnapshotBuilder
+from trace_doctor_rules.memory._activation_bound_evidence import peak_when_recomputed, repeats
 
 
 def blocks(b: SnapshotBuilder) -> DeviceBlocks:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trace_doctor.evidence import nesting
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.nesting import Nesting
+from trace_doctor.evidence.trace import nesting
+from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.run import Cat
 
 OP, PY = Cat.CPU_OP, Cat.PYTHON

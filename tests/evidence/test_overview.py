@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.overview import Overview
-from trace_doctor.evidence.streams import strip_of
-from trace_doctor.evidence.tiles import KINDS, reduced
+from trace_doctor.evidence.idle.overview import Overview
+from trace_doctor.evidence.idle.streams import strip_of
+from trace_doctor.evidence.trace.segments import KINDS, reduced
 from trace_doctor.model import Segment
 from trace_doctor.run import Cat
 

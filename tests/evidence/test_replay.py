@@ -9,11 +9,11 @@ import pytest
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
-from trace_doctor.evidence.data_loading import DataLoading
-from trace_doctor.evidence.replay import Removal, Replay, ReplayOutcome
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.syncs import Syncs
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.evidence.idle.data_loading import DataLoading
+from trace_doctor.evidence.idle.syncs import Syncs
+from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.recording.folder import RankRecord, RecordedPhase
 from trace_doctor.run import Capture, Cat, Run
 from trace_doctor.testing import RunBuilder

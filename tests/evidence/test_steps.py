@@ -6,7 +6,7 @@ import pytest
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.run import Cat
 
 NOTE, OP, CALL, KERNEL = Cat.USER_ANNOTATION, Cat.CPU_OP, Cat.RUNTIME, Cat.KERNEL

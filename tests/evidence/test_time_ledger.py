@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
-from trace_doctor.evidence.overview import Overview
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.time_ledger import TimeLedger
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.evidence.idle.overview import Overview
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.model import TimeLedgerRow
 from trace_doctor.run import Capture, Cat, Run, Thread
 

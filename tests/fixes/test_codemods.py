@@ -25,9 +25,9 @@ import pytest
 
 from trace_doctor.fixes.codemods import Place, codemods
 from trace_doctor.fixes.edits import Change, NoEdit
-from trace_doctor.fixes.planned import checked
+from trace_doctor.fixes.resolved import checked
 from trace_doctor.fixes.versions import TorchBounds, parse
-from trace_doctor.loaders.script import Script
+from trace_doctor.program.script import Script
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trace_doctor.fixes.documents import Document
 from trace_doctor.fixes.edits import NoEdit, apply
-from trace_doctor.loaders.script import TextFile
+from trace_doctor.fixes.frameworks.documents import Document
+from trace_doctor.program.script import TextFile
 
 CONFIG = {
     "bf16": {"enabled": "auto"},

@@ -9,7 +9,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from trace_doctor.fixes.frameworks import ACCELERATE, DYNAMO, FABRIC, LIGHTNING, TRAINING_ARGUMENTS, Setting
+from trace_doctor.fixes.frameworks.trainers import (
+    ACCELERATE,
+    DYNAMO,
+    FABRIC,
+    LIGHTNING,
+    TRAINING_ARGUMENTS,
+    Setting,
+)
 from trace_doctor.fixes.versions import parse
 
 CLASSES: list[tuple[str, str, Mapping[str, Setting]]] = [

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from trace_doctor.errors import NotACapture, UnusableResult
 from trace_doctor.fixes import Plan, plan
-from trace_doctor.fixes import frameworks as tables
 from trace_doctor.fixes.codemods import codemods
-from trace_doctor.fixes.deepspeed_config import AUTO
+from trace_doctor.fixes.frameworks import trainers as tables
+from trace_doctor.fixes.frameworks.deepspeed import AUTO
 from trace_doctor.fixes.nodes import written
-from trace_doctor.fixes.planned import checked
+from trace_doctor.fixes.resolved import checked
 from trace_doctor.model import Finding, Fix, Location, Result
 from trace_doctor.model.parameters import PARAMETERS, parameters
 from trace_doctor.model.reading import MAY_BE_SAFE

@@ -9,10 +9,10 @@ import pytest
 
 from trace_doctor.fixes.codemods import Place, codemods
 from trace_doctor.fixes.edits import Change, NoEdit
-from trace_doctor.fixes.planned import checked
+from trace_doctor.fixes.resolved import checked
 from trace_doctor.fixes.versions import TorchBounds
-from trace_doctor.loaders.project import Project
-from trace_doctor.loaders.source import SourceTree
+from trace_doctor.program.program import Project
+from trace_doctor.program.tree import SourceTree
 
 NET = """import torch
 from torch import nn

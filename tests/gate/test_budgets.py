@@ -11,7 +11,7 @@ from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.decision import Terms, decide
 from trace_doctor.gate.runs import runs_of
 from trace_doctor.model import Finding, IdleNs, Input, Outcome, Pace, Result, Saving, TimeLedgerRow
-from trace_doctor.reporters.words import budget_words
+from trace_doctor.reporters.labels import budget_words
 
 MS = 1e3
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import trace_doctor
 from trace_doctor import model as m
-from trace_doctor.difference import Change, Difference
-from trace_doctor.gate.difference import difference
+from trace_doctor.gate.diff import difference
+from trace_doctor.model.difference import Change, Difference
 from trace_doctor.reporters.difference import FORMATS, render
 from trace_doctor.reporters.units import columns
 

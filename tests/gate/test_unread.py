@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from made_captures import healthy, job
 
-from trace_doctor.loaders import kineto_decode
+from trace_doctor.loaders.kineto import decode as kineto_decode
 from trace_doctor.testing import RunBuilder
 
 Run = Callable[..., Any]

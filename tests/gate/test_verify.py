@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from trace_doctor import model as m
 from trace_doctor.gate.verify import verify
+from trace_doctor.model.verification import Verification
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.units import columns
 from trace_doctor.reporters.verification import render
-from trace_doctor.verification import Verification
 
 
 def fault(code: str = "TD101", n: int = 1, **change: Any) -> m.Finding:

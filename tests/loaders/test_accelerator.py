@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 
 from trace_doctor.errors import TraceDoctorError, UsageError
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.nesting import inside, nest
-from trace_doctor.loaders import _accelerator, gunzip, kineto_window, stream
+from trace_doctor.evidence.trace.nesting import inside, nest
+from trace_doctor.loaders import _accelerator, gunzip, stream
 from trace_doctor.loaders._accelerator import build
-from trace_doctor.loaders.kineto import load_trace
-from trace_doctor.loaders.kineto_decode import Columns
+from trace_doctor.loaders.kineto import window as kineto_window
+from trace_doctor.loaders.kineto.decode import Columns
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.loaders import _accelerator
-from trace_doctor.loaders.kineto_decode import LATEST_US, Columns
+from trace_doctor.loaders.kineto.decode import LATEST_US, Columns
 
 ROOT = Path(__file__).resolve().parents[2]
 FUZZ = ROOT / "tests" / "fuzz" / "accelerator"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.run import Run
 
 COUNT = 24_000

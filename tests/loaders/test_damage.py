@@ -11,7 +11,7 @@ import pytest
 from handwritten import HEAD, event, load, names, sound, trace
 
 from trace_doctor.errors import DamagedCapture, NotACapture
-from trace_doctor.loaders import kineto_window
+from trace_doctor.loaders.kineto import window as kineto_window
 
 # -- text that is not JSON ---------------------------------------------------------------------------------------
 

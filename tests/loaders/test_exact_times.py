@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trace_doctor.loaders.exact_times import exact
-from trace_doctor.loaders.kineto import load_trace
-from trace_doctor.loaders.kineto_decode import nanoseconds
+from trace_doctor.loaders.kineto.decode import nanoseconds
+from trace_doctor.loaders.kineto.exact_times import exact
+from trace_doctor.loaders.kineto.trace import load_trace
 
 BEGIN = 1_712_195_495_406_752_797
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.errors import TraceDoctorError
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.run import Run
 
 EVENTS = [

@@ -14,10 +14,11 @@ import pytest
 
 import trace_doctor
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, TooLarge, one_line
-from trace_doctor.loaders import gunzip, kineto_window
+from trace_doctor.loaders import gunzip
 from trace_doctor.loaders.discover import discover
-from trace_doctor.loaders.kineto import load_trace
-from trace_doctor.loaders.kineto_events import EventList
+from trace_doctor.loaders.kineto import window as kineto_window
+from trace_doctor.loaders.kineto.events import EventList
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.loaders.limits import available_memory, memory_limit
 from trace_doctor.loaders.torch_trace import load_torch_trace
 from trace_doctor.run import Run

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from trace_doctor.errors import DamagedCapture, NotACapture
-from trace_doctor.loaders import snapshot as loader
 from trace_doctor.loaders.isolation import OutOfMemory
+from trace_doctor.loaders.snapshot import unpickle as loader
 from trace_doctor.snapshot import Snapshot
 
 MEMORY = 192 << 20
@@ -111,7 +111,7 @@ _FRESH = """
 import resource, sys
 from pathlib import Path
 from trace_doctor.errors import TraceDoctorError
-from trace_doctor.loaders.snapshot import load_snapshot
+from trace_doctor.loaders.snapshot.unpickle import load_snapshot
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     load_snapshot(Path(sys.argv[1]), "snapshot.pickle", max_memory=int(sys.argv[2]))

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.errors import DamagedCapture
-from trace_doctor.loaders import kineto_args, kineto_window, stream
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders import stream
+from trace_doctor.loaders.kineto import args as kineto_args
+from trace_doctor.loaders.kineto import window as kineto_window
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.run import Run
 
 COLUMNS = ("ts", "dur", "cat", "device", "stream", "correlation", "external_id")

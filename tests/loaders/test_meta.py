@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import trace_doctor
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.model import Recorded
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.errors import UnreadableScript, UsageError
-from trace_doctor.loaders import source
-from trace_doctor.loaders.nested import PLAIN, nesting
-from trace_doctor.loaders.script import Script
-from trace_doctor.loaders.source import SourceTree
+from trace_doctor.program import tree as source
+from trace_doctor.program.nesting_guard import PLAIN, nesting
+from trace_doctor.program.script import Script
+from trace_doctor.program.tree import SourceTree
 
 N = 40_000
 DEEP = {

@@ -13,7 +13,7 @@ import pytest
 
 from trace_doctor.errors import NotACapture
 from trace_doctor.loaders.discover import sniff
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.run import Cat
 
 pytestmark = pytest.mark.captures

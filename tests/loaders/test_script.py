@@ -17,7 +17,7 @@ from libcst.metadata import (
     WhitespaceInclusivePositionProvider,
 )
 
-from trace_doctor.loaders.script import Script
+from trace_doctor.program.script import Script
 
 ODD = textwrap.dedent(
     """

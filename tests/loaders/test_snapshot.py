@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from trace_doctor.errors import DamagedCapture, NotACapture
-from trace_doctor.loaders.snapshot import load_snapshot
+from trace_doctor.loaders.snapshot.unpickle import load_snapshot
 from trace_doctor.snapshot import NO_STACK, Action, BlockState, Snapshot
 from trace_doctor.testing import MIB, SnapshotBuilder
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.errors import DamagedCapture
-from trace_doctor.loaders import kineto_args
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto import args as kineto_args
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.loaders.progress import listening
 from trace_doctor.loaders.stream import AHEAD, PIECE, ByteStream, ahead
 from trace_doctor.run import Run

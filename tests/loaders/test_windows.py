@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from piecewise import DECODERS, reading
 
-from trace_doctor.loaders.kineto_events import EventList
+from trace_doctor.loaders.kineto.events import EventList
 from trace_doctor.run import Damage
 
 NESTED = {"l": [{"a": 1}, {"name": 2}, {"ph": "x"}], "s": '},{"ph": "X"'}

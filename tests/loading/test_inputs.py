@@ -20,8 +20,10 @@ import pytest
 from trace_doctor.errors import DamagedCapture, TraceDoctorError
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import Loaded, LoadOptions, contained, inputs, load_inputs, single
-from trace_doctor.loading.contained import ChildEnded, ChildNotStarted, Contained
+from trace_doctor.loading import Loaded, LoadOptions, inputs, load_inputs
+from trace_doctor.loading import executor as contained
+from trace_doctor.loading import load_file as single
+from trace_doctor.loading.executor import ChildEnded, ChildNotStarted, Contained
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
 

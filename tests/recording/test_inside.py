@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import trace_doctor
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.recording.agent import session
-from trace_doctor.recording.inside import InsideRecording
+from trace_doctor.recording.api import InsideRecording
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch", reason="needs the torch extra")

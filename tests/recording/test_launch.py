@@ -14,12 +14,15 @@ import pytest
 
 import trace_doctor
 from trace_doctor.errors import UsageError
-from trace_doctor.recording import environment, presence, processes, steps
+from trace_doctor.recording import machine as environment
+from trace_doctor.recording import process_log as presence
+from trace_doctor.recording import processes
+from trace_doctor.recording import steps_csv as steps
 from trace_doctor.recording.folder import read
 from trace_doctor.recording.launch import Recorded, new_folder, record_command
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
+from trace_doctor.recording.recording_warnings import shortcomings
 from trace_doctor.recording.running import Ended
-from trace_doctor.recording.shortcomings import shortcomings
 from trace_doctor.testing import RunBuilder
 
 CLI = [sys.executable, "-c", "from trace_doctor.cli import main; main()", "record"]

@@ -9,9 +9,9 @@ import pytest
 
 from trace_doctor.api import analyze, read_captures
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.nesting import Nesting
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.threads import Threads
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.recording.options import capture_file
 from trace_doctor.run import Capture, Cat, Run
 from trace_doctor.testing import RunBuilder
@@ -71,7 +71,7 @@ def test_the_recorder_itself_is_no_part_of_the_program(tmp_path: Path, written: 
     """Frames of its hooks lie around the optimizer's in the detailed trace."""
 
     def watched(b: RunBuilder, step: int) -> None:
-        with written.frame(b, "trace_doctor/recording/agent/steps.py", 80, "watched"):
+        with written.frame(b, "trace_doctor/recording/agent/step_detection.py", 80, "watched"):
             b.wait(3000)
             with written.frame(b, "torch/optim/adamw.py", 200, "step"), b.op("aten::add_"):
                 b.launch(10)

@@ -11,10 +11,10 @@ import pytest
 from trace_doctor.api import analyze, diff, read_captures
 from trace_doctor.errors import NoCaptures
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.call_sites import CallSites
-from trace_doctor.evidence.operator_inputs import OperatorInputs
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.syncs import Syncs
+from trace_doctor.evidence.idle.syncs import Syncs
+from trace_doctor.evidence.trace.call_sites import CallSites
+from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Result
 from trace_doctor.recording.options import capture_file, rank_file
 from trace_doctor.reporters import render

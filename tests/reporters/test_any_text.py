@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from trace_doctor.difference import Difference
 from trace_doctor.errors import printable
-from trace_doctor.gate.difference import difference
+from trace_doctor.gate.diff import difference
 from trace_doctor.gate.verify import verify
 from trace_doctor.model import (
     Column,
@@ -27,13 +26,14 @@ from trace_doctor.model import (
     Table,
     Tool,
 )
+from trace_doctor.model.difference import Difference
+from trace_doctor.model.treatment import Attempt, ByHand, FileChange, Method, Treatment
 from trace_doctor.reporters import FORMATS, Options, render
+from trace_doctor.reporters import treatment_text as treatment_text
 from trace_doctor.reporters import verification as verification_text
 from trace_doctor.reporters.difference import render as render_difference
-from trace_doctor.reporters.paper import Paper
+from trace_doctor.reporters.terminal import Paper
 from trace_doctor.reporters.units import columns
-from trace_doctor.treatment import text as treatment_text
-from trace_doctor.treatment.outcome import Attempt, ByHand, FileChange, Method, Treatment
 
 ALPHABET = st.one_of(
     st.sampled_from([

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trace_doctor.gate.difference import difference
+from trace_doctor.gate.diff import difference
 from trace_doctor.model import Result
 from trace_doctor.reporters import render
 from trace_doctor.reporters.difference import render as render_difference

@@ -15,14 +15,14 @@ import plotly
 import pytest
 
 from trace_doctor.errors import NotACapture
-from trace_doctor.gate.difference import difference
+from trace_doctor.gate.diff import difference
 from trace_doctor.model import Budget, Finding, Gate, Result, Saving
+from trace_doctor.model.treatment import Method, Treatment
 from trace_doctor.reporters import Options, render
 from trace_doctor.reporters.difference import render as render_difference
+from trace_doctor.reporters.embedded_json import extract, island
 from trace_doctor.reporters.html import LARGEST
-from trace_doctor.reporters.island import extract, island
-from trace_doctor.treatment.outcome import Method, Treatment
-from trace_doctor.treatment.page import render as treatment_page
+from trace_doctor.reporters.html.treatment import render as treatment_page
 
 VOID = {"meta", "br", "hr", "input", "link", "img"}
 FETCHES = {"src", "srcset", "data", "poster", "background", "action", "formaction", "ping", "xlink:href"}

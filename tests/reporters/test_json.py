@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trace_doctor.difference import Difference
 from trace_doctor.errors import NotACapture
 from trace_doctor.model import Result, json_schema
+from trace_doctor.model.difference import Difference
+from trace_doctor.model.treatment import Treatment
+from trace_doctor.model.verification import Verification
 from trace_doctor.reporters import FORMATS, render
 from trace_doctor.reporters.saved import read_saved
-from trace_doctor.treatment.outcome import Treatment
-from trace_doctor.verification import Verification
 
 
 def test_results_fit_the_schema(result: Result) -> None:

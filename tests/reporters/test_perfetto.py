@@ -14,9 +14,9 @@ import pytest
 import trace_doctor
 from trace_doctor import cli
 from trace_doctor.errors import UsageError
+from trace_doctor.exporters.perfetto import PROCESS
 from trace_doctor.model import IDLE_CAUSES, Result
-from trace_doctor.reporters.perfetto import PROCESS
-from trace_doctor.reporters.words import IDLE
+from trace_doctor.reporters.labels import IDLE
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 FAULT = SAMPLES / "host_sync" / "simulated" / "fault" / "trace.json.gz"

@@ -10,7 +10,7 @@ import pytest
 from trace_doctor import analyze
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.model import Result
 from trace_doctor.rule import Claim, Context, Rule
 from trace_doctor.run import Capture

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.config import defaults
+from trace_doctor.engine.executor import Verdict, run_rules
 from trace_doctor.engine.findings import severity
-from trace_doctor.engine.running import Verdict, run_rules
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.kernels import Kernels
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.time_ledger import TimeLedger
-from trace_doctor.loaders.kineto import load_trace
+from trace_doctor.evidence.compute.kernels import Kernels
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.model import Recorded
 from trace_doctor.registry import all_rules
 from trace_doctor.run import Capture, Cat

@@ -10,7 +10,7 @@ import pytest
 
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
-from trace_doctor.loaders.snapshot import load_snapshot
+from trace_doctor.loaders.snapshot.unpickle import load_snapshot
 from trace_doctor.model import Result
 from trace_doctor.registry import resolve
 from trace_doctor.run import Capture

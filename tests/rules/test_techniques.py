@@ -10,7 +10,7 @@ from stand_ins import GIVEN
 from trace_doctor import Fix
 from trace_doctor.fixes.codemods import Place, codemods
 from trace_doctor.fixes.edits import NoEdit
-from trace_doctor.loaders.script import Script
+from trace_doctor.program.script import Script
 from trace_doctor_rules import techniques
 
 _SCRIPT = """

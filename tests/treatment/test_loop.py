@@ -15,15 +15,16 @@ from msgspec.structs import replace as replace_struct
 
 from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.model import Finding, Fix, Location, Result, Safety, Saving
+from trace_doctor.model.treatment import ByHand, Method, Treatment
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.island import extract
-from trace_doctor.treatment import page, text
+from trace_doctor.reporters import treatment_text as text
+from trace_doctor.reporters.embedded_json import extract
+from trace_doctor.reporters.html import treatment as page
+from trace_doctor.reporters.treatment_words import verdict
 from trace_doctor.treatment.candidates import Setup, candidates
 from trace_doctor.treatment.launching import _last_words
 from trace_doctor.treatment.loop import Loop
 from trace_doctor.treatment.measurement import LONG_STEPS, Measured, RunFailed
-from trace_doctor.treatment.outcome import ByHand, Method, Treatment
-from trace_doctor.treatment.summary import verdict
 from trace_doctor.treatment.trial import Clock, Rules
 
 SCRIPT = """\

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from trace_doctor.model.treatment import FileChange, Method, Treatment
 from trace_doctor.reporters import Options
-from trace_doctor.treatment import copying, originals, page, text
-from trace_doctor.treatment.outcome import FileChange, Method, Treatment
+from trace_doctor.reporters import treatment_text as text
+from trace_doctor.reporters.html import treatment as page
+from trace_doctor.reporters.treatment_words import verdict
+from trace_doctor.treatment import copying, originals
 from trace_doctor.treatment.scratch import Scratch
-from trace_doctor.treatment.summary import verdict
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import pytest
 from repositories import committed, git
 
 from trace_doctor.model import json_schema
-from trace_doctor.reporters.island import extract
-from trace_doctor.treatment.outcome import Treatment
+from trace_doctor.model.treatment import Treatment
+from trace_doctor.reporters.embedded_json import extract
 
 EXECUTABLE = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 SCRIPT = '''\

@@ -11,7 +11,7 @@ from trace_doctor.cli.inputs import spare
 from trace_doctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from trace_doctor.difference import Difference
+    from trace_doctor.model.difference import Difference
     from trace_doctor.reporters import Options
 
 _FORMATS = ("text", "json", "markdown", "html")

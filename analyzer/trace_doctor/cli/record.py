@@ -79,7 +79,7 @@ def record(
     from trace_doctor.recording.launch import new_folder, record_command
     from trace_doctor.recording.options import RecordOptions
     from trace_doctor.recording.startable import missing_program, missing_script
-    from trace_doctor.reporters.recorded import render, why_empty
+    from trace_doctor.reporters.recording import render, why_empty
 
     c.set_verbosity(verbose)
     if (script := missing_script(command, Path.cwd())) is not None:

@@ -183,7 +183,8 @@ def _share(option: str, text: str) -> float:
 
 
 def _render(made: Treatment, fmt: str, options: Options) -> str:
-    from trace_doctor.treatment import page, text
+    from trace_doctor.reporters import treatment_text as text
+    from trace_doctor.reporters.html import treatment as page
 
     if fmt == "json":
         return made.to_json().decode()

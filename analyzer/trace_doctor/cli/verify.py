@@ -11,8 +11,8 @@ from trace_doctor.cli.inputs import spare
 from trace_doctor.errors import UsageError
 
 if TYPE_CHECKING:
+    from trace_doctor.model.verification import Verification
     from trace_doctor.reporters import Options
-    from trace_doctor.verification import Verification
 
 
 def verify(

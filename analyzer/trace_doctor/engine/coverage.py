@@ -8,11 +8,11 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from trace_doctor.engine.examined import Examined
+from trace_doctor.engine.capture_result import Examined
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.memory_ledger import MemoryLedger
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.memory.ledger import MemoryLedger
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Ignored, Ranks
 from trace_doctor.run import GPU_CATS, Capture, Cat
 

@@ -9,11 +9,11 @@ import msgspec
 
 from trace_doctor import __version__
 from trace_doctor.config import Config
+from trace_doctor.engine.capture_result import Examined, rows_of, steps_of
 from trace_doctor.engine.coverage import Given, incomplete, ranks_of, too_little
-from trace_doctor.engine.examined import Examined, rows_of, steps_of
+from trace_doctor.engine.executor import run_rules
 from trace_doctor.engine.findings import Filed, file_claim, merged, on_a_busy_machine
-from trace_doctor.engine.inputs import inputs_of, must_select
-from trace_doctor.engine.running import run_rules
+from trace_doctor.engine.input_rows import inputs_of, must_select
 from trace_doctor.engine.sizes import (
     MAX_FINDINGS,
     MAX_IGNORED,
@@ -31,13 +31,13 @@ from trace_doctor.engine.sizes import (
 )
 from trace_doctor.engine.summary import outcomes, summary, what_if
 from trace_doctor.evidence.base import Facts, Options, join_jobs
-from trace_doctor.evidence.capture_health import CaptureHealth
-from trace_doctor.evidence.memory_held import MemoryHeld
-from trace_doctor.evidence.memory_ledger import MemoryLedger
-from trace_doctor.evidence.memory_series import thinned
-from trace_doctor.evidence.operators import Operators
-from trace_doctor.evidence.overview import Overview
-from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.evidence.compute.operators import Operators
+from trace_doctor.evidence.idle.overview import Overview
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.memory.held import MemoryHeld
+from trace_doctor.evidence.memory.ledger import MemoryLedger
+from trace_doctor.evidence.memory.series import thinned
+from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.model import Finding, Input, Lane, Result, Suppressed, Tool
 from trace_doctor.rule import Rule
 from trace_doctor.run import Capture

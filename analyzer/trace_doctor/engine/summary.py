@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from trace_doctor.engine.examined import Examined
+from trace_doctor.engine.capture_result import Examined
 from trace_doctor.engine.findings import Filed
-from trace_doctor.evidence.memory_ledger import MemoryLedger
-from trace_doctor.evidence.profiler_cost import PlainPace
-from trace_doctor.evidence.replay import Removal, Replay
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.evidence.idle.profiler_cost import PlainPace
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.memory.ledger import MemoryLedger
+from trace_doctor.evidence.replay.what_if import Removal, Replay
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Finding, Outcome, OutcomeKind, ReplayQuality, SavingUpTo, Summary, WhatIf
 from trace_doctor.rule import Rule
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trace_doctor.fixes.annotate import with_diffs
 from trace_doctor.fixes.plan import Plan, plan
-from trace_doctor.fixes.planned import Planned
-from trace_doctor.fixes.told import with_diffs
+from trace_doctor.fixes.resolved import Planned
 
 __all__ = ["Plan", "Planned", "plan", "with_diffs"]

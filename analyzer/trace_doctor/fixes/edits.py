@@ -8,8 +8,8 @@ from typing import Literal
 
 import libcst as cst
 
-from trace_doctor.loaders.script import Script, Statement, TextFile
 from trace_doctor.model import Safety
+from trace_doctor.program.script import Script, Statement, TextFile
 
 Refusal = Literal["already", "ambiguous", "unresolved", "display"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor.comparison import Side
 from trace_doctor.model import Input, Result
+from trace_doctor.model.comparison import Side
 
 _KERNELS, _OPERATORS = 1.5, 2.0
 """a step with that many times more or fewer of them is hardly the same step (loading batches in workers takes a third

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trace_doctor.comparison import Appeared, Fate, Followed
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.model import Finding, Outcome, Result, Saving
+from trace_doctor.model.comparison import Appeared, Fate, Followed
 
 SMALLER = 0.8
 """a fault found again is `smaller` when removing it would save at most this part of what it would have saved before"""

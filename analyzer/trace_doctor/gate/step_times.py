@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import hypot, sqrt
 from statistics import median
 
-from trace_doctor.comparison import StepChange, StepTime
 from trace_doctor.model import Pace, Result
+from trace_doctor.model.comparison import StepChange, StepTime
 
 LEAST_STEPS = 3
 LEAST_CHANGE = 0.02

@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from trace_doctor.errors import UsageError
-from trace_doctor.loaders.source import SourceTree
 from trace_doctor.model import Finding, Location, Result, Suppressed
+from trace_doctor.program.tree import SourceTree
 from trace_doctor.suppress_entry import SuppressEntry, check_selector, means
 
 _MARK = b"trace-doctor:"

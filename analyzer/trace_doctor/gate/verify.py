@@ -7,14 +7,14 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from trace_doctor.comparison import Appeared, Followed, MemoryChange, StepChange
 from trace_doctor.gate.comparable import comparable, side
 from trace_doctor.gate.decision import LEVELS
 from trace_doctor.gate.evidence import not_judged, not_whole
 from trace_doctor.gate.matching import follow
 from trace_doctor.gate.step_times import step_times
 from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf
-from trace_doctor.verification import Promise, Verification
+from trace_doctor.model.comparison import Appeared, Followed, MemoryChange, StepChange
+from trace_doctor.model.verification import Promise, Verification
 
 ON_THE_CAPTURE = "TD0"
 """how the codes of rules begin that look at how a capture was recorded, and not at what the program does"""

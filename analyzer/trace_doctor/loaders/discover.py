@@ -13,7 +13,7 @@ from typing import Literal
 
 from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded
 from trace_doctor.loaders import identify
-from trace_doctor.loaders.meta import rank_in_name
+from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.recording import folder as recordings
 from trace_doctor.recording.options import ENVIRONMENT_FILE, TORCH_TRACE_FOLDER

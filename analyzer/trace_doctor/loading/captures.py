@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.memory_timeline import MemoryTimeline
+from trace_doctor.evidence.memory.timeline import MemoryTimeline
 from trace_doctor.loaders.discover import Found
 from trace_doctor.loaders.torch_trace import CompileLog
-from trace_doctor.loading.lending import lent
-from trace_doctor.loading.single import Content
+from trace_doctor.loading.frame_transfer import lent
+from trace_doctor.loading.load_file import Content
 from trace_doctor.recording import folder as recordings
 from trace_doctor.recording.folder import Recording
 from trace_doctor.run import Capture, Run

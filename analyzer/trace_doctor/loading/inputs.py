@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trace_doctor.errors import DamagedCapture, TooLarge, TraceDoctorError
-from trace_doctor.loaders import kineto_decode, limits
+from trace_doctor.loaders import limits
 from trace_doctor.loaders.discover import Found
+from trace_doctor.loaders.kineto import decode as kineto_decode
 from trace_doctor.loaders.progress import Progress, listening
 from trace_doctor.loaders.stream import GROWS
-from trace_doctor.loading import contained, mapped, single
-from trace_doctor.loading.contained import ChildEnded, ChildNotStarted, Contained, NoRoom
-from trace_doctor.loading.single import Content
+from trace_doctor.loading import executor as contained
+from trace_doctor.loading import load_file as single
+from trace_doctor.loading import mapped_arrays as mapped
+from trace_doctor.loading.executor import ChildEnded, ChildNotStarted, Contained, NoRoom
+from trace_doctor.loading.load_file import Content
 from trace_doctor.run import Run
 
 log = logging.getLogger("trace_doctor")

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from trace_doctor.model.captures import Ignored, Input, Ranks
 from trace_doctor.model.findings import Finding, Outcome, Suppressed
 from trace_doctor.model.gates import Gate
-from trace_doctor.model.inert import inert
+from trace_doctor.model.html_safe_json import inert
 from trace_doctor.model.ledgers import MemoryHeldRow, MemoryLedgerRow, TimeLedgerRow
 from trace_doctor.model.pictures import (
     CollectiveRow,

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from trace_doctor.recording.inside import InsideRecording
+from trace_doctor.recording.api import InsideRecording
 from trace_doctor.recording.options import RecordOptions
 
 

@@ -19,7 +19,9 @@ from typing import Any
 
 from trace_doctor import __version__
 from trace_doctor.errors import UsageError
-from trace_doctor.recording import command_line, presence, steps
+from trace_doctor.recording import command_line
+from trace_doctor.recording import process_log as presence
+from trace_doctor.recording import steps_csv as steps
 from trace_doctor.recording.folder import RecordedStep, Recording, read, role_of
 from trace_doctor.recording.options import (
     BOOTSTRAP,
@@ -31,8 +33,8 @@ from trace_doctor.recording.options import (
     RecordOptions,
 )
 from trace_doctor.recording.plan import TRACED
+from trace_doctor.recording.recording_warnings import shortcomings, signal_name
 from trace_doctor.recording.running import Ended, run
-from trace_doctor.recording.shortcomings import shortcomings, signal_name
 
 SCHEMA = 1
 OUTPUT_FILE = "output.log"

@@ -19,7 +19,8 @@ from threading import current_thread, main_thread
 from typing import IO, Literal
 
 from trace_doctor.errors import UsageError
-from trace_doctor.recording import folder, presence, processes
+from trace_doctor.recording import folder, processes
+from trace_doctor.recording import process_log as presence
 from trace_doctor.recording.command_line import shown
 from trace_doctor.recording.guardian import guarding
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions

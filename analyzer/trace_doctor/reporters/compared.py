@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trace_doctor.comparison import Appeared, Comparison, Fate, Followed, StepChange, StepTime
 from trace_doctor.model import Saving
-from trace_doctor.reporters.paper import Paper
+from trace_doctor.model.comparison import Appeared, Comparison, Fate, Followed, StepChange, StepTime
+from trace_doctor.reporters.labels import SYMBOL, saving_words, where_briefly
+from trace_doctor.reporters.terminal import Paper
 from trace_doctor.reporters.units import duration, plural, share, size
-from trace_doctor.reporters.words import SYMBOL, saving_words, where_briefly
 
 FATES: dict[Fate, tuple[str, str, str]] = {
     "gone": ("✔", "gone", "good"),

@@ -11,9 +11,9 @@ from collections import Counter
 
 from trace_doctor.model import Budget, Finding, Result
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.places import failing, line_of
+from trace_doctor.reporters.labels import SEVERITIES, budget_words, saving_words
+from trace_doctor.reporters.source_locations import failing, line_of
 from trace_doctor.reporters.units import plural, visible
-from trace_doctor.reporters.words import SEVERITIES, budget_words, saving_words
 
 MOST = 10
 _KIND = {"critical": "error", "warning": "warning", "info": "notice"}

@@ -12,9 +12,9 @@ from xml.etree import ElementTree as ET
 from trace_doctor.errors import no_command_at_start
 from trace_doctor.model import Budget, Finding, Gate, Outcome, Result
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.places import failing
+from trace_doctor.reporters.labels import budget_words, how_made, saving_words, where, where_in_capture
+from trace_doctor.reporters.source_locations import failing
 from trace_doctor.reporters.units import plural, visible
-from trace_doctor.reporters.words import budget_words, how_made, saving_words, where, where_in_capture
 
 _FAMILIES = {"0": "capture", "1": "data", "2": "host", "3": "kernels", "4": "memory", "5": "compile", "6": "comms"}  # fmt: skip
 _NO_XML = str.maketrans({"\ufffe": "\\ufffe", "\uffff": "\\uffff"})

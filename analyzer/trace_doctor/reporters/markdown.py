@@ -13,9 +13,7 @@ from collections.abc import Iterator, Sequence
 from trace_doctor.errors import no_command_at_start
 from trace_doctor.model import Budget, Finding, Fix, Result, Table
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.places import failing, line_of
-from trace_doctor.reporters.units import Scale, plural, visible
-from trace_doctor.reporters.words import (
+from trace_doctor.reporters.labels import (
     SYMBOL,
     Names,
     amount,
@@ -30,6 +28,8 @@ from trace_doctor.reporters.words import (
     together,
     where_briefly,
 )
+from trace_doctor.reporters.source_locations import failing, line_of
+from trace_doctor.reporters.units import Scale, plural, visible
 
 MOST_BYTES = 64_000
 _LONGEST, _LONGEST_DIFF, _MOST_ROWS = 600, 4_000, 10

@@ -9,7 +9,7 @@ import msgspec
 from trace_doctor.errors import NotACapture, UnusableResult
 from trace_doctor.files import read_regular
 from trace_doctor.model import SCHEMA_VERSION, Result, Tool
-from trace_doctor.reporters.island import extract
+from trace_doctor.reporters.embedded_json import extract
 
 
 class _Head(msgspec.Struct):

@@ -20,16 +20,7 @@ from trace_doctor.model import (
 )
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.critical import shares_of_path
-from trace_doctor.reporters.paper import Paper, Piece
-from trace_doctor.reporters.units import (
-    Scale,
-    columns,
-    duration,
-    plural,
-    share,
-    size,
-)
-from trace_doctor.reporters.words import (
+from trace_doctor.reporters.labels import (
     BUSY,
     IDLE,
     MEMORY,
@@ -53,6 +44,15 @@ from trace_doctor.reporters.words import (
     where,
     where_briefly,
     why_no_patch,
+)
+from trace_doctor.reporters.terminal import Paper, Piece
+from trace_doctor.reporters.units import (
+    Scale,
+    columns,
+    duration,
+    plural,
+    share,
+    size,
 )
 
 _MOST_ROWS = 8

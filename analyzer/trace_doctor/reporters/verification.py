@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trace_doctor.model.verification import Verification
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.compared import (
     INDENT,
@@ -12,9 +13,8 @@ from trace_doctor.reporters.compared import (
     memory,
     step_time,
 )
-from trace_doctor.reporters.paper import Paper
+from trace_doctor.reporters.terminal import Paper
 from trace_doctor.reporters.units import duration, estimate_duration, estimate_size, share, size
-from trace_doctor.verification import Verification
 
 
 def render(verification: Verification, options: Options) -> str:

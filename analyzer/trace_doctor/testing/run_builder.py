@@ -263,7 +263,9 @@ class RunBuilder:
 
     def run(self) -> Run:
         """The trace through the real loader."""
-        from trace_doctor.loaders.kineto import load_trace  # rules import this module, and need no loader
+        from trace_doctor.loaders.kineto.trace import (
+            load_trace,  # rules import this module, and need no loader
+        )
 
         with tempfile.TemporaryDirectory() as folder:
             return load_trace(self.write(Path(folder) / "trace.json"), "trace.json")

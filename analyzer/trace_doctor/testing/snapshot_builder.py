@@ -279,9 +279,7 @@ class SnapshotBuilder:
 
     def snapshot(self) -> Snapshot:
         """The snapshot through the real loader."""
-        from trace_doctor.loaders.snapshot import (
-            load_snapshot,  # rules import this module, and need no loader
-        )
+        from trace_doctor.loaders.snapshot.unpickle import load_snapshot
 
         with tempfile.TemporaryDirectory() as folder:
             return load_snapshot(self.write(Path(folder) / "snapshot.pickle"), "snapshot.pickle")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trace_doctor.treatment.outcome import Treatment
+from trace_doctor.model.treatment import Treatment
 from trace_doctor.treatment.treat import Treated, TreatOptions, treat
 
 __all__ = ["TreatOptions", "Treated", "Treatment", "treat"]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trace_doctor.fixes.plan import Plan
-from trace_doctor.fixes.planned import Planned, together
-from trace_doctor.treatment.outcome import ByHand
+from trace_doctor.fixes.resolved import Planned, together
+from trace_doctor.model.treatment import ByHand
 
 _CHANGE_THE_STEP = ("batch-size", "gradient-accumulation")
 """codemods behind which a step is another amount of work"""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from trace_doctor.model.treatment import Attempt, Effects, Fate
+from trace_doctor.treatment.acceptance import judged
 from trace_doctor.treatment.candidates import Candidate, Setup
-from trace_doctor.treatment.judging import judged
 from trace_doctor.treatment.measurement import RunFailed
-from trace_doctor.treatment.outcome import Attempt, Effects, Fate
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules, Runner, Trial
 
 Say = Callable[[str], None]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from trace_doctor.model import Safety
-from trace_doctor.treatment.outcome import LossCheck
+from trace_doctor.model.treatment import LossCheck
 
 TOLERANCE = 0.02
 """mean difference of the losses of an unsafe fix, as a share of the mean loss. Autocast to bf16 moves the losses of the

@@ -11,8 +11,8 @@ from math import inf
 from pathlib import Path
 
 from trace_doctor.errors import printable
+from trace_doctor.model.treatment import FileChange, How
 from trace_doctor.treatment.copying import CACHES
-from trace_doctor.treatment.outcome import FileChange, How
 from trace_doctor.treatment.states import LARGE_SCRIPT, Stamp, digest, open_unlinked, stamp
 
 MOST_OUTSIDE = 100_000

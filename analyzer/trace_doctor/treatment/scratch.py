@@ -12,13 +12,13 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from trace_doctor.errors import UsageError, printable
+from trace_doctor.model.treatment import FileChange
 from trace_doctor.treatment import worktree
 from trace_doctor.treatment.confined import Confined
+from trace_doctor.treatment.copy_notes import Said
 from trace_doctor.treatment.copying import Copied, copy_file, copy_tree, looks_written
 from trace_doctor.treatment.originals import Originals
-from trace_doctor.treatment.outcome import FileChange
 from trace_doctor.treatment.routes import Routes
-from trace_doctor.treatment.said import Said
 from trace_doctor.treatment.starting import Start
 from trace_doctor.treatment.states import state
 

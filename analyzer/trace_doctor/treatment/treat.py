@@ -12,21 +12,21 @@ from pathlib import Path
 from trace_doctor import __version__
 from trace_doctor.api import analyze, diff
 from trace_doctor.config import Config
-from trace_doctor.difference import Difference
 from trace_doctor.errors import TraceDoctorError, UsageError, printable
 from trace_doctor.fixes.apply import apply as write_scripts
 from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.model import Result, Tool
+from trace_doctor.model.difference import Difference
+from trace_doctor.model.treatment import ByHand, FileChange, Method, Treatment
 from trace_doctor.recording.startable import missing_script
+from trace_doctor.reporters.treatment_words import changed_words, verdict
 from trace_doctor.treatment import losses, statistics
 from trace_doctor.treatment.candidates import Candidate, Setup, candidates
 from trace_doctor.treatment.installed import in_place
 from trace_doctor.treatment.launching import CommandRunner, Steps
 from trace_doctor.treatment.loop import Loop, Say
 from trace_doctor.treatment.measurement import RunFailed
-from trace_doctor.treatment.outcome import ByHand, FileChange, Method, Treatment
 from trace_doctor.treatment.scratch import Scratch
-from trace_doctor.treatment.summary import changed_words, verdict
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
 
 _log = logging.getLogger(__name__)

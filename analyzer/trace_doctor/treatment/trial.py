@@ -11,10 +11,10 @@ from statistics import median
 from typing import Protocol
 
 from trace_doctor.model import Safety
+from trace_doctor.model.treatment import Effect, Effects, LossCheck
 from trace_doctor.treatment.candidates import Setup
 from trace_doctor.treatment.losses import agreement
 from trace_doctor.treatment.measurement import Measured, RunFailed
-from trace_doctor.treatment.outcome import Effect, Effects, LossCheck
 from trace_doctor.treatment.statistics import LOOKS, against, compare, critical
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Context, Fix, Rule
-from trace_doctor.evidence.capture_health import CaptureHealth
+from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 
 

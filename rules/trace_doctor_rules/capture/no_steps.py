@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trace_doctor import Claim, Context, Fix, Rule
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.profiler_cost import PlainPace, ProfilerCost
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.idle.profiler_cost import PlainPace, ProfilerCost
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Context, Rule, Saving, Table
+from trace_doctor.evidence.distributed.parallelism import Parallelism
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.gpu_timeline import COMPUTE, GpuTimeline
 from trace_doctor.evidence.intervals import intersect, intervals, total
-from trace_doctor.evidence.parallelism import Parallelism
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.trace.gpu_timeline import COMPUTE, GpuTimeline
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 

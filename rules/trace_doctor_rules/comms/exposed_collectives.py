@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Confidence, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.evidence import Removal
-from trace_doctor.evidence.collectives import Collectives, RankedCollectives, kind_of
+from trace_doctor.evidence.distributed.collectives import Collectives, RankedCollectives, kind_of
+from trace_doctor.evidence.distributed.parallelism import Parallelism
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import intervals, total
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.parallelism import Parallelism
-from trace_doctor.evidence.replay import Replay
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.threads import Threads
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 

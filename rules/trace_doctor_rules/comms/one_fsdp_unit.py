@@ -7,9 +7,9 @@ from typing import Any
 
 from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.gathers import Gathers
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules.comms._one_fsdp_unit_evidence import Gathers
 
 _ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Context, Fix, Rule, Saving, threshold
+from trace_doctor.evidence.distributed.ranks import Ranks
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.processor import Processor
-from trace_doctor.evidence.ranks import Ranks
+from trace_doctor.evidence.trace.compute_device import Processor
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Context, Location, Rule, Saving, Table, threshold
-from trace_doctor.evidence.memory_blocks import MemoryBlocks
-from trace_doctor.evidence.parallelism import Parallelism
+from trace_doctor.evidence.distributed.parallelism import Parallelism
+from trace_doctor.evidence.memory.blocks import MemoryBlocks
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import size

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
-from trace_doctor.evidence.collectives import RankedCollectives
+from trace_doctor.evidence.distributed.collectives import RankedCollectives
+from trace_doctor.evidence.distributed.ranks import Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.ranks import Ranks, listed, named
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
-from trace_doctor.evidence.blocks import RepeatedBlocks
-from trace_doctor.evidence.compile_events import CompileEvents
+from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.intervals import clip, intervals, total
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules.compile._cold_start_evidence import RepeatedBlocks
 
 
 def _first_steps(compile_s: float, *, steps: int = 3, step_s: float = 0.5, blocks: int = 12) -> RunBuilder:

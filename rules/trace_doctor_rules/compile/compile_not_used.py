@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from trace_doctor import Claim, Column, Context, Location, Rule, Saving, Table, threshold
-from trace_doctor.evidence.compile_events import CompileEvents
-from trace_doctor.evidence.gpu_timeline import GpuTimeline
-from trace_doctor.evidence.host_bound import HostBound
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.pointwise_runs import PointwiseRuns
-from trace_doctor.evidence.replay import Replay
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.compile.compile_events import CompileEvents
+from trace_doctor.evidence.host.host_bound import HostBound
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules.compile._compile_not_used_evidence import PointwiseRuns
 
 _ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.loss import EagerLoss
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules.compile._loss_outside_graph_evidence import EagerLoss
 
 
 def _training(

@@ -6,8 +6,8 @@ from math import ceil
 from statistics import median
 
 from trace_doctor import Fix, Target
-from trace_doctor.evidence.data_waits import DataWaits
 from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.host.data_waits import DataWaits
 from trace_doctor_rules import techniques
 
 _COUNT = "count the samples of one epoch with and without workers: the numbers must agree"

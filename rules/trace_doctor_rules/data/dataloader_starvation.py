@@ -15,14 +15,14 @@ from trace_doctor import (
     threshold,
 )
 from trace_doctor.evidence import Removal
-from trace_doctor.evidence.call_sites import CallSites, Site, location
-from trace_doctor.evidence.data_loading import DataLoading, LoaderKind
-from trace_doctor.evidence.data_waits import DataWaits
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.replay import Replay, ReplayOutcome
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.evidence.host.data_waits import DataWaits
+from trace_doctor.evidence.idle.data_loading import DataLoading, LoaderKind
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules.data._remedies import (
     load_in_workers,

@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Confidence, Context, Rule, Table, threshold
-from trace_doctor.evidence.call_sites import CallSites, location
-from trace_doctor.evidence.device_copies import DeviceCopies
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.gpu_timeline import GpuTimeline
-from trace_doctor.evidence.host_bound import HALF
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.replay import Replay, ReplayOutcome
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.evidence.host.device_copies import DeviceCopies
+from trace_doctor.evidence.host.host_bound import HALF
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.trace.call_sites import CallSites, location
+from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 

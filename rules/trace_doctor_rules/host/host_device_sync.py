@@ -16,15 +16,15 @@ from trace_doctor import (
     threshold,
 )
 from trace_doctor.evidence import Removal
-from trace_doctor.evidence.call_sites import location
-from trace_doctor.evidence.gpu_timeline import GpuTimeline
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.replay import Replay, ReplayOutcome
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.sync_sites import SyncSite, SyncSites
-from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.trace.call_sites import location
+from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
+from trace_doctor_rules.host._host_device_sync_evidence import SyncSite, SyncSites
 
 
 def _training(

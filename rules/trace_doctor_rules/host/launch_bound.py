@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Table, threshold
-from trace_doctor.evidence.call_sites import location
-from trace_doctor.evidence.host_bound import HALF, HostBound
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.time_ledger import TimeLedger
+from trace_doctor.evidence.host.host_bound import HALF, HostBound
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.trace.call_sites import location
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 

@@ -8,17 +8,17 @@ from contextlib import nullcontext
 
 from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence import Removal
-from trace_doctor.evidence.call_sites import location
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.host_bound import HostBound
-from trace_doctor.evidence.host_pauses import HostPauses, Pause
+from trace_doctor.evidence.host.host_bound import HostBound
+from trace_doctor.evidence.host.host_gaps import HostPauses, Pause
+from trace_doctor.evidence.host.unattributed_gaps import UnnamedPauses
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.intervals import total
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.replay import Replay, ReplayOutcome
-from trace_doctor.evidence.retime import PAUSE_NS
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.time_ledger import TimeLedger
-from trace_doctor.evidence.unnamed_pauses import UnnamedPauses
+from trace_doctor.evidence.replay.retime import PAUSE_NS
+from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.trace.call_sites import location
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.host._unnamed import VERIFY, named, note, worth_a_note

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from trace_doctor import Claim, Column, Context, Rule, Table, threshold
 from trace_doctor.evidence import Removal
-from trace_doctor.evidence.call_sites import location
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.operator_loops import OperatorLoop, OperatorLoops
-from trace_doctor.evidence.replay import Replay, ReplayOutcome
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.compute.operator_loops import OperatorLoop, OperatorLoops
+from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.trace.call_sites import location
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from trace_doctor import Run
 from trace_doctor.evidence import Removal
-from trace_doctor.evidence.optimizer_work import OptimizerWork
-from trace_doctor.evidence.update_loops import UpdateLoop, UpdateLoops
+from trace_doctor.evidence.compute.optimizer_work import OptimizerWork
+from trace_doctor.evidence.compute.update_loops import UpdateLoop, UpdateLoops
 
 Rows = npt.NDArray[np.int64]
 FOREACH = frozenset(

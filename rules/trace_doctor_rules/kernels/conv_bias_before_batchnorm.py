@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Saving, Table, threshold
-from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.kernels import Kernels
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.nesting import Nesting
-from trace_doctor.evidence.operator_inputs import Inputs, OperatorInputs
-from trace_doctor.evidence.replay import Replay
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.operator_inputs import Inputs, OperatorInputs
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules.kernels._shared import by_model
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Context, Fix, Location, NotCaptured, Rule, threshold
+from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.kernels import Kernels
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.replay import Replay
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._shared import Bool, by_model, kernel_table, longest_of, promise

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from trace_doctor import Claim, Confidence, Context, Fix, Location, Rule, threshold
 from trace_doctor.evidence import Removal
+from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.kernels import Kernels
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.operator_inputs import OperatorInputs
-from trace_doctor.evidence.replay import Replay, ReplayOutcome
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._shared import HARDLY, kernel_table, longest_of

@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Context, Rule, Table, threshold
-from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.compute.matmuls import Product, Products
+from trace_doctor.evidence.compute.operator_loops import OperatorLoops
+from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.intervals import covered, intervals
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.nesting import Nesting
-from trace_doctor.evidence.operator_inputs import OperatorInputs
-from trace_doctor.evidence.operator_loops import OperatorLoops
-from trace_doctor.evidence.products import Product, Products
-from trace_doctor.evidence.replay import Replay
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.work import Work
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._shared import by_model, promise

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 
 from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Run, Saving, Table, threshold
-from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.compute.optimizer_work import OptimizerWork
+from trace_doctor.evidence.compute.update_loops import UpdateLoops
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.host_causes import CAUSE, HostCauses
+from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import covered, union
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.optimizer_work import OptimizerWork
-from trace_doctor.evidence.processor import Processor
-from trace_doctor.evidence.replay import Replay, ReplayOutcome
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.update_loops import UpdateLoops
+from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.compute_device import Processor
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._updates import (

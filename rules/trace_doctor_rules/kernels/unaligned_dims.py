@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
-from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.compute.kernels import Kernels
+from trace_doctor.evidence.compute.matmuls import Product, Products
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.kernel_names import neither_transposed
-from trace_doctor.evidence.kernels import Kernels
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.products import Product, Products
-from trace_doctor.evidence.replay import Replay
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.names.kernel_names import neither_transposed
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules.kernels._shared import by_model, longest_of, promise
 

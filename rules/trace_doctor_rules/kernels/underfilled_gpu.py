@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from trace_doctor import Claim, Column, Context, Fix, Location, NotCaptured, Rule, Table, threshold
-from trace_doctor.evidence.kernel_grids import KernelGrids
-from trace_doctor.evidence.kernels import Kernels
-from trace_doctor.evidence.memory_ledger import MemoryLedger
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.replay import Replay
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.compute.kernels import Kernels
+from trace_doctor.evidence.memory.ledger import MemoryLedger
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules.kernels._shared import ROWS, by_model, longest_of, promise
+from trace_doctor_rules.kernels._underfilled_gpu_evidence import KernelGrids
 
 GIB = 1 << 30
 

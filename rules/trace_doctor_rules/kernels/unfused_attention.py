@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Saving, Table, threshold
-from trace_doctor.evidence.attention import AttentionChains
-from trace_doctor.evidence.attention_form import MATH, SDPA, AttentionForm
-from trace_doctor.evidence.call_sites import CallSites, Site, location
+from trace_doctor.evidence.compute.attention import AttentionChains
+from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.replay import Replay
-from trace_doctor.evidence.steps import Steps
-from trace_doctor.evidence.work import Work
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._shared import by_model, kernel_table, longest_of, promise
+from trace_doctor_rules.kernels._unfused_attention_evidence import MATH, SDPA, AttentionForm
 
 _DROPOUT = re.compile(r"aten::(?:\w*dropout\w*|bernoulli_?)")
 _SOFTMAX = (

@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence import Removal
-from trace_doctor.evidence.call_sites import CallSites, Site, location
-from trace_doctor.evidence.gradient_fills import GradientFills
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.operator_inputs import OperatorInputs, tensor_bytes
-from trace_doctor.evidence.replay import Replay, ReplayOutcome
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
+from trace_doctor.evidence.trace.operator_inputs import OperatorInputs, tensor_bytes
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules.kernels._shared import HARDLY
+from trace_doctor_rules.kernels._zeroed_gradients_evidence import GradientFills
 
 Rows = npt.NDArray[np.int64]
 _FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"

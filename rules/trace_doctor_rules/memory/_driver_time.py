@@ -9,10 +9,10 @@ import numpy as np
 
 from trace_doctor import Context, Saving, Span
 from trace_doctor.evidence import Removal
-from trace_doctor.evidence.allocator import DriverCalls
-from trace_doctor.evidence.idle import IdleLedger
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.replay import Replay
+from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.memory.allocator import DriverCalls
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.spans import Moments
 
 
 @dataclass(frozen=True)

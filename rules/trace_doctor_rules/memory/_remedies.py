@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from trace_doctor import Fix, Target
-from trace_doctor.evidence.memory_stages import MemoryStacks, Stage
+from trace_doctor.evidence.memory.stages import MemoryStacks, Stage
 from trace_doctor_rules import techniques
 
 _LOSS = re.compile(r"cross_entropy|nll_loss|log_?softmax|NllLoss|LogSoftmax|CrossEntropy", re.IGNORECASE)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trace_doctor import Column, Fix, Location, Table, Target
-from trace_doctor.evidence.call_sites import Site
-from trace_doctor.evidence.device_memory import DeviceMemory
-from trace_doctor.evidence.memory_blocks import DeviceBlocks
+from trace_doctor.evidence.memory.blocks import DeviceBlocks
+from trace_doctor.evidence.memory.device_memory import DeviceMemory
+from trace_doctor.evidence.trace.call_sites import Site
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 NEARLY_FULL = 0.80

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
-from trace_doctor.evidence.call_sites import Site
-from trace_doctor.evidence.device_memory import DeviceMemory
-from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.evidence.memory_classes import ACTIVATIONS, Reason
-from trace_doctor.evidence.memory_repeats import Repeats, peak_when_recomputed, repeats
-from trace_doctor.evidence.memory_stages import Stage
-from trace_doctor.evidence.stale_graphs import StaleGraphs, stale_graphs
+from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.classes import ACTIVATIONS, Reason
+from trace_doctor.evidence.memory.device_memory import DeviceMemory
+from trace_doctor.evidence.memory.stages import Stage
+from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
+from trace_doctor.evidence.trace.call_sites import Site
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules.memory._activation_bound_evidence import Repeats, peak_when_recomputed, repeats
 from trace_doctor_rules.memory._shared import (
     NEARLY_FULL,
     how_full,

@@ -16,19 +16,19 @@ from trace_doctor import (
     Table,
     threshold,
 )
-from trace_doctor.evidence.allocator import (
+from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.memory.allocator import (
     AllocatorActivity,
     DeviceActivity,
     DriverCalls,
     Episode,
     asked_again,
 )
-from trace_doctor.evidence.call_sites import CallSites, Site
-from trace_doctor.evidence.idle import IdleLedger
-from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.replay import Replay
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.call_sites import CallSites, Site
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._driver_time import cost_of

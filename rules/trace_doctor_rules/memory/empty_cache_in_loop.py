@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from trace_doctor import Claim, Column, Context, Rule, Table, threshold
-from trace_doctor.evidence.allocator import AllocatorActivity
-from trace_doctor.evidence.cache_emptying import Burst, CacheEmptying
-from trace_doctor.evidence.call_sites import CallSites, Site
-from trace_doctor.evidence.idle import IdleLedger
-from trace_doctor.evidence.memory_stages import MemoryStacks
-from trace_doctor.evidence.moments import Moments
-from trace_doctor.evidence.replay import Replay
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.memory.allocator import AllocatorActivity
+from trace_doctor.evidence.memory.stages import MemoryStacks
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.call_sites import CallSites, Site
+from trace_doctor.evidence.trace.spans import Moments
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._driver_time import cost_of
+from trace_doctor_rules.memory._empty_cache_in_loop_evidence import Burst, CacheEmptying
 from trace_doctor_rules.memory._shared import location, size, target, times
 
 _VERIFY = "no segment is given back between steps"

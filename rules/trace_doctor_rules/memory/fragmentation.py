@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
-from trace_doctor.evidence.allocator import asker, growths
-from trace_doctor.evidence.device_memory import DeviceMemory
-from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
-from trace_doctor.evidence.out_of_memory import Failure
+from trace_doctor.evidence.memory.allocator import asker, growths
+from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.device_memory import DeviceMemory
+from trace_doctor.evidence.memory.out_of_memory import Failure
+from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import MiB, expandable_segments, location, size

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
-from trace_doctor.evidence.call_sites import Site
-from trace_doctor.evidence.memory_blocks import DeviceBlocks
-from trace_doctor.evidence.memory_growth import Growth, explaining_frame, growth
-from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
-from trace_doctor.evidence.trace_growth import ADVICE as TRACE_ADVICE
-from trace_doctor.evidence.trace_growth import AllocationRecord, TraceGrowth
+from trace_doctor.evidence.memory.blocks import DeviceBlocks
+from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
+from trace_doctor.evidence.trace.call_sites import Site
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
+from trace_doctor_rules.memory._memory_growth_evidence import Growth, explaining_frame, growth
 from trace_doctor_rules.memory._shared import MiB, holders, location, size, target
+from trace_doctor_rules.memory._trace_growth_evidence import ADVICE as TRACE_ADVICE
+from trace_doctor_rules.memory._trace_growth_evidence import AllocationRecord, TraceGrowth
 
 
 def _steps(

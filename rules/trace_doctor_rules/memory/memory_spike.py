@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Context, NotCaptured, Rule, Saving, Table, threshold
-from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.evidence.memory_lifetimes import made_again_after, made_within
-from trace_doctor.evidence.memory_stages import Stage
-from trace_doctor.evidence.memory_timeline import BEFORE, CAPTURE_ADVICE
+from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.stages import Stage
+from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules.memory._memory_spike_evidence import made_again_after, made_within
 from trace_doctor_rules.memory._remedies import remedies
 from trace_doctor_rules.memory._shared import MiB, location, make_up, size, target
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Context, Rule, Saving, threshold
-from trace_doctor.evidence.device_memory import DeviceMemory
-from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.evidence.memory_classes import OPTIMIZER_STATE
-from trace_doctor.evidence.memory_stages import Stage
+from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.classes import OPTIMIZER_STATE
+from trace_doctor.evidence.memory.device_memory import DeviceMemory
+from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import (

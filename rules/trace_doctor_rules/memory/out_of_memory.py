@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, Target, threshold
-from trace_doctor.evidence.memory_blocks import MemoryBlocks
-from trace_doctor.evidence.out_of_memory import Failure, OutOfMemory
+from trace_doctor.evidence.memory.blocks import MemoryBlocks
+from trace_doctor.evidence.memory.out_of_memory import Failure, OutOfMemory
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._remedies import remedies

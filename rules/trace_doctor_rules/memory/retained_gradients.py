@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Severity, Table, threshold
-from trace_doctor.evidence.call_sites import Site
-from trace_doctor.evidence.gradients import Retention, peak_when_freed, retentions
-from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.evidence.memory_stages import Stage
-from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
+from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.stages import Stage
+from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
+from trace_doctor.evidence.trace.call_sites import Site
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules.memory._retained_gradients_evidence import Retention, peak_when_freed, retentions
 from trace_doctor_rules.memory._shared import MiB, location, make_up, size, target
 
 _HOW = {

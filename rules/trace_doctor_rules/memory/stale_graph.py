@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from trace_doctor import Claim, Context, NotCaptured, Rule, Saving, threshold
-from trace_doctor.evidence.call_sites import Site
-from trace_doctor.evidence.memory_blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.evidence.memory_classes import ACTIVATIONS
-from trace_doctor.evidence.memory_timeline import CAPTURE_ADVICE
-from trace_doctor.evidence.stale_graphs import StaleGraphs, stale_graphs
+from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.evidence.memory.classes import ACTIVATIONS
+from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
+from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
+from trace_doctor.evidence.trace.call_sites import Site
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import MiB, holders, location, make_up, size, target

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Context, Location, Rule, Table, threshold
-from trace_doctor.evidence.headroom import Headroom, Room
-from trace_doctor.evidence.steps import Steps
+from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._shared import size
+from trace_doctor_rules.memory._unused_memory_evidence import Headroom, Room
 
 _VERIFY = "samples per second have risen, and so has the largest reserved memory"
 

@@ -16,8 +16,8 @@ from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.errors import TraceDoctorError
 from trace_doctor.evidence.base import Options
-from trace_doctor.loaders.kineto import load_trace
-from trace_doctor.loaders.snapshot import read_snapshot
+from trace_doctor.loaders.kineto.trace import load_trace
+from trace_doctor.loaders.snapshot.unpickle import read_snapshot
 from trace_doctor.registry import choose
 from trace_doctor.reporters import render
 from trace_doctor.run import Capture

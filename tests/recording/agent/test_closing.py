@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trace_doctor.recording.agent.steps import Closing
+from trace_doctor.recording.agent.step_detection import Closing
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ import msgspec
 
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
 from trace_doctor.fixes.versions import TorchBounds
-from trace_doctor.loaders.origins import tracked
-from trace_doctor.loaders.project import Project
-from trace_doctor.loaders.script import Script
 from trace_doctor.model.parameters import PARAMETERS, Parameters
+from trace_doctor.program.dataflow import tracked
+from trace_doctor.program.program import Project
+from trace_doctor.program.script import Script
 
 N = TypeVar("N", bound=cst.CSTNode)
 Scope = Literal["line", "call", "program"]

@@ -6,14 +6,14 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.attention_pattern import find_attention
-from trace_doctor.fixes.attention_products import Attention
+from trace_doctor.fixes.attention.matmuls import Attention
+from trace_doctor.fixes.attention.pattern import find_attention
 from trace_doctor.fixes.codemods import Place, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span, remove
-from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.versions import TorchBounds
-from trace_doctor.loaders.script import Script
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.script import Script
 
 
 @codemod(

@@ -7,10 +7,10 @@ from typing import Any
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, NoEdit, wrap
-from trace_doctor.fixes.imports import name_for
-from trace_doctor.fixes.training import whole_line
-from trace_doctor.loaders.script import Script, argument, literal
 from trace_doctor.model.parameters import SdpaBackend
+from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.queries.training import whole_line
+from trace_doctor.program.script import Script, argument, literal
 
 _SDPA = "torch.nn.functional.scaled_dot_product_attention"
 

@@ -9,13 +9,13 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, remove, wrap
-from trace_doctor.fixes.feeding import loaders_on_line, training_loaders
-from trace_doctor.fixes.loops import method_calls, optimizer_steps, zero_grads
 from trace_doctor.fixes.nodes import written
-from trace_doctor.fixes.training import Step, find_step, refuse_frameworks, whole_line
-from trace_doctor.fixes.values import WhereSet, divided, set_origin, where_set
-from trace_doctor.loaders.script import Script, argument, dotted, literal
 from trace_doctor.model.parameters import BatchSize, GradientAccumulation
+from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
+from trace_doctor.program.queries.loops import method_calls, optimizer_steps, zero_grads
+from trace_doctor.program.queries.training import Step, find_step, refuse_frameworks, whole_line
+from trace_doctor.program.queries.values import WhereSet, divided, set_origin, where_set
+from trace_doctor.program.script import Script, argument, dotted, literal
 
 _SIZE = {"transformers": "TrainingArguments(per_device_train_batch_size=...)"}
 _ACCUMULATE = {

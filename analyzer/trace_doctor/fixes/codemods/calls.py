@@ -19,10 +19,10 @@ from trace_doctor.fixes.edits import (
     remove_argument,
     set_argument,
 )
-from trace_doctor.fixes.loops import enclosing_loop, of_steps
 from trace_doctor.fixes.nodes import written
-from trace_doctor.loaders.script import Script, argument
 from trace_doctor.model.parameters import PARAMETERS, CompileCall, DistributedCall, RemoveCall
+from trace_doctor.program.queries.loops import enclosing_loop, of_steps
+from trace_doctor.program.script import Script, argument
 
 _CLOCK = re.compile(r"(?:^|\.)(?:time|perf_counter|monotonic|process_time|now|elapsed_time)(?:_ns)?$")
 _EXCLUSIVE = {"torch.compile": (("mode", "options"),)}

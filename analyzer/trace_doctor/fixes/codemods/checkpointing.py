@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.blocks import Blocks, repeated_blocks
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, insert_after
-from trace_doctor.fixes.imports import name_for
-from trace_doctor.fixes.training import find_model, find_step, refuse_frameworks, trained_classes
-from trace_doctor.loaders.script import Script, dotted
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.queries.repeated_blocks import Blocks, repeated_blocks
+from trace_doctor.program.queries.training import find_model, find_step, refuse_frameworks, trained_classes
+from trace_doctor.program.script import Script, dotted
 
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _SEQUENTIAL = "torch.utils.checkpoint.checkpoint_sequential"

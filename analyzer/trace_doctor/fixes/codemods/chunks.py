@@ -8,10 +8,10 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span
-from trace_doctor.fixes.imports import name_for
 from trace_doctor.fixes.nodes import written
-from trace_doctor.loaders.script import Script, argument, dotted
 from trace_doctor.model.parameters import ChunkedLoss
+from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.script import Script, argument, dotted
 
 _LOSS = "torch.nn.functional.cross_entropy"
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from trace_doctor.fixes.blocks import repeated_blocks
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before
-from trace_doctor.fixes.imports import name_for
-from trace_doctor.fixes.loops import Loop
 from trace_doctor.fixes.nodes import written
-from trace_doctor.fixes.training import (
+from trace_doctor.model.parameters import Compile, MarkDynamic
+from trace_doctor.program.dataflow import parameters
+from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.queries.loops import Loop
+from trace_doctor.program.queries.repeated_blocks import repeated_blocks
+from trace_doctor.program.queries.training import (
     Model,
     Step,
     find_model,
@@ -23,9 +25,7 @@ from trace_doctor.fixes.training import (
     refuse_frameworks,
     whole_line,
 )
-from trace_doctor.loaders.origins import parameters
-from trace_doctor.loaders.script import Script, argument, dotted
-from trace_doctor.model.parameters import Compile, MarkDynamic
+from trace_doctor.program.script import Script, argument, dotted
 
 _INSTEAD = {
     "accelerate": 'Accelerator(dynamo_plugin=TorchDynamoPlugin(backend="inductor"))',

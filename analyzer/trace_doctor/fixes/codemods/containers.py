@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from trace_doctor.evidence.images import FLAVOURS, REPOSITORY, tag
+from trace_doctor.evidence.names.image_names import FLAVOURS, REPOSITORY, tag
 from trace_doctor.fixes.codemods import Place, codemod
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
-from trace_doctor.fixes.launchers import shown
-from trace_doctor.loaders.script import TextFile
+from trace_doctor.fixes.frameworks.launchers import shown
 from trace_doctor.model.parameters import PinContainer
+from trace_doctor.program.script import TextFile
 
 _FROM = re.compile(
     r"(?mi)^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*(?:docker\.io/)?"

@@ -16,11 +16,11 @@ from trace_doctor.fixes.edits import (
     insert_before,
     set_argument,
 )
-from trace_doctor.fixes.imports import name_for
-from trace_doctor.fixes.loops import loops, names_in, trains
-from trace_doctor.fixes.training import find_model, find_step, refuse_frameworks, whole_line
-from trace_doctor.loaders.script import Script, argument, dotted, literal
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.queries.loops import loops, names_in, trains
+from trace_doctor.program.queries.training import find_model, find_step, refuse_frameworks, whole_line
+from trace_doctor.program.script import Script, argument, dotted, literal
 
 _DEVICE = re.compile(r"device|cuda|xpu|rank|gpu", re.IGNORECASE)
 _INSTEAD = {

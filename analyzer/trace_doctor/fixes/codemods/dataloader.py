@@ -7,17 +7,17 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.arguments import Arguments, Given, set_value
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit
-from trace_doctor.fixes.feeding import loaders_on_line, training_loaders
 from trace_doctor.fixes.nodes import written
-from trace_doctor.fixes.values import set_origin, where_set
-from trace_doctor.loaders.origins import method_of
-from trace_doctor.loaders.project import Project
-from trace_doctor.loaders.script import Script, TextFile, argument, literal
 from trace_doctor.model import Safety
 from trace_doctor.model.parameters import DataLoaderArgs
+from trace_doctor.program.dataflow import method_of
+from trace_doctor.program.program import Project
+from trace_doctor.program.queries.arguments import Arguments, Given, set_value
+from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
+from trace_doctor.program.queries.values import set_origin, where_set
+from trace_doctor.program.script import Script, TextFile, argument, literal
 
 _POSITIONS = {"num_workers": 5, "pin_memory": 7}
 _ORDER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")

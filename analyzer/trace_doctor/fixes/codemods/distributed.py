@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.blocks import repeated_blocks
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span, wrap
-from trace_doctor.fixes.imports import name_for
-from trace_doctor.fixes.loops import is_optimizer, optimizer_steps
-from trace_doctor.fixes.training import Step, find_step, refuse_frameworks, whole_line
-from trace_doctor.loaders.script import Script, argument, dotted
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.queries.loops import is_optimizer, optimizer_steps
+from trace_doctor.program.queries.repeated_blocks import repeated_blocks
+from trace_doctor.program.queries.training import Step, find_step, refuse_frameworks, whole_line
+from trace_doctor.program.script import Script, argument, dotted
 
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _WRAPPERS = (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel")

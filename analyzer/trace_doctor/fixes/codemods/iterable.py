@@ -6,9 +6,9 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_before
-from trace_doctor.fixes.imports import name_for
-from trace_doctor.loaders.script import Script
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.script import Script
 
 _SHARE = """info = {worker}()
 first, stride = (info.id, info.num_workers) if info is not None else (0, 1)"""

@@ -9,13 +9,13 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, remove_argument, set_argument
-from trace_doctor.fixes.imports import name_for
-from trace_doctor.fixes.loops import method_calls
 from trace_doctor.fixes.nodes import written
-from trace_doctor.fixes.training import refuse_frameworks
 from trace_doctor.fixes.versions import has_fused
-from trace_doctor.loaders.script import Script, argument, dotted, literal
 from trace_doctor.model.parameters import OptimizerArgs, ReplaceOptimizer
+from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.queries.loops import method_calls
+from trace_doctor.program.queries.training import refuse_frameworks
+from trace_doctor.program.script import Script, argument, dotted, literal
 
 _INSTEAD = {
     "fused": {"transformers": 'TrainingArguments(optim="adamw_torch_fused")'},

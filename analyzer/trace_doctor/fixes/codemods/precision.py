@@ -8,10 +8,12 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before, wrap
-from trace_doctor.fixes.imports import below_imports, last_import, name_for
-from trace_doctor.fixes.loops import Loop, method_calls, optimizer_steps
 from trace_doctor.fixes.nodes import written
-from trace_doctor.fixes.training import (
+from trace_doctor.fixes.versions import TorchBounds
+from trace_doctor.model.parameters import Autocast, Parameters
+from trace_doctor.program.queries.imports import below_imports, last_import, name_for
+from trace_doctor.program.queries.loops import Loop, method_calls, optimizer_steps
+from trace_doctor.program.queries.training import (
     Step,
     find_step,
     model_calls,
@@ -20,9 +22,7 @@ from trace_doctor.fixes.training import (
     refuse_frameworks,
     whole_line,
 )
-from trace_doctor.fixes.versions import TorchBounds
-from trace_doctor.loaders.script import Script, dotted, literal
-from trace_doctor.model.parameters import Autocast, Parameters
+from trace_doctor.program.script import Script, dotted, literal
 
 _INSTEAD = {
     "bfloat16": {

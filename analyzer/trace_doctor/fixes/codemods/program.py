@@ -8,12 +8,12 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
-from trace_doctor.fixes.environment import assigned
-from trace_doctor.fixes.imports import below_imports, last_import
+from trace_doctor.fixes.frameworks.launch_environment import assigned
 from trace_doctor.fixes.nodes import written
 from trace_doctor.fixes.versions import allocator_variable
-from trace_doctor.loaders.script import Script, dotted, imported_modules, literal
 from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
+from trace_doctor.program.queries.imports import below_imports, last_import
+from trace_doctor.program.script import Script, dotted, imported_modules, literal
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _DETERMINISM = {

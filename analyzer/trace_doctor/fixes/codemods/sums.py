@@ -6,9 +6,9 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only
 from trace_doctor.fixes.edits import Change, Edit, NoEdit
-from trace_doctor.fixes.loops import conditional, enclosing_loop, of_steps
-from trace_doctor.loaders.script import Script, dotted, literal
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.queries.loops import conditional, enclosing_loop, of_steps
+from trace_doctor.program.script import Script, dotted, literal
 
 
 @codemod("sum-on-device", Parameters, adds="detach float", words=(".item()",))

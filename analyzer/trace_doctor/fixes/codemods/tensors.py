@@ -8,10 +8,16 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only, origins
 from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, shares_line, wrap
-from trace_doctor.fixes.loops import backward_values, conditional, enclosing_loop, names_in, of_steps
 from trace_doctor.fixes.nodes import written
-from trace_doctor.loaders.script import Script, argument, dotted
 from trace_doctor.model.parameters import EveryN, Parameters
+from trace_doctor.program.queries.loops import (
+    backward_values,
+    conditional,
+    enclosing_loop,
+    names_in,
+    of_steps,
+)
+from trace_doctor.program.script import Script, argument, dotted
 
 _LOG_CALLS = re.compile(
     r"print|(.*\.)?(log|logger|logging|wandb|writer|tb|pbar|bar|tqdm|progress\w*|run|mlflow)\."

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trace_doctor.fixes.accelerator import launch_config
 from trace_doctor.fixes.codemods import Place, codemod
-from trace_doctor.fixes.deepspeed_config import Config, change, find_config, shown_in
-from trace_doctor.fixes.documents import Document
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
+from trace_doctor.fixes.frameworks.accelerate import launch_config
+from trace_doctor.fixes.frameworks.deepspeed import Config, change, find_config, shown_in
+from trace_doctor.fixes.frameworks.documents import Document
 from trace_doctor.model.parameters import DeepSpeedZero
 
 _HOST = {"device": "cpu", "pin_memory": True}

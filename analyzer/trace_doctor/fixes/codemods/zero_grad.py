@@ -6,9 +6,15 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
 from trace_doctor.fixes.edits import Change, NoEdit, insert_after, remove, remove_argument
-from trace_doctor.fixes.loops import Loop, backward_values, enclosing_loop, optimizer_steps, zero_grads
-from trace_doctor.loaders.script import Script, argument, literal
 from trace_doctor.model.parameters import ZeroGrad
+from trace_doctor.program.queries.loops import (
+    Loop,
+    backward_values,
+    enclosing_loop,
+    optimizer_steps,
+    zero_grads,
+)
+from trace_doctor.program.script import Script, argument, literal
 
 Step = tuple[cst.Call, str]
 Home = Loop | cst.FunctionDef | cst.Module

@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from trace_doctor.recording.agent.dynamo_ignore import Unseen
 from trace_doctor.recording.agent.patches import Function, Patches
-from trace_doctor.recording.agent.unseen import Unseen
 
 
 class Losses:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trace_doctor.recording import environment
+from trace_doctor.recording import machine as environment
 from trace_doctor.recording.agent.losses import Losses, total
 from trace_doctor.recording.agent.memory import MemoryHistory, peak_allocated
 from trace_doctor.recording.agent.status import Status, StepTable

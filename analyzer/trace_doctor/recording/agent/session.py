@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trace_doctor.recording import presence
+from trace_doctor.recording import process_log as presence
 from trace_doctor.recording.agent import ending, ranks
 from trace_doctor.recording.agent.losses import Losses
 from trace_doctor.recording.agent.memory import MemoryHistory
 from trace_doctor.recording.agent.recorder import Recorder
 from trace_doctor.recording.agent.status import Status
-from trace_doctor.recording.agent.steps import Finder, whose_loop
+from trace_doctor.recording.agent.step_detection import Finder, whose_loop
 from trace_doctor.recording.agent.timing import Moment, now
 from trace_doctor.recording.agent.tracing import OtherProfilers
 from trace_doctor.recording.options import Phase, RecordOptions

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trace_doctor.recording import presence
+from trace_doctor.recording import process_log as presence
 
 
 class TorchWatch:

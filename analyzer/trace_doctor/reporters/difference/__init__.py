@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from trace_doctor.difference import Difference
+from trace_doctor.model.difference import Difference
 from trace_doctor.reporters import Options
 
 FORMATS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trace_doctor.difference import Difference
+from trace_doctor.model.difference import Difference
 from trace_doctor.reporters import Options
 
 

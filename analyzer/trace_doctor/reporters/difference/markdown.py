@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor.comparison import Side
-from trace_doctor.difference import Change, Difference
+from trace_doctor.model.comparison import Side
+from trace_doctor.model.difference import Change, Difference
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.compared import VERDICTS
 from trace_doctor.reporters.difference.rows import Block, beyond, blocks, moved, outcome, value, verdict
+from trace_doctor.reporters.labels import where_briefly
 from trace_doctor.reporters.markdown import code, md, table
 from trace_doctor.reporters.units import duration, plural, share, size
-from trace_doctor.reporters.words import where_briefly
 
 _MOST = 12
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from trace_doctor.difference import Change, Difference, RuleChange
+from trace_doctor.model.difference import Change, Difference, RuleChange
+from trace_doctor.reporters.labels import KINDS, MEMORY, short_kernel
 from trace_doctor.reporters.units import duration, share, size
-from trace_doctor.reporters.words import KINDS, MEMORY, short_kernel
 
 VERDICTS: dict[str, str] = {
     "within_noise": "within noise",

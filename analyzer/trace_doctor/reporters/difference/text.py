@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trace_doctor.difference import Change, Difference
+from trace_doctor.model.difference import Change, Difference
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.compared import (
     INDENT,
@@ -14,7 +14,7 @@ from trace_doctor.reporters.compared import (
     step_time,
 )
 from trace_doctor.reporters.difference.rows import Block, beyond, blocks, moved, outcome, value, verdict
-from trace_doctor.reporters.paper import Paper
+from trace_doctor.reporters.terminal import Paper
 from trace_doctor.reporters.units import plural
 
 _MOST = 8

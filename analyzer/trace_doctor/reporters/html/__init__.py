@@ -7,6 +7,7 @@ from importlib.resources import files
 
 from trace_doctor.model import Result, Tool
 from trace_doctor.reporters import Options
+from trace_doctor.reporters.embedded_json import island, packed
 from trace_doctor.reporters.html import (
     about,
     findings,
@@ -23,8 +24,7 @@ from trace_doctor.reporters.html.charts.svg import patterns
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.policy import digest, policy
 from trace_doctor.reporters.html.views import RULES
-from trace_doctor.reporters.island import island, packed
-from trace_doctor.reporters.words import headline
+from trace_doctor.reporters.labels import headline
 
 MARKER = '<meta name="generator" content="trace-doctor">'
 """Tells a report of ours from any other file of that name, so that only ours is replaced."""

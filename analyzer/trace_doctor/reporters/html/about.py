@@ -9,8 +9,8 @@ from trace_doctor.model import Column, Ignored, Input, Result, TorchVersion
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.glossary import GLOSSARY
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing
+from trace_doctor.reporters.labels import shortages
 from trace_doctor.reporters.units import share
-from trace_doctor.reporters.words import shortages
 
 _MOST_INPUTS = 24
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trace_doctor.comparison import Appeared, Followed, Side
-from trace_doctor.difference import Change, Difference
 from trace_doctor.model import Column
+from trace_doctor.model.comparison import Appeared, Followed, Side
+from trace_doctor.model.difference import Change, Difference
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.compared import FATES, VERDICTS
 from trace_doctor.reporters.difference.rows import Block, blocks, moved, outcome, value, verdict
@@ -12,8 +12,8 @@ from trace_doctor.reporters.html import page
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import Row, badge, data_table, section, swatch
+from trace_doctor.reporters.labels import saving_words, where_briefly
 from trace_doctor.reporters.units import duration, exact, plural, share, size
-from trace_doctor.reporters.words import saving_words, where_briefly
 
 
 def render(made: Difference, options: Options) -> str:

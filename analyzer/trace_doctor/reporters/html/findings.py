@@ -19,8 +19,7 @@ from trace_doctor.reporters.html.parts import (
     showing,
     term,
 )
-from trace_doctor.reporters.units import plural
-from trace_doctor.reporters.words import (
+from trace_doctor.reporters.labels import (
     BASIS,
     SAFETY,
     but_suppressed,
@@ -32,6 +31,7 @@ from trace_doctor.reporters.words import (
     where_in_capture,
     why_no_patch,
 )
+from trace_doctor.reporters.units import plural
 
 _MOST_SPANS = 20
 _MOST_CARDS = 60

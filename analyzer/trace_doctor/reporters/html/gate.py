@@ -5,8 +5,8 @@ from __future__ import annotations
 from trace_doctor.model import Budget, Column, Gate, Result
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, section
+from trace_doctor.reporters.labels import amount, budget_outcome
 from trace_doctor.reporters.units import plural
-from trace_doctor.reporters.words import amount, budget_outcome
 
 _STATUS = {
     "passed": ("✔ passed", "gate-passed"),

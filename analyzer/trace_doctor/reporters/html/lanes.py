@@ -10,8 +10,8 @@ from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch
 from trace_doctor.reporters.html.views import View, key_of, views
 from trace_doctor.reporters.html.zoom import of_lanes
+from trace_doctor.reporters.labels import KINDS, Names
 from trace_doctor.reporters.units import share
-from trace_doctor.reporters.words import KINDS, Names
 
 _MOST_LANES = 16
 _MOST_CHARTS, _MOST_RANKS = 5, 8

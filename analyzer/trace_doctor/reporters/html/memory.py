@@ -11,8 +11,8 @@ from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch, term
 from trace_doctor.reporters.html.views import View, key_of, views
 from trace_doctor.reporters.html.zoom import of_memory
+from trace_doctor.reporters.labels import MEMORY, Names, held_words
 from trace_doctor.reporters.units import plural, size
-from trace_doctor.reporters.words import MEMORY, Names, held_words
 
 _MOST_CHARTS = 5
 _MOST_BARS = 12

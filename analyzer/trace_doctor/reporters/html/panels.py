@@ -10,8 +10,8 @@ from trace_doctor.model import Basis, Column, KernelRow, OperatorRow, Result, Wh
 from trace_doctor.reporters.critical import shares_of_path
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, mini_bar, section, term
+from trace_doctor.reporters.labels import KINDS, Names, short_kernel
 from trace_doctor.reporters.units import estimate_share
-from trace_doctor.reporters.words import KINDS, Names, short_kernel
 
 _MOST_KERNELS = 20
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from trace_doctor.model import Cell, Column, Result, Saving, Severity, Unit
 from trace_doctor.reporters.html.dom import Child, Html, el, pre, text
 from trace_doctor.reporters.html.glossary import GLOSSARY
+from trace_doctor.reporters.labels import SYMBOL, saving_words
 from trace_doctor.reporters.units import Scale, exact
-from trace_doctor.reporters.words import SYMBOL, saving_words
 
 Row = Sequence[Cell | Html]
 """Cells of a table: values to be formatted by their column, or markup."""

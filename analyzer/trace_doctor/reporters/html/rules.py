@@ -7,8 +7,8 @@ from collections import defaultdict
 from trace_doctor.model import Column, Outcome, Result
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import Row, anchors, copyable, data_table, links, section, term
+from trace_doctor.reporters.labels import by_family
 from trace_doctor.reporters.units import plural
-from trace_doctor.reporters.words import by_family
 
 
 def passed(result: Result) -> Html | None:

@@ -9,8 +9,8 @@ from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Child, Html, el, join
 from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch, term
 from trace_doctor.reporters.html.verdict import is_cpu
+from trace_doctor.reporters.labels import IDLE, KINDS, Names, main_rows
 from trace_doctor.reporters.units import duration, plural, share
-from trace_doctor.reporters.words import IDLE, KINDS, Names, main_rows
 
 _MOST_BARS = 16
 _MOST_ROWS = 12

@@ -5,16 +5,7 @@ from __future__ import annotations
 from trace_doctor.model import Finding, Fix, Result
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import badge, gain, mini_bar, term
-from trace_doctor.reporters.units import (
-    duration,
-    estimate_duration,
-    estimate_share,
-    estimate_size,
-    plural,
-    share,
-    size,
-)
-from trace_doctor.reporters.words import (
+from trace_doctor.reporters.labels import (
     SEVERITIES,
     Names,
     by_hand,
@@ -25,6 +16,15 @@ from trace_doctor.reporters.words import (
     main_rows,
     where,
     where_briefly,
+)
+from trace_doctor.reporters.units import (
+    duration,
+    estimate_duration,
+    estimate_share,
+    estimate_size,
+    plural,
+    share,
+    size,
 )
 
 _TOP = 3

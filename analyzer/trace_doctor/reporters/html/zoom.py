@@ -17,10 +17,10 @@ from typing import NamedTuple
 from zlib_ng import zlib_ng
 
 from trace_doctor.model import Result
-from trace_doctor.model.inert import inert
+from trace_doctor.model.html_safe_json import inert
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.policy import digest
-from trace_doctor.reporters.words import KINDS, MEMORY
+from trace_doctor.reporters.labels import KINDS, MEMORY
 
 
 def of_lanes(lanes: Sequence[tuple[int, str]]) -> Html:

@@ -26,7 +26,7 @@ def _record() -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["trace_doctor"] = module
         spec.loader.exec_module(module)
-    from trace_doctor.recording import presence
+    from trace_doctor.recording import process_log as presence
     from trace_doctor.recording.agent.waiting import wait_for_torch
 
     presence.say(os.path.dirname(options_file), presence.STARTED)

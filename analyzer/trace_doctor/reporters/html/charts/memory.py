@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from trace_doctor.model import MEMORY_CATEGORIES, MemorySeries
 from trace_doctor.reporters.html.charts.svg import WIDTH, byte_ticks, chart, label, number, ticks
 from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.labels import MEMORY, device_name
 from trace_doctor.reporters.units import Scale, size
-from trace_doctor.reporters.words import MEMORY, device_name
 
 _LEFT, _TOP, _HEIGHT = 70.0, 30.0, 250.0
 _BOTTOM = _TOP + _HEIGHT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, floor, log10
 
 from trace_doctor.reporters.html.dom import Child, Html, el, join
-from trace_doctor.reporters.words import IDLE
+from trace_doctor.reporters.labels import IDLE
 
 WIDTH = 1080
 

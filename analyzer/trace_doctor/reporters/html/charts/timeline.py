@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from trace_doctor.model import Gap, Lane, Segment, StepRow, Strip
 from trace_doctor.reporters.html.charts.svg import WIDTH, chart, label, number, rects, ticks
 from trace_doctor.reporters.html.dom import Html, el
+from trace_doctor.reporters.labels import BUSY, KINDS
 from trace_doctor.reporters.units import Scale, duration, share
-from trace_doctor.reporters.words import BUSY, KINDS
 
 _ORDER = list(KINDS)
 _PATH_BUDGET = 36_000

@@ -1,0 +1,135 @@
+"""Runs every rule on one capture. A rule ends in one of four outcomes; its exception never ends the run."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.intervals import intersect, intervals, total
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.model import OutcomeKind, Saving
+from trace_doctor.rule import Claim, Context, Rule
+
+log = logging.getLogger("trace_doctor")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one rule ended on one capture."""
+
+    rule: Rule
+    outcome: OutcomeKind
+    claims: tuple[Claim, ...] = ()
+    reason: str | None = None
+    capture: str | None = None
+    refers_to: tuple[str, ...] = field(default=())
+
+
+def run_rules(
+    facts: Facts,
+    rules: Sequence[Rule],
+    progress: Callable[[str], None] = lambda _: None,
+    further: Sequence[Facts] = (),
+) -> list[Verdict]:
+    """One verdict per rule, in the order of the rules, after faults with two names went to their owner.
+
+    `further` are asked, one after the other, where the facts cannot tell: what they show besides is the doing of
+    their recording.
+    """
+    verdicts = []
+    for rule in rules:
+        progress(rule.code)
+        started = time.perf_counter()
+        verdicts.append(_first_to_tell(facts, further, rule))
+        log.debug("%s %s in %.0f ms", rule.code, verdicts[-1].outcome, (time.perf_counter() - started) * 1e3)
+    return _one_owner(verdicts)
+
+
+def _first_to_tell(facts: Facts, further: Sequence[Facts], rule: Rule) -> Verdict:
+    verdict = _run(facts, rule)
+    for other in further:
+        if verdict.outcome != "skipped":
+            break
+        told = _run(other, rule)
+        if told.outcome in ("fired", "passed"):
+            verdict = replace(told, claims=tuple(_at_pace(c, other, facts) for c in told.claims))
+    return verdict
+
+
+def _at_pace(claim: Claim, other: Facts, facts: Facts) -> Claim:
+    """A claim on another recording of the same run: its moments mean nothing here, and its time is the same share of
+    the shorter step. It takes no part in the replay, which knows no row of the other recording."""
+    own, theirs = facts.get(Steps), other.get(Steps)
+    gain = claim.saving
+    if gain is not None and gain.time_us_per_step is not None and own is not None and theirs is not None:
+        pace = min(1.0, own.step_ns / max(theirs.step_ns, 1))
+        gain = msgspec.structs.replace(gain, time_us_per_step=gain.time_us_per_step * pace)
+    return replace(claim, saving=gain, removal=None, owned=())
+
+
+def _run(facts: Facts, rule: Rule) -> Verdict:
+    ctx = Context(facts, rule)
+    try:
+        for kind in rule.needs:
+            ctx[kind]
+        claims = tuple(rule.check(ctx))
+    except NotCaptured as missing:
+        return Verdict(rule, "skipped", reason=missing.reason, capture=missing.capture)
+    except Exception as error:
+        log.debug("%s failed on %s", rule.code, facts.capture.path, exc_info=True)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
+        return Verdict(rule, "error", reason=f"{type(error).__name__}: {error} ({place}); please report it")
+    return Verdict(rule, "fired" if claims else "passed", claims)
+
+
+def _one_owner(verdicts: list[Verdict]) -> list[Verdict]:
+    """A rule gives up the claims that a rule it yields to also makes: same moments, or same call site. Time that the
+    owner has not claimed goes with them."""
+    fired = {v.rule.code: v for v in verdicts if v.claims}
+    settled = []
+    handed: dict[int, Claim] = {}
+    for verdict in verdicts:
+        owners = [fired[c] for c in verdict.rule.yields_to if c in fired]
+        theirs = [(w, c, o) for c in verdict.claims for w in owners for o in w.claims if _same(c, o)]
+        if not theirs:
+            settled.append(verdict)
+            continue
+        given_up = {id(c) for _, c, _ in theirs}
+        kept = tuple(c for c in verdict.claims if id(c) not in given_up)
+        codes = tuple(dict.fromkeys(w.rule.code for w, _, _ in theirs))
+        for _, claim, owner in theirs:
+            handed.setdefault(id(owner), claim)
+        settled.append(replace(verdict, outcome="fired" if kept else "passed", claims=kept, refers_to=codes))
+    return [replace(v, claims=tuple(_with_time_of(c, handed.get(id(c))) for c in v.claims)) for v in settled]
+
+
+def _with_time_of(owner: Claim, claim: Claim | None) -> Claim:
+    """The owner's claim with the time of one that it takes over, where it has none itself."""
+    gain = claim.saving if claim is not None else None
+    own = owner.saving or Saving(basis=gain.basis if gain is not None else "bound")
+    if claim is None or gain is None or gain.time_us_per_step is None or own.time_us_per_step is not None:
+        return owner
+    saving = msgspec.structs.replace(
+        own,
+        time_us_per_step=gain.time_us_per_step,
+        share_of_step=gain.share_of_step,
+        how="; ".join(filter(None, [own.how, gain.how])),
+    )
+    return replace(owner, saving=saving, removal=owner.removal or claim.removal)
+
+
+def _same(claim: Claim, owner: Claim) -> bool:
+    """Whether two claims speak of one fault: half of the claim's moments are the owner's; without moments on both
+    sides the capture itself is what they share."""
+    if not claim.owned or not owner.owned:
+        return True
+    mine = intervals(claim.owned)
+    return total(intersect(mine, intervals(owner.owned))) * 2 >= total(mine)

@@ -1,0 +1,1 @@
+"""What torch.compile did: graphs, breaks, recompilations."""

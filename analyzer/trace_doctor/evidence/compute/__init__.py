@@ -1,0 +1,1 @@
+"""What the device and the operators compute, and how well."""

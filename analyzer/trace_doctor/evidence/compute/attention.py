@@ -1,0 +1,260 @@
+"""Attention that is computed in pieces: batched product, softmax, batched product, each in kernels of its own. The softmax
+may be written out as well, and in a CUDA graph, where no operator is known, grids tell which products are batched.
+
+On a CPU operators take the place of kernels (see `work`)."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Self
+
+import numpy as np
+from msgspec import Struct
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.compute.work import Work
+from trace_doctor.evidence.names.kernel_names import is_log_softmax
+from trace_doctor.evidence.trace.operator_inputs import Inputs, OperatorInputs, tensor_bytes
+from trace_doctor.regex import regex
+from trace_doctor.run import I64, Bool, is_count
+
+MOST_BETWEEN = 12
+"""Kernels at most between a product and the softmax: scale, mask, cast, dropout and the copies around them."""
+_BATCHED = regex(r"aten::(?:bmm|baddbmm_?)")
+_PRODUCT = regex(
+    r"aten::(?:mm|addmm|bmm|baddbmm_?|addbmm|_addmm_activation|mv|addmv|dot|_scaled_mm|\w*conv\w*)"
+)
+_BATCHED_KERNEL = regex(r"triton_(?:tem_fused_\w*)?(?:baddbmm|bmm)")
+_BY_HAND = (
+    regex(r"aten::exp_?|.*(?:::|_)exp(?:_kernel|_(?!and|ect|ert|m1|2)).*"),
+    regex(r"aten::sum|.*(?:sum_functor|_sum(?:_|$)).*"),
+    regex(r"aten::(?:div|true_divide)_?|.*(?:DivFunctor|div_true|_div(?:_|$)).*"),
+)
+"""A softmax that is written out: exponentials over their sum, in any order of the kernels."""
+MOST_LOOKED_AT = 2000
+"""Pairs of products whose grids are read again from the file: each takes some 20 us."""
+_SOFTMAX = regex(r"aten::_?(?:safe_|masked_)?softmax(?:_backward_data|_backward)?")
+
+
+class AttentionChains(Evidence, frozen=True):
+    """Each softmax between two batched products of its stream. Raises NotCaptured where nothing computes, or no kernel's
+    operator is known: then products of batches cannot be told from others.
+    """
+
+    softmax: I64
+    """places in `kernels.rows` of the softmax kernels, one for each chain"""
+    backward: Bool
+    """aligned with `softmax`"""
+    products: Bool
+    """mask over `kernels.rows`: the batched products of the chains"""
+    between: Bool
+    """mask over `kernels.rows`: what ran between them, the softmax included: all that a fused kernel keeps on the chip"""
+    score_bytes: int | None
+    """of all score matrices in the forward of a typical step; None where shapes were not recorded"""
+    kernels: Work
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        kernels = facts[Work]
+        if not (kernels.operator >= 0).any():
+            raise NotCaptured(
+                "no kernel's operator is known", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+            )
+        order = np.lexsort((np.arange(len(kernels.rows)), kernels.lane))
+        first, last, batched, unknown = _products(kernels, order)
+        softmax = np.union1d(
+            np.flatnonzero(_is_softmax(kernels)[order]), _by_hand(kernels, order, first, last)
+        )
+        behind = np.searchsorted(first, softmax)
+        batched |= _batched_by_grid(kernels, order[first], unknown, behind)
+        apart = _Gaps(first, last, batched, kernels.lane[order])
+        close = apart.linked(softmax, softmax, behind - 1, behind)
+        # of several softmax kernels between the same products one stands for the chain
+        one = np.zeros(len(softmax), dtype=bool)
+        one[np.unique(behind, return_index=True)[1]] = True
+        softmax, behind = softmax[close & one], behind[close & one]
+        keep = _fitting(facts, kernels, order, softmax, first, behind)
+        softmax, behind = softmax[keep], behind[keep]
+        backward = _backward(kernels, order[softmax])
+        products, between = _extent(order, apart, behind, backward)
+        return cls(
+            order[softmax],
+            backward,
+            products,
+            between,
+            _score_bytes(facts, kernels, order[softmax[~backward]]),
+            kernels,
+        )
+
+
+def _backward(kernels: Work, places: I64) -> Bool:
+    """Which softmax kernels are of a backward: by their names and those of their operators."""
+    run = kernels.run
+    names = [run.names[i] for i in run.name[kernels.rows[places]].tolist()]
+    operators = kernels.operator[places].tolist()
+    said = [f"{n} {run.text(o) if o >= 0 else ''}".lower() for n, o in zip(names, operators, strict=True)]
+    return np.array(["backward" in text for text in said], dtype=bool)
+
+
+def _extent(order: I64, apart: _Gaps, behind: I64, backward: Bool) -> tuple[Bool, Bool]:
+    """Masks over `kernels.rows`: the products of the chains, and what ran between them. `behind`: of each chain the
+    number of the product behind its softmax."""
+    products = np.zeros(len(order), dtype=bool)
+    between = np.zeros(len(order), dtype=bool)
+    for place, back in zip(behind.tolist(), backward.tolist(), strict=True):
+        low, high = place - 1, place
+        if back:  # each product's gradient is two products
+            low -= apart.adjacent(low - 1)
+            high += apart.adjacent(high)
+        for event in range(low, high + 1):
+            products[order[apart.first[event] : apart.last[event] + 1]] = True
+        between[order[apart.last[low] + 1 : apart.first[high]]] = True
+    return products, between & ~products
+
+
+def _is_softmax(kernels: Work) -> Bool:
+    """Softmax kernels but those of a log-softmax, which belong to a loss."""
+    named = kernels.named(
+        lambda n: "softmax" in n.lower() and "log_softmax" not in n and not is_log_softmax(n)
+    )
+    asked = kernels.launched_by(lambda n: _SOFTMAX.fullmatch(n) is not None)
+    return (named | asked) & ~kernels.launched_by(lambda n: "log_softmax" in n or "cross_entropy" in n)
+
+
+def _by_hand(kernels: Work, order: I64, first: I64, last: I64) -> I64:
+    """Places in the order of the streams of exponentials that are divided by their sum before the next product."""
+    exponential, total, quotient = (
+        (
+            kernels.named(lambda n, p=part: p.fullmatch(n) is not None)  # type: ignore[misc]
+            | kernels.launched_by(lambda n, p=part: p.fullmatch(n) is not None)  # type: ignore[misc]
+        )[order]
+        for part in _BY_HAND
+    )
+    places = np.flatnonzero(exponential)
+    behind = np.searchsorted(first, places)
+    places, behind = (each[(behind > 0) & (behind < len(first))] for each in (places, behind))
+
+    def between(mask: Bool) -> Bool:
+        count = np.concatenate([[0], np.cumsum(mask)])
+        return np.asarray(count[first[behind]] > count[last[behind - 1]])
+
+    return np.asarray(places[between(total) & between(quotient)])
+
+
+def _batched_by_grid(kernels: Work, rows: I64, unknown: Bool, behind: I64) -> Bool:
+    """Which products of unknown operators (a CUDA graph is launched as a whole) are batched: those on both sides of a
+    softmax whose grids have the same depth, of 2 or more."""
+    found = np.zeros(len(rows), dtype=bool)
+    behind = np.unique(behind[(behind > 0) & (behind < len(rows))])
+    behind = behind[unknown[behind - 1] & unknown[behind]][:MOST_LOOKED_AT]
+    wanted = np.stack([behind - 1, behind], axis=1).ravel()
+    depth = [_depth(args) for args in kernels.run.args(kernels.rows[rows[wanted]].tolist())]
+    for place, before, after in zip(behind.tolist(), depth[::2], depth[1::2], strict=True):
+        found[[place - 1, place]] |= before == after > 1
+    return found
+
+
+def _depth(args: dict[str, Any]) -> int:
+    grid = args.get("grid")
+    if not isinstance(grid, list) or len(grid) != 3:
+        return 0
+    return grid[2] if is_count(grid[2]) else 0
+
+
+def _products(kernels: Work, order: I64) -> tuple[I64, I64, Bool, Bool]:
+    """The products in order of their streams: places of the first and last kernel of each, whether it is batched, and
+    whether no operator tells.
+
+    Kernels of one operator in a row (a product that is split and summed up) are one product.
+    """
+    known = kernels.launched_by(lambda n: _PRODUCT.fullmatch(n) is not None)[order]
+    batched = kernels.launched_by(lambda n: _BATCHED.fullmatch(n) is not None)[order]
+    batched |= kernels.named(lambda n: _BATCHED_KERNEL.match(n) is not None)[order]
+    other = kernels.where(lambda c: c.kind in ("gemm", "gemv", "conv", "attention"))[order]
+    places = np.flatnonzero(batched | other)
+    operators = kernels.operator[order[places]]
+    new = np.ones(len(places), dtype=bool)
+    told = known[places]
+    new[1:] = (operators[1:] != operators[:-1]) | (operators[1:] < 0) | ~told[1:]
+    starts = np.flatnonzero(new)
+    ends = np.append(starts[1:], len(places))[: len(starts)] - 1
+    return places[starts], places[ends], batched[places[starts]], ~told[starts]
+
+
+class _Gaps(Struct, frozen=True):
+    """How far products lie apart."""
+
+    first: I64
+    last: I64
+    batched: Bool
+    stream: I64
+
+    def linked(self, begin: I64, end: I64, before: I64, behind: I64) -> Bool:
+        """Whether the stretches [begin, end] have a batched product of their stream close on both sides."""
+        if not len(self.first):
+            return np.zeros(len(begin), dtype=bool)
+        inside = (before >= 0) & (behind < len(self.first))
+        before, behind = np.maximum(before, 0), np.minimum(behind, len(self.first) - 1)
+        near = (begin - self.last[before] <= MOST_BETWEEN + 1) & (
+            self.first[behind] - end <= MOST_BETWEEN + 1
+        )
+        here = self.stream[begin]
+        same = (self.stream[self.last[before]] == here) & (self.stream[self.first[behind]] == here)
+        return np.asarray(inside & near & same & self.batched[before] & self.batched[behind])
+
+    def adjacent(self, place: int) -> bool:
+        """Whether a product and the one behind it are both batched and close together."""
+        return bool(
+            0 <= place < len(self.first) - 1
+            and self.batched[place]
+            and self.batched[place + 1]
+            and self.first[place + 1] - self.last[place] <= MOST_BETWEEN + 1
+            and self.stream[self.first[place + 1]] == self.stream[self.last[place]]
+        )
+
+
+def _fitting(facts: Facts, kernels: Work, order: I64, softmax: I64, first: I64, behind: I64) -> Bool:
+    """Whether the softmax is over what the product behind it multiplies: by the number of elements, where shapes of the
+    same softmax in the typical step tell; else it counts as fitting."""
+    inputs = facts.get(OperatorInputs)
+    keep = np.ones(len(softmax), dtype=bool)
+    if inputs is None or not len(softmax):
+        return keep
+    over, into = (
+        kernels.operator[order[softmax]].astype(np.int64),
+        kernels.operator[order[first[behind]]].astype(np.int64),
+    )
+    own = inputs.run.is_named(
+        lambda n: _SOFTMAX.fullmatch(n) is not None or _BY_HAND[0].fullmatch(n) is not None
+    )
+    multiplies = inputs.run.is_named(lambda n: _BATCHED.fullmatch(n) is not None)
+    known = np.isin(over, inputs.typical(over[over >= 0])) & (into >= 0)
+    known &= own[over] & multiplies[into]
+    pairs = np.stack([over[known], into[known]], axis=1)
+    given = inputs.of(pairs.ravel().tolist())
+    fits = [
+        _elements(a) in {prod(s) for s, _ in b.tensors()}
+        for a, b in zip(given[::2], given[1::2], strict=True)
+    ]
+    keep[known] = fits
+    if len(fits) and not any(fits):  # what does not fit in one step does not in the others
+        keep[:] = False
+    return keep
+
+
+def _elements(inputs: Inputs) -> int:
+    return max((prod(shape) for shape, _ in inputs.tensors()), default=0)
+
+
+def _score_bytes(facts: Facts, kernels: Work, softmax: I64) -> int | None:
+    """What the softmax of each forward chain of a typical step gives: as large as what it is given."""
+    inputs = facts.get(OperatorInputs)
+    if inputs is None:
+        return None
+    operators = np.unique(kernels.operator[softmax])
+    rows = inputs.typical(operators[operators >= 0])
+    sizes = [
+        max((tensor_bytes(*t) for t in given.tensors()), default=0) for given in inputs.of(rows.tolist())
+    ]
+    return sum(sizes) or None

@@ -1,0 +1,221 @@
+"""Python loops over the elements of tensors: the same few operators, again and again under one frame."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+from msgspec import Struct
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.names.event_names import (
+    is_backward,
+    is_loader,
+    is_optimizer,
+    is_step,
+    is_torch_mark,
+)
+from trace_doctor.evidence.names.frames import is_user_function
+from trace_doctor.evidence.trace.call_sites import CallSites, Site
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.evidence.trace.threads import Threads
+from trace_doctor.regex import regex
+from trace_doctor.run import I64, Bool, Cat, Run
+
+LONGEST = 20
+"""operators of a small group: what a function does with one element, or with one pair"""
+LEAST = 10
+"""repetitions of a loop (torch.profiler's own pattern matcher counts as many)"""
+ALWAYS, ALIKE = 0.9, 0.75
+"""Of a loop with branches: share of the repetitions that an operator is in to count as common to all, and share of the
+operators that are"""
+_INDEXING = regex(
+    r"aten::(?:select|slice|narrow|index|index_(?:select|put|add|copy|fill)_?|take|gather|put_|masked_(?:select|scatter)_?"
+    r"|(?:select_|slice_)?scatter(?:_add|_reduce)?_?)"
+)
+_UNBINDING = regex(r"aten::(?:unbind|split|split_with_sizes|chunk|tensor_split)")
+"""what makes a list of parts, over which the loop goes then"""
+_LAYER = regex(
+    r"aten::(?:linear|addmm|mm|matmul|bmm|baddbmm|einsum|conv\w*|\w*attention\w*|(?:layer|batch|group|instance|rms)_norm|embedding|lstm|gru)"
+    r"|(?!aten::).*"
+)
+"""operators of a model's layers: where no frame tells, their repetitions are layers, not elements"""
+_MODULE = regex(r"nn\.Module: .*|.*torch/nn/modules/module\.py\(\d+\): .*")
+
+
+class OperatorLoop(Struct, frozen=True):
+    """One loop of the source: all its executions in the steady steps."""
+
+    site: Site | None
+    """None without Python stacks"""
+    group: tuple[str, ...]
+    """the operators of each repetition"""
+    repeats: tuple[int, ...]
+    """of each execution"""
+    spans: tuple[tuple[int, int], ...]
+    """[start, end) ns of each execution"""
+    first: tuple[int, ...]
+    """ns until the second repetition began, of each execution"""
+    steps: int
+    """number of steady steps that hold one"""
+    repetition_ns: int
+    """from one repetition to the next: the median, which other programs on the machine do not move"""
+
+
+class OperatorLoops(Evidence, frozen=True):
+    """Loops of ten and more repetitions on the main thread that index a tensor, or go over its parts, longest first.
+    Without Python stacks those that hold no operator of a layer.
+    """
+
+    loops: tuple[OperatorLoop, ...]
+    thread: int
+    run: Run
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, sites, main = facts.run, facts.get(CallSites), facts[Threads].main
+        spans = facts[Steps].spans("steady")
+        ops = _operators(facts, run, main)
+        step = facts[Steps].steady_at(run.ts[ops])
+        ops, step = ops[step >= 0], step[step >= 0]
+        frame = step if sites is None else _frames(run, facts[Nesting], ops)
+        ops, frame = ops[frame >= 0], frame[frame >= 0]
+        order = np.lexsort((run.ts[ops], frame))
+        ops, frame = ops[order], frame[order]
+        unbinding = run.is_named(lambda n: _UNBINDING.fullmatch(n) is not None)
+        groups: dict[tuple[Site | None, tuple[str, ...]], list[I64]] = {}
+        for edges, group in _executions(run.name[ops].astype(np.int64), frame, branches=sites is not None):
+            names = tuple(run.names[n] for n in group)
+            site = sites.site(int(ops[edges[0]])) if sites is not None else None
+            if (site is None) != (sites is None) or (site is None and any(map(_LAYER.fullmatch, names))):
+                continue
+            before = int(edges[0]) - 1
+            parts = before >= 0 and bool(unbinding[ops[before]]) and frame[before] == frame[edges[0]]
+            if parts or any(map(_INDEXING.fullmatch, names)):
+                groups.setdefault((site, _rotated(names)), []).append(edges)
+        found = []
+        for (site, names), executions in groups.items():
+            begins = [run.ts[ops[edges[:-1]]] for edges in executions]
+            begin = [int(each[0]) for each in begins]
+            end = [int(run.end[ops[edges[-1] - 1]]) for edges in executions]
+            starts = np.sort(np.array(begin))
+            held = np.diff(np.searchsorted(starts, np.array(spans, dtype=np.int64))) > 0
+            found.append(
+                OperatorLoop(
+                    site=site,
+                    group=names,
+                    repeats=tuple(len(each) for each in begins),
+                    spans=tuple(zip(begin, end, strict=True)),
+                    first=tuple(int(each[1] - each[0]) for each in begins),
+                    steps=int(held.sum()),
+                    repetition_ns=int(np.median(np.concatenate([np.diff(each) for each in begins]))),
+                )
+            )
+        found.sort(key=lambda loop: (-sum(e - s for s, e in loop.spans), str(loop.site), loop.group))
+        return cls(tuple(found), main, run)
+
+
+def _operators(facts: Facts, run: Run, main: int) -> I64:
+    """Outermost operators of the main thread, outside backward, optimizer and loader."""
+    marks = run.is_named(is_step, is_torch_mark)
+    away = run.is_named(is_backward, is_optimizer, is_loader)
+    rows = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks & ~away & (run.thread == main))
+    rows = facts[Nesting].outermost(rows)
+    return rows[~facts[Nesting].inside(rows, away)]
+
+
+def _frames(run: Run, nesting: Nesting, ops: I64) -> I64:
+    """The innermost frame of the user's around each operator, -1 without one."""
+    user: Bool = np.zeros(len(run), dtype=bool)
+    named = run.is_named(is_user_function)
+    user[named & run.is_cat(Cat.PYTHON)] = True
+    at = _climbed(nesting, nesting.parent[ops].astype(np.int64), user)
+    return _callers(run, nesting, at, user)
+
+
+def _climbed(nesting: Nesting, at: I64, wanted: Bool) -> I64:
+    """The innermost wanted event at or around each of these, -1 without one."""
+    climbing = np.flatnonzero((at >= 0) & ~wanted[np.maximum(at, 0)])
+    while len(climbing):
+        at[climbing] = nesting.parent[at[climbing]]
+        above = at[climbing]
+        climbing = climbing[(above >= 0) & ~wanted[np.maximum(above, 0)]]
+    return at
+
+
+def _callers(run: Run, nesting: Nesting, frame: I64, user: Bool) -> I64:
+    """The same frames, but for functions that are called for one element after the other: of these the caller. Modules that
+    are called one after the other are layers."""
+    own = np.unique(frame[frame >= 0])
+    modules = run.is_named(lambda n: _MODULE.fullmatch(n) is not None) & run.is_cat(Cat.PYTHON)
+    above = _climbed(nesting, nesting.parent[own].astype(np.int64), user | modules)
+    kind, often = np.unique(
+        np.stack([above, run.name[own]], axis=1), axis=0, return_inverse=True, return_counts=True
+    )[1:]
+    one_by_one = (often[kind.ravel()] >= LEAST) & (above >= 0)
+    caller = np.where(one_by_one & user[np.maximum(above, 0)], above, own)
+    known = frame >= 0
+    frame[known] = caller[np.searchsorted(own, frame[known])]
+    return frame
+
+
+def _executions(names: I64, frame: I64, *, branches: bool) -> list[tuple[I64, tuple[int, ...]]]:
+    """The loops, in order: the place at which each repetition begins and the one behind the last, and the names that
+    come in each repetition."""
+    taken = np.zeros(len(names), dtype=bool)
+    found = [(edges, tuple(names[edges[0] : edges[1]].tolist())) for edges in _periodic(names, frame, taken)]
+    if branches:
+        found += _branched(names, frame, taken)
+    return sorted(found, key=lambda loop: int(loop[0][0]))
+
+
+def _periodic(names: I64, frame: I64, taken: Bool) -> list[I64]:
+    """Stretches in which a group of names repeats under one frame; the shortest period wins. They are marked as taken."""
+    found = []
+    for period in range(1, LONGEST + 1):
+        if len(names) < period * LEAST:
+            break
+        same = (names[period:] == names[:-period]) & (frame[period:] == frame[:-period])
+        edges = np.diff(np.concatenate([[0], same.astype(np.int8), [0]]))
+        begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        long = ends - begins >= period * (LEAST - 1)
+        for begin, end in zip(begins[long].tolist(), ends[long].tolist(), strict=True):
+            repeats = (end - begin) // period + 1
+            stretch = slice(begin, begin + period * repeats)
+            if not taken[stretch].any():
+                taken[stretch] = True
+                found.append(begin + period * np.arange(repeats + 1))
+    return found
+
+
+def _branched(names: I64, frame: I64, taken: Bool) -> list[tuple[I64, tuple[int, ...]]]:
+    """Loops whose body has branches: an operator that comes again and again under one frame, after no more than a small
+    group, and most of what lies between is the same each time. The rarest such operator comes once in a repetition."""
+    at = np.flatnonzero(~taken)
+    at = at[np.lexsort((at, names[at], frame[at]))]
+    near = (np.diff(at) <= LONGEST) & (np.diff(names[at]) == 0) & (np.diff(frame[at]) == 0)
+    edges = np.diff(np.concatenate([[0], near.astype(np.int8), [0]]))
+    begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    found = []
+    for n in np.argsort(ends - begins, kind="stable").tolist():
+        anchors = at[begins[n] : ends[n] + 1]
+        if len(anchors) <= LEAST or taken[anchors[0] : anchors[-1]].any():
+            continue
+        bodies = [names[a:b].tolist() for a, b in pairwise(anchors.tolist())]
+        counts = Counter(name for body in bodies for name in set(body))
+        core = {name for name, count in counts.items() if count >= ALWAYS * len(bodies)}
+        same = sum(name in core for body in bodies for name in body)
+        if len(core) > 1 and same >= ALIKE * sum(map(len, bodies)):
+            taken[anchors[0] : anchors[-1]] = True
+            usual = Counter(map(tuple, bodies)).most_common(1)[0][0]
+            found.append((anchors, tuple(name for name in usual if name in core)))
+    return found
+
+
+def _rotated(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The same group whatever operator a stretch begins with: from its first indexing one."""
+    at = next((i for i, n in enumerate(names) if _INDEXING.fullmatch(n)), 0)
+    return (*names[at:], *names[:at])

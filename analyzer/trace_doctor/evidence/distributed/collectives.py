@@ -1,0 +1,277 @@
+"""The collectives of one rank, and those of all ranks side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+from msgspec import Struct
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.idle.time_ledger import exposed
+from trace_doctor.evidence.intervals import clip, covered, intersect, intervals, pairs, subtract, union
+from trace_doctor.evidence.names.event_arguments import count
+from trace_doctor.evidence.names.event_names import is_collective_kernel, is_host_collective
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.run import I64, Bool, Cat
+
+ALIGNED = 0.95
+"""share of the time in collectives of one kind that those which coincide on all ranks must take for a match to be
+believed: whether one of 10 us coincides, clocks that differ by as much cannot tell"""
+FIRST_USE = 0.5
+"""one collective that takes this much of all communication of the steady steps, and several times as long as any other, is
+the set-up of a communicator, not a steady cost"""
+SEVERAL = 3
+
+_KINDS = {
+    "dispatch": "expert dispatch",
+    "combine": "expert combine",
+    "crossdevice": "all-reduce",
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+    "sendrecv": "send and receive",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+"""part of a name, without underscores -> what people call the collective"""
+Key = tuple[str, str]
+"""name of the kernel or host event, process group where the file names it"""
+
+
+class Collectives(Evidence, frozen=True):
+    """GPU collectives of the capture, else those of gloo and MPI on the host. Raises NotCaptured where there is none."""
+
+    rows: I64
+    """by start"""
+    keys: tuple[Key, ...]
+    """aligned with `rows`: equal for collectives that can stand for one another"""
+    sequence: I64
+    """aligned with `rows`: the number that all ranks give to one collective, -1 where the file holds none"""
+    start: I64
+    end: I64
+    alone: I64
+    """when a collective ran in the window and no compute beside it: a set"""
+    lasting: I64
+    """the part of `alone` that comes back: in steady steps, without the set-up of a communicator"""
+    set_up: Bool
+    """aligned with `rows`: which sets up a communicator"""
+    compute: bool
+    """whether the capture holds any compute that could run beside them: of a file cut down to collectives nobody knows"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        rows = run.named(is_collective_kernel, Cat.KERNEL)
+        if not len(rows):
+            rows = run.named(is_host_collective, Cat.CPU_OP, Cat.USER_ANNOTATION)
+        rows = rows[run.dur[rows] > 0]
+        if not len(rows):
+            raise NotCaptured("no collective in the trace", "record a rank of a distributed run")
+        said = run.args(rows)
+        window = facts[Steps].window
+        start, end = run.ts[rows], run.end[rows]
+        compute = union(np.concatenate([parts[0] for parts in exposed(facts).values()]))
+        alone = subtract(clip(union(pairs(start, end)), *window), compute)
+        set_up = _set_up(end - start, facts[Steps].steady_at(start) >= 0)
+        lasting = intersect(alone, intervals(facts[Steps].spans("steady")))
+        return cls(
+            rows=rows,
+            keys=tuple((run.text(row), _group(args)) for row, args in zip(rows.tolist(), said, strict=True)),
+            sequence=np.array([_sequence(args) for args in said], dtype=np.int64),
+            start=start,
+            end=end,
+            alone=alone,
+            lasting=subtract(lasting, union(pairs(start[set_up], end[set_up]))),
+            set_up=set_up,
+            compute=len(compute) > 0,
+        )
+
+
+def _set_up(length: I64, steady: Bool) -> Bool:
+    """Which of the collectives sets up a communicator: the longest of the steady steps, where it stands out."""
+    found = np.zeros(len(length), dtype=bool)
+    if steady.sum() > 1:
+        longest = int(np.argmax(np.where(steady, length, -1)))
+        others = np.delete(length, longest)[np.delete(steady, longest)]
+        found[longest] = length[longest] >= max(FIRST_USE * length[steady].sum(), SEVERAL * others.max())
+    return found
+
+
+def kind_of(name: str) -> str:
+    """What people call it: `all-reduce`; the collective as recorded where its name does not say."""
+    plain = name.replace("(anonymous namespace)", "").partition("(")[0].replace("_", "").lower()
+    return next((word for part, word in _KINDS.items() if part in plain), "collectives")
+
+
+def _group(args: dict[str, Any]) -> str:
+    return str(args.get("Process Group Name", ""))
+
+
+def _sequence(args: dict[str, Any]) -> int:
+    number = count(args, "Seq")
+    return -1 if number is None else number
+
+
+class Match(Struct, frozen=True):
+    """Collectives of one kind on the ranks that took part: arrays of ranks × collectives, in order of time."""
+
+    name: str
+    members: I64
+    """positions in `RankedCollectives.ranks`"""
+    start: I64
+    end: I64
+
+    @property
+    def shortest(self) -> I64:
+        """Of each collective the time on the rank that came last, ns: the transfer itself, without waiting."""
+        return np.asarray((self.end - self.start).min(axis=0))
+
+    @property
+    def wait(self) -> I64:
+        """How long each rank waited for the last to come, ns."""
+        return np.asarray(self.end - self.start - self.shortest)
+
+    @property
+    def last(self) -> I64:
+        """Position of the rank that came last to each."""
+        return np.asarray(self.members[np.argmin(self.end - self.start, axis=0)])
+
+
+class RankedCollectives(Evidence, frozen=True):
+    """The collectives of all ranks of a job, matched: the k-th of a kind counted from the end of the capture.
+
+    Raises NotCaptured for one rank alone, or where those of a kind that coincide on all ranks (overlap in time, or end
+    nearer to one another than to the next) take less than 95 % of its time.
+    """
+
+    of_job = True
+
+    ranks: tuple[int, ...]
+    matches: tuple[Match, ...]
+    wait_ns: tuple[int, ...]
+    """per rank and steady step: time in which it did nothing but wait for another rank in a collective"""
+    transfer_ns: tuple[int, ...]
+    """per rank and steady step: time in collectives that is no waiting, with no compute beside it"""
+    caused_ns: tuple[int, ...]
+    """per rank: for how long the others together did nothing but wait for it, in all steady steps"""
+    members: tuple[Facts, ...]
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        members = [
+            m for m in facts.job.members if m.get(Collectives) is not None and m.get(Steps) is not None
+        ]
+        if len(members) < 2:
+            raise NotCaptured(
+                "the collectives of one rank only",
+                "record the same steps on every rank and analyse the folder with all traces",
+            )
+        matches = [m for key in _kinds(members) if (m := _matched(members, key)) is not None]
+        if not matches:
+            raise NotCaptured(
+                "the collectives of the ranks do not overlap in time",
+                "record the same steps on every rank, with clocks that agree",
+            )
+        waits, transfers = zip(*(_alone(members, i, matches) for i in range(len(members))), strict=True)
+        return cls(
+            ranks=tuple(m.capture.rank for m in members),
+            matches=tuple(matches),
+            wait_ns=waits,
+            transfer_ns=transfers,
+            caused_ns=_caused(members, matches),
+            members=tuple(members),
+        )
+
+
+def _kinds(members: list[Facts]) -> list[Key]:
+    """What at least two ranks have, in the order first seen."""
+    seen: dict[Key, int] = {}
+    for facts in members:
+        for key in dict.fromkeys(facts[Collectives].keys):
+            seen[key] = seen.get(key, 0) + 1
+    return [key for key, ranks in seen.items() if ranks > 1]
+
+
+def _matched(members: list[Facts], key: Key) -> Match | None:
+    """The collectives of one kind in the steady steps of all ranks that have it; None where they do not fit together. They
+    are counted from the end of the capture, or from where the first of the captures ended."""
+    found = [_steady(facts, key) for facts in members]
+    taking = [i for i, (start, _, _) in enumerate(found) if len(start)]
+    if len(taking) < 2:
+        return None
+    own = [found[i] for i in taking]
+    for places in _places([numbers for _, _, numbers in own], *_in_common(own)):
+        start = np.array([each[0][at] for each, at in zip(own, places, strict=True)])
+        end = np.array([each[1][at] for each, at in zip(own, places, strict=True)])
+        lasting = (end - start).max(axis=0)
+        if start.size and lasting[_together(start, end)].sum() >= ALIGNED * lasting.sum():
+            return Match(key[0], np.array(taking), start, end)
+    return None
+
+
+def _places(numbers: list[I64], counts: list[int], all_of: list[int]) -> Iterator[list[I64]]:
+    """Which collectives of each rank may be the same, place by place: by their numbers, else counted from the end."""
+    if all((n >= 0).all() and len(np.unique(n)) == len(n) for n in numbers):
+        common = numbers[0]
+        for other in numbers[1:]:
+            common = np.intersect1d(common, other)
+        yield [np.flatnonzero(np.isin(n, common)) for n in numbers]
+        return
+    for ends in (all_of, counts):
+        least = min(ends)
+        yield [np.arange(end - least, end) for end in ends]
+
+
+def _in_common(found: list[tuple[I64, I64, I64]]) -> tuple[list[int], list[int]]:
+    """How many collectives each rank began before the first of the captures ended, and how many it has."""
+    ended = min(int(end.max()) for _, end, _ in found)
+    return [int(np.searchsorted(start, ended)) for start, _, _ in found], [
+        len(start) for start, _, _ in found
+    ]
+
+
+def _together(start: I64, end: I64) -> Bool:
+    """Per column of ranks × collectives whether it is one collective: it overlaps in time on all ranks, or ends on
+    all of them nearer to one another than to the one before or after. The clocks of the GPUs of one host differ by
+    some 10 us, and the rank that comes last may take less than that."""
+    first, last = end.min(axis=0), end.max(axis=0)
+    overlap: Bool = start.max(axis=0) < first
+    if len(first) < 2:
+        return overlap
+    apart = np.pad(first[1:] - last[:-1], 1, mode="edge")
+    return np.asarray(overlap | (last - first < np.minimum(apart[:-1], apart[1:])))
+
+
+def _steady(facts: Facts, key: Key) -> tuple[I64, I64, I64]:
+    """(start, end, number) of the collectives of a kind from the first steady step on."""
+    own = facts[Collectives]
+    mine = np.array([k == key for k in own.keys]) & (own.start >= facts[Steps].spans("steady")[0][0])
+    return own.start[mine], own.end[mine], own.sequence[mine]
+
+
+def _alone(members: list[Facts], i: int, matches: list[Match]) -> tuple[int, int]:
+    """(waiting, transfer) of one rank per steady step, where no compute ran beside it, ns."""
+    waiting, transferring = [], []
+    for match in matches:
+        for at in np.flatnonzero(match.members == i).tolist():
+            arrived = match.start[at] + match.wait[at]
+            waiting.append(pairs(match.start[at], arrived))
+            transferring.append(pairs(arrived, match.end[at]))
+    alone, count = members[i][Collectives].alone, members[i][Steps].count
+    moving = union(np.concatenate(transferring)) if transferring else alone[:0]
+    still = subtract(union(np.concatenate(waiting)), moving) if waiting else alone[:0]
+    return int(covered(still, alone).sum()) // count, int(covered(moving, alone).sum()) // count
+
+
+def _caused(members: list[Facts], matches: list[Match]) -> tuple[int, ...]:
+    """Of each rank the waiting of all others, beside no compute, in collectives to which it came last, ns."""
+    caused = np.zeros(len(members), dtype=np.int64)
+    for match in matches:
+        for at, i in enumerate(match.members.tolist()):
+            waiting = pairs(match.start[at], match.start[at] + match.wait[at])
+            np.add.at(caused, match.last, covered(waiting, members[i][Collectives].alone))
+    return tuple(caused.tolist())

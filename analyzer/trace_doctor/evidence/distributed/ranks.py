@@ -1,0 +1,122 @@
+"""What the ranks of a job do in a step, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Self
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.evidence.trace.workload import Workload
+from trace_doctor.model import IDLE_CAUSES, Cell, Column, Table
+
+_NAMES = {
+    "data_loading": "data loading",
+    "cold_start": "cold start",
+    "sync": "host-device sync",
+    "optimizer": "the optimizer on the host",
+    "annotation": "annotated code",
+    "python": "Python",
+    "dispatch": "operator dispatch",
+    "launch": "kernel launches",
+}
+PARTS = ("compute", "copies", *(_NAMES.get(cause, cause) for cause in IDLE_CAUSES))
+"""what a rank does when it is in no collective"""
+MOST_CAUSES = 3
+
+
+class Ranks(Evidence, frozen=True):
+    """Per rank the parts of a steady step from its time ledger. Raises NotCaptured with fewer than two ranks."""
+
+    of_job = True
+
+    ranks: tuple[int, ...]
+    step_ns: tuple[int, ...]
+    comm_ns: tuple[int, ...]
+    """in collectives, beside no compute"""
+    parts: tuple[tuple[float, ...], ...]
+    """per rank and PARTS: ns of a steady step"""
+    kernels: tuple[float | None, ...]
+    """launched in a step"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        members = [m for m in facts.job.members if m.get(TimeLedger) is not None]
+        if len(members) < 2:
+            raise NotCaptured(
+                "the trace of one rank only",
+                "record the same steps on every rank and analyse the folder with all traces",
+            )
+        found = [_parts(m) for m in members]
+        loads = [m.get(Workload) for m in members]
+        return cls(
+            ranks=tuple(m.capture.rank for m in members),
+            step_ns=tuple(m[Steps].step_ns for m in members),
+            comm_ns=tuple(comm for comm, _ in found),
+            parts=tuple(parts for _, parts in found),
+            kernels=tuple(
+                (w.kernels if w.kernels is not None else w.operators) if w else None for w in loads
+            ),
+        )
+
+    def of(self, rank: int, part: str) -> float:
+        """ns of a steady step that a rank spends in one of PARTS."""
+        return self.parts[self.ranks.index(rank)][PARTS.index(part)]
+
+    def excess(self, ranks: Sequence[int], lost_ns: float) -> list[str]:
+        """What these ranks do longer than the others: the fewest PARTS that together cover so many ns of a step, the
+        longest first. Empty where three do not."""
+        others = [r for r in self.ranks if r not in ranks]
+        more = {
+            p: median(self.of(r, p) for r in ranks) - median(self.of(r, p) for r in others) for p in PARTS
+        }
+        ranked = sorted(PARTS, key=lambda p: -more[p])[:MOST_CAUSES]
+        for count in range(1, len(ranked) + 1):
+            if sum(more[p] for p in ranked[:count]) >= lost_ns:
+                return ranked[:count]
+        return []
+
+    def table(self) -> Table:
+        """All ranks; of the parts those that take 1 % of any step."""
+        shown = [
+            n for n in range(len(PARTS))
+            if any(own[n] * 100 >= step for own, step in zip(self.parts, self.step_ns, strict=True))
+        ]  # fmt: skip
+        rows: list[list[Cell]] = [
+            [rank, step / 1e3, comm / 1e3, *(own[n] / 1e3 for n in shown), kernels]
+            for rank, step, comm, own, kernels in zip(
+                self.ranks, self.step_ns, self.comm_ns, self.parts, self.kernels, strict=True
+            )
+        ]
+        return Table(
+            title="A steady step of each rank",
+            columns=[
+                Column("rank", "count"),
+                Column("step", "us"),
+                Column("in collectives", "us"),
+                *(Column(PARTS[n], "us") for n in shown),
+                Column("kernels", "count"),
+            ],
+            rows=rows,
+        )
+
+
+def _parts(facts: Facts) -> tuple[int, tuple[float, ...]]:
+    rows = [r for r in facts[TimeLedger].rows if r.phase == "steady"]
+    count = facts[Steps].count
+    idle = [sum(getattr(r.idle_ns, cause) for r in rows) / count for cause in IDLE_CAUSES]
+    compute, copies = sum(r.compute_ns for r in rows), sum(r.exposed_copy_ns for r in rows)
+    return sum(r.exposed_comm_ns for r in rows) // count, (compute / count, copies / count, *idle)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """`Rank 3`, `Ranks 0 and 6`, `Ranks 1, 2 and 5`."""
+    return f"Rank{'s' if len(ranks) > 1 else ''} {listed(list(map(str, ranks)))}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

@@ -1,0 +1,129 @@
+"""Copies from the host to the device in the steady steps: from which memory, by which operator, and what was made for it."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.host.host_bound import with_stacks
+from trace_doctor.evidence.host.transfers import MOST_ARGS, copying, waits
+from trace_doctor.evidence.idle.time_ledger import exposed
+from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, union
+from trace_doctor.evidence.names.event_arguments import count
+from trace_doctor.evidence.replay.what_if import Removal
+from trace_doctor.evidence.trace.launches import Launches
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.run import I64, Bool, Cat, Run
+
+_LINK_GBS = {9: 50.0, 8: 25.0}
+"""PCIe 5 and 4 with 16 lanes, by compute capability; older ones have PCIe 3"""
+_OLDEST_GBS = 12.5
+
+
+class DeviceCopies(Evidence, frozen=True):
+    """Aligned columns, one entry for each copy that holds the host, by start: from memory that is not pinned, or from pinned
+    memory with a wait behind it.
+
+    Raises NotCaptured without GPU work, and where the vendor's profiler does not say what memory is pinned.
+    """
+
+    row: I64
+    """the copy on the device"""
+    call: I64
+    """the call that made it, -1 where it was not captured"""
+    op: I64
+    """the outermost operator around the call, else the call"""
+    maker: I64
+    """the operator just before that made the tensor on the host (`aten::zeros` …), -1 where it came from elsewhere"""
+    exposed: I64
+    """ns of the copy beside which the device did nothing else"""
+    faster: I64
+    """ns that it would take less from pinned memory, at the speed of the link"""
+    waits: tuple[tuple[int, ...], ...]
+    """calls that hold the host for it: the copy call, and synchronises of the same operator"""
+    pinned: Bool
+    """whether it comes from pinned memory: then only the wait can go"""
+    link_gbs: float
+    """GB/s of copies from pinned memory: the fastest seen, else what the device's generation of PCIe gives"""
+    stacks: bool
+    """whether recording them slowed the host"""
+    run: Run
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, launches, nesting = facts.run, facts[Launches], facts[Nesting]
+        steady = intervals(facts[Steps].spans("steady"))
+        copies = run.named(lambda n: "HtoD" in n, Cat.MEMCPY)
+        copies = copies[covered(pairs(run.ts[copies], run.ts[copies] + 1), steady) > 0]
+        pageable = np.isin(run.name[copies], run.name_ids(lambda n: "Pageable" in n))
+        pinned = np.isin(run.name[copies], run.name_ids(lambda n: "Pinned" in n))
+        if len(copies) and not pageable.any() and not pinned.any():
+            raise NotCaptured(
+                "this profiler does not say whether copies come from pinned memory",
+                "nothing to record: ROCm names them `Host -> Device`",
+            )
+        alone = {device: intersect(parts[2], steady) for device, parts in exposed(facts).items()}
+        link = _link_gbs(run, copies[pinned])
+        rows = copies[pageable | pinned]
+        call = np.array([launches.launch_of(r) for r in rows.tolist()], dtype=np.int64)
+        waiting = np.array([len(waits(run, nesting, c)) > 1 for c in call.tolist()], dtype=bool)
+        held = pageable[pageable | pinned] | waiting
+        rows, call = rows[held], call[held]
+        bare = np.zeros(len(rows), dtype=np.int64)
+        for device, some in alone.items():
+            mine = run.device[rows] == device
+            bare[mine] = covered(pairs(run.ts[rows], run.end[rows])[mine], some)
+        made = copying(run, nesting, call, launches.calls)
+        return cls(
+            row=rows,
+            call=call,
+            op=made.op,
+            maker=made.maker,
+            exposed=bare,
+            faster=_faster(run, rows, link),
+            waits=made.waits,
+            pinned=np.isin(run.name[rows], run.name_ids(lambda n: "Pinned" in n)),
+            link_gbs=link,
+            stacks=with_stacks(run),
+            run=run,
+        )
+
+    def removal(self, which: Bool) -> Removal:
+        """These copies from pinned memory: calls return at once, and the link is the limit."""
+        calls = sorted({wait for i in np.flatnonzero(which) for wait in self.waits[i]})
+        spans = [(int(self.run.thread[c]), int(self.run.ts[c]), int(self.run.end[c])) for c in calls]
+        faster = zip(self.row[which].tolist(), self.faster[which].tolist(), strict=True)
+        return Removal(host_spans=tuple(spans), make_async=tuple(calls), gpu_shorter=tuple(sorted(faster)))
+
+    def alone(self, which: Bool) -> I64:
+        """When these copies ran: a set of intervals."""
+        return union(pairs(self.run.ts[self.row[which]], self.run.end[self.row[which]]))
+
+
+def _bytes(run: Run, rows: I64) -> I64:
+    """Sizes as the profiler gives them, 0 where it does not."""
+    said = run.args(rows.tolist())
+    return np.array([count(args, "bytes") or 0 for args in said], dtype=np.int64)
+
+
+def _link_gbs(run: Run, pinned: I64) -> float:
+    longest = pinned[np.argsort(-run.dur[pinned], kind="stable")][:20]
+    if len(longest):
+        speed = _bytes(run, longest) / np.maximum(run.dur[longest], 1)
+        if (best := float(speed.max())) > 1:
+            return best
+    newest = max((p.get("computeMajor", 0) for p in run.device_properties), default=0)
+    return _LINK_GBS.get(min(newest, 9), _OLDEST_GBS)
+
+
+def _faster(run: Run, rows: I64, link_gbs: float) -> I64:
+    found = np.zeros(len(rows), dtype=np.int64)
+    longest = np.argsort(-run.dur[rows], kind="stable")[:MOST_ARGS]
+    size = _bytes(run, rows[longest])
+    least = np.where(size > 0, (size / link_gbs).astype(np.int64), run.dur[rows[longest]])
+    found[longest] = np.maximum(run.dur[rows[longest]] - least, 0)
+    return found

@@ -1,0 +1,104 @@
+"""Whether the device keeps waiting for the host to launch: many small kernels, each with its share of host work."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, total, union
+from trace_doctor.evidence.replay.retime import PAUSE_NS
+from trace_doctor.evidence.replay.what_if import OWN_WORK, Removal, Replay, ReplayOutcome, view_time
+from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.run import I64, Cat, Run
+
+OTHER_WORK = ("cold_start", "compile", "data_loading", "allocator", "sync")
+HALF = Removal(host_share=0.5)
+"""What a fix of launching gives at least; and what a run with Python stacks would be without: the profiler then makes
+host work two to three times as long"""
+
+
+class HostBound(Evidence, frozen=True):
+    """The steady steps of one device: the one that waits most for the host. Raises NotCaptured without GPU work."""
+
+    device: int
+    kernels: int
+    """that ran in the steady steps"""
+    median_kernel_us: float
+    length: int
+    """of the steady steps together, ns"""
+    by_cause: dict[str, int]
+    """idle ns in gaps shorter than a pause, while the host ran operators, Python or optimizer code; in longer ones, views"""
+    other: int
+    """idle ns that belongs to cold starts, compilation, loaders, the allocator or waits for the device"""
+    owned: I64
+    """the idle pieces of `by_cause`: a set of intervals"""
+    halved: ReplayOutcome
+    """the steps with half of the host's own work"""
+    lasting: float
+    """share of the step that halving saves once more: with Python stacks recorded the profiler makes host work two to
+    three times as long, so that only this is the program's own; without stacks the same as `halved`"""
+    stacks: bool
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, ledger, timeline, replay = facts.run, facts[IdleLedger], facts[GpuTimeline], facts[Replay]
+        if replay.graph is None:
+            raise NotCaptured(replay.limit, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
+        steady = intervals(facts[Steps].spans("steady"))
+        threads = np.unique(replay.graph.calls.thread).tolist()
+        views = union(np.concatenate([NOTHING, *(view_time(run, t) for t in threads)]))
+        best: tuple[int, dict[str, int], I64] = (-1, {}, steady[:0])
+        for device in timeline.devices:
+            pieces = _short(ledger, timeline, device, views)
+            own = {cause: total(intersect(some, steady)) for cause, some in pieces.items()}
+            if best[0] < 0 or sum(own.values()) > sum(best[1].values()):
+                best = device, own, intersect(union(np.concatenate([*pieces.values()])), steady)
+        device, own, owned = best
+        rows = run.gpu[(run.cat[run.gpu] == Cat.KERNEL) & (run.device[run.gpu] == device)]
+        rows = rows[covered(pairs(run.ts[rows], run.ts[rows] + 1), steady) > 0]
+        halved = replay.without(HALF)
+        stacks = with_stacks(run)
+        return cls(
+            device=device,
+            kernels=len(rows),
+            median_kernel_us=float(np.median(run.dur[rows])) / 1e3 if len(rows) else 0.0,
+            length=total(steady),
+            by_cause=own,
+            other=sum(ledger.owned(cause, facts[Steps].spans("steady"), device) for cause in OTHER_WORK),
+            owned=owned,
+            halved=halved,
+            lasting=replay.beside(Removal(host_share=0.25), HALF) if stacks else halved.share_of_step,
+            stacks=stacks,
+        )
+
+    @property
+    def own(self) -> int:
+        """Idle ns of the host's own work."""
+        return sum(self.by_cause.values())
+
+    @property
+    def own_share(self) -> float:
+        return self.own / self.length if self.length else 0.0
+
+
+def with_stacks(run: Run) -> bool:
+    """Whether Python frames were recorded with these times, which slows the host down."""
+    frames = run.is_cat(Cat.PYTHON)
+    return bool((frames & run.own).any()) if frames.any() else bool(run.recorded.stacks)
+
+
+def _short(ledger: IdleLedger, timeline: GpuTimeline, device: int, views: I64) -> dict[str, I64]:
+    """The pieces of the host's own work in gaps of the device that are no pauses, or in views, by cause."""
+    gaps = timeline.gaps(device, *timeline.window)
+    found = {}
+    for cause in OWN_WORK:
+        pieces = ledger.pieces(cause, device)
+        at = np.maximum(np.searchsorted(gaps[:, 0], pieces[:, 0], side="right") - 1, 0)
+        short = gaps[at, 1] - gaps[at, 0] < PAUSE_NS if len(gaps) else np.zeros(len(pieces), dtype=bool)
+        found[cause] = union(np.concatenate([pieces[short], intersect(union(pieces[~short]), views)]))
+    return found

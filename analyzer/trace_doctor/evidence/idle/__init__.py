@@ -1,0 +1,1 @@
+"""When the device waits, and for what."""

@@ -1,0 +1,152 @@
+"""The waits for the next batch: where the training loop asked a loader for data, and what the loader is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal, Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts, Options
+from trace_doctor.evidence.intervals import (
+    NOTHING,
+    covered,
+    intersect,
+    intervals,
+    pairs,
+    subtract,
+    total,
+    union,
+)
+from trace_doctor.evidence.names.event_names import is_backward, is_launch, is_loader
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.threads import Threads
+from trace_doctor.regex import regex
+from trace_doctor.run import I64, Bool, Cat, Run
+
+LoaderKind = Literal["in_process", "workers", "pipe", "other"]
+"""num_workers=0 · worker processes · a DataPipe · another iterator, or one that the settings name"""
+
+_PARTS = (
+    (
+        "starting workers",
+        regex(r".*dataloader\.py\(\d+\): (?:__init__|_reset|_get_iterator|__iter__)|.*popen_\w+\.py\(.*"),
+    ),
+    ("pinning memory", regex(r".*_utils/pin_memory\.py\(\d+\): pin_memory")),
+    (
+        "collating",
+        regex(r".*_utils/collate\.py\(\d+\): (?:default_)?collate.*|.*: collate_fn|.*: \w*[Cc]ollat\w*"),
+    ),
+    (
+        "waiting for workers",
+        regex(r".*dataloader\.py\(\d+\): (?:_try_get_data|_get_data)|.*queues?\.py\(\d+\): get"),
+    ),
+    ("reading and transforming samples", regex(r".*_utils/fetch\.py\(\d+\): fetch|.*: __getitems?__")),
+)
+"""frames of torch/utils/data inside the wait, most specific first"""
+_LIBRARY = regex(
+    r"(?:.*/)?(?:nvidia/dali/plugin/|ffcv/loader/|torchdata/nodes/|petastorm/|tensorflow/python/data/)\S*\(\d+\): __next__"
+)
+"""frames of loaders that are no torch.utils.data.DataLoader"""
+_ANNOTATED = regex(
+    r"\W*(?:data[ _-]?load(?:ing|er)?|load(?:ing)?[ _-]?(?:the[ _-])?(?:next[ _-])?(?:data|batch|samples?)"
+    r"|(?:get|fetch|next)[ _-]?(?:the[ _-])?(?:next[ _-])?(?:data|batch)|data[ _-]?(?:fetch|wait|time)(?:ing)?"
+    r"|wait(?:ing)?[ _-]for[ _-](?:the[ _-])?data|(?:data)?loader(?:[ _-]?next)?"
+    r"|(?:fetch|load)ing|batch[ _-]?(?:load|fetch)(?:ing)?)(?:[ _-]?\d+)?\W*",
+    re.IGNORECASE,
+)
+"""names that people give to the part of a loop that gets its batch"""
+_BY_INDEX = regex(r".*: __getitems?__")
+_ONE_BY_ONE = regex(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
+
+
+class DataLoading(Evidence, frozen=True):
+    """Raises NotCaptured when the capture shows no loader at all."""
+
+    rows: I64
+    """the waits on the main thread, outermost, by start"""
+    kinds: tuple[LoaderKind, ...]
+    """aligned with `rows`"""
+    thread: int
+    run: Run
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, main = facts.run, facts[Threads].main
+        rows = np.flatnonzero(loader_mask(run, facts.options) & (run.thread == main))
+        rows = facts[Nesting].outermost(rows)
+        if not len(rows):
+            raise NotCaptured(
+                "no wait for a data loader in the trace",
+                "iterate a torch.utils.data.DataLoader inside the profile; name other loaders by the settings "
+                "loader_frames (with with_stack=True) or loader_annotations",
+            )
+        return cls(rows, tuple(loader_kind(run.text(int(r))) for r in rows), main, run)
+
+    def waits(self, spans: Iterable[tuple[int, int]]) -> I64:
+        """The waits that begin in the spans, as raw (start, end) ns."""
+        at = self.run.ts[self.rows]
+        inside = covered(pairs(at, at + 1), intervals(spans)) > 0
+        return pairs(at[inside], self.run.end[self.rows][inside])
+
+    def parts(self, spans: Iterable[tuple[int, int]]) -> dict[str, int]:
+        """What the waits within the spans were spent on, ns, as far as stacks show it: each moment goes to the most
+        specific frame. Empty without stacks."""
+        run = self.run
+        left = intersect(union(pairs(run.ts[self.rows], run.end[self.rows])), intervals(spans))
+        frames = run.is_cat(Cat.PYTHON) & (run.thread == self.thread)
+        found: dict[str, int] = {}
+        for part, pattern in _PARTS:
+            chosen = frames & run.is_named(lambda n, p=pattern: p.fullmatch(n) is not None)  # type: ignore[misc]
+            cover = union(pairs(run.ts[chosen], run.end[chosen])) if chosen.any() else NOTHING
+            if spent := total(intersect(left, cover)):
+                found[part] = spent
+                left = subtract(left, cover)
+        if found and (rest := total(left)):
+            found["the rest of the loader"] = rest
+        return found
+
+    @property
+    def indexed(self) -> bool:
+        """Whether stacks show that samples are taken by their number: then it is no IterableDataset."""
+        inside = self.run.is_cat(Cat.PYTHON) & (self.run.thread == self.thread)
+        cover = union(pairs(self.run.ts[self.rows], self.run.end[self.rows]))
+
+        def there(frames: re.Pattern[str]) -> bool:
+            rows = np.flatnonzero(inside & self.run.is_named(lambda n: frames.fullmatch(n) is not None))
+            return bool((covered(pairs(self.run.ts[rows], self.run.ts[rows] + 1), cover) > 0).any())
+
+        return there(_BY_INDEX) and not there(_ONE_BY_ONE)
+
+
+def loader_mask(run: Run, options: Options) -> Bool:
+    """The rows that are a wait for data: torch's own marks, loaders of other libraries, what the settings name, and
+    annotations that say so by their name, with no such mark in them, no kernel launched and no backward."""
+
+    def named(parts: tuple[str, ...]) -> Bool:
+        return run.is_named(lambda n: any(p in n for p in parts))
+
+    notes = run.is_cat(Cat.USER_ANNOTATION, Cat.CPU_OP)
+    mask = run.is_named(is_loader) & notes
+    mask |= run.is_named(lambda n: _LIBRARY.fullmatch(n) is not None) & run.is_cat(Cat.PYTHON)
+    said = np.flatnonzero(run.is_named(lambda n: _ANNOTATED.fullmatch(n) is not None) & notes)
+    if len(said):
+        away = mask | run.is_named(is_launch, is_backward)
+        marks = np.sort(run.ts[away])
+        mask[said[np.searchsorted(marks, run.end[said]) == np.searchsorted(marks, run.ts[said])]] = True
+    if options.loader_annotations:
+        mask |= named(options.loader_annotations) & notes
+    if options.loader_frames:
+        mask |= named(options.loader_frames) & run.is_cat(Cat.PYTHON)
+    return mask
+
+
+def loader_kind(name: str) -> LoaderKind:
+    """What a loader's event name proves: the iterator class says whether there are workers."""
+    if "SingleProcess" in name:  # of torch, and of torchdata's loaders with a state
+        return "in_process"
+    if "MultiProcessing" in name:
+        return "workers"
+    return "pipe" if "DataPipe" in name else "other"

@@ -1,0 +1,1 @@
+"""Who holds the device's memory, since when and for what."""

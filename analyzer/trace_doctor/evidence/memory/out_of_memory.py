@@ -1,0 +1,161 @@
+"""Allocations that failed, and how memory lay at that moment: free on the device, cached, and in which gaps."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+from msgspec import Struct
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
+from trace_doctor.run import I64
+from trace_doctor.snapshot import Action, Snapshot
+
+ROUND = 512
+"""Blocks are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+
+
+class Failure(Struct, frozen=True):
+    """One `oom` entry. Bytes."""
+
+    device: DeviceBlocks
+    moment: int
+    """just before the entry"""
+    requested: int
+    device_free: int | None
+    """what the driver had left; None where the file does not say"""
+    reserved: int | None
+    live: int
+    cached: int | None
+    """reserved but in no live block"""
+    largest_gap: int | None
+    """the largest piece of that in one stretch"""
+    retried: int
+    """bytes of segments given back just before, to make room"""
+    stack: int
+    count: int
+    """failures of this device in the record; this is the last one"""
+
+    @property
+    def limited(self) -> bool:
+        """The device had enough left for the request: the process may take no more (`set_per_process_memory_fraction`)."""
+        return self.device_free is not None and self.device_free >= self.requested
+
+    @property
+    def fits_if_packed(self) -> bool | None:
+        """Whether the request would have found room, had all free bytes lain in one piece."""
+        if self.device_free is None or self.cached is None:
+            return None
+        return self.requested <= self.cached + (0 if self.limited else self.device_free)
+
+    @property
+    def device_bytes(self) -> int | None:
+        """What this process could have had: free on the device and reserved."""
+        if self.device_free is None or self.reserved is None:
+            return None
+        return self.device_free + self.reserved
+
+
+class OutOfMemory(Evidence, frozen=True):
+    """The last failure of every device that has one. Raises NotCaptured without a history."""
+
+    failures: tuple[Failure, ...]
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        snapshot = facts.snapshot
+        found: list[Failure] = []
+        for device in facts[MemoryBlocks].devices:
+            at = np.flatnonzero(device.history.action == Action.OOM)
+            if len(at):
+                found.append(_failure(snapshot, device, int(at[-1]), len(at)))
+        return cls(tuple(found))
+
+
+def _failure(snapshot: Snapshot, device: DeviceBlocks, at: int, count: int) -> Failure:
+    history = device.history
+    free = int(history.entry_addr[at])
+    live = int(history.live[at])
+    reserved = None if history.reserved is None else int(history.reserved[at])
+    gaps = gaps_at(snapshot, device, at) if reserved is not None else None
+    return Failure(
+        device=device,
+        moment=at,
+        requested=int(history.entry_size[at]),
+        device_free=free if free >= 0 else None,
+        reserved=reserved,
+        live=live,
+        cached=None if reserved is None else reserved - live,
+        largest_gap=int(gaps.max(initial=0)) if gaps is not None else None,
+        retried=_given_back(device, at),
+        stack=int(history.entry_stack[at]),
+        count=count,
+    )
+
+
+def _given_back(device: DeviceBlocks, at: int) -> int:
+    """Segments freed between the last successful allocation and the failure."""
+    history = device.history
+    allocations = np.flatnonzero(history.action[:at] == Action.ALLOC)
+    since = int(allocations[-1]) if len(allocations) else 0
+    window = slice(since, at)
+    gone = np.isin(history.action[window], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
+    return int(history.entry_size[window][gone].sum())
+
+
+def gaps_at(snapshot: Snapshot, device: DeviceBlocks, moment: int) -> I64:
+    """Free stretches inside the segments at a moment. What a block was not split by counts as free, so that a gap may be
+    up to 1 MiB too large."""
+    history = device.history
+    start, end = _segments_at(snapshot, device, moment)
+    alive = history.alive(moment)
+    addr, size = history.addr[alive], -(-history.size[alive] // ROUND) * ROUND
+    order = np.argsort(addr, kind="stable")
+    addr, size = addr[order], size[order]
+    edges_from = np.concatenate([start, addr + size])
+    edges_to = np.sort(np.concatenate([addr, end]))
+    gaps: I64 = edges_to - np.sort(edges_from)
+    return gaps[gaps > 0]
+
+
+def _segments_at(snapshot: Snapshot, device: DeviceBlocks, moment: int) -> tuple[I64, I64]:
+    """(start, end) of the segments at a moment: those of the file with the later events undone. Pieces of an expandable
+    segment that touch are one."""
+    history = device.history
+    mine = snapshot.segment_device == history.device
+    pieces = set(
+        zip(
+            snapshot.segment_addr[mine].tolist(),
+            (snapshot.segment_addr[mine] + snapshot.segment_size[mine]).tolist(),
+            strict=True,
+        )
+    )
+    for at in range(history.n - 1, moment - 1, -1):
+        action = history.action[at]
+        piece = (int(history.entry_addr[at]), int(history.entry_addr[at] + history.entry_size[at]))
+        if action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP):
+            pieces.add(piece)
+        elif action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
+            pieces = _less(pieces, piece)
+    ordered = sorted(pieces)
+    start = np.array([a for a, _ in ordered], dtype=np.int64)
+    end = np.array([b for _, b in ordered], dtype=np.int64)
+    apart = np.ones(len(start), dtype=np.bool_)
+    if history.settings.get("expandable_segments"):
+        apart[1:] = start[1:] != end[:-1]
+    return start[apart], end[np.append(apart[1:], True)] if len(end) else end
+
+
+def _less(pieces: set[tuple[int, int]], gone: tuple[int, int]) -> set[tuple[int, int]]:
+    """Intervals without one that lies in them."""
+    left: set[tuple[int, int]] = set()
+    for a, b in pieces:
+        if b <= gone[0] or a >= gone[1]:
+            left.add((a, b))
+            continue
+        if a < gone[0]:
+            left.add((a, gone[0]))
+        if b > gone[1]:
+            left.add((gone[1], b))
+    return left

@@ -1,0 +1,234 @@
+"""What a stack says about an allocation: the part of the training step it belongs to, its site, its operator.
+
+Backward runs on autograd's own threads, which have no Python frames; in captures with C++ frames
+`torch::autograd::Engine::` marks it. Optimizers, also a user's own, run below the wrapper in `torch/optim/`.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.names.frames import is_user_frame, shown_path
+from trace_doctor.evidence.trace.call_sites import Site
+from trace_doctor.regex import regex
+from trace_doctor.run import I32, U8, Bool
+from trace_doctor.snapshot import Snapshot, StackFrame
+
+
+class Stage(enum.IntEnum):
+    """Part of the step that an entry happens in. `SCRIPT` is Python outside modules: data, loss, bookkeeping."""
+
+    UNKNOWN = 0
+    SCRIPT = 1
+    FORWARD = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
+    ZERO_GRAD = 5
+
+
+_TORCH = regex(r"(?:^|/)torch/(?!.*site-packages)")
+_OPTIM = regex(r"(?:^|/)torch/optim/(?!lr_scheduler|swa_utils)")
+_MODULE = regex(r"(?:^|/)torch/nn/modules/module\.py$")
+_MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward", "__call__"})
+_BACKWARD = regex(r"(?:^|/)torch/(?:autograd/__init__|autograd/graph|_tensor)\.py$")
+_BACKWARD_CALLS = frozenset({"backward", "grad", "_make_grads", "_engine_run_backward"})
+_ROOTS = frozenset({"<module>", "_bootstrap", "_bootstrap_inner", "_run_code", "_run_module_as_main", "main"})
+_ENGINE = "torch::autograd::Engine::"
+_AOT = regex(r"(?:^|/)torch/_functorch/_aot_autograd/")
+_FUNCTION = regex(r"(?:^|/)torch/autograd/function\.py$")
+_SETUP = frozenset(
+    {"__init__", "_apply", "_load_from_state_dict", "load_state_dict", "from_pretrained", "to_empty"}
+)
+_INPUT = regex(r"(?:batch|send|move_data)_to_device|_prepare_inputs?|to_device")
+_TRANSFER = regex(r"THPVariable_(?:to|cuda)\b")
+_CAST = regex(r"at::_ops::to_dtype::call")
+_WORKSPACE = regex(r"[gG]etNew\w*Workspace|[gG]et\w*CUDABlas\w*|Cublas\w*Workspace|cudnn\w*[wW]orkspace")
+_NODE = regex(r"(\w+Backward\d*)(?:_apply_functional|::apply|\b)")
+_OP = regex(r"at::_ops::(\w+?)(?:_(?:[A-Z]\w*|int|dim|dtype|self|out))?::(?:call|redispatch)")
+WORKSPACE_BYTES = (8_519_680, 33_554_432)
+"""What cuBLAS asks for by default, before and since Hopper (DESIGN, memory ledger): for stacks without C++ frames."""
+
+
+def stage_of(frames: Sequence[StackFrame], kind: str) -> Stage:
+    """The stage of one stack, innermost frame first. `kind` is `Snapshot.frames_kind`.
+
+    The innermost decisive frame wins, so that a closure run by the optimizer is forward and an optimizer run by a
+    gradient hook is the optimizer; a forward that autograd runs again (checkpointing) is backward.
+    """
+    python = [f for f in frames if f.is_python]
+    engine = any(_ENGINE in f.name for f in frames if not f.is_python)
+    if not python:
+        if engine or (kind == "all" and frames) or kind == "python":
+            return Stage.BACKWARD
+        return Stage.UNKNOWN
+    found = Stage.SCRIPT
+    for frame in python:
+        stage = _decisive(frame)
+        if stage == Stage.BACKWARD and found in (Stage.SCRIPT, Stage.FORWARD):
+            return Stage.BACKWARD
+        if stage is not None and found == Stage.SCRIPT:
+            found = stage
+    if found in (Stage.SCRIPT, Stage.FORWARD) and (engine or _rootless(python)):
+        return Stage.BACKWARD
+    return found
+
+
+def _decisive(frame: StackFrame) -> Stage | None:
+    path = frame.filename.replace("\\", "/")
+    if frame.name == "zero_grad":
+        return Stage.ZERO_GRAD
+    if _OPTIM.search(path):
+        return Stage.OPTIMIZER
+    if frame.name == "forward" or "closure" in frame.name:
+        return Stage.FORWARD
+    if frame.name in _MODULE_CALLS and _MODULE.search(path):
+        return Stage.FORWARD
+    if frame.name in _BACKWARD_CALLS and _BACKWARD.search(path):
+        return Stage.BACKWARD
+    return None
+
+
+def _rootless(python: Sequence[StackFrame]) -> bool:
+    """The thread began inside torch: a Python autograd function, a hook or a recomputation run by the engine."""
+    outermost = python[-1]
+    return outermost.name not in _ROOTS and _TORCH.search(outermost.filename.replace("\\", "/")) is not None
+
+
+class MemoryStacks(Evidence, frozen=True):
+    """What each distinct stack of the snapshot says. Columns by stack number; `stages` and `marked` also take NO_STACK."""
+
+    snapshot: Snapshot
+    stage: U8
+    workspace: Bool
+    """a library's scratch space (cuBLAS, cuBLASLt, cuDNN)"""
+    setup: Bool
+    """a module being built, moved or loaded"""
+    transfer: Bool
+    """a copy to the device outside of modules: a batch on its way"""
+    native: Bool
+    """holds C++ frames, so that a workspace would show"""
+    for_backward: Bool
+    """a compiled forward that is an autograd function: it returns what its backward needs. Without gradients compiled
+    code is called as it is"""
+    source: Path | None = None
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        snapshot = facts.snapshot
+        kind = snapshot.frames_kind
+        all_frames = [snapshot.frames_of(i) for i in range(len(snapshot.stacks))]
+
+        def flags(test: object) -> Bool:
+            return np.array([bool(test(f)) for f in all_frames], dtype=np.bool_)  # type: ignore[operator]
+
+        stage = np.array([stage_of(f, kind) for f in all_frames], dtype=np.uint8)
+        plain = stage == Stage.SCRIPT
+        return cls(
+            snapshot=snapshot,
+            stage=stage,
+            workspace=flags(lambda fs: any(not f.is_python and _WORKSPACE.search(f.name) for f in fs)),
+            setup=plain & flags(lambda fs: any(f.is_python and f.name in _SETUP for f in fs)),
+            transfer=plain & flags(_is_transfer),
+            native=flags(lambda fs: any(not f.is_python for f in fs)),
+            for_backward=flags(_is_autograd_function),
+            source=facts.options.source,
+        )
+
+    def stages(self, stacks: I32) -> U8:
+        """Stage of many stack numbers; UNKNOWN for NO_STACK."""
+        return np.append(self.stage, np.uint8(Stage.UNKNOWN))[stacks]  # NO_STACK is -1: the appended value
+
+    def marked(self, column: Bool, stacks: I32) -> Bool:
+        """A flag of many stack numbers; False for NO_STACK."""
+        return np.append(column, np.False_)[stacks]
+
+    def user_site(self, stack: int) -> Site | None:
+        """The innermost frame of the user's own code."""
+        return next((self.site_of(f) for f in self._python(stack) if is_user_frame(f.filename)), None)
+
+    def caller(self, stack: int) -> Site | None:
+        """The user's frame that called into torch: the innermost one outside of what torch itself called. For
+        optimizers of the user's own that is the line of `step()`, not a line inside the optimizer."""
+        return self._outside(stack, _OPTIM)
+
+    def module_caller(self, stack: int) -> Site | None:
+        """The user's frame that called the model: the innermost one outside of all modules."""
+        return self._outside(stack, _MODULE)
+
+    def _outside(self, stack: int, torch: re.Pattern[str]) -> Site | None:
+        python = self._python(stack)
+        inner = max(
+            (i for i, f in enumerate(python) if torch.search(f.filename.replace("\\", "/"))), default=-1
+        )
+        return next((self.site_of(f) for f in python[inner + 1 :] if is_user_frame(f.filename)), None)
+
+    def site(self, stack: int) -> Site | None:
+        """The innermost frame of the user's own code, else the innermost Python frame outside torch."""
+        own = self.user_site(stack)
+        return own if own is not None else self._outside_torch(stack)
+
+    def op_site(self, stack: int) -> str:
+        """What made an allocation, in words: the innermost Python frame outside torch, else the autograd node."""
+        outside = self._outside_torch(stack)
+        if outside is not None:
+            return str(outside)
+        node = self.node(stack)
+        if node:
+            return f"{node} (backward)"
+        inner = next(iter(self._python(stack)), None)
+        if inner is not None:
+            return str(self.site_of(inner))
+        return "backward" if stack >= 0 and self.stage[stack] == Stage.BACKWARD else "no frames recorded"
+
+    def node(self, stack: int) -> str | None:
+        """The autograd node that was running: `MmBackward0`."""
+        for frame in self.snapshot.frames_of(stack):
+            if not frame.is_python and "ackward" in frame.name and (found := _NODE.search(frame.name)):
+                return found.group(1)
+        return None
+
+    def op(self, stack: int) -> str | None:
+        """The outermost ATen operator of the innermost Python frame: `softmax`. Needs C++ frames."""
+        found: str | None = None
+        for frame in self.snapshot.frames_of(stack):
+            if frame.is_python:
+                break
+            if match := _OP.search(frame.name):
+                found = match.group(1)
+        return found
+
+    def calls(self, stack: int) -> frozenset[str]:
+        """All function names of a stack, for a rule that recognises what made a block."""
+        return frozenset(f.name for f in self.snapshot.frames_of(stack))
+
+    def _outside_torch(self, stack: int) -> Site | None:
+        for frame in self._python(stack):
+            if not _TORCH.search(frame.filename.replace("\\", "/")) and not frame.filename.startswith("<"):
+                return self.site_of(frame)
+        return None
+
+    def _python(self, stack: int) -> list[StackFrame]:
+        return [f for f in self.snapshot.frames_of(stack) if f.is_python]
+
+    def site_of(self, frame: StackFrame) -> Site:
+        """A frame as people see it: below `--source` where that has the file."""
+        return Site(shown_path(frame.filename, self.source), frame.line, frame.name, exact=True)
+
+
+def _is_autograd_function(frames: Sequence[StackFrame]) -> bool:
+    paths = [f.filename.replace("\\", "/") for f in frames if f.is_python]
+    return any(map(_AOT.search, paths)) and any(map(_FUNCTION.search, paths))
+
+
+def _is_transfer(frames: Sequence[StackFrame]) -> bool:
+    if any(f.is_python and _INPUT.fullmatch(f.name) for f in frames):
+        return True
+    native = [f.name for f in frames if not f.is_python]
+    return any(map(_TRANSFER.search, native)) and not any(map(_CAST.search, native))

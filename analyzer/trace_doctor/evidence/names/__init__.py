@@ -1,0 +1,1 @@
+"""What names of events, kernels and frames mean."""

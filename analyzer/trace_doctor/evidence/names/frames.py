@@ -1,0 +1,136 @@
+"""Which source files are the user's own, by their name alone.
+
+Snapshots hold absolute paths. Traces do not: the profiler cuts every prefix that is an entry of `sys.path` or a site
+folder (torch/profiler/python_tracer.py), so that `…/site-packages/torch/nn/modules/module.py`, `/usr/lib/python3.11/
+threading.py` and `/home/me/train.py` arrive as `torch/nn/modules/module.py`, `threading.py` and `train.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
+
+from trace_doctor.program.captured_paths import plain_path
+from trace_doctor.regex import regex
+
+_LIBRARY_NAMES = """
+torch functorch torchgen torchvision torchaudio torchtext torchdata torchao torchmetrics torch_xla
+torch_npu triton triton_kernels numpy scipy pandas sklearn PIL cv2 matplotlib tqdm rich loguru einops
+sympy mpmath numba transformers tokenizers accelerate peft trl diffusers safetensors huggingface_hub
+evaluate timm sentence_transformers lightning pytorch_lightning lightning_fabric lightning_utilities
+fsspec deepspeed apex xformers flash_attn bitsandbytes liger_kernel transformer_engine vllm aiter
+composer fairscale colossalai ignite fastai webdataset streaming ffcv kornia albumentations nvidia wandb
+tensorboard tensorboardX mlflow comet_ml ray jax tensorflow keras hydra omegaconf pydantic cloudpickle
+dill joblib psutil packaging typing_extensions six filelock requests urllib3 debugpy pydevd ipykernel
+IPython traitlets tornado pytest _pytest pluggy click typer trace_doctor sitecustomize
+"""
+_LIBRARIES = frozenset(_LIBRARY_NAMES.split())
+# HF `datasets` shares its name with the folder of many repositories: only files known to be the library's count
+_HF_DATASETS = regex(
+    r"datasets/(?:(?:arrow_dataset|iterable_dataset|table|builder|load|fingerprint|dataset_dict)\.py|formatting/|features/)"
+)
+# modules of the standard library whose name a script may well bear
+_SCRIPT_NAMES = frozenset({"trace", "profile", "code"})
+_LIBRARY_PATH = regex(
+    r"(?:^|/)(?:site-packages|dist-packages)/"
+    r"|(?:^|/)lib(?:64)?/python\d"
+    r"|/python[\d.]*/lib/"
+    r"|/pytorch/torch/"
+    r"|/torch/(?:nn|optim|autograd|utils|profiler|fx|distributed|compiler|functional\.py|_\w+)(?:/|\.py|$)"
+    r"|/torchinductor_[^/]*/"
+    r"|/trace_doctor/recording/"
+    r"|\.so(?:[.\d]*)?$",
+    re.IGNORECASE,
+)
+_ABSOLUTE = regex(r"/|[A-Za-z]:/")
+
+
+@lru_cache(maxsize=65536)
+def is_user_frame(filename: str) -> bool:
+    """Whether this file is the user's: not torch, no library, not the standard library, not generated or native code.
+
+    `filename` is as a trace or a snapshot holds it. A relative path counts as a library when its first part is the
+    name of a well-known one or of a standard module.
+    """
+    path = filename.replace("\\", "/")
+    if not path or path.startswith("<") or path == "??" or not _looks_like_python(path):
+        return False
+    if _LIBRARY_PATH.search(path):
+        return False
+    if _ABSOLUTE.match(path):
+        return True
+    top = path.removeprefix("./").split("/", 1)[0].removesuffix(".py")
+    if top in _LIBRARIES or _HF_DATASETS.match(path):
+        return False
+    return top not in sys.stdlib_module_names or top in _SCRIPT_NAMES
+
+
+def _looks_like_python(path: str) -> bool:
+    name = path.rsplit("/", 1)[-1]
+    return (
+        "." not in name
+        or name.endswith((".py", ".pyw", ".ipynb", ".pyx"))
+        or path.startswith("/tmp/ipykernel")
+    )
+
+
+class Frame(Struct, frozen=True, array_like=True):
+    """A Python function in a trace."""
+
+    file: str
+    line: int
+    function: str
+
+
+_PYTHON_EVENT = regex(r"(.+)\((\d+)\): (.+)", re.DOTALL)
+
+
+@lru_cache(maxsize=65536)
+def python_frame(name: str) -> Frame | None:
+    """The function that a `python_function` event is about, `file(line): function`.
+
+    None for `nn.Module: Linear_0` and built-in functions. `line` is the first line of the function, decorators
+    included (measured with torch 2.13): where it is called from, or how far it got, is not in a trace. For a
+    function that was open when recording began it is the line it stood on then, for a generator the line it
+    resumed at, for `torch_dynamo_resume_in_f_at_N` it is N.
+    """
+    if name.startswith(("nn.Module: ", "<built-in")):
+        return None
+    found = _PYTHON_EVENT.fullmatch(name)
+    return Frame(plain_path(found.group(1)), int(found.group(2)), found.group(3)) if found else None
+
+
+def is_user_function(name: str) -> bool:
+    """Whether this `python_function` event is about a function of the user's."""
+    frame = python_frame(name)
+    return frame is not None and is_user_frame(frame.file)
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two captured names can be the same file: the shorter is a tail of the longer, by whole folders."""
+    a, b = (name.replace("\\", "/").removeprefix("./").split("/") for name in (one, other))
+    short, long = sorted((a, b), key=len)
+    return long[len(long) - len(short) :] == short
+
+
+def shown_path(filename: str, source: Path | None) -> str:
+    """A captured file name as it is below the user's `--source`, when that has such a file; else as captured.
+
+    The longest tail of the captured path that exists there wins; two files of the same name in different folders
+    are never confused unless the capture itself holds a bare name.
+    """
+    path = PurePosixPath(filename.replace("\\", "/"))
+    if source is None:
+        return filename
+    if source.is_file():
+        return source.name if path.name == source.name else filename
+    parts = [p for p in path.parts if p not in ("/", ".", "..")]
+    for first in range(len(parts)):
+        tail = PurePosixPath(*parts[first:])
+        if (source / tail).is_file():
+            return str(tail)
+    return filename

@@ -1,0 +1,1 @@
+"""What the step would take without something: the captured step, re-timed."""

@@ -1,0 +1,167 @@
+"""Re-timing a replay graph: when everything happens once some of it is left out."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, TypeVar
+
+import numpy as np
+from msgspec import Struct, field
+
+from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, subtract
+from trace_doctor.evidence.replay.dependency_graph import NONE, ReplayGraph
+from trace_doctor.run import I64, Bool
+
+BLOCK = 1 << 14
+"""rows that are Python numbers at once: these take far more memory than columns"""
+PAUSE_NS = 1_000_000
+"""Longer between two calls is one pause of the host, no work for the next launch: that takes 5 to 200 µs"""
+Column = TypeVar("Column", I64, Bool)
+
+
+class LeftOut(Struct, frozen=True):
+    """What a replay leaves out, in terms of the graph."""
+
+    host: dict[int, I64] = field(default_factory=dict)
+    """thread -> the set of host time that is not spent (see `intervals`)"""
+    calls: Bool | None = None
+    """mask over the calls: no longer waits"""
+    ops: Bool | None = None
+    """mask over the GPU operations: does not run"""
+    shorter: I64 | None = None
+    """ns that each GPU operation takes less"""
+    own: dict[int, I64] = field(default_factory=dict)
+    """thread -> the set of host time of which only `own_share` is spent, pauses apart but for `views`"""
+    views: dict[int, I64] = field(default_factory=dict)
+    """thread -> the set of host time in operators that look at memory anew: however many follow each other, no pause"""
+    own_share: float = 1.0
+
+    @classmethod
+    def of(cls, graph: ReplayGraph, spans: Iterable[tuple[int, int, int]], calls: I64, ops: I64) -> LeftOut:
+        """From (thread, start, end) spans, rows of blocking calls, and rows of GPU operations."""
+        by_thread: dict[int, list[tuple[int, int]]] = {}
+        for thread, start, end in spans:
+            by_thread.setdefault(thread, []).append((start, end))
+        return cls(
+            {t: intervals(s) for t, s in by_thread.items()},
+            np.isin(graph.calls.row, calls) if len(calls) else None,
+            np.isin(graph.ops.row, ops) if len(ops) else None,
+        )
+
+
+def retime(graph: ReplayGraph, left_out: LeftOut | None = None, *, keep_unexplained: bool = True) -> int:
+    """The length of the window (ns) when the calls and operations start as early as their constraints allow.
+
+    Host calls keep their observed distance minus what is left out; a call that lies wholly in time left out does not
+    wait either. A GPU operation that is left out takes no time but keeps its place in the stream.
+    """
+    left_out = left_out or LeftOut()
+    ops = graph.ops
+    takes = ops.end - ops.start + (ops.unexplained if keep_unexplained else 0)
+    if left_out.shorter is not None:
+        takes = takes - left_out.shorter
+    stays = ~left_out.ops if left_out.ops is not None else np.ones(len(ops), dtype=bool)
+    host, device = _run(graph, _host_times(graph, left_out), takes, stays)
+    return max(host, device) - graph.window[0]
+
+
+def _host_times(graph: ReplayGraph, left_out: LeftOut) -> tuple[I64, I64, I64]:
+    """For each call: its distance from the one it follows, its length without waiting, and what it waits for."""
+    calls, ops = graph.calls, graph.ops
+    begins = np.where(calls.after >= 0, calls.end[np.maximum(calls.after, 0)], graph.window[0])
+    waits = calls.waits_for >= 0
+    done = ops.end[np.maximum(calls.waits_for, 0)] if len(ops) else calls.start
+    works_from = np.where(waits, np.maximum(calls.start, done), calls.start)
+    gap, length = calls.start - begins, calls.end - works_from
+    gone = np.zeros(len(calls), dtype=bool)
+    everyone = intervals((int(a), int(b)) for some in left_out.host.values() for a, b in some)
+    if left_out.host:
+        whole = calls.end - calls.start
+        gap = gap - covered(pairs(begins, calls.start), everyone)
+        for t in np.unique(calls.thread).tolist():
+            own = left_out.host.get(t, NOTHING)
+            mine = calls.thread == t
+            inside = mine & calls.in_thread
+            gap[inside] = (calls.start - begins)[inside] - covered(pairs(begins, calls.start)[inside], own)
+            length[mine] -= covered(pairs(works_from, calls.end)[mine], own)
+            gone[mine] = (covered(pairs(calls.start, calls.end)[mine], own) == whole[mine]) & (
+                whole[mine] > 0
+            )
+    for t, some in left_out.own.items():
+        rest = subtract(some, everyone)
+        views = intersect(rest, left_out.views.get(t, NOTHING))
+        for spent, since, until in ((gap, begins, calls.start), (length, works_from, calls.end)):
+            pause = until - since >= PAUSE_NS
+            for counts, own in ((~pause, rest), (pause, views)):
+                mine = (calls.thread == t) & counts
+                less = (1 - left_out.own_share) * covered(pairs(since, until)[mine], own)
+                spent[mine] -= less.astype(np.int64)
+    if left_out.calls is not None:
+        gone |= left_out.calls
+    return gap, length, np.where(gone, -1, calls.waits_for)
+
+
+def _run(graph: ReplayGraph, host_times: tuple[I64, I64, I64], takes: I64, stays: Bool) -> tuple[int, int]:
+    """When the host and the device are done. One pass in order of the observed starts."""
+    calls, ops, begin = graph.calls, graph.ops, graph.window[0]
+    _, length, waits_for = host_times
+    started, returned = array("q", [begin]) * len(calls), array("q", [NONE]) * len(calls)
+    done = array("q", [NONE]) * len(ops)  # an operation not yet computed binds nobody
+
+    def end_of(i: int) -> int:
+        """When call i returns; computed when first asked for, because it may wait for operations launched in it."""
+        if (known := returned[i]) == NONE:
+            awaited = int(waits_for[i])
+            known = max(started[i], done[awaited] if awaited >= 0 else NONE) + int(length[i])
+            returned[i] = known
+        return known
+
+    order = graph.order
+    of_calls = _rows(order[order >= 0], calls.after, *host_times)
+    of_ops = _rows(
+        ~order[order < 0],
+        *(
+            ops.fixed,
+            ops.previous,
+            ops.pause,
+            stays,
+            ops.call,
+            ops.at_call_end,
+            ops.latency,
+            ops.other,
+            takes,
+        ),
+    )
+    for is_call in chain.from_iterable(b.tolist() for b in _blocks(order >= 0)):
+        if is_call:
+            i, after, gap, length_ns, awaited = next(of_calls)
+            started[i] = start = (end_of(after) if after >= 0 else begin) + gap
+            if awaited < 0:
+                returned[i] = start + length_ns
+            continue
+        j, ready, previous, pause, stays_, call, at_end, latency, other, busy = next(of_ops)
+        if previous >= 0 and done[previous] + pause > ready:
+            ready = done[previous] + pause
+        if not stays_:
+            done[j] = max(ready, begin) if previous < 0 else done[previous] + min(pause, 0)
+            continue
+        if call >= 0 and (handed := (end_of(call) if at_end else started[call]) + latency) > ready:
+            ready = handed
+        if other >= 0 and done[other] > ready:
+            ready = done[other]
+        done[j] = ready + busy
+    for i in np.flatnonzero(waits_for >= 0).tolist():
+        end_of(i)
+    return max(returned, default=begin), max(done, default=begin)
+
+
+def _rows(order: I64, *columns: I64 | Bool) -> Iterator[tuple[Any, ...]]:
+    """The columns' values in an order, each with its place."""
+    for places in _blocks(order):
+        yield from zip(places.tolist(), *(column[places].tolist() for column in columns), strict=True)
+
+
+def _blocks(column: Column) -> Iterator[Column]:
+    return (column[at : at + BLOCK] for at in range(0, len(column), BLOCK))

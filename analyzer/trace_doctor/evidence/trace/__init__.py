@@ -1,0 +1,1 @@
+"""How a trace is laid out: steps, threads, call trees, launches, who called."""

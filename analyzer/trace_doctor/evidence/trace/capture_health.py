@@ -1,0 +1,70 @@
+"""Whether the file itself is whole, and whether the GPU that it names was recorded."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.trace.launches import Launches
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.regex import regex
+from trace_doctor.run import GPU_CATS, Cat, Damage
+
+_CPU_LIBRARY = regex(r"(?:aten::|mkldnn::)_?(?:mkldnn|nnpack)\w*|mkldnn::\w+")
+"""Operators of oneDNN and NNPACK: there is no GPU implementation of them."""
+_LAUNCH = regex(r"(?:cuda|hip|cu|musa)(?:\w*Launch\w*|Memcpy\w*|Memset\w*)")
+
+
+class CaptureHealth(Evidence, frozen=True):
+    """Counts over the whole file, except where the window is named."""
+
+    events: int
+    """rows with a duration"""
+    damage: Damage
+    devices: tuple[str, ...]
+    """one entry per device in deviceProperties: its name, or "" where the file leaves it empty"""
+    gpu_events: int
+    """kernels, copies and memsets in the file"""
+    gpu_events_in_window: int
+    launch_calls: int
+    """runtime or driver calls that start GPU work, in the window"""
+    unanswered_calls: int
+    """of these, calls whose GPU work is not in the file"""
+    runtime: bool
+    """calls of the GPU's runtime or driver are in the file: the profiler was asked for the GPU"""
+    ran_on_cpu: bool
+    """operators of a CPU library ran, and nothing was launched: the model was on the CPU"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        steps = facts.get(Steps)
+        start, end = steps.window if steps is not None else (0, np.iinfo(np.int64).max)
+        inside = (run.ts < end) & (run.end > start)
+        calls = run.named(lambda n: _LAUNCH.fullmatch(n) is not None, Cat.RUNTIME, Cat.DRIVER)
+        launched = int(inside[calls].sum())
+        return cls(
+            events=len(run),
+            damage=run.damage,
+            devices=tuple(p.get("name", "") for p in run.device_properties),
+            gpu_events=len(run.gpu),
+            gpu_events_in_window=int((run.is_cat(*GPU_CATS) & inside).sum()),
+            launch_calls=launched,
+            unanswered_calls=int((facts[Launches].first_work(calls[inside[calls]]) < 0).sum()),
+            runtime=bool(run.is_cat(Cat.RUNTIME, Cat.DRIVER).any()),
+            ran_on_cpu=not launched
+            and bool(len(run.named(lambda n: _CPU_LIBRARY.fullmatch(n) is not None, Cat.CPU_OP))),
+        )
+
+    @property
+    def may_be_off(self) -> float:
+        """Share of the window that the time ledger may have wrong, estimated: the share of events that were lost or
+        have no duration, and of a file that ends early the share of launch calls whose GPU work is missing. 0 for a
+        sound file."""
+        missing = self.damage.lost + self.damage.clamped
+        share = missing / max(self.events + self.damage.lost, 1)
+        if self.damage.truncated and self.gpu_events_in_window:
+            share = max(share, self.unanswered_calls / max(self.launch_calls, 1))
+        return share

@@ -1,0 +1,287 @@
+"""The analysed window and the steps in it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Literal, Self
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.names.event_names import is_loader, is_optimizer_step, is_step, step_number
+from trace_doctor.evidence.trace.launches import Launches
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.threads import Threads
+from trace_doctor.evidence.trace.warmup import leading_warmup
+from trace_doctor.regex import regex
+from trace_doctor.run import GPU_CATS, I64, Cat, Run
+
+Phase = Literal["steady", "warmup", "outside"]
+Span = tuple[int, int]
+Source = Literal["profiler_step", "loader", "optimizer", "marker", "none"]
+
+_MARKERS = regex(
+    r"(?:\[pl\]\[profile\](?:\[\w+\])?)(?:\w+\.)?run_training_batch|(?:train|training)_(?:step|batch|iteration)"
+    r"|[Ii]teration ?#? ?\d*|## ?iteration.*##|execute_context_\d+\(.*|DistributedDataParallel\.forward"
+    r"|## forward ##|FullyShardedDataParallel\.forward|DataParallel\.forward"
+)
+
+
+class Step(Struct, frozen=True):
+    """One step, [start, end) ns."""
+
+    index: int
+    """N of `ProfilerStep#N` where these numbers rise, else the position"""
+    start: int
+    end: int
+    warmup: bool = False
+    label: str = ""
+    pace: int = 0
+    """ns from the completion of the previous step to that of this one, GPU work included: how long a step takes when
+    the host runs ahead of the device and its marks are short"""
+
+    @property
+    def dur(self) -> int:
+        return self.end - self.start
+
+
+class Steps(Evidence, frozen=True):
+    """Raises NotCaptured when the trace holds no operator, annotation, runtime or GPU event."""
+
+    window: Span
+    """[start, end) ns"""
+    source: Source
+    steps: tuple[Step, ...]
+    """in time order, warm-up included; empty without a source"""
+    outside: tuple[Span, ...]
+    """what of the window no step covers"""
+    warmup_reason: str = ""
+    """why steps are warm-up; or that nothing steady remained and all steps count"""
+
+    @property
+    def steady(self) -> tuple[Step, ...]:
+        """The steps that shares and savings are about; all of them when nothing steady remains."""
+        return tuple(s for s in self.steps if not s.warmup)
+
+    @property
+    def count(self) -> int:
+        """Number of steady steps, 1 without a source."""
+        return len(self.steady) or 1
+
+    @property
+    def step_ns(self) -> int:
+        """Median pace of the steady steps; the window without a source."""
+        if not self.steps:
+            return self.window[1] - self.window[0]
+        return int(np.median([s.pace for s in self.steady]))
+
+    def spans(self, phase: Phase) -> list[Span]:
+        """The stretches of the window of this phase, one per step. Without a source all of it is steady."""
+        if not self.steps:
+            return [self.window] if phase == "steady" else []
+        if phase == "outside":
+            return list(self.outside)
+        return [(s.start, s.end) for s in self.steps if s.warmup == (phase == "warmup")]
+
+    def steady_at(self, moments: I64) -> I64:
+        """The place in `spans("steady")` of the one that holds each of these moments (ns); -1: none does."""
+        edges = np.array(self.spans("steady"), dtype=np.int64).reshape(-1, 2)
+        at = np.searchsorted(edges[:, 0], moments, side="right") - 1
+        inside = (at >= 0) & (moments < np.append(edges[:, 1], 0)[at])
+        return np.where(inside, at, -1)
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        window, source, borders, labels = _from_profiler_steps(facts) or _from_marks(facts)
+        numbers = [step_number(label) for label in labels]
+        rising = all(a is not None and b is not None and a < b for a, b in pairwise(numbers))
+        indices = [n if rising and n is not None else i for i, n in enumerate(numbers)]
+        steps = [
+            Step(i, start, end, label=label)
+            for i, start, end, label in zip(indices, borders, borders[1:], labels, strict=False)
+        ]
+        if source == "profiler_step":
+            steps = _without_remainder(run, steps, facts[Launches])
+        if run.damage.truncated:
+            steps = _before_the_cut(run, steps)
+        spans = np.array([(s.start, s.end) for s in steps], dtype=np.int64).reshape(-1, 2)
+        pace = _pace(run, facts[Launches], spans)
+        warm, reason = leading_warmup(facts, spans, pace)
+        if warm == len(steps) and warm:
+            warm, reason = 0, f"no step is steady ({reason}): all steps are counted"
+        steps = [
+            replace(s, warmup=i < warm, pace=int(p)) for i, (s, p) in enumerate(zip(steps, pace, strict=True))
+        ]
+        if facts.options.steps is not None:
+            steps, window = _selected(steps, facts.options.steps)
+            if all(s.warmup for s in steps):
+                steps = [replace(s, warmup=False) for s in steps]
+                reason = f"no selected step is steady ({reason}): all of them are counted"
+        return cls(window, source, tuple(steps), _outside(window, steps), reason)
+
+
+Cut = tuple[Span, Source, list[int], list[str]]
+
+
+def _from_profiler_steps(facts: Facts) -> Cut | None:
+    """Steps tile the window from mark to mark; the last ends with its mark or with the GPU work launched in the window.
+    Marks that hold no work, where all of it lies beside them, are no steps."""
+    run = facts.run
+    marks = run.named(is_step, Cat.USER_ANNOTATION, Cat.CPU_OP)
+    if not len(marks):
+        return None
+    marks = marks[run.thread[marks] == facts[Threads].main]
+    marks = marks[np.unique(run.ts[marks], return_index=True)[1]]
+    start, end = int(run.ts[marks[0]]), int(run.end[marks].max())
+    end = max(end, _gpu_end(run, facts[Launches], (start, end)))
+    if not _worked(run, (start, end)) and _worked(run, _extent(run)):
+        return None  # no step() in the loop, or a mark that lost its start
+    return (start, end), "profiler_step", [*run.ts[marks].tolist(), end], [run.text(m) for m in marks]
+
+
+def _from_marks(facts: Facts) -> Cut:
+    """The window is the extent of all work; marks of one kind cut steps out of it. Only whole steps count."""
+    run = facts.run
+    window = _extent(run)
+    finders: tuple[tuple[Source, Callable[[Facts], I64]], ...] = (
+        ("loader", _loader_marks),
+        ("optimizer", _optimizer_marks),
+        ("marker", _framework_marks),
+    )
+    for source, find in finders:
+        marks = find(facts)
+        if len(marks) >= 2:
+            closes = source == "optimizer"
+            borders = (run.end if closes else run.ts)[marks].tolist()
+            if _computes(run, facts[Launches], (borders[0], borders[-1])):
+                return window, source, borders, [run.text(m) for m in (marks[1:] if closes else marks[:-1])]
+    return window, "none", [], []
+
+
+def _computes(run: Run, launches: Launches, span: Span) -> bool:
+    """Whether a kernel is launched in the span, or in none at all: two fetched batches with nothing between are no step."""
+    at = run.ts[launches.launch[(launches.launch >= 0) & (run.cat[run.gpu] == Cat.KERNEL)]]
+    return not len(at) or bool(((at >= span[0]) & (at < span[1])).any())
+
+
+def _extent(run: Run) -> Span:
+    """From the first to the last operator, annotation, runtime or GPU event."""
+    work = run.is_cat(Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.RUNTIME, Cat.DRIVER, *GPU_CATS)
+    if not work.any():
+        raise NotCaptured("no operator, annotation, runtime or GPU event in the trace")
+    return int(run.ts[work].min()), int(run.end[work].max())
+
+
+def _loader_marks(facts: Facts) -> I64:
+    """Waits for a batch on the main thread. Waits with no work between them (several loaders) open one step."""
+    run = facts.run
+    marks = _on_main(facts, run.named(is_loader, Cat.USER_ANNOTATION, Cat.CPU_OP))
+    if len(marks) < 2:
+        return marks
+    ops = run.ts[_on_main(facts, np.flatnonzero(run.is_cat(Cat.CPU_OP)))]
+    between = np.searchsorted(ops, run.ts[marks[1:]]) - np.searchsorted(ops, run.end[marks[:-1]])
+    return np.asarray(marks[np.concatenate([[True], between > 0])])
+
+
+def _optimizer_marks(facts: Facts) -> I64:
+    """Of several optimizers the one that steps least often, but twice at least."""
+    run = facts.run
+    marks = _on_main(facts, run.named(is_optimizer_step, Cat.USER_ANNOTATION, Cat.CPU_OP))
+    return _rarest(run, marks)
+
+
+def _framework_marks(facts: Facts) -> I64:
+    run = facts.run
+    named = run.named(lambda name: _MARKERS.fullmatch(name) is not None, Cat.USER_ANNOTATION, Cat.CPU_OP)
+    return _rarest(run, _on_main(facts, named), lambda name: re.sub(r"[\d_()]+", "#", name))
+
+
+def _rarest(run: Run, marks: I64, kind: Callable[[str], str] = str) -> I64:
+    """The marks of the kind that occurs least often among those that occur twice."""
+    kinds = [kind(run.text(m)) for m in marks]
+    often = [(n, -kinds.index(k), k) for k, n in Counter(kinds).items() if n >= 2]
+    if not often:
+        return marks[:0]
+    chosen = min(often)[2]
+    return np.asarray(marks[np.array([k == chosen for k in kinds])])
+
+
+def _on_main(facts: Facts, rows: I64) -> I64:
+    """The outermost of these rows on the main thread."""
+    if not len(rows):
+        return rows
+    rows = rows[facts.run.thread[rows] == facts[Threads].main]
+    return facts[Nesting].outermost(rows)
+
+
+def _gpu_end(run: Run, launches: Launches, span: Span) -> int:
+    """When the last GPU work launched in the span ended (its start when there is none)."""
+    at = run.ts[np.maximum(launches.launch, 0)]
+    work = run.gpu[(launches.launch >= 0) & (at >= span[0]) & (at < span[1])]
+    return int(run.end[work].max()) if len(work) else span[0]
+
+
+def _pace(run: Run, launches: Launches, spans: I64) -> I64:
+    """From the completion of each step's predecessor to its own: the host is past it, its GPU work has ended."""
+    if not len(spans):
+        return np.empty(0, dtype=np.int64)
+    return np.asarray(np.diff(completions(run, launches, np.concatenate([spans[:1, 0], spans[:, 1]]))))
+
+
+def completions(run: Run, launches: Launches, borders: I64) -> I64:
+    """When everything that the host had launched before each of these moments (ns) was done, and the host past it."""
+    known = launches.launch >= 0
+    at, ends = run.ts[launches.launch[known]], run.end[run.gpu[known]]
+    order = np.argsort(at, kind="stable")
+    reach = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ends[order])])
+    return np.asarray(np.maximum(borders, reach[np.searchsorted(at[order], borders)]))
+
+
+def _without_remainder(run: Run, steps: list[Step], launches: Launches) -> list[Step]:
+    """Without a last mark that holds no work: what is left between the last step() and the end of the profile."""
+    if len(steps) < 2 or _worked(run, _span(steps[-1])) or not _worked(run, _span(steps[-2])):
+        return steps
+    last = steps[-2]
+    end = max(last.end, min(_gpu_end(run, launches, (last.start, last.end)), steps[-1].end))
+    return [*steps[:-2], replace(last, end=end)]
+
+
+def _before_the_cut(run: Run, steps: list[Step]) -> list[Step]:
+    """Of a file that ends early the steps before the one in which its operators and calls end: what that one and later ones
+    lack is lost, and no idle time. Marks may reach further, for they are written by kind."""
+    work = run.ts[run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER)]
+    whole = [step for step in steps if len(work) and step.end <= work[-1]]
+    return whole or steps
+
+
+def _span(step: Step) -> Span:
+    return step.start, step.end
+
+
+def _worked(run: Run, span: Span) -> bool:
+    """Whether an operator or runtime call starts in the span."""
+    first, behind = np.searchsorted(run.ts, span)
+    return bool(run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER)[first:behind].any())
+
+
+def _selected(steps: list[Step], wanted: tuple[int, int]) -> tuple[list[Step], Span]:
+    """The steps with first <= index < last, and the window that they span."""
+    chosen = [s for s in steps if wanted[0] <= s.index < wanted[1]]
+    if not chosen:
+        there = f"steps {steps[0].index} to {steps[-1].index}" if steps else "no steps"
+        raise NotCaptured(f"the trace has {there}, not {wanted[0]}:{wanted[1]}")
+    return chosen, (chosen[0].start, chosen[-1].end)
+
+
+def _outside(window: Span, steps: list[Step]) -> tuple[Span, ...]:
+    if not steps:
+        return ()
+    edges = ((window[0], steps[0].start), (steps[-1].end, window[1]))
+    return tuple((a, b) for a, b in edges if b > a)

@@ -1,0 +1,58 @@
+"""Which thread drives the training loop, and which run autograd."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.names.event_names import is_backward, is_loader, is_optimizer_step, is_step
+from trace_doctor.run import HOST_CATS, Bool, Cat, Run
+
+
+class Threads(Evidence, frozen=True):
+    """Raises NotCaptured when the capture holds no host events."""
+
+    main: int
+    """index in `run.threads`"""
+    autograd: frozenset[int]
+    """other threads that run backward functions"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        host = run.is_cat(*(cat for cat in HOST_CATS if cat != Cat.OVERHEAD))
+        if not host.any():
+            raise NotCaptured(
+                "no host events in the trace", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+            )
+        engine = run.named(is_backward, Cat.CPU_OP)
+        autograd = frozenset(np.unique(run.thread[engine]).tolist())
+        main = _marked(run)
+        if main is None:
+            main = _by_habit(run, host, autograd)
+        return cls(main, autograd - {main})
+
+
+def _marked(run: Run) -> int | None:
+    """The thread of the step, loader or optimizer marks."""
+    for is_mark in (is_step, is_loader, is_optimizer_step):
+        marks = run.named(is_mark, Cat.USER_ANNOTATION, Cat.CPU_OP)
+        if len(marks):
+            return int(np.bincount(run.thread[marks]).argmax())
+    return None
+
+
+def _by_habit(run: Run, host: Bool, autograd: frozenset[int]) -> int:
+    """The process's first thread (pid = tid), else the busiest; autograd's own threads only if there is no other.
+
+    A CPU backward runs on the thread that called it: pid = tid outweighs the autograd marks there.
+    """
+    events = np.bincount(run.thread[host], minlength=len(run.threads))
+    first = [t for t in np.flatnonzero(events).tolist() if run.threads[t].pid == run.threads[t].tid]
+    if not first:
+        first = [t for t in np.flatnonzero(events).tolist() if t not in autograd]
+    candidates = first or np.flatnonzero(events).tolist()
+    return max(candidates, key=lambda t: int(events[t]))

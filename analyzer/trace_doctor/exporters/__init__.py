@@ -1,0 +1,1 @@
+"""Captures written again for other tools."""

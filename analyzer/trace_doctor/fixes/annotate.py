@@ -1,0 +1,118 @@
+"""What the source adds to a result: diffs and targets of its fixes, script names, and the lines around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from trace_doctor.errors import printable
+from trace_doctor.evidence.names.frames import is_user_frame
+from trace_doctor.files import is_utf8
+from trace_doctor.fixes.edits import Change
+from trace_doctor.fixes.plan import plan
+from trace_doctor.fixes.resolved import Planned
+from trace_doctor.model import NOT_PATCHED, Finding, Fix, Location, Result, Target
+from trace_doctor.program.tree import SourceTree
+
+_EXCERPT_LINES = 3
+
+
+def with_diffs(
+    result: Result, source: Path, *, torch_version: str | None = None, excerpts: bool = True
+) -> Result:
+    """The result with what the source tells: diffs and targets of fixes, script names of locations, source lines.
+
+    A fix that has no place of its own becomes `display`, with the reason in its text.
+    """
+    tree = SourceTree(source)
+    made = plan(result, source, torch_version=torch_version, tree=tree)
+    by_finding: dict[str, list[Planned]] = {}
+    for item in made.items:
+        by_finding.setdefault(item.finding.id, []).append(item)
+    shown: dict[str, set[int]] = {}
+    findings = []
+    for finding in result.findings:
+        planned = by_finding.get(finding.id, [])
+        location = _edited_place(_script_location(finding, tree), planned)
+        if location.file is not None and location.line is not None and location.file in tree.files:
+            shown.setdefault(location.file, set()).update(_around(location.line))
+        fixes = []
+        for item in planned:
+            no_edit = item.status in ("advice", "unresolved")
+            if no_edit and item.fix.framework not in ("torch", "", *made.frameworks):
+                continue  # for a framework that the scripts do not use
+            fixes.append(_told(item))
+            if item.change is not None:
+                shown.setdefault(item.change.script.name, set()).update(_edited_lines(item.change))
+        findings.append(msgspec.structs.replace(finding, location=location, fixes=fixes))
+    lines = _excerpts(tree, shown) if excerpts else {}
+    named = {f.location.file for f in findings} | {
+        x.target.file for f in findings for x in f.fixes if x.target
+    }
+    return msgspec.structs.replace(
+        result,
+        findings=findings,
+        source_root=made.prefix if is_utf8(made.prefix) else printable(made.prefix),
+        scripts=sorted(named & set(tree.files)),
+        source_excerpts=lines,
+    )
+
+
+def _told(item: Planned) -> Fix:
+    fix = item.fix
+    if item.change is None:
+        if fix.codemod is None or not item.why:
+            return fix
+        places = "".join(f"\n{NOT_PATCHED}  {c.file}:{c.line}: {c.code}".rstrip() for c in item.candidates)
+        text = "\n".join(filter(None, [fix.text, f"{NOT_PATCHED} {item.why}{places}"]))
+        return msgspec.structs.replace(
+            fix, safety=fix.safety if item.status == "already" else "display", text=text
+        )
+    change = item.change
+    return msgspec.structs.replace(
+        fix,
+        safety=item.safety,
+        framework=change.framework or fix.framework,
+        target=Target(
+            file=change.script.name, line=change.line, function=change.script.enclosing_function(change.line)
+        ),
+        diff=item.diff.decode(change.script.encoding, "replace"),
+        risk=" ".join([fix.risk, *(f"Note: {n}." for n in change.notes)]).strip(),
+    )
+
+
+def _script_location(finding: Finding, tree: SourceTree) -> Location:
+    location = finding.location
+    if location.file is None or not is_user_frame(location.file):
+        return location
+    names = tree.matches(location.file, location.function, location.line)
+    return msgspec.structs.replace(location, file=names[0]) if len(names) == 1 else location
+
+
+def _edited_place(location: Location, planned: list[Planned]) -> Location:
+    """Of a finding that knows only the function: the line that its first edit is about."""
+    change = next((p.change for p in planned if p.change is not None), None)
+    if change is None or location.line is not None or location.file not in (None, change.script.name):
+        return location
+    function = change.script.enclosing_function(change.line)
+    return msgspec.structs.replace(location, file=change.script.name, line=change.line, function=function)
+
+
+def _around(line: int) -> range:
+    return range(max(1, line - _EXCERPT_LINES), line + _EXCERPT_LINES + 1)
+
+
+def _edited_lines(change: Change) -> set[int]:
+    lines = {change.script.line_of(e.start) for e in change.edits} | {change.line}
+    return {near for line in lines for near in _around(line)}
+
+
+def _excerpts(tree: SourceTree, wanted: dict[str, set[int]]) -> dict[str, list[tuple[int, str]]]:
+    found = {}
+    for name, lines in sorted(wanted.items()):
+        script = tree.script(name)
+        if script is not None:
+            count = len(script.line_starts)
+            found[name] = [(n, script.line_text(n)) for n in sorted(lines) if n <= count]
+    return found

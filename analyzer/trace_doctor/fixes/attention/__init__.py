@@ -1,0 +1,1 @@
+"""Attention that is written out: what it computes, and the call that computes the same."""

@@ -1,0 +1,159 @@
+"""The products of attention as scripts spell them, and what statements do to names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+import libcst as cst
+
+from trace_doctor.fixes.attention.mask import called
+from trace_doctor.program.queries.loops import names_in
+from trace_doctor.program.script import Script, dotted, literal
+
+_EINSUM = re.compile(r"(\w+),(\w+)->(\w+)")
+
+
+Kind = Literal["softmax", "dropout", "cast", "fill", "add", "multiply", "divide"]
+OPERATORS: dict[type[cst.CSTNode], Kind] = {
+    cst.Add: "add",
+    cst.Multiply: "multiply",
+    cst.Divide: "divide",
+    cst.AddAssign: "add",
+    cst.MultiplyAssign: "multiply",
+    cst.DivideAssign: "divide",
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operation of the chain. `operand`: the mask or the factor; `keeps`: it says where to keep, not where to fill."""
+
+    kind: Kind
+    node: cst.CSTNode
+    operand: cst.BaseExpression | None = None
+    keeps: bool = False
+    unless_none: str | None = None
+    """the operation happens only where this name is not None"""
+
+
+@dataclass
+class Attention:
+    """What one attention computes; expressions as text."""
+
+    matmul: cst.BaseExpression
+    query: str = ""
+    key: str = ""
+    value: str = ""
+    scale: str | None = None
+    """None where it is 1 / sqrt(last size of the query), which is the default"""
+    mask: str | None = None
+    causal: bool = False
+    dropout: str | None = None
+    drop: list[cst.BaseSmallStatement | cst.If] = field(default_factory=list)
+    """statements that only made intermediate results"""
+
+
+def product(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+    """(left, right) of `a @ b`, torch.matmul(a, b), torch.bmm(a, b), a.matmul(b), einsum("bij,bjd->bid", a, b)."""
+    if isinstance(node, cst.BinaryOperation):
+        return (node.left, node.right) if isinstance(node.operator, cst.MatrixMultiply) else None
+    if not isinstance(node, cst.Call) or any(a.star or a.keyword for a in node.args):
+        return None
+    values = [a.value for a in node.args]
+    name, method = called(script, node)
+    if name in ("torch.matmul", "torch.bmm") and len(values) == 2:
+        return values[0], values[1]
+    if name == "torch.einsum" and len(values) == 3:
+        return (values[1], values[2]) if _einsum(values[0], transposed=False) else None
+    if method in ("matmul", "bmm") and len(values) == 1 and isinstance(node.func, cst.Attribute):
+        return node.func.value, values[0]
+    return None
+
+
+def scores(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+    """(query, key) of the product of a query with a transposed key."""
+    if isinstance(node, cst.Call) and script.callee(node) == "torch.einsum" and len(node.args) == 3:
+        spec, query, key = (a.value for a in node.args)
+        return (query, key) if _einsum(spec, transposed=True) else None
+    pair = product(script, node)
+    below = _untransposed(script, pair[1]) if pair else None
+    return (pair[0], below) if pair and below is not None else None
+
+
+def _untransposed(script: Script, node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """`k` of `k.transpose(-2, -1)`, `k.mT`, `k.swapaxes(-1, -2)`, torch.transpose(k, -1, -2)."""
+    if isinstance(node, cst.Attribute) and node.attr.value == "mT":
+        return node.value
+    if not isinstance(node, cst.Call):
+        return None
+    positional = [a.value for a in node.args if a.keyword is None]
+    if script.callee(node) == "torch.transpose" and len(positional) == 3:
+        inner, dims = positional[0], positional[1:]
+    elif isinstance(node.func, cst.Attribute) and node.func.attr.value in ("transpose", "swapaxes"):
+        inner, dims = node.func.value, positional
+    else:
+        return None
+    return inner if {literal(d) for d in dims} in ({-1, -2}, {2, 3}) else None
+
+
+def _einsum(spec: cst.BaseExpression, *, transposed: bool) -> bool:
+    """Whether an einsum is the product of matrices: `bhij,bhjd->bhid`, transposed `bhid,bhjd->bhij`."""
+    text = literal(spec)
+    match = _EINSUM.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
+    if match is None or min(map(len, match.groups())) < 3:
+        return False
+    a, b, out = match.groups()
+    batch, row, inner = a[:-2], a[-2], a[-1]
+    column = b[-2] if transposed else b[-1]
+    distinct = len({*batch, row, inner, column}) == len(a) + 1
+    wanted = f"{batch}{column}{inner}" if transposed else f"{batch}{inner}{column}"
+    return distinct and b == wanted and out == f"{batch}{row}{column}"
+
+
+def changes(statement: cst.BaseSmallStatement) -> str | None:
+    """The name that `x = ...`, `x += ...` or `x.masked_fill_(...)` changes."""
+    if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
+        target: cst.BaseExpression = statement.targets[0].target
+        return target.value if isinstance(target, cst.Name) else None
+    if isinstance(statement, cst.AugAssign):
+        return statement.target.value if isinstance(statement.target, cst.Name) else None
+    if isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Call):
+        func = statement.value.func
+        if (
+            isinstance(func, cst.Attribute)
+            and func.attr.value == "masked_fill_"
+            and isinstance(func.value, cst.Name)
+        ):
+            return func.value.value
+    return None
+
+
+def is_target(script: Script, node: cst.Name) -> bool:
+    """Whether a name is only assigned here."""
+    up = script.parent(node)
+    return (
+        isinstance(up, cst.AssignTarget)
+        or (isinstance(up, cst.Arg) and up.keyword is node)
+        or (isinstance(up, cst.Attribute) and up.attr is node)
+    )
+
+
+def binds(script: Script, line: cst.CSTNode, name: str) -> bool:
+    """Whether a statement may give a name (or what it refers to) another value."""
+    for target in script.all(cst.AssignTarget, within=line):
+        if name in names_in(script, target.target):
+            return True
+    for augmented in script.all(cst.AugAssign, within=line):
+        if name in names_in(script, augmented.target):
+            return True
+    for call in script.all(cst.Call, within=line):
+        func = call.func
+        if isinstance(func, cst.Attribute) and func.attr.value.endswith("_") and dotted(func.value) == name:
+            return True
+    targets = [
+        *(loop.target for loop in script.all(cst.For, within=line)),
+        *(walrus.target for walrus in script.all(cst.NamedExpr, within=line)),
+    ]
+    return any(name in names_in(script, target) for target in targets)

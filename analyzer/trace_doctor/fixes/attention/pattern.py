@@ -1,0 +1,386 @@
+"""Attention as scripts write it out: product, scale, mask, softmax, dropout, product, over several statements.
+
+Followed backwards from the last product through names that nothing else reads, so that nobody misses the scores that
+the fused call never makes. What is not one of the known forms ends in a refusal, never in a guess.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from trace_doctor.fixes.attention.mask import (
+    added,
+    called,
+    flat,
+    is_last_size,
+    is_minus_infinity,
+    kept,
+    size_under_root,
+)
+from trace_doctor.fixes.attention.matmuls import (
+    OPERATORS,
+    Attention,
+    Kind,
+    Layer,
+    binds,
+    changes,
+    is_target,
+    product,
+    scores,
+)
+from trace_doctor.fixes.codemods import candidate, origins
+from trace_doctor.fixes.edits import NoEdit
+from trace_doctor.program.queries.loops import names_in
+from trace_doctor.program.script import Script, argument, dotted, literal
+
+_LAST = (-1, 3)
+
+
+def find_attention(script: Script, function: cst.FunctionDef) -> list[Attention]:
+    """Attention in a function. Raises NoEdit where something is like it, but not provably the same."""
+    found = []
+    for kind in (cst.BinaryOperation, cst.Call):
+        for node in script.all(kind, within=function):
+            pair = product(script, node)
+            if pair is None or script.function_of(node) is not function:
+                continue
+            chain = _Chain(script, node, function)
+            if chain.leads(pair[0], chain.at, softmax=True):
+                found.append(chain.read(*pair))
+    return found
+
+
+class _Chain:
+    """Reads one attention backwards from its last product."""
+
+    def __init__(self, script: Script, matmul: cst.BaseExpression, function: cst.FunctionDef) -> None:
+        self.script, self.function = script, function
+        self.found = Attention(matmul)
+        statement = script.statement_of(matmul)
+        assert statement is not None
+        self.block, self.at = script.block_of(statement)
+        self.first = self.at
+        self.used: dict[str, int] = {}
+        """reads of each intermediate name by the chain itself"""
+        self.moved: list[cst.BaseExpression] = []
+
+    def refuse(self, why: str, node: cst.CSTNode) -> NoEdit:
+        return NoEdit("display", why, [candidate(self.script, node)])
+
+    # ------------------------------------------------------------------ one operation
+
+    def layer(self, node: cst.BaseExpression, at: int) -> tuple[Layer, cst.BaseExpression] | None:
+        """The outermost operation of an expression, and what it is applied to."""
+        script = self.script
+        if isinstance(node, cst.BinaryOperation):
+            kind = OPERATORS.get(type(node.operator))
+            sides = [(node.left, node.right)] + [(node.right, node.left)] * (kind != "divide")
+            for side, operand in sides if kind else []:
+                if self.leads(side, at):
+                    return Layer(kind or "add", node, operand), side
+            return None
+        if not isinstance(node, cst.Call):
+            return None
+        name, method = called(script, node)
+        receiver = node.func.value if isinstance(node.func, cst.Attribute) else node.func
+        values = [a.value for a in node.args]
+        if name in ("torch.softmax", "torch.nn.functional.softmax") or method == "softmax":
+            inner = receiver if method else next(iter(values), None)
+            dim = argument(node, "dim", 0 if method else 1)
+            dtype = argument(node, "dtype")
+            if inner is None or dim is None or literal(dim.value) not in _LAST:
+                return None
+            if dtype is not None and script.qualified(dtype.value) not in ("torch.float32", "torch.float"):
+                return None
+            return Layer("softmax", node), inner
+        if self.is_dropout(node) and values:
+            return Layer("dropout", node), values[0]
+        if method in ("masked_fill", "masked_fill_") and len(values) == 2:
+            return Layer("fill", node, self.filled(values[0], values[1], node)), receiver
+        if name == "torch.where" and len(values) == 3:
+            return Layer("fill", node, self.filled(values[0], values[2], node), keeps=True), values[1]
+        if method in ("mul", "div", "add") and len(values) == 1:
+            kinds: dict[str, Kind] = {"mul": "multiply", "div": "divide", "add": "add"}
+            return Layer(kinds[method], node, values[0]), receiver
+        if (method == "to" and len(values) == 1 and (dotted(values[0]) or "").endswith(".dtype")) or (
+            method in ("type_as", "float") and len(values) <= 1
+        ):
+            return Layer("cast", node), receiver
+        return None
+
+    def filled(
+        self, mask: cst.BaseExpression, fill: cst.BaseExpression, node: cst.CSTNode
+    ) -> cst.BaseExpression:
+        if not is_minus_infinity(self.script, fill):
+            why = "masked scores are not minus infinity, so rows that are masked entirely would come out differently"
+            raise self.refuse(why, node)
+        return mask
+
+    def is_dropout(self, call: cst.Call) -> bool:
+        if self.script.callee(call) == "torch.nn.functional.dropout":
+            return True
+
+        def made(origin: cst.BaseExpression) -> bool:
+            return isinstance(origin, cst.Call) and self.script.callee(origin) == "torch.nn.Dropout"
+
+        return len(call.args) == 1 and origins(self.script).all_are(call.func, made)
+
+    # ------------------------------------------------------------------ following names
+
+    def change(self, name: str, before: int) -> tuple[int, cst.BaseSmallStatement, cst.If | None] | None:
+        """(index, statement, condition) of the last statement of the block that changes a name; None if it is no
+        simple one."""
+        for index in range(before - 1, -1, -1):
+            line = self.block.body[index]
+            inner, condition = line, None
+            if (
+                isinstance(line, cst.If)
+                and isinstance(line.body, cst.IndentedBlock)
+                and len(line.body.body) == 1
+            ):
+                inner, condition = line.body.body[0], line
+            if (
+                isinstance(inner, cst.SimpleStatementLine)
+                and len(inner.body) == 1
+                and changes(inner.body[0]) == name
+            ):
+                return index, inner.body[0], condition
+            if binds(self.script, line, name):
+                return None
+        return None
+
+    def leads(self, node: cst.BaseExpression, at: int, *, softmax: bool = False, depth: int = 0) -> bool:
+        """Whether an expression is a chain that starts at scores (with `softmax`: weights), without judging it."""
+        if depth > 12:
+            return False
+        if not softmax and scores(self.script, node) is not None:
+            return True
+        try:
+            step = self.layer(node, at) if not isinstance(node, cst.BinaryOperation) else None
+        except NoEdit:
+            return True
+        if step is not None:
+            reached = softmax and step[0].kind == "softmax"
+            return reached or self.leads(step[1], at, softmax=softmax, depth=depth + 1)
+        if isinstance(node, cst.BinaryOperation) and type(node.operator) in OPERATORS:
+            sides = (node.left, node.right)
+            return any(self.leads(s, at, softmax=softmax, depth=depth + 1) for s in sides)
+        place = self.change(node.value, at) if isinstance(node, cst.Name) else None
+        if place is None:
+            return False
+        statement = place[1]
+        if isinstance(statement, cst.Assign):
+            return self.leads(statement.value, place[0], softmax=softmax, depth=depth + 1)
+        return self.leads(node, place[0], softmax=softmax, depth=depth + 1)
+
+    def layers(
+        self, node: cst.BaseExpression
+    ) -> tuple[list[Layer], tuple[cst.BaseExpression, cst.BaseExpression]]:
+        """All operations from the weights down to the product of query and key, outermost first."""
+        found: list[Layer] = []
+        at = self.at
+        for _ in range(24):
+            if (pair := scores(self.script, node)) is not None:
+                return found, pair
+            step = self.layer(node, at)
+            if step is not None:
+                found.append(step[0])
+                node = step[1]
+                continue
+            if not isinstance(node, cst.Name):
+                break
+            place = self.change(node.value, at)
+            if place is None:
+                break
+            self.used[node.value] = self.used.get(node.value, 0) + 1
+            at, statement, condition = place
+            self.first = min(self.first, at)
+            self.found.drop.append(condition or statement)
+            node = self.behind(node, statement, condition, at, found)
+        raise self.refuse(f"{self.script.code(node)} is no known form of attention scores", node)
+
+    def behind(
+        self,
+        name: cst.Name,
+        statement: cst.BaseSmallStatement,
+        condition: cst.If | None,
+        at: int,
+        found: list[Layer],
+    ) -> cst.BaseExpression:
+        """What a statement made a name from; an operation in place or under a condition is added to those found."""
+        if isinstance(statement, cst.Assign) and condition is None:
+            return statement.value
+        if isinstance(statement, cst.Assign):
+            step, inner = self.layer(statement.value, at) or (None, statement.value)
+        elif isinstance(statement, cst.AugAssign) and (kind := OPERATORS.get(type(statement.operator))):
+            step, inner = Layer(kind, statement, statement.value), statement.target
+        elif isinstance(statement, cst.Expr):
+            step, inner = self.layer(statement.value, at) or (None, statement.value)
+        else:
+            step, inner = None, name
+        if step is None or dotted(inner) != name.value:
+            raise self.refuse("the scores are changed in a way that attention does not know", statement)
+        self.used[name.value] = self.used.get(name.value, 0)
+        found.append(
+            step
+            if condition is None
+            else Layer(step.kind, step.node, step.operand, step.keeps, self.given(condition))
+        )
+        return inner
+
+    def given(self, condition: cst.If) -> str:
+        """`mask` of `if mask is not None:` without another branch."""
+        test = condition.test
+        if isinstance(test, cst.Comparison) and len(test.comparisons) == 1 and condition.orelse is None:
+            against = test.comparisons[0]
+            name = dotted(test.left)
+            if isinstance(against.operator, cst.IsNot) and literal(against.comparator) is None and name:
+                return name
+        raise self.refuse("the scores are changed under a condition", condition)
+
+    # ------------------------------------------------------------------ judging
+
+    def read(self, weights: cst.BaseExpression, value: cst.BaseExpression) -> Attention:
+        layers, (query, key) = self.layers(weights)
+        kinds = [layer.kind for layer in layers]
+        if kinds.count("softmax") != 1:
+            raise self.refuse("there is not exactly one softmax", self.found.matmul)
+        softmax = kinds.index("softmax")
+        for layer in layers[:softmax]:
+            if layer.kind not in ("dropout", "cast"):
+                raise self.refuse("the weights are changed between softmax and product", layer.node)
+            if layer.kind == "dropout":
+                self.set_dropout(layer)
+        factors: list[tuple[Kind, cst.BaseExpression]] = []
+        for index, layer in enumerate(layers[softmax + 1 :]):
+            if layer.kind in ("fill", "add"):
+                self.set_mask(layer, scaled_later=bool(factors))
+            elif (
+                layer.kind in ("multiply", "divide")
+                and layer.operand is not None
+                and layer.unless_none is None
+            ):
+                factors.append((layer.kind, layer.operand))
+            elif layer.kind != "cast" or index:
+                raise self.refuse("this comes before the softmax in no known form of attention", layer.node)
+        if isinstance(query, cst.BinaryOperation) and query.lpar and isinstance(query.operator, cst.Multiply):
+            factors.append(("multiply", query.right))
+            query = query.left
+        self.set_scale(factors, query, key)
+        self.found.query, self.found.key, self.found.value = (
+            self.keep(query),
+            self.keep(key),
+            self.keep(value),
+        )
+        self.check_reads()
+        self.check_moved()
+        return self.found
+
+    def keep(self, node: cst.BaseExpression) -> str:
+        """The text of an operand, which is now evaluated at the last product."""
+        self.moved.append(node)
+        return flat(self.script, node)
+
+    def set_dropout(self, layer: Layer) -> None:
+        """`dropout_p` has no `training` beside it, so 0 has to be passed in evaluation."""
+        call, script = layer.node, self.script
+        assert isinstance(call, cst.Call)
+        if self.found.dropout is not None:
+            raise self.refuse("there are two dropouts", call)
+        if script.callee(call) != "torch.nn.functional.dropout":
+            module = self.keep(call.func)
+            self.found.dropout = f"{module}.p if {module}.training else 0.0"
+            return
+        p, training = argument(call, "p", 1), argument(call, "training", 2)
+        chance = "0.5" if p is None else self.keep(p.value)
+        if p is not None and isinstance(p.value, cst.IfExp):
+            chance = f"({chance})"
+        always = training is None or literal(training.value) is True
+        self.found.dropout = (
+            chance if always or training is None else f"{chance} if {self.keep(training.value)} else 0.0"
+        )
+
+    def set_mask(self, layer: Layer, *, scaled_later: bool) -> None:
+        if self.found.mask is not None or self.found.causal:
+            raise self.refuse("there are two masks", layer.node)
+        assert layer.operand is not None
+        self.moved.append(layer.operand)
+        if layer.kind == "add":
+            if scaled_later:
+                raise self.refuse("the mask is scaled together with the scores", layer.node)
+            mask, causal = added(self.script, layer.operand)
+        elif layer.keeps:
+            mask, causal = flat(self.script, layer.operand), False
+        else:
+            mask, causal = kept(self.script, layer.operand)
+        if layer.unless_none is not None:
+            if causal:
+                raise self.refuse("a causal mask is applied under a condition", layer.node)
+            mask = mask if mask == layer.unless_none else f"None if {layer.unless_none} is None else {mask}"
+        self.found.mask, self.found.causal = mask, causal
+
+    def set_scale(
+        self,
+        factors: list[tuple[Kind, cst.BaseExpression]],
+        query: cst.BaseExpression,
+        key: cst.BaseExpression,
+    ) -> None:
+        if not factors:
+            self.found.scale = "1.0"
+            return
+        if len(factors) > 1:
+            raise self.refuse("the scores are scaled more than once", factors[0][1])
+        kind, factor = factors[0]
+        size = size_under_root(self.script, factor, inverse=kind == "multiply")
+        if size is not None and is_last_size(self.script, size, query, key):
+            return
+        text = self.keep(factor)
+        simple = isinstance(factor, cst.Name | cst.Attribute | cst.Call | cst.Float | cst.Integer)
+        self.found.scale = text if kind == "multiply" else f"1 / {text if simple else f'({text})'}"
+
+    def check_reads(self) -> None:
+        """Nothing but the chain reads an intermediate result."""
+        script = self.script
+        begin, end = script.span(self.block.body[self.first])[0], script.span(self.block.body[self.at])[1]
+        final = script.statement_of(self.found.matmul)
+        for name in self.used:
+            reads = [
+                n
+                for n in script.all(cst.Name, within=self.function)
+                if n.value == name and not is_target(script, n)
+            ]
+            kept_names = {n for node in self.moved for n in names_in(script, node)}
+            if name in kept_names:
+                raise self.refuse(f"{name} is scores and operand at once", self.found.matmul)
+            rebound = isinstance(final, cst.Assign) and any(dotted(t.target) == name for t in final.targets)
+            inside = [n for n in reads if begin <= script.span(n)[0] < end]
+            after = [n for n in reads if script.span(n)[0] >= end]
+            if len(inside) != self.reads_of_chain(name) or (after and not rebound):
+                raise self.refuse(
+                    f"{name} is read elsewhere as well, and the fused call does not make it",
+                    self.found.matmul,
+                )
+
+    def reads_of_chain(self, name: str) -> int:
+        """Names in the dropped statements and the last one, each of which the chain accounts for."""
+        lines = [*self.found.drop, self.found.matmul]
+        counted = 0
+        for line in lines:
+            names = [n for n in self.script.all(cst.Name, within=line) if n.value == name]
+            counted += sum(not is_target(self.script, n) for n in names)
+        return counted
+
+    def check_moved(self) -> None:
+        """No statement in between gives an operand another value."""
+        names = {n for node in self.moved for n in names_in(self.script, node)}
+        dropped = {id(d) for d in self.found.drop}
+        for line in self.block.body[self.first : self.at]:
+            inner = (
+                line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else line
+            )
+            if (
+                id(inner) not in dropped
+                and id(line) not in dropped
+                and any(binds(self.script, line, n) for n in names)
+            ):
+                raise self.refuse("an operand gets another value between the products", line)

@@ -1,0 +1,1 @@
+"""Where frameworks and launchers take what a script's own code would: trainers, configuration files, command lines."""

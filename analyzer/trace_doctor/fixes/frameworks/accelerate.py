@@ -1,0 +1,202 @@
+"""Accelerate: what its Accelerator is told in the script, and what `accelerate launch` reads from a configuration file.
+
+An argument of the Accelerator wins over the file, and the command line wins over the file as well (accelerate 1.15.0,
+commands/launch.py and accelerator.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from itertools import combinations
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, only
+from trace_doctor.fixes.codemods.batches import divided_batch
+from trace_doctor.fixes.edits import Candidate, Change, NoEdit
+from trace_doctor.fixes.frameworks.deepspeed import find_config, in_agreement
+from trace_doctor.fixes.frameworks.documents import Document
+from trace_doctor.fixes.frameworks.launchers import CONFIG, documents, named, starts
+from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
+from trace_doctor.fixes.frameworks.trainers import ACCELERATE, DYNAMO, Setting
+from trace_doctor.program.queries.arguments import Arguments
+from trace_doctor.program.queries.loops import method_calls
+from trace_doctor.program.script import Script, literal
+
+_ACCUMULATE = (
+    "accelerator = Accelerator(gradient_accumulation_steps={steps})\n"
+    "for batch in loader:   # batches of 1/{steps} of the size\n"
+    "    with accelerator.accumulate(model):\n"
+    "        loss = loss_fn(model(batch))\n"
+    "        accelerator.backward(loss)\n"
+    "        optimizer.step()\n"
+    "        optimizer.zero_grad()"
+)
+
+
+def launch_config(place: Place, *, guess: bool = True) -> Document | None:
+    """The configuration of `accelerate launch`: the one that the commands name, else (as a guess) the only one of the
+    source folder. Raises NoEdit for several."""
+    started = starts(place)
+    said = sorted({path for c in started if (path := c.option("config_file")) is not None})
+    files = {f.name: f for path in said for f in named(place, path)}
+    found = list(documents(files.values()))
+    if not found and guess and not started:
+        found = [d for d in documents(place.program.files(*CONFIG)) if d.find("distributed_type") is not None]
+    if len(found) > 1:
+        if not guess:
+            return None
+        where = [Candidate(d.file.name, 1, d.file.line_text(1).strip()) for d in found]
+        raise NoEdit("ambiguous", f"{len(found)} files can be Accelerate's configuration", where)
+    return found[0] if found else None
+
+
+def in_accelerator(place: Place, calls: list[Call], wanted: Mapping[str, str]) -> Change | None:
+    """The change in Accelerate's terms; None where it has no word for what is wanted."""
+    table = DYNAMO if "compile" in wanted and _needs_plugin(place, calls, wanted) else ACCELERATE
+    if not set(wanted) <= set(table):
+        return None
+    if table is DYNAMO and "compile_backend" in wanted:
+        wanted = {wish: value for wish, value in wanted.items() if wish != "compile"}
+    calls = [c for c in calls if place.script is not None and c[0].name == place.script.name] or calls
+    if not _alternatives(calls):
+        calls = [only(calls, "construct the Accelerator", "")]
+    if "accumulate" in wanted:
+        _refuse_without_accumulate(place, calls[0], wanted["accumulate"])
+    in_file = _in_file(place, calls[0], wanted) if len(calls) == 1 else None
+    if in_file is not None:
+        return in_file
+    made = _in_each(place, calls, table, wanted)
+    if "accumulate" in wanted:
+        made = together(made, divided_batch(place, int(wanted["accumulate"])))
+    also = in_agreement(place, wanted)
+    return together(made, also) if also is not None else made
+
+
+def _alternatives(calls: list[Call]) -> bool:
+    """Whether all calls stand in different branches of one condition and give their object the same name."""
+    script = calls[0][0]
+    statements = [script.statement_of(call) for other, call in calls if other.name == script.name]
+    names = {script.code(t.target) for s in statements if isinstance(s, cst.Assign) for t in s.targets}
+    if len(calls) < 2 or len(statements) < len(calls) or len(names) != 1:
+        return False
+    return all(_apart(script, a, b) for (_, a), (_, b) in combinations(calls, 2))
+
+
+def _apart(script: Script, a: cst.Call, b: cst.Call) -> bool:
+    """Whether only one of two calls happens: the nearest condition of both has one of them in its body."""
+    for up in script.ancestors(a):
+        if isinstance(up, cst.If | cst.IfExp) and _holds(script, up, b):
+            return _holds(script, up.body, a) != _holds(script, up.body, b)
+    return False
+
+
+def _holds(script: Script, outer: cst.CSTNode, node: cst.CSTNode) -> bool:
+    return any(up is outer for up in script.ancestors(node)) or outer is node
+
+
+def _in_each(
+    place: Place, calls: list[Call], table: Mapping[str, Setting], wanted: Mapping[str, str]
+) -> Change:
+    """The arguments of every call; of those that have them already none."""
+    made: list[Change] = []
+    there: list[NoEdit] = []
+    for call in calls:
+        try:
+            made.append(set_arguments(place, call, "accelerate", table, wanted))
+        except NoEdit as refused:
+            if refused.kind != "already":
+                raise
+            there.append(refused)
+    if not made:
+        raise there[0]
+    return reduce(together, made)
+
+
+def _needs_plugin(place: Place, calls: list[Call], wanted: Mapping[str, str]) -> bool:
+    if set(wanted) != {"compile"}:
+        return True
+    return any(Arguments(place.program, s, c, {}).find("dynamo_plugin") is not None for s, c in calls)
+
+
+def _refuse_without_accumulate(place: Place, call: Call, steps: str) -> None:
+    """The argument alone changes nothing: the loop has to be written for it."""
+    if any(True for s in place.program.mentioning(".accumulate(") for _ in method_calls(s, "accumulate")):
+        return
+    raise NoEdit(
+        "display",
+        "the loop has to be written for it: `with accelerator.accumulate(model):`",
+        [candidate(*call)],
+        command=_ACCUMULATE.format(steps=steps),
+        framework="accelerate",
+    )
+
+
+# ---------------------------------------------------------------------- the file of `accelerate launch`
+
+
+def _in_file(place: Place, call: Call, wanted: Mapping[str, str]) -> Change | None:
+    """The change of the configuration file that the launch command names, where it is what decides."""
+    settings = launch_config(place, guess=False)
+    wish = next(iter(wanted))
+    arguments = Arguments(place.program, call[0], call[1], {})
+    if settings is None or arguments.hidden:
+        return None
+    if wish in ("bf16", "fp16") and not _given(arguments, "mixed_precision"):
+        now = settings.value("mixed_precision")
+        if now not in (None, wish, "no", False):
+            why = f"{settings.file.name} sets mixed_precision to {now} on purpose"
+            raise NoEdit("display", why, [_line(settings, "mixed_precision")], framework="accelerate")
+        options = {c.option("mixed_precision") for c in starts(place)} - {None}
+        if now is None or options or find_config(place) is not None:
+            return None
+        return _merged(settings, {"mixed_precision": wish})
+    if wish == "compile" and not (_given(arguments, "dynamo_plugin") or _given(arguments, "dynamo_backend")):
+        if settings.find("dynamo_config") is None:
+            return None
+        return _merged(settings, {"dynamo_config": _dynamo(settings, wanted)})
+    return None
+
+
+def _given(arguments: Arguments, name: str) -> bool:
+    given = arguments.find(name)
+    return given is not None and literal(given.value) is not None
+
+
+def _dynamo(settings: Document, wanted: Mapping[str, str]) -> dict[str, Any]:
+    keys = {
+        "compile": "dynamo_backend",
+        "compile_backend": "dynamo_backend",
+        "compile_mode": "dynamo_mode",
+        "compile_dynamic": "dynamo_use_dynamic",
+        "compile_fullgraph": "dynamo_use_fullgraph",
+        "compile_regions": "dynamo_use_regional_compilation",
+    }
+    made: dict[str, Any] = {}
+    for wish, text in wanted.items():
+        value = {"compile": "INDUCTOR", "compile_regions": True}.get(wish, _value(text))
+        there = settings.value("dynamo_config", keys[wish])
+        if wish == "compile" and there not in (None, "NO", "no", False):
+            continue
+        made[keys[wish]] = value.upper() if wish == "compile_backend" and isinstance(value, str) else value
+    return made
+
+
+def _value(text: str) -> Any:
+    import ast
+
+    return ast.literal_eval(text)
+
+
+def _line(settings: Document, *path: str) -> Candidate:
+    line = settings.line(*path)
+    return Candidate(settings.file.name, line, settings.file.line_text(line).strip())
+
+
+def _merged(settings: Document, wanted: Mapping[str, Any]) -> Change:
+    edits = settings.merged(wanted)
+    if not edits:
+        raise NoEdit("already", f"{settings.file.name} sets this already", framework="accelerate")
+    return Change(settings.file, tuple(edits), settings.file.line_of(edits[0].start), framework="accelerate")

@@ -1,0 +1,264 @@
+"""The configuration that DeepSpeed reads: a JSON file or a dictionary of the script, and what of it must agree with the
+arguments of a Trainer.
+
+Read from the sources of DeepSpeed 0.19.8 (runtime/config.py, zero/config.py, engine.py), transformers 5.23.0
+(integrations/deepspeed.py) and accelerate 1.15.0 (utils/dataclasses.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate
+from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
+from trace_doctor.fixes.frameworks.documents import OTHER, Document, Wanted
+from trace_doctor.fixes.frameworks.launchers import documents, named, starts
+from trace_doctor.fixes.nodes import written
+from trace_doctor.program.queries.arguments import add_entries
+from trace_doctor.program.queries.loops import method_calls
+from trace_doctor.program.queries.values import where_set
+from trace_doctor.program.script import Script, dotted, literal
+
+AUTO = "auto"
+"""the value that a Trainer or an Accelerator replaces by its own argument"""
+_KEYS = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+"""one of them is in every configuration"""
+_OPTIONS = ("deepspeed", "deepspeed_config", "deepspeed_config_file", "ds_config")
+_ARGUMENTS = {
+    "deepspeed.initialize": ("config", "config_params"),
+    "DeepSpeedPlugin": ("hf_ds_config",),
+    "DeepSpeedStrategy": ("config",),
+}
+_WORDS = ("deepspeed", "DeepSpeed")
+_ALIKE: Mapping[str, tuple[str, ...]] = {
+    "bf16": ("bf16", "enabled"),
+    "fp16": ("fp16", "enabled"),
+    "accumulate": ("gradient_accumulation_steps",),
+    "batch_size": ("train_micro_batch_size_per_gpu",),
+}
+"""the Trainer's wishes that the configuration repeats: two that differ raise ValueError"""
+_CHANGES = ("update", "setdefault", "pop", "popitem", "clear")
+_OTHER_TYPE = {"bf16": "fp16", "fp16": "bf16"}
+
+
+@dataclass(frozen=True)
+class InScript:
+    """A configuration that is a dictionary of the script, with the interface of `Document`."""
+
+    file: Script
+    node: cst.Dict
+    changed: frozenset[str] = frozenset()
+    """keys that are set or removed elsewhere; with "*" any can be"""
+
+    def value(self, *path: str) -> object:
+        if path[0] in self.changed:
+            return OTHER
+        node: cst.BaseExpression | None = self.node
+        for key in path:
+            node = self._entries(node).get(key) if isinstance(node, cst.Dict) else None
+        if node is None:
+            return None
+        return OTHER if isinstance(node, cst.Dict) else literal(node)
+
+    def line(self, *path: str) -> int:
+        return self.file.line(self.node)
+
+    def merged(self, wanted: Wanted) -> list[Edit]:
+        if self.changed & {*wanted, "*"}:
+            raise NoEdit(
+                "display", "the dictionary is changed in other places", [candidate(self.file, self.node)]
+            )
+        return list(self._merged(self.node, wanted))
+
+    def _merged(self, node: cst.Dict, wanted: Wanted) -> Iterator[Edit]:
+        entries, added = self._entries(node), {}
+        if len(entries) != len(node.elements):
+            raise NoEdit("display", "the dictionary has entries of other kinds", [candidate(self.file, node)])
+        for key, value in wanted.items():
+            there = entries.get(key)
+            if there is None:
+                added[key] = written(value)
+            elif isinstance(value, Mapping):
+                if not isinstance(there, cst.Dict):
+                    raise NoEdit("display", f"{key} is no dictionary here", [candidate(self.file, there)])
+                yield from self._merged(there, value)
+            elif (now := literal(there)) is ...:
+                raise NoEdit("display", f"{key} comes from something else", [candidate(self.file, there)])
+            elif now != value:
+                start, end = self.file.outer_span(there)
+                yield Edit(start, end, written(value), f"entry:{start}:{key}", written(value))
+        yield from add_entries(self.file, node, added) if added else ()
+
+    def _entries(self, node: cst.Dict) -> dict[str, cst.BaseExpression]:
+        return {
+            key: e.value
+            for e in node.elements
+            if isinstance(e, cst.DictElement) and isinstance(key := literal(e.key), str)
+        }
+
+
+Config = Document | InScript
+
+
+def shown_in(config: Config, *path: str) -> Candidate:
+    line = config.line(*path)
+    return Candidate(config.file.name, line, config.file.line_text(line).strip())
+
+
+# ---------------------------------------------------------------------- which one
+
+
+def find_config(place: Place) -> Config | None:
+    """The configuration of the program: the one that the script or the command that starts it names, else the only one
+    of the source folder. None where there is none; raises NoEdit where it cannot be told."""
+    for found in (list(_in_code(place)), list(_in_commands(place))):
+        unique = {(c.file.name, id(getattr(c, "node", None))): c for c in found}
+        if len(unique) > 1:
+            where = [shown_in(c) for c in unique.values()]
+            raise NoEdit(
+                "ambiguous",
+                f"{len(unique)} configurations of DeepSpeed are named",
+                where,
+                framework="deepspeed",
+            )
+        if unique:
+            return next(iter(unique.values()))
+    if not place.program.mentioning(*_WORDS) and not any(c.option("deepspeed") for c in starts(place)):
+        return None
+    every = [d for d in documents(place.program.files(".json")) if any(d.find(k) for k in _KEYS)]
+    if len(every) > 1:
+        where = [shown_in(d) for d in every]
+        raise NoEdit(
+            "ambiguous", f"{len(every)} files can be DeepSpeed's configuration", where, framework="deepspeed"
+        )
+    return every[0] if every else None
+
+
+def _in_code(place: Place) -> Iterator[Config]:
+    for script in place.program.mentioning(*_WORDS):
+        for call in script.all(cst.Call):
+            for arg in call.args:
+                if arg.keyword is not None and arg.keyword.value in _names(script, call):
+                    yield from _configs(place, script, arg.value)
+
+
+def _names(script: Script, call: cst.Call) -> tuple[str, ...]:
+    """Arguments of a call that take DeepSpeed's configuration."""
+    name = script.callee(call) or ""
+    if name.split(".")[0] in ("transformers", "trl"):
+        return ("deepspeed",)
+    return _ARGUMENTS.get(name) or _ARGUMENTS.get(name.split(".")[-1], ())
+
+
+def _configs(place: Place, script: Script, node: cst.BaseExpression) -> Iterator[Config]:
+    """What an expression stands for: a dictionary, or the file of a path."""
+    for where, origin in place.program.of(script, node):
+        if isinstance(origin, cst.Dict):
+            yield InScript(where, origin, _changed(script, node) | _changed(where, _target(where, origin)))
+            continue
+        path = literal(origin)
+        if path is ... and (default := where_set(where, origin, place.program)) is not None:
+            path = literal(default.value)
+        if isinstance(path, str):
+            yield from (Document(file) for file in named(place, path) if file.name.endswith(".json"))
+
+
+def _target(script: Script, node: cst.Dict) -> cst.BaseExpression | None:
+    """What a dictionary is assigned to."""
+    up = script.parent(node)
+    return up.targets[0].target if isinstance(up, cst.Assign) else None
+
+
+def _changed(script: Script, name: cst.BaseExpression | None) -> frozenset[str]:
+    """Keys of a dictionary that a script sets or removes by its name; "*" where that cannot be seen."""
+    wanted, found = dotted(name) if name is not None else None, set()
+    if wanted is None:
+        return frozenset()
+    for item in script.all(cst.Subscript):
+        if dotted(item.value) == wanted and isinstance(
+            script.parent(item), cst.AssignTarget | cst.Del | cst.AugAssign
+        ):
+            index = item.slice[0].slice
+            key = literal(index.value) if isinstance(index, cst.Index) else ...
+            found.add(key if isinstance(key, str) else "*")
+    for method in _CHANGES:
+        found |= {"*" for _, receiver in method_calls(script, method) if dotted(receiver) == wanted}
+    return frozenset(found)
+
+
+def _in_commands(place: Place) -> Iterator[Document]:
+    for command in starts(place):
+        path = command.option(*_OPTIONS)
+        settings = command.option("config_file")
+        for file in named(place, settings) if settings else ():
+            inside = Document(file).value("deepspeed_config", "deepspeed_config_file")
+            path = inside if isinstance(inside, str) else path
+        for file in named(place, path) if path else ():
+            if file.name.endswith(".json"):
+                yield Document(file)
+
+
+# ---------------------------------------------------------------------- what it is told
+
+
+def in_config(place: Place, wanted: Mapping[str, str]) -> Change | None:
+    """The change of the configuration of a script that runs DeepSpeed's engine itself; None where it has no word for it."""
+    if len(wanted) != 1 or (wish := next(iter(wanted))) not in _OTHER_TYPE:
+        return None
+    config = find_config(place)
+    if config is None:
+        raise NoEdit("display", "the configuration of DeepSpeed was not found", framework="deepspeed")
+    _refuse_other_type(config, wish)
+    return change(config, {wish: {"enabled": True}})
+
+
+def in_agreement(place: Place, wanted: Mapping[str, str]) -> Change | None:
+    """What has to change in the program's configuration together with a Trainer's arguments; most of them it does not
+    repeat, and then it does not matter which of several files it is."""
+    config = find_config(place) if not _ALIKE.keys().isdisjoint(wanted) else None
+    return agreeing(config, wanted) if config is not None else None
+
+
+def agreeing(config: Config, wanted: Mapping[str, str]) -> Change | None:
+    """What has to change in the configuration together with a Trainer's arguments; None where it leaves them to those."""
+    more: dict[str, Any] = {}
+    for wish, text in wanted.items():
+        path = _ALIKE.get(wish)
+        if path is None:
+            continue
+        if wish in _OTHER_TYPE:
+            _refuse_other_type(config, wish)
+        now, new = config.value(*path), literal(cst.parse_expression(text))
+        if now in (AUTO, new) or (now is None and wish not in _OTHER_TYPE):
+            continue
+        if (
+            wish == "batch_size"
+            and "accumulate" not in wanted
+            and config.value("train_batch_size") not in (None, AUTO)
+        ):
+            why = "train_batch_size of the DeepSpeed configuration has to follow"
+            raise NoEdit("display", why, [shown_in(config, "train_batch_size")], framework="deepspeed")
+        more[path[0]] = {path[1]: AUTO} if len(path) > 1 else new
+    return change(config, more) if more else None
+
+
+def _refuse_other_type(config: Config, wish: str) -> None:
+    other = _OTHER_TYPE[wish]
+    now = config.value(other, "enabled")
+    if now in (True, OTHER) or (now is None and config.value(other) is not None):
+        here = [shown_in(config, other, "enabled")]
+        why = f"{other} {'is' if now is True else 'may be'} enabled, which excludes {wish}"
+        raise NoEdit("display", why, here, framework="deepspeed")
+
+
+def change(config: Config, wanted: Wanted, *notes: str) -> Change:
+    """The change after which a configuration says what is wanted. Raises NoEdit where it does."""
+    edits = config.merged(wanted)
+    if not edits:
+        raise NoEdit("already", f"{config.file.name} says this already", framework="deepspeed")
+    line = config.file.line_of(edits[0].start)
+    return Change(config.file, tuple(edits), line, "unsafe", notes, "deepspeed")

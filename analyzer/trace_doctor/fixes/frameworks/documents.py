@@ -1,0 +1,348 @@
+"""Values of JSON and YAML files by their path, and edits of them that leave every other character as it was.
+
+JSON is read whole. Of YAML only what configuration files of launchers are made of: block mappings of scalars; a value of
+any other form (flow collection, anchor, alias, tag, block scalar, list) is there and is never touched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+from trace_doctor.fixes.edits import Candidate, Edit, NoEdit
+from trace_doctor.program.script import TextFile
+
+OTHER: Final = ...
+"""the value of what is neither a mapping nor a scalar that is understood"""
+Wanted = Mapping[str, Any]
+"""what a file is to say: nested mappings of scalars"""
+
+
+@dataclass
+class Node:
+    """A value with the characters [start, end) it stands on. `members` are those of a mapping, None for a scalar."""
+
+    start: int
+    end: int
+    value: object = OTHER
+    members: dict[str, Node] | None = None
+    keys: list[int] = field(default_factory=list)
+    """where the members' keys start"""
+    doubled: set[str] = field(default_factory=set)
+    """keys that the mapping has more than once"""
+
+    def add(self, key: str, start: int, value: Node) -> None:
+        assert self.members is not None
+        if key in self.members:
+            self.doubled.add(key)
+        self.members[key] = value
+        self.keys.append(start)
+
+
+class Document:
+    """The mapping that a JSON or YAML file holds.
+
+    Raises NoEdit (display) where it holds none, or is written in a way that is not understood.
+    """
+
+    def __init__(self, file: TextFile) -> None:
+        self.file = file
+        self.is_json = file.name.endswith(".json")
+        self.root = (_json if self.is_json else _yaml)(file)
+
+    def find(self, *path: str) -> Node | None:
+        """The value at a path of keys."""
+        node: Node | None = self.root
+        for key in path:
+            node = node.members.get(key) if node is not None and node.members is not None else None
+        return node
+
+    def value(self, *path: str) -> object:
+        """The scalar at a path; None where there is none, `OTHER` where it is no scalar."""
+        node = self.find(*path)
+        return None if node is None else node.value
+
+    def line(self, *path: str) -> int:
+        """Line (1-based) of a value, or of the last thing above it that is there."""
+        found = self.root
+        for key in path:
+            found = (found.members or {}).get(key, found)
+        return self.file.line_of(found.start)
+
+    def merged(self, wanted: Wanted) -> list[Edit]:
+        """Edits after which the file says what is wanted beside all that it said. None where it does already.
+
+        Raises NoEdit (display) where something of another kind stands in the way.
+        """
+        return list(self._merged(self.root, wanted, ()))
+
+    def _merged(self, node: Node, wanted: Wanted, path: tuple[str, ...]) -> Iterator[Edit]:
+        assert node.members is not None
+        added: dict[str, Any] = {}
+        for key, value in wanted.items():
+            here = (*path, key)
+            there = node.members.get(key)
+            if there is None:
+                added[key] = value
+                continue
+            if key in node.doubled:
+                raise self._refused(here, f"{key} is set more than once")
+            if isinstance(value, Mapping):
+                if there.members is None and (self.is_json or there.value is not None):
+                    raise self._refused(here, f"{'.'.join(here)} is no mapping")
+                if there.members:
+                    yield from self._merged(there, value, here)
+                else:
+                    yield self._insertion(there, value, here)
+            elif there.members is not None or there.value is OTHER:
+                raise self._refused(here, f"{'.'.join(here)} is no plain value")
+            elif there.value != value or type(there.value) is not type(value):
+                text = self._scalar(value)
+                yield Edit(there.start, there.end, text, f"key:{'.'.join(here)}", text)
+        if added:
+            yield self._insertion(node, added, path)
+
+    def _refused(self, path: tuple[str, ...], why: str) -> NoEdit:
+        line = self.line(*path)
+        return NoEdit("display", why, [Candidate(self.file.name, line, self.file.line_text(line).strip())])
+
+    def _scalar(self, value: Any) -> str:
+        return json.dumps(value) if self.is_json else _yaml_scalar(value)
+
+    # ------------------------------------------------------------------ new members
+
+    def _insertion(self, node: Node, added: Wanted, path: tuple[str, ...]) -> Edit:
+        """New members below the last one, in the style of the mapping."""
+        key = f"keys:{'.'.join(path)}:{','.join(added)}"
+        if not node.members and not self.is_json:
+            return Edit(*self._yaml_first(node, added, path), key, json.dumps(added))
+        at, text = self._json_members(node, added) if self.is_json else self._yaml_members(node, added)
+        return Edit(at, at, text, key, json.dumps(added))
+
+    def _json_members(self, node: Node, added: Wanted) -> tuple[int, str]:
+        unit = self._unit()
+        if not node.members:
+            return node.start + 1, ", ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in added.items())
+        indent = self._own_line(node.keys[-1])
+        at = list(node.members.values())[-1].end
+        if indent is None:
+            return at, "".join(f", {json.dumps(k)}: {json.dumps(v)}" for k, v in added.items())
+        lines = []
+        for key, value in added.items():
+            text = json.dumps(value, indent=unit).replace("\n", f"\n{indent}")
+            lines.append(f",\n{indent}{json.dumps(key)}: {text}")
+        return at, "".join(lines)
+
+    def _yaml_members(self, node: Node, added: Wanted) -> tuple[int, str]:
+        file = self.file
+        last = file.line_of(max(node.start, node.end - 1))
+        indent = self._own_line(node.keys[0]) or ""
+        text = "\n".join(_yaml_lines(added, indent, self._unit()))
+        if last < len(file.line_starts):
+            return file.line_starts[last], text + "\n"
+        return len(file.text), "\n" + text
+
+    def _yaml_first(self, node: Node, added: Wanted, path: tuple[str, ...]) -> tuple[int, int, str]:
+        """Members of a mapping that is empty: `key:`, `key: {}`."""
+        line = self.file.line_of(node.start)
+        whole = self.file.line_text(line)
+        if "#" in whole:
+            raise self._refused(path, f"{'.'.join(path)} is empty")
+        indent = whole[: len(whole) - len(whole.lstrip())] + self._unit()
+        start = self.file.line_starts[line - 1]
+        colon = start + whole[: node.start - start].rstrip().rindex(":") + 1
+        return colon, start + len(whole), "\n" + "\n".join(_yaml_lines(added, indent, self._unit()))
+
+    def _own_line(self, start: int) -> str | None:
+        """The indentation of what stands first on its line."""
+        line = self.file.line_starts[self.file.line_of(start) - 1]
+        before = self.file.text[line:start]
+        return None if before.strip() else before
+
+    def _unit(self) -> str:
+        """One level of indentation."""
+        depths = [m[1] for m in re.finditer(r"(?m)^([ \t]*)[^\s#]", self.file.text)]
+        deeper = [b[len(a) :] for a, b in pairwise(depths) if b.startswith(a) and len(b) > len(a)]
+        return Counter(deeper).most_common(1)[0][0] if deeper else "  "
+
+
+# ---------------------------------------------------------------------- JSON
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+
+
+def _json(file: TextFile) -> Node:
+    try:
+        if not isinstance(json.loads(file.text), dict):
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise NoEdit("display", f"{file.name} is no plain JSON object") from None
+    top = Node(0, len(file.text), members={})
+    stack, key = [top], None
+    for token in _TOKEN.finditer(file.text):
+        text, owner = token[0], stack[-1]
+        if text in "{[":
+            node = Node(token.start(), token.end(), members={} if text == "{" else None)
+            _place(owner, key, node)
+            stack.append(node)
+            key = None
+        elif text in "}]":
+            stack.pop().end = token.end()
+            key = None
+        elif text in ",:":
+            continue
+        elif owner.members is not None and key is None and owner is not top:
+            key = (str(json.loads(text)), token.start())
+        else:
+            _place(owner, key, Node(token.start(), token.end(), json.loads(text)))
+            key = None
+    return top.members[""] if top.members else top
+
+
+def _place(owner: Node, key: tuple[str, int] | None, node: Node) -> None:
+    if owner.members is not None:
+        owner.add(key[0] if key else "", key[1] if key else 0, node)
+
+
+# ---------------------------------------------------------------------- YAML
+
+_ENTRY = re.compile(
+    r"""(?P<indent>[ ]*)(?P<key>[\w][\w./-]*|"[^"\\]*"|'[^']*')[ ]*:(?:[ ]+(?P<rest>.*?))?[ ]*$"""
+)
+_VALUE = re.compile(
+    r"""(?P<value>"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|(?:[^\s#]|(?<!\s)#|\s+(?![\s#]))+)\s*(?:#.*)?$"""
+)
+_WORDS: dict[str, object] = {
+    **dict.fromkeys(["true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"], True),
+    **dict.fromkeys(["false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF"], False),
+    **dict.fromkeys(["null", "Null", "NULL", "~", ""], None),
+}
+_OPAQUE = ("{", "[", "&", "*", "!", "|", ">", "%", "@", "`")
+
+
+def _yaml(file: TextFile) -> Node:
+    top = Node(0, 0, members={})
+    open_: list[tuple[int, Node]] = [(-1, top)]
+    """mappings, and values that may yet become one, with the indentation of their keys' parents"""
+    last, skip = 0, -1
+    for number in range(1, len(file.line_starts) + 1):
+        line = file.line_text(number)
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        if stripped == "---" and last == 0:
+            continue
+        if (
+            stripped in ("---", "...")
+            or stripped.startswith("%")
+            or "\t" in line[: len(line) - len(line.lstrip())]
+        ):
+            raise NoEdit("display", f"{file.name} is not written as one plain mapping")
+        last, end = number, file.line_starts[number - 1] + len(line)
+        indent = len(line) - len(line.lstrip(" "))
+        while len(open_) > 1 and (indent < open_[-1][0] or (indent == open_[-1][0] and not _item(stripped))):
+            open_.pop()
+        for _, node in open_:
+            node.end = end
+        if skip >= 0 and (indent > skip or (indent == skip and _item(stripped))):
+            continue
+        skip = -1
+        found = _ENTRY.fullmatch(line)
+        owner = open_[-1][1]
+        if found is None or owner.members is None or not _aligned(file, owner, indent):
+            if len(open_) == 1:
+                raise NoEdit("display", f"{file.name} is not written as one plain mapping")
+            owner.members, owner.value, skip = None, OTHER, open_[-1][0]
+            continue
+        node = _entry(file, number, found)
+        owner.add(_unquoted(found["key"]), file.line_starts[number - 1] + indent, node)
+        if node.members is None and node.value is OTHER:
+            skip = indent
+        open_.append((indent, node))
+    if not top.members:
+        raise NoEdit("display", f"{file.name} is not written as one plain mapping")
+    for node in _all(top):
+        if node.members is not None and not node.members and node.start == node.end:  # a key without a value
+            node.members, node.value = None, None
+    return top
+
+
+def _aligned(file: TextFile, owner: Node, indent: int) -> bool:
+    """Whether a key stands below the others of its mapping."""
+    if not owner.keys:
+        return True
+    first = owner.keys[0]
+    return first - file.line_starts[file.line_of(first) - 1] == indent
+
+
+def _item(text: str) -> bool:
+    return text == "-" or text.startswith("- ")
+
+
+def _all(node: Node) -> Iterator[Node]:
+    for member in (node.members or {}).values():
+        yield member
+        yield from _all(member)
+
+
+def _entry(file: TextFile, number: int, found: re.Match[str]) -> Node:
+    """The value on a key's line; a mapping that is still empty where there is none."""
+    start = file.line_starts[number - 1] + (found.start("rest") if found["rest"] else found.end())
+    rest = found["rest"] or ""
+    if not rest or rest.startswith("#"):
+        return Node(start, start, members={})
+    value = _VALUE.fullmatch(rest)
+    if rest == "{}":
+        return Node(start, start + 2, members={})
+    if rest.startswith(_OPAQUE) or value is None:
+        return Node(start, start + len(rest))
+    text = value["value"]
+    return Node(start, start + len(text), OTHER if _escaped(text) else _scalar_of(text))
+
+
+def _escaped(text: str) -> bool:
+    """Escapes that JSON does not have."""
+    return text[0] == '"' and re.search(r"\\[^\"\\/bfnrtu]", text) is not None
+
+
+def _scalar_of(text: str) -> object:
+    if text[0] in "'\"":
+        return _unquoted(text)
+    if text in _WORDS:
+        return _WORDS[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _unquoted(text: str) -> str:
+    if text[:1] == '"':
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            return text[1:-1]
+    return text[1:-1].replace("''", "'") if text[:1] == "'" else text
+
+
+def _yaml_scalar(value: Any) -> str:
+    if isinstance(value, str):
+        plain = re.fullmatch(r"[A-Za-z_][\w./-]*", value) and isinstance(_scalar_of(value), str)
+        return value if plain else "'" + value.replace("'", "''") + "'"
+    return json.dumps(value)
+
+
+def _yaml_lines(added: Wanted, indent: str, unit: str) -> Iterator[str]:
+    for key, value in added.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{key}:"
+            yield from _yaml_lines(value, indent + unit, unit)
+        else:
+            yield f"{indent}{key}: {_yaml_scalar(value)}"

@@ -1,0 +1,335 @@
+"""A fix in the terms of the framework that runs the training loop: an argument of its Trainer, an option of the command
+line that starts it, or nothing at all, because it does so by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, codemods, only
+from trace_doctor.fixes.edits import Candidate, Change, NoEdit, remove_argument
+from trace_doctor.fixes.frameworks.accelerate import in_accelerator
+from trace_doctor.fixes.frameworks.deepspeed import in_agreement, in_config
+from trace_doctor.fixes.frameworks.launchers import pass_options
+from trace_doctor.fixes.frameworks.lightning import in_lightning
+from trace_doctor.fixes.frameworks.settings import Call, known, needs, set_arguments, together
+from trace_doctor.fixes.frameworks.trainers import MANAGED, TRAINING_ARGUMENTS, wishes
+from trace_doctor.fixes.nodes import written
+from trace_doctor.model.parameters import DataLoaderArgs, Parameters
+from trace_doctor.program.program import Project
+from trace_doctor.program.queries.arguments import Arguments
+from trace_doctor.program.queries.dataloaders import training_loops
+from trace_doctor.program.script import Script, argument, dotted, literal
+
+_LIGHTNING = frozenset(
+    f"{root}.{part}"
+    for root in ("lightning", "lightning.pytorch", "pytorch_lightning")
+    for part in ("Trainer", "trainer.Trainer", "trainer.trainer.Trainer")
+)
+_FABRIC = ("lightning.Fabric", "lightning.fabric.Fabric", "lightning_fabric.Fabric")
+_PARSERS = (
+    "parse_args_into_dataclasses",
+    "parse_args_and_config",
+    "parse_json_file",
+    "parse_yaml_file",
+    "parse_dict",
+)
+_PER_STEP = ("every-n-guard", "remove-call")
+"""edits of the user's own line, wherever the loop is: a framework's setting only where there is no such line"""
+
+
+def settings_first(codemod: str) -> bool:
+    """Whether a framework's setting replaces what a codemod does in a plain loop."""
+    return codemod not in _PER_STEP
+
+
+def in_framework(place: Place, codemod: str, params: Parameters) -> Change | None:
+    """The change in the framework's terms; None where the script runs its own loop or the framework has no word for it.
+
+    Raises NoEdit where the framework does it by itself, or where it has to be told on the command line.
+    """
+    found = _framework(place)
+    if found is None:
+        return None
+    name, calls = found
+    managed = MANAGED.get(codemod, {}).get(name)
+    if managed is not None and not _by_hand(place):
+        raise NoEdit("display", managed, framework=name)
+    wanted = wishes(codemod, params)
+    if not wanted:
+        return None
+    _refuse_by_hand(place, name, wanted)
+    if codemod == "pinned-copies":
+        return _pinned(place, name, calls, wanted)
+    if name == "transformers":
+        return _training_arguments(place, calls, wanted) if set(wanted) <= set(TRAINING_ARGUMENTS) else None
+    if name == "accelerate":
+        return in_accelerator(place, calls, wanted)
+    if name == "deepspeed":
+        return in_config(place, wanted)
+    return in_lightning(place, name, calls, params, wanted)
+
+
+def _refuse_by_hand(place: Place, framework: str, wanted: Mapping[str, str]) -> None:
+    """What the script does itself is not asked of its framework as well."""
+    if "compile" in wanted and framework != "lightning":
+        for script in place.program.mentioning("torch.compile"):
+            for call in script.calls("torch.compile"):
+                where = f"{script.name}:{script.line(call)}"
+                raise NoEdit("already", f"{where} compiles already", framework=framework)
+    if "checkpointing" in wanted:
+        _refuse_prepared(place, framework)
+    adapters = "checkpointing" in wanted and place.program.mentioning("get_peft_model", "peft_config")
+    if adapters and not place.program.mentioning(*_INPUTS_WITH_GRADIENTS):
+        why = "the base model is frozen: call model.enable_input_require_grads() first, or no gradient gets through"
+        raise NoEdit("display", why, framework=framework)
+
+
+def _refuse_prepared(place: Place, framework: str) -> None:
+    """What makes a quantized model ready for training recomputes activations, unless it is told not to."""
+    for script in place.program.mentioning("prepare_model_for_"):
+        for call in script.all(cst.Call):
+            name, told = dotted(call.func) or "", argument(call, "use_gradient_checkpointing", 1)
+            prepares = name.split(".")[-1] in (
+                "prepare_model_for_kbit_training",
+                "prepare_model_for_int8_training",
+            )
+            if prepares and (told is None or literal(told.value) is True):
+                where = f"{script.name}:{script.line(call)}"
+                raise NoEdit("already", f"{where} recomputes activations already", framework=framework)
+
+
+_INPUTS_WITH_GRADIENTS = ("enable_input_require_grads", "prepare_model_for_", "use_reentrant", "SFTTrainer")
+"""words of scripts, and a Trainer, that see to it"""
+
+
+def _pinned(place: Place, framework: str, calls: list[Call], wanted: Mapping[str, str]) -> Change | None:
+    """Pinned memory is the loader's affair, copies that do not wait are the framework's."""
+    if framework == "transformers":
+        return _training_arguments(place, calls, {"pin_memory": "True", **wanted})
+    if framework == "deepspeed":
+        return None
+    loaders = replace(place, scripts=place.program.mentioning("DataLoader"), line=None, function=None)
+    loader: Change | NoEdit
+    try:
+        loader = codemods()["dataloader-args"].run(loaders, DataLoaderArgs(pin_memory=True))
+    except NoEdit as refused:
+        loader = refused
+    if framework == "accelerate":
+        if isinstance(loader, NoEdit):
+            if loader.kind != "already":
+                raise loader
+            return in_accelerator(place, calls, wanted)
+        copies = in_accelerator(place, calls, wanted)
+        return together(copies, loader) if copies is not None else None
+    if isinstance(loader, NoEdit):
+        raise loader
+    return replace(loader, framework="lightning")  # copies do not wait where the loader pins
+
+
+# ---------------------------------------------------------------------- which framework
+
+
+def _framework(place: Place) -> tuple[str, list[Call]] | None:
+    """The framework that runs the loop which a place means, with the calls that construct its Trainer."""
+    trainers = _trainers(place.program)
+    for name in ("transformers", "lightning"):
+        if name in trainers and (_starts(place) or not _own_loops(place)):
+            return name, trainers[name]
+    if "accelerate" in trainers:
+        return "accelerate", trainers["accelerate"]
+    if "fabric" in trainers:
+        return "fabric", trainers["fabric"]
+    return ("deepspeed", trainers["deepspeed"]) if "deepspeed" in trainers else None
+
+
+@lru_cache(maxsize=8)
+def _trainers(program: Project) -> dict[str, list[Call]]:
+    """The calls of a program that construct a Trainer, by their framework."""
+    found: dict[str, list[Call]] = {}
+    for script in program.mentioning("Trainer", "Accelerator", "Fabric", "deepspeed"):
+        for call in script.all(cst.Call):
+            if (name := _kind(program, script, call)) is not None:
+                found.setdefault(name, []).append((script, call))
+    return found
+
+
+def _kind(program: Project, script: Script, call: cst.Call) -> str | None:
+    """The framework whose Trainer a call constructs, itself or by a class of the program that descends from it."""
+    name = script.callee(call)
+    if name is None or name.startswith("."):
+        found = program.derived_class(script, call.func)
+        if found is None:
+            return None
+        names = program.bases(*found)
+    else:
+        names = {name}
+    if any(
+        n.split(".")[0] in ("transformers", "trl", "sentence_transformers") and n.endswith("Trainer")
+        for n in names
+    ):
+        return "transformers"
+    if names & _LIGHTNING:
+        return "lightning"
+    if names & set(_FABRIC):
+        return "fabric"
+    if name == "accelerate.Accelerator" and isinstance(script.parent(call), cst.Attribute):
+        return None  # `Accelerator().device`: made to be asked, not to train with
+    return {"accelerate.Accelerator": "accelerate", "deepspeed.initialize": "deepspeed"}.get(name or "")
+
+
+def _starts(place: Place) -> bool:
+    """Whether the captured function hands over to a Trainer: `trainer.train()`, `trainer.fit(model)`."""
+    if place.script is None:
+        return False
+    script, wanted = place.script, (place.function or "").split(".")[-1]
+    trainers = _trainers(place.program)
+    for call in script.all(cst.Call):
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value in ("train", "fit"):
+            function = script.function_of(call)
+            first, last = script.lines(call)
+            here = place.line is not None and first <= place.line <= last
+            if here or (place.line is None and (function.name.value if function else "<module>") == wanted):
+                receivers = place.program.of(script, call.func.value)
+                if any(r is made for _, r in receivers for of in trainers.values() for _, made in of):
+                    return True
+    return False
+
+
+def _own_loops(place: Place) -> bool:
+    return any(True for s in place.program.mentioning("backward(", ".step(") for _ in training_loops(s))
+
+
+def _by_hand(place: Place) -> bool:
+    """Lightning's manual optimization, or gradients that the script clears itself."""
+    return bool(place.program.mentioning("automatic_optimization", "zero_grad("))
+
+
+# ---------------------------------------------------------------------- Hugging Face Trainer
+
+
+def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, str]) -> Change | None:
+    if "empty_cache" in wanted:
+        return _no_empty_cache(place, trainers)
+    made: list[Call] = []
+    parsed: list[Call] = []
+    for script, trainer in trainers:
+        given = Arguments(place.program, script, trainer, {}).find("args")
+        value = given.value if given is not None else None
+        where = given.script if given is not None else script
+        if value is None and (second := argument(trainer, "args", 1)) is not None:
+            value = second.value
+        for home, origin in place.program.of(where, value) if value is not None else ():
+            if isinstance(origin, cst.Call) and _is_parser(place.program, home, origin):
+                parsed.append((home, origin))
+            elif (
+                isinstance(origin, cst.Call)
+                and _is_arguments(origin)
+                and all(c is not origin for _, c in made)
+            ):
+                made.append((home, origin))
+    if "num_workers" in wanted:
+        _refuse_iterable(place)
+    if made and not parsed:
+        script, call = only(made, "construct the Trainer's arguments", "")
+        if "log_every" in wanted and Arguments(place.program, script, call, {}).find("logging_steps") is None:
+            return None  # every 500 steps by default
+        if "accumulate" in wanted:
+            wanted = _accumulated(place, script, call, int(wanted["accumulate"]))
+        return _together(
+            place, set_arguments(place, (script, call), "transformers", TRAINING_ARGUMENTS, wanted), wanted
+        )
+    if parsed and "log_every" not in wanted:
+        return _together(place, _on_command_line(place, parsed[0], wanted), wanted)
+    return None
+
+
+def _refuse_iterable(place: Place) -> None:
+    """Workers multiply the data of an IterableDataset that does not share it out."""
+    for word in _ITERABLE:
+        for script in place.program.mentioning(word):
+            line = script.line_of(script.text.index(word))
+            where = [Candidate(script.name, line, script.line_text(line).strip())]
+            why = f"{word}: each worker would deliver all of it unless its __iter__ takes a share"
+            raise NoEdit("display", why, where, framework="transformers")
+
+
+_ITERABLE = ("IterableDataset", "ConstantLengthDataset")
+
+
+def _together(place: Place, made: Change, wanted: Mapping[str, str]) -> Change:
+    """With what DeepSpeed's configuration says of the same: the Trainer raises where the two differ."""
+    also = in_agreement(place, wanted)
+    return together(made, also) if also is not None else made
+
+
+def _is_arguments(call: cst.Call) -> bool:
+    """`TrainingArguments(...)`, `SFTConfig(...)`: a Trainer of TRL takes models by position, too."""
+    return (dotted(call.func) or "").split(".")[-1].endswith(("Arguments", "Args", "Config"))
+
+
+def _is_parser(program: Project, script: Script, call: cst.Call) -> bool:
+    """Whether a call parses into the Trainer's arguments: by the methods of HfArgumentParser, or of a class of its own."""
+    if not isinstance(call.func, cst.Attribute):
+        return False
+    if call.func.attr.value in _PARSERS:
+        return True
+    made = [(s, o) for s, o in program.of(script, call.func.value) if isinstance(o, cst.Call)]
+    names = {(s.callee(o) or dotted(o.func) or "").rpartition(".")[2] for s, o in made}
+    return call.func.attr.value == "parse" and any(n.endswith("ArgumentParser") for n in names)
+
+
+def _accumulated(place: Place, script: Script, call: cst.Call, steps: int) -> dict[str, str]:
+    """The same number of samples per optimizer step, in `steps` times as many passes."""
+    arguments = Arguments(place.program, script, call, {})
+    batch, now = arguments.find("per_device_train_batch_size"), arguments.find("gradient_accumulation_steps")
+    size = literal(batch.value) if batch is not None else 8
+    passes = literal(now.value) if now is not None else 1
+    if not isinstance(size, int) or passes != 1 or size % steps:
+        raise NoEdit(
+            "display",
+            f"divide per_device_train_batch_size by {steps} and multiply gradient_accumulation_steps by it",
+            [candidate(script, call)],
+            framework="transformers",
+        )
+    return {"batch_size": written(size // steps), "accumulate": written(steps)}
+
+
+def _no_empty_cache(place: Place, trainers: list[Call]) -> Change | None:
+    """Takes `torch_empty_cache_steps` out of the Trainer's arguments."""
+    for script in place.program.mentioning("torch_empty_cache_steps"):
+        for call in script.all(cst.Call):
+            for arg in call.args:
+                if arg.keyword is not None and arg.keyword.value == "torch_empty_cache_steps":
+                    if literal(arg.value) is None:
+                        raise NoEdit(
+                            "already",
+                            f"{script.name}:{script.line(call)} empties no cache",
+                            framework="transformers",
+                        )
+                    edit = remove_argument(script, call, arg)
+                    return Change(script, (edit,), script.line(arg), framework="transformers")
+    return None
+
+
+def _on_command_line(place: Place, parsed: Call, wanted: Mapping[str, str]) -> Change:
+    """The Trainer's arguments come from a parser: options of the launch script, else a command to type."""
+    options: dict[str, str] = {}
+    late: list[str] = []
+    for wish, value in wanted.items():
+        setting = TRAINING_ARGUMENTS[wish]
+        if wish == "pin_memory":
+            continue  # pinned by default
+        if not known(place, "transformers", setting):
+            late.append(needs("transformers", setting, value))
+            continue
+        options[setting.name] = setting.value.format(value).strip('"')
+    if not options:
+        raise NoEdit(
+            "display", "; ".join(late) or "the Trainer does this by default", framework="transformers"
+        )
+    settings = [TRAINING_ARGUMENTS[wish] for wish in wanted]
+    return pass_options(place, parsed, options, late, {s.name: s for s in settings})

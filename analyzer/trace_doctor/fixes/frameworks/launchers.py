@@ -1,0 +1,206 @@
+"""The commands that start a script, and the files that they name: where an option, a variable or a configuration is set
+outside of the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place
+from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
+from trace_doctor.fixes.frameworks.documents import Document
+from trace_doctor.fixes.frameworks.trainers import Setting
+from trace_doctor.program.script import Script, TextFile
+
+SHELL = (".sh", ".bash", ".slurm", ".sbatch", "Makefile", "Dockerfile")
+CONFIG = (".yaml", ".yml", ".json")
+_TRAINER_KEY = "per_device_train_batch_size"
+"""tells a file of the Trainer's arguments from any other"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a launch script, with the lines that continue it: characters [start, end) of the file. The script's
+    own arguments begin at `arguments`."""
+
+    file: TextFile
+    start: int
+    arguments: int
+    end: int
+
+    @property
+    def text(self) -> str:
+        return self.file.text[self.start : self.end]
+
+    def option(self, *names: str) -> str | None:
+        """The value of an option, of the launcher or of the script."""
+        for name in names:
+            found = re.search(_option(name), self.text)
+            if found is not None:
+                return found["value"].strip("\"'")
+        return None
+
+    def said(self, name: str) -> object:
+        """The value of an option; True for a flag without one, None where it is not passed."""
+        flag = re.search(rf"(?<!\S)--{name}(?![\w-])", self.text) is not None
+        return self.option(name) or (flag or None)
+
+    @property
+    def candidate(self) -> Candidate:
+        return shown(self.file, self.arguments)
+
+
+def shown(file: TextFile, offset: int) -> Candidate:
+    """The line that a place of a file is on."""
+    line = file.line_of(offset)
+    return Candidate(file.name, line, file.line_text(line).strip())
+
+
+def commands(place: Place, script: str) -> list[Command]:
+    """The commands that start a script of this name, in the launch scripts of the source folder."""
+    return [c for file in place.program.files(*SHELL) for c in _commands(file, script)]
+
+
+def starts(place: Place) -> list[Command]:
+    """The commands that start the program: any of its scripts that can be started."""
+    names = sorted({s.name for s in [*place.program.mentioning("__main__"), *place.scripts]})
+    return [c for name in names for c in commands(place, name)]
+
+
+def _commands(file: TextFile, script: str) -> Iterator[Command]:
+    name = re.escape(script.rsplit("/", 1)[-1])
+    for match in re.finditer(rf"(?m)^(?![ \t]*#)[^\n#]*?(?<![\w-]){name}(?![\w.])", file.text):
+        start, end = match.start(), match.end()
+        while start and file.text[:start].rstrip("\r\n").endswith("\\"):
+            start = file.text.rfind("\n", 0, start - 1) + 1
+        while (stop := file.text.find("\n", end)) >= 0 and file.text[end:stop].rstrip("\r").endswith("\\"):
+            end = stop + 1
+        yield Command(file, start, match.end(), stop if stop >= 0 else len(file.text))
+
+
+def named(place: Place, path: str) -> list[TextFile]:
+    """Configuration files of the source folder that a path of a command or a script can mean."""
+    wanted = [part for part in path.replace("\\", "/").split("/") if part not in (".", "..", "")]
+    wanted = wanted[max((i + 1 for i, p in enumerate(wanted) if "$" in p or "{" in p), default=0) :]
+    if not wanted:
+        return []
+    files = [f for f in place.program.files(*CONFIG) if f.name.split("/")[-1] == wanted[-1]]
+    exact = [f for f in files if f.name.split("/") == wanted]
+    return exact or [f for f in files if f.name.split("/")[-len(wanted) :] == wanted]
+
+
+# ---------------------------------------------------------------------- options of a parser
+
+
+def pass_options(
+    place: Place,
+    parsed: tuple[Script, cst.Call],
+    options: Mapping[str, str],
+    notes: Sequence[str] = (),
+    settings: Mapping[str, Setting] | None = None,
+) -> Change:
+    """Passes options to a script whose arguments come from a parser.
+
+    Edits the one launch script, or the one configuration file of the Trainer's arguments, that the source folder holds.
+    Raises NoEdit with the options to type where there is none or more than one.
+    """
+    script = parsed[0].name
+    started = commands(place, script)
+    configs = [d for d in documents(place.program.files(*CONFIG)) if d.find(_TRAINER_KEY) is not None]
+    if len(started) == 1:
+        file = started[0].file
+        _refuse_contradictions(started[0].said, options, settings or {})
+        edits = _shell_edits(started[0], options)
+    elif len(configs) == 1 and not started:
+        file = configs[0].file
+        _refuse_contradictions(configs[0].value, options, settings or {})
+        edits = configs[0].merged(_unlike(configs[0], options))
+    else:
+        text = " ".join(f"--{name} {value}" for name, value in options.items())
+        raise NoEdit(
+            "display",
+            "the arguments come from the command line: add these options to it",
+            [command.candidate for command in started],
+            command="\n".join([f"python {script} ... {text}", *(f"# {note}" for note in notes)]),
+            framework="transformers",
+        )
+    if not edits:
+        raise NoEdit("already", f"{file.name} passes these options already", framework="transformers")
+    line = file.line_of(edits[0].start)
+    return Change(file, tuple(edits), line, "unsafe", tuple(notes), "transformers")
+
+
+def _refuse_contradictions(
+    said: Callable[[str], object], options: Mapping[str, str], settings: Mapping[str, Setting]
+) -> None:
+    """Raises NoEdit where what is passed already excludes an option, or sets it for another reason."""
+    for name, setting in settings.items():
+        for other in setting.excludes if name in options else ():
+            if str(said(other)).lower() not in ("none", "false", "0"):
+                raise NoEdit("display", f"{other} is set, which excludes {name}", framework="transformers")
+        now = said(name)
+        if setting.instead_of and now is not None and now not in (options.get(name), *setting.instead_of):
+            raise NoEdit("display", f"{name}={now} is set on purpose", framework="transformers")
+
+
+def documents(files: Iterable[TextFile]) -> Iterator[Document]:
+    """Those files that are read as JSON or YAML."""
+    for file in files:
+        try:
+            yield Document(file)
+        except NoEdit:
+            continue
+
+
+def _unlike(document: Document, options: Mapping[str, str]) -> dict[str, Any]:
+    """The options whose values are not there, or smaller, as values of a configuration file."""
+    wanted = {name: _value(text) for name, text in options.items()}
+    return {n: v for n, v in wanted.items() if not _more(str(document.value(n)), str(v))}
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _option(name: str) -> str:
+    return rf"(?<!\S)--{name}(?:[ =]+|\s*\\\r?\n\s*)(?P<value>(?!--)[^\s\\]+)"
+
+
+def _shell_edits(command: Command, options: Mapping[str, str]) -> list[Edit]:
+    file, start, text = command.file, command.arguments, command.file.text[command.arguments : command.end]
+    edits, new = [], []
+    for name, value in options.items():
+        there = re.search(_option(name), text)
+        if there is None and command.said(name) and value == "True":
+            continue
+        if there is not None and "$" in there["value"]:
+            where = [shown(file, start + there.start("value"))]
+            raise NoEdit("display", f"--{name} comes from {there['value']}", where, framework="transformers")
+        if there is None:
+            new.append(f"--{name} {value}")
+        elif there["value"] != value and not _more(there["value"], value):
+            at = start + there.start("value")
+            edits.append(Edit(at, start + there.end("value"), value, f"option:{start}:{name}", value))
+    if new:
+        rest = text.split("\n")[0].rstrip("\r")
+        if rest.strip() == "\\":  # one option a line: new lines of the same form right below
+            below = file.line_text(file.line_of(start) + 1)
+            indent = below[: len(below) - len(below.lstrip())]
+            at = start + len(text.split("\n")[0]) + 1
+            added = "".join(f"{indent}{option} \\\n" for option in new)
+        else:
+            at, added = start, "".join(f" {option}" for option in new)
+        edits.append(Edit(at, at, added, f"options:{start}", added))
+    return edits
+
+
+def _more(now: str, wished: str) -> bool:
+    return now.isdigit() and wished.isdigit() and int(now) >= int(wished)

@@ -1,0 +1,90 @@
+"""Lightning: what its Trainer and its Fabric are told, and a model that is compiled before either takes it.
+
+`fit` takes a compiled module from 2.0 on; `Fabric.setup` compiles again what it wrapped from 2.2 on (lightning 2.0.0,
+2.1.4, 2.2.5 and 2.6.6: pytorch/trainer/trainer.py, fabric/fabric.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, only, origins
+from trace_doctor.fixes.codemods.batches import divided_batch
+from trace_doctor.fixes.edits import Change, NoEdit, insert_before
+from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
+from trace_doctor.fixes.frameworks.trainers import FABRIC, LIGHTNING
+from trace_doctor.fixes.nodes import written
+from trace_doctor.model.parameters import Compile, Parameters
+from trace_doctor.program.queries.arguments import Arguments
+from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.queries.loops import method_calls
+from trace_doctor.program.queries.training import whole_line
+from trace_doctor.program.script import Script, argument, dotted
+
+_TAKES = {"lightning": ("fit", (2, 0)), "fabric": ("setup", (2, 2))}
+"""the method that is given the model, and the first release in which that may be compiled"""
+_CLASS = {"lightning": "Trainer", "fabric": "Fabric"}
+_LOGS_EVERY = 50
+"""steps, of a Trainer that is told nothing"""
+
+
+def in_lightning(
+    place: Place, framework: str, calls: list[Call], params: Parameters, wanted: Mapping[str, str]
+) -> Change | None:
+    """The change in the terms of Lightning (`lightning`: its Trainer) or of its `fabric`; None where it has no word."""
+    if isinstance(params, Compile) and "compile_regions" not in wanted:
+        return _compiled(place, framework, calls, params)
+    table = LIGHTNING if framework == "lightning" else FABRIC
+    if not set(wanted) <= set(table):
+        return None
+    call = only(calls, f"construct the {_CLASS[framework]}", "")
+    steps = wanted.get("log_every")
+    if steps is not None and int(steps) <= _LOGS_EVERY and not _says(place, call, table["log_every"].name):
+        return None
+    made = set_arguments(place, call, "lightning", table, wanted)
+    return together(made, divided_batch(place, int(wanted["accumulate"]))) if "accumulate" in wanted else made
+
+
+def _says(place: Place, call: Call, name: str) -> bool:
+    arguments = Arguments(place.program, *call, {})
+    return bool(arguments.hidden) or arguments.find(name) is not None
+
+
+def _compiled(place: Place, framework: str, calls: list[Call], params: Compile) -> Change:
+    """`model = torch.compile(model)` right before the Trainer or the Fabric takes it."""
+    method, since = _TAKES[framework]
+    constructions = {id(call) for _, call in calls}
+    found = [
+        (script, call)
+        for script in place.program.mentioning(f".{method}(")
+        for call, receiver in method_calls(script, method)
+        if any(id(o) in constructions for _, o in place.program.of(script, receiver))
+    ]
+    missing = f"no call of {method}() was found that takes the model"
+    script, call = only(found, f"call {method}()", missing)
+    where = [candidate(script, call)]
+    given = argument(call, "model" if framework == "lightning" else "module", 0)
+    name = dotted(given.value) if given is not None else None
+    if given is None or not isinstance(given.value, cst.Name) or name is None:
+        raise NoEdit("display", f"the model has no name at {method}()", where, framework="lightning")
+    if _is_compiled(script, given.value):
+        raise NoEdit(
+            "already", f"{script.name}:{script.line(call)} takes a compiled model", framework="lightning"
+        )
+    version = place.packages.get("lightning")
+    if version is None or version < since:
+        why = f"a compiled model needs lightning {'.'.join(map(str, since))} or newer in {method}()"
+        raise NoEdit("display", why, where, framework="lightning")
+    line = whole_line(script, call)
+    torch, imports = name_for(script, "torch", call)
+    options = [f"{name}={written(value)}" for name, value in params.given().items()]
+    code = f"{name} = {torch}.compile({', '.join([name, *options])})"
+    edit = insert_before(script, line, code, "compile-model")
+    return Change(script, (*imports, edit), script.line(call), framework="lightning")
+
+
+def _is_compiled(script: Script, node: cst.BaseExpression) -> bool:
+    made = [b.value for b in origins(script).bound(node)]
+    return any(isinstance(m, cst.Call) and script.callee(m) == "torch.compile" for m in made)

@@ -1,0 +1,1 @@
+"""Pickles of the allocator: read without making a call, as columns."""

@@ -1,0 +1,75 @@
+"""One file, in this process."""
+
+from __future__ import annotations
+
+import logging
+
+from trace_doctor.errors import DamagedCapture, NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.trace.launches import Launches
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.loaders.discover import Found
+from trace_doctor.loaders.recorded_environment import with_environment
+from trace_doctor.loaders.torch_trace import CompileLog
+from trace_doctor.run import Capture, Run
+from trace_doctor.snapshot import Snapshot
+
+log = logging.getLogger("trace_doctor")
+
+Content = Run | Snapshot | CompileLog
+_DERIVED: tuple[type[Evidence], ...] = (Nesting, Launches)
+
+
+def load(found: Found, max_memory: int | None = None, *, core_free: bool = True) -> Content:
+    """Reads one file in at most so many bytes (None: as the loaders decide), with the help of another core where one is
+    free, and what lies beside it. Raises NotACapture or DamagedCapture with one line."""
+    content = _load(found, max_memory, core_free)
+    if isinstance(content, Run):
+        return with_environment(content, found.path)
+    return with_environment(content, found.path) if isinstance(content, Snapshot) else content
+
+
+def load_derived(found: Found, max_memory: int | None = None, *, core_free: bool = True) -> Content:
+    """The same with what every analysis makes of it."""
+    content = load(found, max_memory, core_free=core_free)
+    derive(content)
+    return content
+
+
+def derive(content: Content) -> None:
+    """Adds the call tree and the launches, which every analysis asks for, to the columns of a trace."""
+    if not isinstance(content, Run):
+        return
+    facts = Facts(Capture(content.rank, content))
+    for kind in _DERIVED:
+        try:
+            facts[kind]
+        except NotCaptured:
+            continue
+        except Exception:  # the rules that need it will say so, each for itself
+            log.debug("%s of %s cannot be derived", kind.__name__, content.path, exc_info=True)
+    content.named(lambda name: False)  # makes the rows by name
+    if content.threads and (nesting := facts.get(Nesting)) is not None:
+        nesting.reaching(0)
+
+
+def _load(found: Found, max_memory: int | None, core_free: bool) -> Content:
+    try:
+        if found.kind == "trace":
+            from trace_doctor.loaders.kineto.trace import load_trace
+
+            return load_trace(
+                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory,
+                core_free=core_free,
+            )  # fmt: skip
+        if found.kind == "snapshot":
+            from trace_doctor.loaders.snapshot.unpickle import load_snapshot
+
+            return load_snapshot(
+                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory
+            )
+        from trace_doctor.loaders.torch_trace import load_torch_trace
+
+        return load_torch_trace(found.path, found.display)
+    except OSError as error:
+        raise DamagedCapture(f"{found.display}: cannot be read ({error.strerror or error})") from error

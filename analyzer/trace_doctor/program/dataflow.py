@@ -1,0 +1,403 @@
+"""Where a value of a script comes from: the expressions that a variable, attribute or parameter can hold.
+
+LibCST resolves imports but not receivers, so `self.opt.zero_grad()` is only known to be an optimizer's by following
+`self.opt` to the `torch.optim.AdamW(...)` it was assigned. What cannot be followed stays unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import libcst as cst
+
+from trace_doctor.program.script import Script, argument, dotted
+from trace_doctor.regex import regex
+
+DATALOADERS = (
+    "torch.utils.data.DataLoader",
+    "torch.utils.data.dataloader.DataLoader",
+    "torchdata.stateful_dataloader.StatefulDataLoader",
+    "torch_geometric.loader.DataLoader",
+    "monai.data.DataLoader",
+)
+_OPTIMIZER = regex(
+    r"(torch\.optim|bitsandbytes\.optim|apex\.optimizers|torch_optimizer|transformers|transformers\.optimization"
+    r"|deepspeed\.ops\.\w+)(\.(?!lr_scheduler)\w+)?\.[A-Z]\w*"
+)
+_NOT_OPTIMIZER = regex(r".*(Config|Model\w*|Trainer|TrainingArguments|Tokenizer\w*|LR|Scheduler)")
+_MODULE = regex(r"(torch\.nn|torchvision\.models|timm|transformers)\..*")
+# the value is the first argument in another coat
+_WRAPPERS = frozenset(
+    [
+        "iter",
+        "enumerate",
+        "tqdm.tqdm",
+        "tqdm.auto.tqdm",
+        "tqdm.rich.tqdm",
+        "tqdm.trange",
+        "itertools.islice",
+        "itertools.cycle",
+        "reversed",
+        "list",
+        "torch.compile",
+        "torch.nn.DataParallel",
+        "torch.nn.parallel.DistributedDataParallel",
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
+        "apex.parallel.convert_syncbn_model",
+        "next",
+        "zip",
+        "rich.progress.track",
+    ]
+)
+_SAME_OBJECT_METHODS = frozenset(
+    [
+        "to",
+        "cuda",
+        "cpu",
+        "half",
+        "bfloat16",
+        "float",
+        "train",
+        "eval",
+        "requires_grad_",
+        "prepare",
+        "__iter__",
+    ]
+)
+_PREPARE = frozenset(
+    [
+        "prepare",
+        "setup",
+        "setup_dataloaders",
+        "prepare_data_loader",
+        "prepare_optimizer",
+        "prepare_model",
+        "wrap_model",
+    ]
+)
+_MAX_DEPTH = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Binding:
+    value: cst.BaseExpression
+    item: int | None = None
+    """position in a tuple on the left of the assignment"""
+    loop: bool = False
+    """bound by iterating over `value`"""
+
+
+Trail = tuple[Script, cst.BaseExpression, int | None]
+"""an expression, the script it stands in, and which item of it is meant"""
+Steps = list[tuple[cst.BaseExpression, int | None]]
+
+
+def walk(
+    start: Trail, step: Callable[[Trail], list[Trail]], depth: int
+) -> list[tuple[Script, cst.BaseExpression]]:
+    """Where the trails end that lead back from a value, at most `depth` steps away; each place once."""
+    found: dict[int, tuple[Script, cst.BaseExpression]] = {}
+    seen: set[tuple[int, int | None]] = set()
+    open_ = [(start, 0)]
+    while open_:
+        trail, steps = open_.pop()
+        script, node, item = trail
+        if (id(node), item) in seen:
+            continue
+        seen.add((id(node), item))
+        nexts = step(trail) if steps < depth else []
+        if not nexts:
+            found.setdefault(id(node), (script, node))
+        open_ += [(further, steps + 1) for further in reversed(nexts)]
+    return list(found.values())
+
+
+class Origins:
+    """Assignment tracking for one script. Build once per script and ask `of`, `kind`, `is_a`."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self._steps: dict[tuple[cst.CSTNode, int | None], Steps | None] = {}
+        self._definitions: dict[cst.CSTNode, cst.FunctionDef | cst.ClassDef | None] = {}
+
+    # ------------------------------------------------------------------ bindings
+
+    @cached_property
+    def bindings(self) -> dict[tuple[cst.CSTNode, str], list[Binding]]:
+        """(scope, dotted name) -> what was assigned to it, in source order."""
+        found: dict[tuple[cst.CSTNode, str], list[Binding]] = {}
+
+        def bind(target: cst.BaseExpression, binding: Binding) -> None:
+            if isinstance(target, cst.Tuple | cst.List):
+                for index, element in enumerate(target.elements):
+                    bind(element.value, Binding(binding.value, index, binding.loop))
+                return
+            name = dotted(target)
+            if name is not None:
+                found.setdefault((self._scope(target, name), name), []).append(binding)
+
+        for assign in self.script.all(cst.Assign):
+            for target in assign.targets:
+                bind(target.target, Binding(assign.value))
+        for annotated in self.script.all(cst.AnnAssign):
+            if annotated.value is not None:
+                bind(annotated.target, Binding(annotated.value))
+        for walrus in self.script.all(cst.NamedExpr):
+            bind(walrus.target, Binding(walrus.value))
+        for loop in self.script.all(cst.For):
+            bind(loop.target, Binding(loop.iter, loop=True))
+        for item in self.script.all(cst.WithItem):
+            if item.asname is not None:
+                bind(item.asname.name, Binding(item.item))
+        return found
+
+    def _scope(self, node: cst.CSTNode, name: str) -> cst.CSTNode:
+        """Attributes of `self` belong to the class, other names to the function (or the module)."""
+        function = self.script.function_of(node)
+        if function is not None and name.split(".")[0] == first_parameter(function) and "." in name:
+            owner = self.script.nearest(function, cst.ClassDef, cst.FunctionDef)
+            if isinstance(owner, cst.ClassDef):
+                return owner
+        return function or self.script.nearest(node, cst.ClassDef) or self.script.module
+
+    def _look_up(self, node: cst.CSTNode, name: str) -> tuple[cst.CSTNode, list[Binding]] | None:
+        scope: cst.CSTNode | None = self._scope(node, name)
+        while scope is not None:
+            if (scope, name) in self.bindings:
+                return scope, self.bindings[scope, name]
+            if isinstance(scope, cst.FunctionDef) and name in parameters(scope):
+                return scope, []
+            if scope is self.script.module:
+                return None
+            scope = self.script.nearest(scope, cst.FunctionDef) or self.script.module
+        return None
+
+    def bound(self, node: cst.CSTNode) -> list[Binding]:
+        """Bindings of a name or attribute as seen from where it stands; empty for parameters and unknown names."""
+        name = dotted(node)
+        found = self._look_up(node, name) if name is not None else None
+        return found[1] if found else []
+
+    def parameter_of(self, node: cst.CSTNode) -> cst.FunctionDef | None:
+        """The function whose parameter a name is, where nothing rebinds it."""
+        name = dotted(node)
+        found = self._look_up(node, name) if name is not None else None
+        return found[0] if found and not found[1] and isinstance(found[0], cst.FunctionDef) else None
+
+    # ------------------------------------------------------------------ definitions and their callers
+
+    @cached_property
+    def definitions(self) -> dict[str, list[cst.FunctionDef | cst.ClassDef]]:
+        """Functions, methods and classes of the script by their last name."""
+        found: dict[str, list[cst.FunctionDef | cst.ClassDef]] = {}
+        for function in self.script.all(cst.FunctionDef):
+            found.setdefault(function.name.value, []).append(function)
+        for owner in self.script.all(cst.ClassDef):
+            found.setdefault(owner.name.value, []).append(owner)
+        return found
+
+    def definition(self, func: cst.BaseExpression) -> cst.FunctionDef | cst.ClassDef | None:
+        """The function or class of this script that an expression names, when there is exactly one."""
+        if func not in self._definitions:
+            self._definitions[func] = self._definition(func)
+        return self._definitions[func]
+
+    def _definition(self, func: cst.BaseExpression) -> cst.FunctionDef | cst.ClassDef | None:
+        if self.script.qualified(func) is not None:
+            return None
+        if isinstance(func, cst.Name):
+            found = [d for d in self.definitions.get(func.value, []) if self.owner(d) is None]
+        elif isinstance(func, cst.Attribute):
+            owner = self.class_of(func.value)
+            found = [d for d in self.definitions.get(func.attr.value, []) if owner and self.owner(d) is owner]
+        else:
+            return None
+        return found[0] if len(found) == 1 else None
+
+    def owner(self, definition: cst.CSTNode) -> cst.ClassDef | None:
+        up = self.script.nearest(definition, cst.ClassDef, cst.FunctionDef)
+        return up if isinstance(up, cst.ClassDef) else None
+
+    def class_of(self, receiver: cst.BaseExpression) -> cst.ClassDef | None:
+        """The class of this script that a receiver is an instance of: `self`, `Trainer(...)`, or a name bound to one."""
+        function = self.script.function_of(receiver)
+        if (
+            isinstance(receiver, cst.Name)
+            and function is not None
+            and receiver.value == first_parameter(function)
+        ):
+            return self.owner(function)
+        bound = self.bound(receiver)
+        made = bound[0].value if len(bound) == 1 and not bound[0].loop else receiver
+        if not isinstance(made, cst.Call) or not isinstance(made.func, cst.Name):
+            return None
+        found = [d for d in self.definitions.get(made.func.value, []) if isinstance(d, cst.ClassDef)]
+        return found[0] if len(found) == 1 else None
+
+    def returns(self, function: cst.FunctionDef) -> list[cst.BaseExpression]:
+        return [
+            r.value
+            for r in self.script.all(cst.Return, within=function)
+            if r.value is not None and self.script.function_of(r) is function
+        ]
+
+    @cached_property
+    def _callers(self) -> dict[cst.CSTNode, list[cst.Call]]:
+        found: dict[cst.CSTNode, list[cst.Call]] = {}
+        for call in self.script.all(cst.Call):
+            target = self.definition(call.func)
+            if isinstance(target, cst.ClassDef):
+                target = method_of(target, "__init__")
+            if target is not None:
+                found.setdefault(target, []).append(call)
+        return found
+
+    def _passed(self, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
+        """What the callers in this script pass for a parameter."""
+        given = [self.given(function, name, call) for call in self._callers.get(function, [])]
+        return [value for value in given if value is not None]
+
+    def given(self, function: cst.FunctionDef, name: str, call: cst.Call) -> cst.BaseExpression | None:
+        """What a call passes for a parameter of a function of this script, which may be its default; None where it
+        cannot be seen."""
+        names = parameters(function)
+        position = names.index(name) - (self.owner(function) is not None)
+        passed = argument(call, name, position)
+        if passed is not None:
+            return passed.value
+        return None if any(a.star for a in call.args) else default_of(function, name)
+
+    # ------------------------------------------------------------------ origins
+
+    def of(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """The expressions a value can come from: constructions, literals, or the unresolved expression itself.
+
+        Follows names, `self` attributes, parameters to their callers, functions to what they return, and wrappers
+        (`enumerate`, `tqdm`, `torch.compile`, `.to(device)`, `accelerator.prepare`) to what they wrap.
+        """
+        found = walk((self.script, node, None), self._step, _MAX_DEPTH)
+        return [value for _, value in found]
+
+    def _step(self, trail: Trail) -> list[Trail]:
+        return [(self.script, value, item) for value, item in self.step(*trail[1:]) or ()]
+
+    def step(self, node: cst.BaseExpression, item: int | None) -> Steps | None:
+        """One step back: the expressions this one takes its value from, or None where the trail ends."""
+        if (node, item) not in self._steps:
+            self._steps[node, item] = self._one_step(node, item)
+        return self._steps[node, item]
+
+    def _one_step(self, node: cst.BaseExpression, item: int | None) -> Steps | None:
+        if isinstance(node, cst.Name | cst.Attribute):
+            return self._step_name(node, item)
+        if isinstance(node, cst.Tuple) and item is not None and item < len(node.elements):
+            return [(node.elements[item].value, None)]
+        if isinstance(node, cst.IfExp):
+            return [(node.body, item), (node.orelse, item)]
+        if isinstance(node, cst.Await):
+            return [(node.expression, item)]
+        if isinstance(node, cst.Call):
+            return self._step_call(node, item)
+        return None
+
+    def _step_name(self, node: cst.Name | cst.Attribute, item: int | None) -> Steps | None:
+        name = dotted(node)
+        place = self._look_up(node, name) if name is not None else None
+        if place is None or name is None:
+            return None
+        scope, bindings = place
+        if bindings:
+            return [(b.value, b.item if b.item is not None else item) for b in bindings if not b.loop] or None
+        assert isinstance(scope, cst.FunctionDef)
+        return [(value, item) for value in self._passed(scope, name)] or None
+
+    def _step_call(self, call: cst.Call, item: int | None) -> Steps | None:
+        positional = [a.value for a in call.args if a.keyword is None and not a.star]
+        if self.script.callee(call) in _WRAPPERS and positional:
+            return [(positional[0], None)]
+        if isinstance(call.func, cst.Attribute):
+            method = call.func.attr.value
+            if method in _PREPARE and positional:
+                chosen = positional[item or 0] if (item or 0) < len(positional) else None
+                return [(chosen, None)] if chosen is not None else None
+            if method in _SAME_OBJECT_METHODS:
+                return [(call.func.value, None)]
+        target = self.definition(call.func)
+        if isinstance(target, cst.FunctionDef):
+            return [(value, item) for value in self.returns(target)] or None
+        return None
+
+    # ------------------------------------------------------------------ kinds
+
+    def is_dataloader(self, node: cst.BaseExpression) -> bool:
+        """Whether an origin constructs a DataLoader (or a subclass defined in this script)."""
+        return self._constructs(node, lambda name: name in DATALOADERS)
+
+    def is_optimizer(self, node: cst.BaseExpression) -> bool:
+        return self._constructs(
+            node, lambda name: bool(_OPTIMIZER.fullmatch(name)) and not _NOT_OPTIMIZER.fullmatch(name)
+        )
+
+    def is_model(self, node: cst.BaseExpression) -> bool:
+        return self._constructs(node, lambda name: bool(_MODULE.fullmatch(name)))
+
+    def all_are(self, node: cst.BaseExpression, test: Callable[[cst.BaseExpression], bool]) -> bool:
+        """Whether every origin of a value satisfies a test."""
+        origins = self.of(node)
+        return bool(origins) and all(test(o) for o in origins)
+
+    def _constructs(self, node: cst.BaseExpression, test: Callable[[str], bool]) -> bool:
+        if not isinstance(node, cst.Call):
+            return False
+        name = self.script.callee(node)
+        if name is not None:
+            return test(name)
+        target = self.definition(node.func)
+        return isinstance(target, cst.ClassDef) and any(test(b) for b in self.bases(target))
+
+    def bases(self, owner: cst.ClassDef) -> set[str]:
+        """Qualified names of the imported classes that a class of this script descends from."""
+        found: set[str] = set()
+        open_, seen = [owner], {owner.name.value}
+        while open_:
+            for base in open_.pop().bases:
+                name = self.script.qualified(base.value)
+                local = self.definition(base.value)
+                if name is not None:
+                    found.add(name)
+                elif isinstance(local, cst.ClassDef) and local.name.value not in seen:
+                    seen.add(local.name.value)
+                    open_.append(local)
+        return found
+
+
+def tracked(script: Script) -> Origins:
+    """Assignment tracking of a script, made once and kept with it."""
+    if script.tracking is None:
+        script.tracking = Origins(script)
+    return script.tracking
+
+
+def _params(function: cst.FunctionDef) -> list[cst.Param]:
+    taken = function.params
+    return [*taken.posonly_params, *taken.params, *taken.kwonly_params]
+
+
+def parameters(function: cst.FunctionDef) -> list[str]:
+    return [p.name.value for p in _params(function)]
+
+
+def default_of(function: cst.FunctionDef, name: str) -> cst.BaseExpression | None:
+    return next((p.default for p in _params(function) if p.name.value == name), None)
+
+
+def first_parameter(function: cst.FunctionDef) -> str | None:
+    names = parameters(function)
+    return names[0] if names else None
+
+
+def method_of(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
+    body = owner.body.body if isinstance(owner.body, cst.IndentedBlock) else []
+    return next((s for s in body if isinstance(s, cst.FunctionDef) and s.name.value == name), None)

@@ -1,0 +1,361 @@
+"""The scripts of one program together: where a value comes from across files.
+
+`Origins` follows a value inside one script. A `Project` goes on where that trail ends at an import: into the function
+of another file that made the value, and from a parameter to the callers in the files that import it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from trace_doctor.program.dataflow import DATALOADERS, Origins, Trail, default_of, method_of, tracked, walk
+from trace_doctor.program.script import Script, TextFile, dotted, imported_modules
+from trace_doctor.regex import regex
+
+if TYPE_CHECKING:
+    from trace_doctor.program.tree import SourceTree
+
+Definition = cst.FunctionDef | cst.ClassDef
+Place = tuple[Script, cst.BaseExpression]
+"""an expression and the script it stands in"""
+
+_CLASS = regex(rb"^[ \t]*class[ \t]+(\w+)[ \t]*\(", re.MULTILINE)
+_MAX_DEPTH = 24
+_MAX_REEXPORTS = 4
+
+
+class Project:
+    """Scripts that run together. `tree` parses files of `names` on demand; without one only `scripts` are known."""
+
+    def __init__(
+        self, scripts: Sequence[Script], tree: SourceTree | None = None, names: Iterable[str] = ()
+    ) -> None:
+        self._scripts = list(scripts)
+        self._tree = tree
+        self._names = sorted(names)
+        self._made: dict[int, list[Place]] = {}
+        self._calls: dict[int, list[tuple[Script, cst.Call]]] = {}
+        self._asked: set[int] = set()
+        """receivers whose class is being looked for: `x = x.step()` asks for its own"""
+        self._cut_short = 0
+        """how often such a question went without an answer; what was found meanwhile may not be all and is not kept"""
+        self._defined: dict[int, tuple[Script, Definition] | None] = {}
+
+    @classmethod
+    def of_tree(cls, tree: SourceTree, names: Iterable[str]) -> Project:
+        """The program of these files of a source, made once: every fix of a result asks for it."""
+        key = tuple(sorted(names))
+        if key not in tree.programs:
+            tree.programs[key] = cls((), tree, key)
+        return tree.programs[key]
+
+    def mentioning(self, *words: str) -> list[Script]:
+        """Scripts of the program that hold one of these words."""
+        if self._tree is None:
+            return [s for s in self._scripts if any(w in s.text for w in words)]
+        return self._tree.mentioning(*words, among=self._names)
+
+    def files(self, *suffixes: str) -> list[TextFile]:
+        """Launch scripts and configuration files of the source folder with one of these suffixes."""
+        if self._tree is None:
+            return []
+        found = (self._tree.text(n) for n in self._tree.others if n.endswith(suffixes))
+        return [f for f in found if f is not None]
+
+    # ------------------------------------------------------------------ names
+
+    def resolve(self, script: Script, qualified: str | None) -> tuple[Script, cst.CSTNode] | None:
+        """The definition, or the assigned value, that a name imported into a script stands for in this program."""
+        for _ in range(_MAX_REEXPORTS):
+            found = self._file_of(script, qualified)
+            if found is None:
+                return None
+            other, names = found
+            if not names:
+                return None
+            if (node := _at_top(other, names)) is not None:
+                return other, node
+            script, qualified = other, _imported_as(other, names)
+            if qualified is None:
+                return self._starred(other, names)
+        return None
+
+    def _resolved(self, script: Script, node: cst.BaseExpression) -> tuple[Script, cst.CSTNode] | None:
+        """What an expression of a script stands for in another file; a name that nothing here binds, through `import *`."""
+        qualified = script.qualified(node)
+        if qualified is not None or not isinstance(node, cst.Name) or "import *" not in script.text:
+            return self.resolve(script, qualified)
+        own = tracked(script)
+        bound = own.bound(node) or own.parameter_of(node) is not None
+        return None if bound else self._starred(script, [node.value])
+
+    def _starred(self, script: Script, names: list[str], depth: int = 0) -> tuple[Script, cst.CSTNode] | None:
+        """The one thing that the `import *` of a script give a name to."""
+        found: dict[int, tuple[Script, cst.CSTNode]] = {}
+        for node in script.all(cst.ImportFrom) if self._tree is not None and depth < _MAX_REEXPORTS else ():
+            if not isinstance(node.names, cst.ImportStar):
+                continue
+            assert self._tree is not None
+            file = self._tree.imports.resolve(imported_modules(node)[0], script.name)
+            data = self._tree.data(file) if file is not None else b""
+            if file is None or not (names[0].encode() in data or b"import *" in data):
+                continue
+            if (other := self._tree.script(file)) is not None:
+                top = _at_top(other, names)
+                there = (other, top) if top is not None else self._starred(other, names, depth + 1)
+                if there is not None:
+                    found[id(there[1])] = there
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def _file_of(self, script: Script, qualified: str | None) -> tuple[Script, list[str]] | None:
+        """The file that holds a dotted name, and the rest of the name inside it."""
+        if qualified is None or self._tree is None:
+            return None
+        dots = qualified[: len(qualified) - len(qualified.lstrip("."))]
+        parts = qualified[len(dots) :].split(".")
+        for end in range(len(parts), 0 if not dots else -1, -1):
+            name = self._tree.imports.resolve(dots + ".".join(parts[:end]), script.name)
+            other = self._tree.script(name) if name is not None else None
+            if other is not None:
+                return other, parts[end:]
+        return None
+
+    def definition(self, script: Script, func: cst.BaseExpression) -> tuple[Script, Definition] | None:
+        """The function or class of this program that an expression names."""
+        if id(func) not in self._defined:
+            before, found = self._cut_short, self._definition(script, func)
+            if self._cut_short != before:
+                return found
+            self._defined[id(func)] = found
+        return self._defined[id(func)]
+
+    def _definition(self, script: Script, func: cst.BaseExpression) -> tuple[Script, Definition] | None:
+        local = tracked(script).definition(func)
+        if local is not None:
+            return script, local
+        found = self._resolved(script, func)
+        if found is not None:
+            return (found[0], found[1]) if isinstance(found[1], cst.FunctionDef | cst.ClassDef) else None
+        if isinstance(func, cst.Attribute):
+            owner = self.class_of(script, func.value)
+            return self._method(*owner, func.attr.value) if owner is not None else None
+        return None
+
+    def class_of(self, script: Script, receiver: cst.BaseExpression) -> tuple[Script, cst.ClassDef] | None:
+        """The class of this program that a receiver is an instance of."""
+        own = tracked(script).class_of(receiver)
+        if own is not None:
+            return script, own
+        if id(receiver) in self._asked:
+            self._cut_short += 1
+            return None
+        self._asked.add(id(receiver))
+        try:
+            made = self.of(script, receiver)
+        finally:
+            self._asked.discard(id(receiver))
+        if (
+            len(made) != 1
+            or not isinstance(made[0][1], cst.Call)
+            or isinstance(made[0][1].func, cst.Attribute)
+        ):
+            return None
+        found = self.definition(made[0][0], made[0][1].func)
+        return (found[0], found[1]) if found is not None and isinstance(found[1], cst.ClassDef) else None
+
+    def _method(self, script: Script, owner: cst.ClassDef, name: str) -> tuple[Script, Definition] | None:
+        """A method by its name, in a class or in the classes of this program that it descends from."""
+        for where, node in self.lineage(script, owner):
+            found = method_of(node, name)
+            if found is not None:
+                return where, found
+        return None
+
+    def lineage(self, script: Script, owner: cst.ClassDef) -> list[tuple[Script, cst.ClassDef]]:
+        """A class and those of this program that it descends from, nearest first."""
+        found: list[tuple[Script, cst.ClassDef]] = []
+        open_ = [(script, owner)]
+        while open_:
+            where, node = open_.pop(0)
+            if any(node is n for _, n in found):
+                continue
+            found.append((where, node))
+            for base in node.bases:
+                up = self.definition(where, base.value)
+                if up is not None and isinstance(up[1], cst.ClassDef):
+                    open_.append((up[0], up[1]))
+        return found
+
+    def bases(self, script: Script, owner: cst.ClassDef) -> set[str]:
+        """Qualified names of the foreign classes that a class descends from."""
+        return {
+            name
+            for where, node in self.lineage(script, owner)
+            for base in node.bases
+            if (name := where.qualified(base.value)) is not None
+        }
+
+    # ------------------------------------------------------------------ origins
+
+    def of(self, script: Script, node: cst.BaseExpression) -> list[Place]:
+        """The expressions that a value can come from, as `Origins.of`, across the files of the program."""
+        if (known := self._made.get(id(node))) is not None:
+            return list(known)
+        before, found = self._cut_short, walk((script, node, None), self._step, _MAX_DEPTH)
+        if self._cut_short == before:
+            self._made[id(node)] = found
+        return list(found)
+
+    def _step(self, trail: Trail) -> list[Trail]:
+        script, node, item = trail
+        found = [(script, value, position) for value, position in tracked(script).step(node, item) or ()]
+        return found + self._cross(script, node, item, bool(found))
+
+    def _cross(self, script: Script, node: cst.BaseExpression, item: int | None, local: bool) -> list[Trail]:
+        """One step back that leaves the script, or reads a default that no caller overrides."""
+        if isinstance(node, cst.Call) and not local:
+            found = self.definition(script, node.func)
+            if found is not None and isinstance(found[1], cst.FunctionDef):
+                return [(found[0], value, item) for value in tracked(found[0]).returns(found[1])]
+        if not isinstance(node, cst.Name | cst.Attribute):
+            return []
+        function = tracked(script).parameter_of(node)
+        if function is None:
+            found_value = self._resolved(script, node)
+            value = found_value[1] if found_value is not None else None
+            return (
+                [(found_value[0], value, item)]
+                if found_value and isinstance(value, cst.BaseExpression)
+                else []
+            )
+        name = dotted(node) or ""
+        calls = self._callers(script, function)
+        given = [(s, tracked(script).given(function, name, c)) for s, c in calls]
+        passed = [(s, value, item) for s, value in given if value is not None]
+        default = default_of(function, name)
+        return passed if passed or local or default is None else [(script, default, item)]
+
+    def _callers(self, script: Script, function: cst.FunctionDef) -> list[tuple[Script, cst.Call]]:
+        """Calls of a function (or of its class) in the other files of the program."""
+        if (known := self._calls.get(id(function))) is not None:
+            return known
+        owner = tracked(script).owner(function)
+        before = self._cut_short
+        wanted: Definition = owner if owner is not None and function.name.value == "__init__" else function
+        calls = [
+            (other, call)
+            for other in self.mentioning(wanted.name.value)
+            if other is not script
+            for call in other.all(cst.Call)
+            if _last_name(call.func) == wanted.name.value or isinstance(call.func, cst.Name)
+            if (found := self.definition(other, call.func)) is not None and found[1] is wanted
+        ]
+        if self._cut_short == before:
+            self._calls[id(function)] = calls
+        return calls
+
+    # ------------------------------------------------------------------ kinds
+
+    def is_dataloader(self, script: Script, node: cst.BaseExpression) -> bool:
+        """Whether an expression constructs a DataLoader, or a subclass that this program defines."""
+        if not isinstance(node, cst.Call):
+            return False
+        if script.callee(node) in DATALOADERS or self._is_partial(script, node.func):
+            return True
+        found = self.derived_class(script, node.func)
+        return found is not None and not self.bases(*found).isdisjoint(DATALOADERS)
+
+    def derived_class(self, script: Script, func: cst.BaseExpression) -> tuple[Script, cst.ClassDef] | None:
+        """The class of this program with a base of its own that an expression names. By its name first: most of what
+        is called is no such class, and a method's receiver is not looked for."""
+        name = script.qualified(func) or dotted(func) or ""
+        if name.rpartition(".")[2] not in self._derived:
+            return None
+        found = self.definition(script, func)
+        return (found[0], found[1]) if found is not None and isinstance(found[1], cst.ClassDef) else None
+
+    @cached_property
+    def _derived(self) -> frozenset[str]:
+        """Names of the classes that are defined with a base in the program's files, which are not parsed for it."""
+        return frozenset(name.decode() for data in self._data() for name in _CLASS.findall(data))
+
+    def _data(self) -> Iterator[bytes]:
+        if self._tree is None:
+            return (s.data for s in self._scripts)
+        return map(self._tree.data, self._names)
+
+    @cached_property
+    def _has_partials(self) -> bool:
+        return any(b"partial(" in data and b"DataLoader" in data for data in self._data())
+
+    def _is_partial(self, script: Script, func: cst.BaseExpression) -> bool:
+        """Whether a name is bound to `functools.partial(DataLoader, ...)`."""
+        if not self._has_partials or not isinstance(func, cst.Name | cst.Attribute):
+            return False
+        return any(
+            isinstance(made, cst.Call)
+            and where.callee(made) == "functools.partial"
+            and bool(made.args)
+            and where.qualified(made.args[0].value) in DATALOADERS
+            for where, made in self.of(script, func)
+        )
+
+    @cached_property
+    def dataloaders(self) -> list[tuple[Script, cst.Call]]:
+        """All constructions of DataLoaders in the program."""
+        return [
+            (script, call)
+            for script in self.mentioning("DataLoader")
+            for call in script.all(cst.Call)
+            if self.is_dataloader(script, call)
+        ]
+
+
+def _last_name(func: cst.BaseExpression) -> str | None:
+    return (
+        func.attr.value
+        if isinstance(func, cst.Attribute)
+        else func.value
+        if isinstance(func, cst.Name)
+        else None
+    )
+
+
+def _at_top(script: Script, names: list[str]) -> cst.CSTNode | None:
+    """`f`, `Class`, `Class.method` or the value of `NAME = ...` at module level."""
+    origins: Origins = tracked(script)
+    first = [
+        d
+        for d in origins.definitions.get(names[0], [])
+        if script.nearest(d, cst.FunctionDef, cst.ClassDef) is None
+    ]
+    if len(first) == 1:
+        if len(names) == 1:
+            return first[0]
+        return (
+            method_of(first[0], names[1]) if isinstance(first[0], cst.ClassDef) and len(names) == 2 else None
+        )
+    bound = origins.bindings.get((script.module, ".".join(names)), [])
+    return bound[0].value if len(bound) == 1 and bound[0].item is None and not bound[0].loop else None
+
+
+def _imported_as(script: Script, names: list[str]) -> str | None:
+    """The qualified name that an import of a script binds to a name; None where none names it."""
+    for node in script.all(cst.ImportFrom):
+        module = imported_modules(node)[0]
+        if isinstance(node.names, cst.ImportStar):
+            continue
+        for alias in node.names:
+            if dotted(alias.asname.name if alias.asname else alias.name) == names[0]:
+                return _join(module, dotted(alias.name) or "", *names[1:])
+    return None
+
+
+def _join(module: str, *names: str) -> str:
+    rest = ".".join(names)
+    return module + rest if module.endswith(".") else f"{module}.{rest}"

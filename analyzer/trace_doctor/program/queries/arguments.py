@@ -1,0 +1,181 @@
+"""The keyword arguments that reach a call, wherever they are written: in the call, in a dictionary that is splatted into
+it, or in the `functools.partial` that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import libcst as cst
+
+from trace_doctor.fixes.edits import Edit, add_arguments
+from trace_doctor.program.program import Project
+from trace_doctor.program.script import Script, dotted, literal
+
+Container = cst.Call | cst.Dict
+_CHANGES = ("pop", "popitem", "clear", "setdefault", "__setitem__")
+
+
+@dataclass(frozen=True)
+class Given:
+    """One argument: its value, and what it is written in (None for `kwargs["name"] = value`)."""
+
+    name: str
+    value: cst.BaseExpression
+    script: Script
+    container: Container | None
+
+
+class Arguments:
+    """What a call is passed. `hidden` is the text of what may hold any argument; empty where all are visible."""
+
+    def __init__(
+        self, project: Project, script: Script, call: cst.Call, positions: Mapping[str, int]
+    ) -> None:
+        self._project = project
+        self.script = script
+        self.call = call
+        self.hidden = ""
+        found = [*self._of_call(script, call, positions)]
+        made = _partial(project, script, call)
+        if made is not None:
+            found += [*self._of_call(*made, {})]
+        self._given: dict[str, list[Given]] = {}
+        for given in found:
+            self._given.setdefault(given.name, []).append(given)
+
+    def find(self, name: str) -> Given | None:
+        """The argument by its name, from the nearest place that sets it."""
+        found = self._given.get(name)
+        return found[0] if found else None
+
+    def times(self, name: str) -> int:
+        """How many places set an argument: more than one decide between them when the script runs."""
+        return len(self._given.get(name, ()))
+
+    def _of_call(self, script: Script, call: cst.Call, positions: Mapping[str, int]) -> Iterator[Given]:
+        names = {position: name for name, position in positions.items()}
+        for index, arg in enumerate(call.args):
+            if arg.star == "**":
+                yield from self._of_mapping(script, arg.value, 0)
+            elif arg.star:
+                self.hidden = f"*{script.code(arg.value)}"
+            elif arg.keyword is not None:
+                yield Given(arg.keyword.value, arg.value, script, call)
+            elif index in names:
+                yield Given(names[index], arg.value, script, call)
+
+    def _of_mapping(self, script: Script, node: cst.BaseExpression, depth: int) -> Iterator[Given]:
+        """Entries of a dictionary by its literal, `dict(...)`, its name, and what is added to that name later."""
+        if isinstance(node, cst.IfExp):
+            yield from self._of_mapping(script, node.body, depth)
+            yield from self._of_mapping(script, node.orelse, depth)
+        elif isinstance(node, cst.Dict):
+            for element in node.elements:
+                if isinstance(element, cst.StarredDictElement):
+                    yield from self._of_mapping(script, element.value, depth + 1)
+                elif isinstance(element, cst.DictElement) and isinstance(name := literal(element.key), str):
+                    yield Given(name, element.value, script, node)
+                else:
+                    self.hidden = script.code(node)
+        elif (
+            isinstance(node, cst.Call)
+            and script.callee(node) == "dict"
+            and all(a.keyword or a.star == "**" for a in node.args)
+        ):
+            yield from self._of_call(script, node, {})
+        elif (
+            isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value == "copy"
+        ):
+            yield from self._of_mapping(script, node.func.value, depth + 1)
+        else:
+            yield from self._of_name(script, node, depth)
+
+    def _of_name(self, script: Script, node: cst.BaseExpression, depth: int) -> Iterator[Given]:
+        found = [(s, n) for s, n in self._project.of(script, node) if n is not node]
+        if len(found) != 1 or depth > 4 or not isinstance(found[0][1], cst.Dict | cst.Call):
+            self.hidden = f"**{script.code(node)}"
+            return
+        yield from self._of_mapping(*found[0], depth + 1)
+        name = dotted(node)
+        if name is not None:
+            yield from self._added_to(script, name, node, depth)
+
+    def _added_to(self, script: Script, name: str, node: cst.BaseExpression, depth: int) -> Iterator[Given]:
+        home = script.function_of(node)
+        for call in script.all(cst.Call):
+            if (
+                script.function_of(call) is home
+                and isinstance(call.func, cst.Attribute)
+                and dotted(call.func.value) == name
+            ):
+                if call.func.attr.value in _CHANGES:
+                    self.hidden = f"**{name}"
+                elif call.func.attr.value == "update":
+                    for arg in call.args:
+                        if arg.keyword is not None:
+                            yield Given(arg.keyword.value, arg.value, script, call)
+                        else:
+                            yield from self._of_mapping(script, arg.value, depth + 1)
+        for assign in script.all(cst.Assign):
+            target = assign.targets[0].target
+            if (
+                script.function_of(assign) is home
+                and isinstance(target, cst.Subscript)
+                and dotted(target.value) == name
+                and isinstance(target.slice[0].slice, cst.Index)
+            ):
+                key = literal(target.slice[0].slice.value)
+                if isinstance(key, str):
+                    yield Given(key, assign.value, script, None)
+                else:
+                    self.hidden = f"**{name}"
+
+    # ------------------------------------------------------------------ edits
+
+    def add(self, beside: Given | None, values: Mapping[str, str]) -> tuple[Script, list[Edit]]:
+        """New arguments where another one is written that they belong to; without one in the call itself."""
+        if beside is None or beside.container is None:
+            return self.script, add_arguments(self.script, self.call, dict(values))
+        if isinstance(beside.container, cst.Dict):
+            return beside.script, add_entries(beside.script, beside.container, values)
+        return beside.script, add_arguments(beside.script, beside.container, dict(values))
+
+
+def set_value(given: Given, value: str) -> Edit:
+    """Replaces an argument's value where it is written."""
+    start, end = given.script.outer_span(given.value)
+    if isinstance(given.container, cst.Call):
+        position = given.script.span(given.container)[0]
+        return Edit(start, end, value, f"arg:{position}:{given.name}", value)
+    return Edit(start, end, value, f"entry:{start}:{given.name}", value)
+
+
+def add_entries(script: Script, node: cst.Dict, values: Mapping[str, str]) -> list[Edit]:
+    """Appends entries to a dictionary in the style it is written in."""
+    start, close = script.span(node)[0], script.span(node)[1] - 1
+    keys = [e.key for e in node.elements if isinstance(e, cst.DictElement)]
+    quote = '"'
+    if keys and isinstance(keys[0], cst.SimpleString):
+        quote = keys[0].quote
+    pairs = [(f"entry:{start}:{n}", f"{quote}{n}{quote}: {v}", v) for n, v in values.items()]
+    if not node.elements:
+        return [Edit(close, close, ", " * (i > 0) + t, k, v) for i, (k, t, v) in enumerate(pairs)]
+    last = node.elements[-1]
+    at = script.span(last.value)[1]
+    column = script.span(last)[0] - script.line_starts[script.line(last) - 1]
+    own_line = not script.line_text(script.line(last))[:column].strip()
+    gap = "\n" + script.line_text(script.line(last))[:column] if own_line else " "
+    return [Edit(at, at, f",{gap}{text}", key, value) for key, text, value in pairs]
+
+
+def _partial(project: Project, script: Script, call: cst.Call) -> tuple[Script, cst.Call] | None:
+    """The `functools.partial(...)` that a call calls."""
+    for where, origin in (
+        project.of(script, call.func) if isinstance(call.func, cst.Name | cst.Attribute) else ()
+    ):
+        if isinstance(origin, cst.Call) and where.callee(origin) == "functools.partial":
+            return where, origin
+    return None

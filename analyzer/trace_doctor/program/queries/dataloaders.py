@@ -1,0 +1,130 @@
+"""Which DataLoader feeds the loop that a finding is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate
+from trace_doctor.fixes.edits import NoEdit
+from trace_doctor.program.queries.loops import loops, optimizer_steps, trains, zero_grads
+from trace_doctor.program.script import Script, argument, dotted
+
+Loader = tuple[Script, cst.Call]
+_NOT_TRAINING = re.compile(r"(?:^|_)(?:val|valid|validation|test|eval|dev|pred|predict|infer)", re.IGNORECASE)
+_TRAINING_WORDS = ("backward(", ".step(", "zero_grad(", ".fit(")
+_FIT = ("fit",)
+_HOOKS = ("train_dataloader", "get_train_dataloader")
+
+
+def loaders_on_line(place: Place) -> list[Loader]:
+    """Loaders constructed, iterated or drawn from on the line that the capture names."""
+    script = place.script
+    if script is None or place.line is None:
+        return []
+    for statement in script.statements_on(place.line):
+        within = statement.iter if isinstance(statement, cst.For) else statement
+        found = _drawn_from(place, script, within)
+        if found:
+            return found
+    return []
+
+
+def training_loaders(place: Place) -> list[Loader]:
+    """Loaders that feed training: those of the function that the capture names, else of the loops that train, else what
+    is handed to a framework to train with.
+
+    Without any such sign all loaders that are not for validation. Raises NoEdit where the loops that train draw from
+    something else.
+    """
+    trainers = [place.script] if place.script else place.program.mentioning(*_TRAINING_WORDS)
+    for found in (
+        _unique(f for s in place.scripts for f in _in_function(place, s, place.function)),
+        _unique(f for s in trainers for loop in training_loops(s) for f in _drawn_from(place, s, loop.iter)),
+        _unique(f for s in trainers for f in _handed_over(place, s)),
+        [(s, c) for s, c in _constructed(place) if _name_of_function(s, c) in _HOOKS],
+    ):
+        if found:
+            return found
+    every = _constructed(place)
+    for script in trainers if every else ():
+        for loop in training_loops(script):
+            for where, origin in place.program.of(script, loop.iter):
+                if isinstance(origin, cst.Call):
+                    made = where.code(origin.func)
+                    raise NoEdit(
+                        "display", f"the training loop draws from {made}(...)", [candidate(where, origin)]
+                    )
+    return [f for f in every if not _for_validation(*f)]
+
+
+def _constructed(place: Place) -> list[Loader]:
+    names = {s.name for s in place.scripts}
+    return [(s, c) for s, c in place.program.dataloaders if s.name in names]
+
+
+def _unique(found: Iterable[Loader]) -> list[Loader]:
+    return list({id(call): (script, call) for script, call in found}.values())
+
+
+def training_loops(script: Script) -> Iterator[cst.For]:
+    """Loops over data that run backward, step an optimizer or clear gradients."""
+    for loop in loops(script):
+        if not isinstance(loop, cst.For) or script.callee(loop.iter) == "range":
+            continue
+        if trains(script, loop) or optimizer_steps(script, loop) or zero_grads(script, loop):
+            yield loop
+
+
+def _in_function(place: Place, script: Script, function: str | None) -> Iterator[Loader]:
+    """Loaders that the loops and `next()` calls of a named function draw from."""
+    if function is None:
+        return
+    wanted = function.replace("<locals>.", "").split(".")[-1]
+    own = [n for n in loops(script) if isinstance(n, cst.For) and _name_of_function(script, n) == wanted]
+    trained = [n for n in training_loops(script) if any(n is o for o in own)]
+    for loop in trained or own:
+        yield from _drawn_from(place, script, loop.iter)
+    for call in script.all(cst.Call):
+        if script.callee(call) == "next" and _name_of_function(script, call) == wanted:
+            yield from _drawn_from(place, script, call)
+
+
+def _name_of_function(script: Script, node: cst.CSTNode) -> str:
+    function = script.function_of(node)
+    return function.name.value if function is not None else "<module>"
+
+
+def _drawn_from(place: Place, script: Script, within: cst.CSTNode) -> list[Loader]:
+    """Loaders that an expression, or what it is called with (`logger.log_every(loader, 10)`), comes from."""
+    kinds = (cst.Call, cst.Name, cst.Attribute)
+    nodes = [n for kind in kinds for n in script.all(kind, within)]
+    if isinstance(within, cst.BaseExpression):
+        nodes.insert(0, within)
+    return _unique(
+        (where, origin)
+        for node in nodes
+        for where, origin in place.program.of(script, node)
+        if isinstance(origin, cst.Call) and place.program.is_dataloader(where, origin)
+    )
+
+
+def _handed_over(place: Place, script: Script) -> Iterator[Loader]:
+    """Loaders given to `trainer.fit(model, loader)` or `Trainer(train_dataloader=loader)`."""
+    for call in script.all(cst.Call):
+        if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in _FIT:
+            continue
+        given = argument(call, "train_dataloaders", 1) or argument(call, "train_dataloader", 1)
+        if given is not None:
+            yield from _drawn_from(place, script, given.value)
+
+
+def _for_validation(script: Script, call: cst.Call) -> bool:
+    """Whether the name that a loader is bound to, or the function that returns it, says that it does not train."""
+    statement = script.statement_of(call)
+    names = [_name_of_function(script, call)]
+    if isinstance(statement, cst.Assign):
+        names += [dotted(t.target) or "" for t in statement.targets]
+    return any(_NOT_TRAINING.search(part) for name in names for part in name.split("."))

@@ -1,0 +1,121 @@
+"""Training loops of a script: which loops call backward, and which statements of them step and clear."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import origins
+from trace_doctor.program.script import Script, dotted
+
+Loop = cst.For | cst.While
+N = TypeVar("N", bound=cst.CSTNode)
+_OPTIMIZER_NAME = re.compile(r"(?:.*[._])?(?:optimi[sz]er|optim|opt)(?:_\w+)?", re.IGNORECASE)
+_SCHEDULER = re.compile(r"lr_scheduler|LR$|[Ss]chedule[r_]")
+
+
+def loops(script: Script) -> list[Loop]:
+    return sorted([*script.all(cst.For), *script.all(cst.While)], key=script.span)
+
+
+def method_calls(
+    script: Script, method: str, within: cst.CSTNode | None = None
+) -> Iterator[tuple[cst.Call, cst.BaseExpression]]:
+    """Calls `receiver.method(...)` with their receivers."""
+    for call in script.all(cst.Call, within):
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == method:
+            yield call, call.func.value
+
+
+def backward_values(script: Script, within: cst.CSTNode) -> list[cst.BaseExpression]:
+    """What is differentiated: `loss` of `loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`."""
+    found: list[cst.BaseExpression] = []
+    for method in ("backward", "manual_backward"):
+        for call, receiver in method_calls(script, method, within):
+            inner = receiver if isinstance(receiver, cst.Call) else call
+            found += [a.value for a in inner.args if a.keyword is None] if inner.args else [receiver]
+            if inner is call and call.args:
+                found.append(receiver)
+    return found
+
+
+def names_in(script: Script, node: cst.CSTNode) -> set[str]:
+    """Dotted names that an expression reads, itself included."""
+    nodes = [node, *script.all(cst.Name, within=node), *script.all(cst.Attribute, within=node)]
+    return {name for name in map(dotted, nodes) if name is not None}
+
+
+def trains(script: Script, loop: cst.CSTNode) -> bool:
+    """Whether a loop calls `backward`, itself or in a function of this script that it calls."""
+    if any(True for _ in method_calls(script, "backward", loop)):
+        return True
+    for call in script.all(cst.Call, within=loop):
+        target = origins(script).definition(call.func)
+        if isinstance(target, cst.FunctionDef) and any(
+            True for _ in method_calls(script, "backward", target)
+        ):
+            return True
+    return False
+
+
+def is_optimizer(script: Script, node: cst.BaseExpression) -> bool:
+    """Whether an expression is an optimizer: by what it was assigned, else by its name, unless that is a scheduler's."""
+    tracked = origins(script)
+    found = tracked.of(node)
+    if any(tracked.is_optimizer(o) for o in found):
+        return True
+    made = {script.callee(o) or dotted(o.func) or "" for o in found if isinstance(o, cst.Call)}
+    return _OPTIMIZER_NAME.fullmatch(dotted(node) or "") is not None and not any(map(_SCHEDULER.search, made))
+
+
+def optimizer_steps(script: Script, within: cst.CSTNode | None = None) -> list[tuple[cst.Call, str]]:
+    """Calls that step an optimizer (`opt.step()`, `scaler.step(opt)`), with the optimizer's text."""
+    found = []
+    for call, receiver in method_calls(script, "step", within):
+        first = call.args[0].value if call.args and call.args[0].keyword is None else None
+        if is_optimizer(script, receiver):
+            found.append((call, script.code(receiver)))
+        elif first is not None and is_optimizer(script, first):
+            found.append((call, script.code(first)))
+    return found
+
+
+def zero_grads(script: Script, within: cst.CSTNode | None = None) -> list[tuple[cst.Call, str]]:
+    """Calls of `zero_grad`, with the receiver's text."""
+    return [(call, script.code(receiver)) for call, receiver in method_calls(script, "zero_grad", within)]
+
+
+def enclosing_loop(script: Script, node: cst.CSTNode) -> Loop | None:
+    """The innermost loop around a node, within its function."""
+    for up in script.ancestors(node):
+        if isinstance(up, cst.For | cst.While):
+            return up
+        if isinstance(up, cst.FunctionDef | cst.Lambda | cst.ClassDef):
+            return None
+    return None
+
+
+def of_steps(found: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
+    """Without what stands in a loop that does not train, in a function that does: validation between the steps."""
+    return [(script, node) for script, node in found if not _between_steps(script, node)]
+
+
+def _between_steps(script: Script, node: cst.CSTNode) -> bool:
+    loop, function = enclosing_loop(script, node), script.function_of(node)
+    if loop is None or trains(script, loop):
+        return False
+    return any(script.function_of(c) is function for c, _ in method_calls(script, "backward", function))
+
+
+def conditional(script: Script, node: cst.CSTNode) -> bool:
+    """Whether something happens only under a condition within its loop."""
+    loop = enclosing_loop(script, node)
+    for up in script.ancestors(node):
+        if up is loop:
+            return False
+        if isinstance(up, cst.If):
+            return True
+    return False

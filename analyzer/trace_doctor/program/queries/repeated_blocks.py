@@ -1,0 +1,77 @@
+"""The repeated blocks of a model: `self.layers = nn.ModuleList([Block() for _ in range(n)])`, and where they are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import origins
+from trace_doctor.program.script import Script, dotted, literal
+
+_LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A list of equal blocks. `path` is how methods of the owning class reach it, without `self.`."""
+
+    path: str
+    owner: cst.ClassDef
+    made: cst.Call
+    block: cst.ClassDef | None
+    """the class of the blocks, where this script defines it"""
+    sequential: bool
+
+
+def repeated_blocks(script: Script, owner: cst.ClassDef | None = None) -> list[Blocks]:
+    """Lists of blocks made by a comprehension, in one class or in all."""
+    found = []
+    for call in script.calls(*_LISTS):
+        holder = script.nearest(call, cst.ClassDef)
+        element = _element(call)
+        path = _path(script, call)
+        if element is None or path is None or holder is None or (owner is not None and holder is not owner):
+            continue
+        block = origins(script).definition(element.func)
+        found.append(
+            Blocks(
+                path,
+                holder,
+                call,
+                block if isinstance(block, cst.ClassDef) else None,
+                script.callee(call) == "torch.nn.Sequential",
+            )
+        )
+    return found
+
+
+def _element(call: cst.Call) -> cst.Call | None:
+    """`Block(...)` of `[Block(...) for _ in ...]`, given as the list or spread into the arguments."""
+    if len(call.args) != 1:
+        return None
+    made = call.args[0].value
+    if not isinstance(made, cst.ListComp | cst.GeneratorExp):
+        return None
+    return made.elt if isinstance(made.elt, cst.Call) else None
+
+
+def _path(script: Script, call: cst.Call) -> str | None:
+    """`layers` of `self.layers = nn.ModuleList(...)`; `transformer.h` of `self.transformer = nn.ModuleDict(dict(h=...))`."""
+    keys: list[str] = []
+    for up in script.ancestors(call):
+        if isinstance(up, cst.Arg) and up.keyword is not None:
+            keys.append(up.keyword.value)
+        elif isinstance(up, cst.DictElement):
+            key = literal(up.key)
+            if not isinstance(key, str):
+                return None
+            keys.append(key)
+        elif isinstance(up, cst.Assign):
+            target = dotted(up.targets[0].target) if len(up.targets) == 1 else None
+            if target is None or not target.startswith("self."):
+                return None
+            return ".".join([target.removeprefix("self."), *reversed(keys)])
+        elif isinstance(up, cst.BaseStatement):
+            return None
+    return None

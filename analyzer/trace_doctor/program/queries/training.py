@@ -1,0 +1,304 @@
+"""The training step of a script: its backward, the model it calls, and where that model was made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import libcst as cst
+
+from trace_doctor.fixes.codemods import Place, candidate, only, origins
+from trace_doctor.fixes.edits import NoEdit, shares_line
+from trace_doctor.program.program import Project
+from trace_doctor.program.queries.loops import Loop, enclosing_loop, method_calls
+from trace_doctor.program.script import Script, argument, dotted
+
+Home = Loop | cst.FunctionDef | cst.Module
+"""what is run once per step: the loop, else the function that some loop calls"""
+
+WRAPPERS = (
+    "torch.compile",
+    "torch.nn.DataParallel",
+    "torch.nn.parallel.DistributedDataParallel",
+    "torch.distributed.fsdp.FullyShardedDataParallel",
+)
+_NO_MODEL = re.compile(
+    r"Tokenizer|Processor|Config|Collator|[Ss]chedule|pipeline|timm\.(data|loss|optim|utils|scheduler)"
+)
+_LOSS_NAME = re.compile(r".*(?:crit|loss)", re.IGNORECASE)
+_LOSS_CLASS = re.compile(r"(.*\.)?\w*(Loss|Criterion|Metric)\w*$")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step: `backward` is the call, `loss` what it differentiates."""
+
+    script: Script
+    home: Home
+    backward: cst.Call
+    loss: cst.BaseExpression
+    program: Project
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model that a step calls. `name` is how the scope that made it calls it; `made` is the last statement there
+    that gives the name its value. Its construction and its class can be in other files of the program."""
+
+    script: Script
+    name: str
+    calls: tuple[cst.Call, ...]
+    made: cst.BaseSmallStatement
+    construction: tuple[Script, cst.Call]
+    definition: tuple[Script, cst.ClassDef] | None
+
+    @property
+    def callee(self) -> str:
+        """Qualified name of what constructs it."""
+        script, call = self.construction
+        return script.callee(call) or ""
+
+
+def home_of(script: Script, node: cst.CSTNode) -> Home:
+    return enclosing_loop(script, node) or script.function_of(node) or script.module
+
+
+def find_step(place: Place) -> Step:
+    """The one step that trains; of several, the one that the captured line is in. Raises NoEdit for none and several."""
+    found = [
+        (script, Step(script, home_of(script, call), call, loss, place.program))
+        for script in place.scripts
+        for call, receiver in method_calls(script, "backward")
+        if (loss := _differentiated(script, call, receiver)) is not None
+    ]
+    if place.line is not None and place.script is not None:
+        here = [(s, f) for s, f in found if s.lines(f.home)[0] <= place.line <= s.lines(f.home)[1]]
+        found = here or found
+    found = [(s, f) for s, f in found if not isinstance(f.home, cst.Module)] or found
+    if len(found) > 1:
+        raise NoEdit(
+            "ambiguous", f"{len(found)} places call backward()", [candidate(s, f.backward) for s, f in found]
+        )
+    step: Step = only(found, "", "no training step (a call of backward()) was found")[1]
+    return step
+
+
+def _differentiated(
+    script: Script, call: cst.Call, receiver: cst.BaseExpression
+) -> cst.BaseExpression | None:
+    """`loss` of `loss.backward()` and `scaler.scale(loss).backward()`; None for a method of another kind."""
+    if isinstance(receiver, cst.Call):
+        method = receiver.func.attr.value if isinstance(receiver.func, cst.Attribute) else ""
+        return receiver.args[0].value if method == "scale" and len(receiver.args) == 1 else receiver
+    if dotted(receiver) is None or (call.args and call.args[0].keyword is None):
+        return None  # accelerator.backward(loss), engine.backward(loss), ctx.backward(grad)
+    return receiver
+
+
+def refuse_frameworks(script: Script, instead: Mapping[str, str]) -> None:
+    """A framework that runs the loop has its own switch: raises NoEdit that names it."""
+    for framework, word in (
+        ("deepspeed", "deepspeed.initialize"),
+        ("accelerate", "Accelerator("),
+        ("lightning", "LightningModule"),
+        ("lightning", "Fabric("),
+        ("transformers", "Trainer("),
+    ):
+        if framework in script.frameworks and word in script.text and framework in instead:
+            raise NoEdit("display", f"{framework.capitalize()} has its own switch: {instead[framework]}")
+
+
+# ---------------------------------------------------------------------- the model
+
+
+def model_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
+    """Calls of a model inside a node, outermost first: every value it can have is a module that is no loss."""
+    script, found = step.script, []
+    for call in script.all(cst.Call, within=within):
+        if _LOSS_NAME.match((dotted(call.func) or "").rpartition(".")[2]):
+            continue
+        made = step.program.of(script, call.func)
+        if made and all(_is_model(step.program, *m) for m in made):
+            found.append(call)
+    return found
+
+
+_NO_FORWARD = re.compile(
+    r"train|eval|zero_grad|(?:named_)?(?:parameters|buffers|modules|children)|to|cuda|cpu|half|float|bfloat16|apply|requires_grad_"
+    r"|(?:load_)?state_dict|register_\w+|get_\w+|set_\w+|save\w*|update\w*|no_sync|compile|backward|step"
+)
+"""methods of a module that compute nothing of its forward pass"""
+
+
+def part_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
+    """Calls of a part of a model or of another method that computes: `model.encoder(images)`."""
+    script, found = step.script, []
+    for call in script.all(cst.Call, within=within):
+        if isinstance(call.func, cst.Attribute) and not _NO_FORWARD.fullmatch(call.func.attr.value):
+            made = step.program.of(script, call.func.value)
+            if made and all(_is_model(step.program, *m) for m in made):
+                found.append(call)
+    return found
+
+
+def _is_model(program: Project, script: Script, origin: cst.BaseExpression) -> bool:
+    if not isinstance(origin, cst.Call):
+        return False
+    name = script.callee(origin) or dotted(origin.func) or ""
+    functional = name.startswith(("transformers.Trainer", "torch.nn.functional.", "torch.nn.utils."))
+    if _LOSS_CLASS.match(name) is not None or _NO_MODEL.search(name) is not None or functional:
+        return False
+    if origins(script).is_model(origin):
+        return True
+    owner = program.definition(script, origin.func)
+    return (
+        owner is not None and isinstance(owner[1], cst.ClassDef) and _is_module(program, owner[0], owner[1])
+    )
+
+
+def _is_module(program: Project, script: Script, owner: cst.ClassDef) -> bool:
+    bases = program.bases(script, owner)
+    return bool(bases & {"torch.nn.Module", "torch.nn.Sequential", "transformers.PreTrainedModel"})
+
+
+def trained_classes(program: Project) -> Iterator[tuple[Script, cst.ClassDef]]:
+    """The classes of the models that training steps of a program call, or whose parameters an optimizer takes."""
+    for script in program.mentioning("backward("):
+        for backward, _ in method_calls(script, "backward"):
+            for call in script.all(cst.Call, within=home_of(script, backward)):
+                yield from _module_classes(program, script, call.func)
+    for script in program.mentioning(".parameters("):
+        for call in script.all(cst.Call):
+            if origins(script).is_optimizer(call):
+                for _, receiver in method_calls(script, "parameters", call):
+                    yield from _module_classes(program, script, receiver)
+
+
+def _module_classes(
+    program: Project, script: Script, node: cst.BaseExpression, depth: int = 0
+) -> Iterator[tuple[Script, cst.ClassDef]]:
+    """The modules of this program that a value can be an instance of; through a table of constructors as well."""
+    for where, origin in program.of(script, node):
+        if not isinstance(origin, cst.Call):
+            continue
+        made = [(where, origin.func)]
+        if isinstance(origin.func, cst.Subscript):
+            tables = program.of(where, origin.func.value)
+            elements = [(w, e) for w, t in tables if isinstance(t, cst.Dict) for e in t.elements]
+            made = [(w, e.value) for w, e in elements if isinstance(e, cst.DictElement)]
+        for home, func in made:
+            found = program.definition(home, func)
+            if found is None:
+                continue
+            file, definition = found
+            if isinstance(definition, cst.ClassDef) and _is_module(program, file, definition):
+                yield file, definition
+            elif isinstance(definition, cst.FunctionDef) and depth < 3:
+                for value in origins(file).returns(definition):
+                    yield from _module_classes(program, file, value, depth + 1)
+
+
+def find_model(step: Step) -> Model:
+    """The one model whose parameters the step trains. Raises NoEdit where it cannot be told."""
+    script = step.script
+    calls = model_calls(step, step.home)
+    if not calls:
+        raise NoEdit(
+            "unresolved",
+            "which module the step trains cannot be told: its construction is not in these scripts",
+            [candidate(script, step.backward)],
+        )
+    made = {id(o): (s, o) for c in calls for s, o in step.program.of(script, c.func)}
+    if len(made) > 1:
+        places = [candidate(s, o) for s, o in made.values()]
+        raise NoEdit("ambiguous", f"the step calls {len(made)} models", places)
+    where, construction = next(iter(made.values()))
+    assert isinstance(construction, cst.Call)
+    name, statement = _binding(script, calls[0].func)
+    found = step.program.definition(where, construction.func)
+    owner = (found[0], found[1]) if found is not None and isinstance(found[1], cst.ClassDef) else None
+    return Model(script, name, tuple(calls), statement, (where, construction), owner)
+
+
+def _binding(script: Script, node: cst.BaseExpression, depth: int = 0) -> tuple[str, cst.BaseSmallStatement]:
+    """(name, last statement that makes it ready) of a model, in the scope that binds it: callers for a parameter."""
+    bound = origins(script).bound(node)
+    function = script.function_of(node)
+    if not bound and function is not None and isinstance(node, cst.Name) and depth < 4:
+        passed = _passed(script, function, node.value)
+        if len(passed) == 1:
+            return _binding(script, passed[0], depth + 1)
+    statements = [script.statement_of(b.value) for b in bound if script.callee(b.value) not in WRAPPERS]
+    name = dotted(node)
+    found = [
+        s for s in statements if isinstance(s, cst.Assign) and [dotted(t.target) for t in s.targets] == [name]
+    ]
+    if not found or name is None or len(found) != len(statements):
+        where = [candidate(script, node)]
+        raise NoEdit("display", "the model is bound by no plain assignment", where)
+    last: cst.BaseSmallStatement = found[0]
+    block, index = script.block_of(last)
+    for line in block.body[index + 1 :]:
+        if isinstance(line, cst.SimpleStatementLine) and _readies(script, line, name):
+            last = line.body[-1]
+        elif not isinstance(line, cst.SimpleStatementLine) or _uses(script, line, name):
+            break
+    if any(not script.span(s)[0] <= script.span(last)[0] for s in found):
+        raise NoEdit("display", f"{name} is bound in several places", [candidate(script, s) for s in found])
+    return name, last
+
+
+def _passed(script: Script, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
+    """What the one call of a function in this script passes for a parameter."""
+    parameters = [p.name.value for p in function.params.params]
+    callers = [c for c in script.all(cst.Call) if origins(script).definition(c.func) is function]
+    if len(callers) != 1 or name not in parameters:
+        return []
+    method = isinstance(script.nearest(function, cst.ClassDef, cst.FunctionDef), cst.ClassDef)
+    given = argument(callers[0], name, parameters.index(name) - method)
+    return [given.value] if given is not None else []
+
+
+def _readies(script: Script, line: cst.SimpleStatementLine, name: str) -> bool:
+    """`model = model.to(device)`, `model.train()`, `model.load_state_dict(...)`: what belongs to making a model."""
+    node = line.body[0]
+    if len(line.body) > 1:
+        return False
+    value = node.value if isinstance(node, cst.Expr | cst.Assign) else None
+    if isinstance(node, cst.Assign) and [dotted(t.target) for t in node.targets] != [name]:
+        return False
+    return (
+        isinstance(value, cst.Call)
+        and isinstance(value.func, cst.Attribute)
+        and dotted(value.func.value) == name
+        and value.func.attr.value
+        in ("to", "cuda", "train", "load_state_dict", "apply", "requires_grad_", "half", "bfloat16", "float")
+    )
+
+
+def _uses(script: Script, node: cst.CSTNode, name: str) -> bool:
+    return any(dotted(n) == name for kind in (cst.Name, cst.Attribute) for n in script.all(kind, within=node))
+
+
+# ---------------------------------------------------------------------- statements of a step
+
+
+def whole_line(script: Script, node: cst.CSTNode) -> cst.SimpleStatementLine:
+    """The line of a small statement that shares it with no other. Raises NoEdit otherwise."""
+    statement = script.statement_of(node)
+    line = script.parent(statement) if statement is not None else None
+    if statement is None or not isinstance(line, cst.SimpleStatementLine) or shares_line(script, statement):
+        raise NoEdit("display", "other statements share the line", [candidate(script, node)])
+    return line
+
+
+def outermost(script: Script, home: cst.CSTNode) -> cst.CSTNode:
+    """The statement before which something is made once for all steps: the outermost loop of the function."""
+    found: cst.CSTNode = home
+    for up in script.ancestors(home):
+        if isinstance(up, cst.FunctionDef | cst.ClassDef):
+            break
+        if isinstance(up, cst.BaseCompoundStatement):
+            found = up
+    return found

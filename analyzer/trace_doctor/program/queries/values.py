@@ -1,0 +1,253 @@
+"""Where a configured value is really set: the constant, the argparse default or the dataclass field behind an expression."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import libcst as cst
+
+from trace_doctor.fixes.edits import Edit
+from trace_doctor.program.dataflow import tracked
+from trace_doctor.program.program import Project
+from trace_doctor.program.script import Script, argument, dotted, literal
+
+
+@dataclass(frozen=True)
+class WhereSet:
+    """The expression to edit: a literal bound once, the `default=` of an option, or that of a dataclass field."""
+
+    value: cst.BaseExpression
+    how: str
+    """constant | default"""
+    script: Script
+    flag: str = ""
+    """what a user types on the command line to set it; empty where there is no such option"""
+
+
+def where_set(script: Script, node: cst.BaseExpression, project: Project | None = None) -> WhereSet | None:
+    """The one place that sets the value of an expression, or None when there is none or more than one."""
+    project = project or Project([script])
+    found = project.of(script, _as_number(script, node))
+    if len(found) != 1:
+        return None
+    home, made = found[0]
+    origin = _as_number(home, made)
+    if origin is not made and isinstance(
+        origin, cst.Name | cst.Attribute
+    ):  # `x = int(x)` would ask for itself
+        further = project.of(home, origin)
+        home, origin = further[0] if len(further) == 1 else (home, made)
+    if isinstance(origin, cst.Subscript):
+        return _entry(project, home, origin)
+    if origin is not node and literal(origin) is not ...:
+        return WhereSet(origin, "constant", home)
+    if not isinstance(origin, cst.Attribute) or dotted(origin) is None:
+        return None
+    for look in (_field_default, _parsed_field):
+        if (set_there := look(project, home, origin)) is not None:
+            return set_there
+    return _option_default(project, origin.attr.value)
+
+
+def _as_number(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
+    """`x` of `int(x)`."""
+    if isinstance(node, cst.Call) and script.callee(node) == "int" and len(node.args) == 1:
+        return node.args[0].value
+    return node
+
+
+def _entry(project: Project, script: Script, node: cst.Subscript) -> WhereSet | None:
+    """`config["key"]` of the one dictionary that `config` stands for, whose entry nothing changes."""
+    key = _key(node)
+    made = project.of(script, node.value) if key is not None else []
+    home, mapping = made[0] if len(made) == 1 else (script, None)
+    if not isinstance(mapping, cst.Dict):
+        return None
+    for other in project.mentioning(f'"{key}"', f"'{key}'"):
+        for item in other.all(cst.Subscript):
+            changes = isinstance(other.parent(item), cst.AssignTarget | cst.AugAssign | cst.Del)
+            if changes and _key(item) == key:
+                return None
+    values = [e.value for e in mapping.elements if isinstance(e, cst.DictElement) and literal(e.key) == key]
+    if len(values) != 1 or len(mapping.elements) != sum(
+        isinstance(e, cst.DictElement) for e in mapping.elements
+    ):
+        return None
+    return WhereSet(values[0], "constant", home) if literal(values[0]) is not ... else None
+
+
+def _key(node: cst.Subscript) -> str | None:
+    index = node.slice[0].slice if len(node.slice) == 1 else None
+    key = literal(index.value) if isinstance(index, cst.Index) else None
+    return key if isinstance(key, str) else None
+
+
+def set_origin(origin: WhereSet, text: str, name: str) -> list[Edit]:
+    """Edits that set a value where it is set, and what the help of its option says is the default. `name`: what it is."""
+    script = origin.script
+    start, end = script.outer_span(origin.value)
+    edits = [Edit(start, end, text, f"{name}:{start}", text)]
+    option = script.nearest(origin.value, cst.Call) if origin.how == "default" else None
+    now, new = re.escape(script.code(origin.value).strip("\"'")), text.strip("\"'")
+    for said in script.all(cst.SimpleString, within=option) if option is not None and now else ():
+        first, last = script.span(said)
+        for found in re.finditer(
+            rf"(?i)\bdefault(?:s to| is|:|=|)\s*['\"]?(?P<now>{now})(?![\w.])", script.text[first:last]
+        ):
+            at = first + found.start("now")
+            edits.append(Edit(at, first + found.end("now"), new, f"help:{at}", new))
+    return edits
+
+
+def divided(origin: WhereSet, project: Project | None = None) -> tuple[Script, cst.BaseExpression] | None:
+    """A division with the value in it: accumulation steps or a learning rate computed from a batch size. An option or a
+    field is looked for in the whole program, a constant in the script that sets it."""
+    home = origin.script
+    name = _bound_name(origin)
+    others = project.mentioning(name) if project is not None and name and origin.how == "default" else ()
+    for script in (home, *(s for s in others if s is not home)) if name else ():
+        for operation in script.all(cst.BinaryOperation):
+            if isinstance(operation.operator, cst.Divide | cst.FloorDivide | cst.Modulo):
+                read = [dotted(n) or "" for n in _operands(operation)]
+                if any(n.split(".")[-1] == name and ("." in n or script is home) for n in read):
+                    return script, operation
+    return None
+
+
+def _bound_name(origin: WhereSet) -> str | None:
+    """What the program calls the value."""
+    if origin.flag:
+        return origin.flag.lstrip("-").replace("-", "_")
+    script = origin.script
+    statement = script.statement_of(origin.value)
+    target = script.parent(origin.value)
+    if isinstance(target, cst.Param):
+        return target.name.value
+    if isinstance(target, cst.DictElement):
+        key = literal(target.key)
+        return key if isinstance(key, str) else None
+    if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
+        return dotted(statement.targets[0].target)
+    return dotted(statement.target) if isinstance(statement, cst.AnnAssign) else None
+
+
+def _operands(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """The factors of an arithmetic expression."""
+    if isinstance(node, cst.BinaryOperation):
+        yield from _operands(node.left)
+        yield from _operands(node.right)
+    else:
+        yield node
+
+
+def _field_default(project: Project, script: Script, node: cst.Attribute) -> WhereSet | None:
+    """The field of a dataclass of this program, or what its one construction passes for it."""
+    made = project.of(script, node.value)
+    owner = project.class_of(script, node.value)
+    if len(made) != 1 or owner is None:
+        return None
+    home, call = made[0]
+    if isinstance(call, cst.Call):
+        passed = argument(call, node.attr.value)
+        if passed is not None:
+            return WhereSet(passed.value, "constant", home) if literal(passed.value) is not ... else None
+        if any(a.star or a.keyword is None for a in call.args):
+            return None
+    return _default_in(*owner, node.attr.value)
+
+
+_PARSE = ("parse_args_into_dataclasses", "parse_args_and_config", "parse", "parse_args")
+
+
+def _parsed_field(project: Project, script: Script, node: cst.Attribute) -> WhereSet | None:
+    """The field of a dataclass of this program that a parser for dataclasses fills: HfArgumentParser, TrlParser."""
+    made = project.of(script, node.value)
+    bound = tracked(script).bound(node.value)
+    item = bound[0].item if len(bound) == 1 else None
+    origin = made[0][1] if len(made) == 1 else None
+    if isinstance(origin, cst.Subscript) and isinstance(origin.slice[0].slice, cst.Index):
+        index = literal(origin.slice[0].slice.value)
+        origin, item = origin.value, index if isinstance(index, int) else None
+    if not isinstance(origin, cst.Call) or not isinstance(origin.func, cst.Attribute):
+        return None
+    home = made[0][0]
+    parsers = project.of(home, origin.func.value) if origin.func.attr.value in _PARSE else []
+    where, parser = parsers[0] if len(parsers) == 1 else (home, None)
+    if not isinstance(parser, cst.Call):
+        return None
+    classes = argument(parser, "dataclass_types", 0)
+    if not (where.callee(parser) or "").endswith((".HfArgumentParser", ".TrlParser")) or classes is None:
+        return None
+    given = classes.value
+    several = [e.value for e in given.elements] if isinstance(given, cst.Tuple | cst.List) else [given]
+    chosen = (
+        several[0]
+        if len(several) == 1
+        else several[item]
+        if item is not None and item < len(several)
+        else None
+    )
+    owner = project.definition(where, chosen) if chosen is not None else None
+    if owner is None or not isinstance(owner[1], cst.ClassDef):
+        return None
+    return _default_in(owner[0], owner[1], node.attr.value, f"--{node.attr.value}")
+
+
+def _default_in(where: Script, owner: cst.ClassDef, name: str, flag: str = "") -> WhereSet | None:
+    """The default of a dataclass's field."""
+    body = owner.body.body if isinstance(owner.body, cst.IndentedBlock) else []
+    for line in body:
+        statement = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+        if isinstance(statement, cst.AnnAssign) and dotted(statement.target) == name and statement.value:
+            default = statement.value
+            if isinstance(default, cst.Call) and where.callee(default) == "dataclasses.field":
+                given = argument(default, "default")
+                default = given.value if given is not None else default
+            return WhereSet(default, "default", where, flag) if literal(default) is not ... else None
+    return None
+
+
+def _option_default(project: Project, name: str) -> WhereSet | None:
+    """`default=` of the one `add_argument` whose destination has this name."""
+    options = [
+        (s, c)
+        for s in project.mentioning("add_argument")
+        for c in s.all(cst.Call)
+        if _method(c) == "add_argument" and _destination(c) == name
+    ]
+    if len(options) != 1:
+        return None
+    script, call = options[0]
+    default, action = argument(call, "default"), argument(call, "action")
+    if action is not None and literal(action.value) in ("store_true", "store_false"):
+        return None  # another default would leave nothing that switches it back
+    if default is None or literal(default.value) is ...:
+        return None
+    return WhereSet(default.value, "default", script, _flag(call))
+
+
+def _method(call: cst.Call) -> str | None:
+    return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
+
+
+def _names(call: cst.Call) -> list[str]:
+    found = [literal(a.value) for a in call.args if a.keyword is None]
+    return [f for f in found if isinstance(f, str)]
+
+
+def _flag(call: cst.Call) -> str:
+    names = [n for n in _names(call) if n.startswith("-")]
+    return next((n for n in names if n.startswith("--")), names[0] if names else "")
+
+
+def _destination(call: cst.Call) -> str | None:
+    """The attribute that argparse stores an option under."""
+    explicit = argument(call, "dest")
+    if explicit is not None:
+        found = literal(explicit.value)
+        return found if isinstance(found, str) else None
+    names = _names(call)
+    long = next((n for n in names if n.startswith("--")), names[0] if names else None)
+    return long.lstrip("-").replace("-", "_") if long else None

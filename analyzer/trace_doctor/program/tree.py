@@ -1,0 +1,196 @@
+"""The folder of the user's scripts: which files belong to it, and which of them a capture's path means.
+
+Links are never followed and nothing outside the folder is ever opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from trace_doctor.errors import UnreadableScript, UsageError, printable
+from trace_doctor.files import is_utf8, open_regular
+from trace_doctor.program.import_graph import ImportGraph
+
+if TYPE_CHECKING:
+    from trace_doctor.program.program import Project
+    from trace_doctor.program.script import Script, TextFile
+
+MAX_FILES = 5_000
+MAX_BYTES = 1_000_000
+MAX_PARSED = 10_000_000
+"""Bytes of all scripts that are parsed: some minutes. Programs have less; a folder of more holds other things."""
+CONFIG_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".json", ".yaml", ".yml", "Dockerfile", "Makefile")
+SKIPPED = frozenset(
+    ["__pycache__", "site-packages", "dist-packages", "node_modules", "build", "dist", "venv", "env"]
+)
+
+
+class SourceTree:
+    """Python files below a folder, or one file. Raises UsageError when there is neither."""
+
+    def __init__(self, source: Path) -> None:
+        if not source.exists():
+            raise UsageError(f"--source {source}: no such folder or file")
+        if not source.is_dir() and not source.is_file():
+            raise UsageError(f"--source {source}: neither a folder nor a file")
+        if source.is_file() and not is_utf8(source.name):
+            raise UsageError(f"--source {source}: its name is not UTF-8; rename it")
+        self.single = None if source.is_dir() else source
+        self.root = source if source.is_dir() else source.parent
+        self.unreadable: dict[str, str] = {}
+        self.programs: dict[tuple[str, ...], Project] = {}
+        """by the names of their files; filled by Project.of_tree"""
+        self._scripts: dict[str, Script | None] = {}
+        self._bytes: dict[str, bytes] = {}
+        self._parsed = 0
+
+    @cached_property
+    def files(self) -> list[str]:
+        """Names of the scripts, relative to `root` with forward slashes, sorted."""
+        if self.single is not None:
+            return [self.single.name]
+        return sorted(self._walk())[:MAX_FILES]
+
+    @cached_property
+    def others(self) -> list[str]:
+        """Names of the launch scripts and configuration files beside the scripts, sorted."""
+        return [] if self.single is not None else sorted(self._walk(CONFIG_SUFFIXES))[:MAX_FILES]
+
+    def _walk(self, suffixes: tuple[str, ...] = (".py",)) -> Iterator[str]:
+        for folder, names, files in os.walk(self.root, followlinks=False):
+            here = Path(folder)
+            names[:] = sorted(n for n in names if not self._skip(here / n))
+            for file in files:
+                path = here / file
+                if file.endswith(suffixes) and not path.is_symlink() and path.is_file():
+                    name = path.relative_to(self.root).as_posix()
+                    if is_utf8(name):
+                        yield name
+                    else:  # no result, patch or report could name it
+                        shown = printable(name)
+                        self.unreadable[shown] = f"{shown}: its name is not UTF-8; it is left alone"
+
+    @cached_property
+    def imports(self) -> ImportGraph:
+        """Which scripts import which."""
+
+        def configs() -> Iterator[bytes]:
+            return (self.data(n) for n in self.others if n.endswith((".yaml", ".yml")))
+
+        return ImportGraph(self.files, self.data, configs)
+
+    def text(self, name: str) -> TextFile | None:
+        """A launch script or configuration file by its name, or None when it is no text."""
+        from trace_doctor.program.script import TextFile
+
+        data = self.data(name)
+        try:
+            return None if name in self.unreadable else TextFile(data, name, self.path(name))
+        except UnreadableScript as error:
+            self.unreadable[name] = str(error)
+            return None
+
+    @staticmethod
+    def _skip(folder: Path) -> bool:
+        return (
+            folder.name in SKIPPED
+            or folder.name.startswith(".")
+            or folder.is_symlink()
+            or (folder / "pyvenv.cfg").exists()
+        )
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def data(self, name: str) -> bytes:
+        """Bytes of a script as first read; empty for one that is too large or unreadable."""
+        if name not in self._bytes:
+            path = self.path(name)
+            try:
+                with open_regular(path) as file:
+                    found = file.read(MAX_BYTES + 1)
+                too_large = len(found) > MAX_BYTES
+                self._bytes[name] = b"" if too_large else found
+            except OSError as error:
+                too_large = False
+                self._bytes[name] = b""
+                self.unreadable[name] = f"{name}: {error.strerror or 'cannot be read'}"
+            if too_large:
+                self.unreadable[name] = f"{name}: larger than {MAX_BYTES // 1_000_000} MB; it is left alone"
+        return self._bytes[name]
+
+    def script(self, name: str) -> Script | None:
+        """The script by its name, or None (and a line in `unreadable`) when it cannot be parsed."""
+        if name not in self._scripts:
+            from trace_doctor.program.script import Script
+
+            data = self.data(name)
+            try:
+                self._parsed += len(data)
+                if self._parsed > MAX_PARSED:
+                    raise UnreadableScript(
+                        f"{name}: more than {MAX_PARSED // 1_000_000} MB of scripts; it is left alone"
+                    )
+                self._scripts[name] = None if name in self.unreadable else Script(data, name, self.path(name))
+            except UnreadableScript as error:
+                self.unreadable[name] = str(error)
+                self._scripts[name] = None
+        return self._scripts[name]
+
+    def mentioning(self, *words: str, among: Iterable[str] | None = None) -> list[Script]:
+        """Scripts (of these names) whose bytes hold one of these words (a cheap test before parsing)."""
+        wanted = [w.encode() for w in words]
+        files = self.files if among is None else sorted(among)
+        names = [n for n in files if any(w in self.data(n) for w in wanted)]
+        return [s for s in map(self.script, names) if s is not None]
+
+    def matches(self, path: str, function: str | None = None, line: int | None = None) -> list[str]:
+        """Names of the files that a path of a capture can mean: those that share the longest suffix with it.
+
+        Several are narrowed by the function that stands on the line. One element is an answer, more are a doubt.
+        """
+        wanted = PurePosixPath(path.replace("\\", "/")).parts
+        if "/".join(wanted) in self.files:
+            return ["/".join(wanted)]  # the profiler strips sys.path, so this is how a script names itself
+        scored: dict[int, list[str]] = {}
+        for name in self.files:
+            shared = _common_suffix(PurePosixPath(self._long_name(name)).parts, wanted)
+            if shared:
+                scored.setdefault(shared, []).append(name)
+        if not scored:
+            return []
+        best = scored[max(scored)]
+        if len(best) > 1 and function and line:
+            named = [n for n in best if self._holds(n, function, line)]
+            return named or best
+        return best
+
+    def _long_name(self, name: str) -> str:
+        """With the folder's own name in front, so that `proj/train.py` matches `/home/x/proj/train.py` further."""
+        return f"{self.root.resolve().name}/{name}"
+
+    def _holds(self, name: str, function: str, line: int) -> bool:
+        script = self.script(name)
+        return script is not None and same_function(script.enclosing_function(line), function)
+
+
+def same_function(in_script: str | None, in_capture: str | None) -> bool:
+    """Whether a function of the script is the one that a capture names, as far as both know it."""
+    if not in_capture or in_capture in ("<module>", "<listcomp>", "<genexpr>", "<dictcomp>", "<lambda>"):
+        return in_script is None or in_capture != "<module>"
+    if in_script is None:
+        return False
+    return in_script.split(".")[-1] == in_capture.replace("<locals>.", "").split(".")[-1]
+
+
+def _common_suffix(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    count = 0
+    for left, right in zip(reversed(a), reversed(b), strict=False):
+        if left != right:
+            break
+        count += 1
+    return count

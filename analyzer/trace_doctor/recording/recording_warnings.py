@@ -1,0 +1,149 @@
+"""What a recording lacks, and why: one line each, for the person who ran it and for `recording.json`."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+
+from trace_doctor.recording.folder import BUSY, RankRecord, Recording
+from trace_doctor.recording.options import RecordOptions
+from trace_doctor.recording.process_log import FAILED, SECOND, TORCH
+from trace_doctor.recording.running import Ended
+
+
+def shortcomings(
+    command: Sequence[str],
+    options: RecordOptions,
+    ended: Ended,
+    recording: Recording | None,
+    processes: Mapping[int, Mapping[str, str]],
+) -> list[str]:
+    """Lines in the order of weight; empty for a recording that has all that was asked for.
+
+    `processes`: what the recorder said in each (`presence.heard`).
+    """
+    ranks = list(recording.ranks.values()) if recording else []
+    return [
+        *_ends(ended, options),
+        *([_nothing(command, processes)] if not ranks else []),
+        *_busy(ended),
+        *_silent(ranks),
+        *_others(processes),
+        *(_failed(processes) if ranks else ()),
+        *_of_ranks(ranks, options, ended),
+    ]
+
+
+def _busy(ended: Ended) -> Iterator[str]:
+    waited = max(ended.waited.values(), default=0.0)
+    if waited >= BUSY:
+        yield (
+            f"training waited {waited:.0%} of the time for a CPU (other work on the machine, or more workers than "
+            "cores): times vary"
+        )
+
+
+def _ends(ended: Ended, options: RecordOptions) -> Iterator[str]:
+    if ended.why == "time":
+        yield f"the script was ended after {ended.seconds:.0f} s (--max-seconds {options.max_seconds:g})"
+    elif ended.why is None and ended.exit_code < 0:
+        yield f"the script was ended by {signal_name(-ended.exit_code)}"
+    elif ended.why is None and ended.exit_code > 0:
+        yield f"the script failed: exit code {ended.exit_code}"
+
+
+def _nothing(command: Sequence[str], processes: Mapping[int, Mapping[str, str]]) -> str:
+    """Why no process reported a step."""
+    if not processes:
+        if flag := deaf(command):
+            return f"`python {flag}` loads no recorder: leave the flag out, or record inside the script"
+        return "no Python process of the command loaded the recorder: none was started, or without our PYTHONPATH"
+    if not any(TORCH in said for said in processes.values()):
+        return "no process of the command imported torch: it has to be the training script, or what starts it"
+    if failed := next((said[FAILED] for said in processes.values() if FAILED in said), None):
+        return f"the recorder failed: {failed}"
+    return "torch was imported, but nothing was trained (--step-every N counts calls of the model instead)"
+
+
+def _silent(ranks: Sequence[RankRecord]) -> Iterator[str]:
+    """Ranks of the job that left no word."""
+    world = max((r.world_size or 1 for r in ranks), default=0)
+    known = {r.rank for r in ranks}
+    missing = [n for n in range(world) if n not in known]
+    if missing:
+        listed = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+        yield f"of {world} ranks {len(missing)} reported nothing (on other machines, or ended early): {listed}"
+
+
+def _others(processes: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
+    """Processes that trained one after another or side by side, without being ranks of one job."""
+    if more := sum(SECOND in said for said in processes.values()):
+        yield f"{more} more process{'es' * (more > 1)} trained: only the first one is recorded"
+
+
+def _failed(processes: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
+    """Processes whose recorder came to nothing, beside those that recorded."""
+    whys = [said[FAILED] for said in processes.values() if FAILED in said]
+    if whys:
+        yield f"the recorder failed in {len(whys)} process{'es' * (len(whys) > 1)}: {whys[0]}"
+
+
+def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions, ended: Ended) -> Iterator[str]:
+    """What ranks say of themselves; what all say is said once."""
+    whose: dict[str, list[int]] = {}
+    for rank in ranks:
+        for line in _of_rank(rank, options, ended):
+            whose.setdefault(line, []).append(rank.rank)
+    for line, of in whose.items():
+        if len(of) == len(ranks):
+            yield line
+        else:
+            yield f"rank {', '.join(map(str, of[:8]))}{', …' if len(of) > 8 else ''}: {line}"
+
+
+def _of_rank(rank: RankRecord, options: RecordOptions, ended: Ended) -> Iterator[str]:
+    if not rank.ended:
+        yield "the process ended without a word; what it had written until then is kept"
+    said = (*rank.impossible, *rank.warnings)
+    came = {p.name for p in rank.phases} | {warning.partition(":")[0] for warning in said}
+    if missing := [p for p in options.phases if p not in came]:
+        yield f"{', '.join(missing)}: not captured" + (_too_few(rank, options, ended) if rank.ended else "")
+    yield from said
+
+
+def _too_few(rank: RankRecord, options: RecordOptions, ended: Ended) -> str:
+    count = max((p.last_step + 1 for p in rank.phases), default=0)
+    steps = f"{count} step{'s' * (count != 1)}"
+    few = f"{steps} {'is' if count == 1 else 'are'} too few for all"
+    if ended.why == "time" or (rank.ended == "enough" and count < options.max_steps):
+        return f": only {steps} in --max-seconds {options.max_seconds:g}"
+    divides = (
+        f"; --max-steps {count} divides them among the phases" if count > 4 else "; a trace takes about 12"
+    )
+    return f": {few}{divides}"
+
+
+def deaf(command: Sequence[str]) -> str | None:
+    """The flag with which a Python of this command would not load the recorder (`-I`, `-E`, `-S`); None without."""
+    for at, word in enumerate(command):
+        if not re.fullmatch(r"(python|pypy)[\d.]*", PurePath(word).name):
+            continue
+        for flag in command[at + 1 :]:
+            found = re.match(r"-([a-zA-Z]+)", flag)
+            if found is None:
+                break
+            letters = re.split("[cmWX]", found[1], maxsplit=1)[0]  # what is behind these belongs to them
+            if set("IES") & set(letters):
+                return f"-{letters}"
+            if set("cm") & set(found[1]):
+                break
+    return None
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

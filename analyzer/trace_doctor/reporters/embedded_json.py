@@ -1,0 +1,56 @@
+"""A JSON text inside an HTML page, which comes back byte for byte.
+
+It stands there as it is where the page has room for it, else packed (gzip, base64), which the browser unpacks when it
+needs it.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+
+from zlib_ng import zlib_ng
+
+from trace_doctor.errors import NotACapture
+from trace_doctor.model.html_safe_json import inert
+
+LARGEST = 1 << 28
+"""Nothing unpacks to more: a result is a thousandth of it"""
+_ISLAND = re.compile(r'<script type="application/(json|gzip)" id="result">(.*?)</script>', re.DOTALL)
+
+
+def island(data: bytes, room: int) -> str:
+    """The element that holds it, packed where it is longer than `room` bytes. The same data gives the same text.
+
+    Raises ValueError for data that is not inert: `to_json` makes it so.
+    """
+    if inert(data) != data:
+        raise ValueError("the JSON would end the element it stands in")
+    kind, text = ("json", data) if len(data) <= room else ("gzip", packed(data))
+    return f'<script type="application/{kind}" id="result">{text.decode()}</script>'
+
+
+def packed(data: bytes) -> bytes:
+    """gzip in base64, with a header without a time."""
+    return base64.b64encode(gzip.compress(data, 9, mtime=0))
+
+
+def extract(page: str) -> bytes:
+    """What `island` was given. Raises NotACapture when the page holds no result."""
+    found = _ISLAND.search(page)
+    if not found:
+        raise NotACapture("the page holds no trace-doctor result")
+    kind, text = found.groups()
+    return _unpacked(text) if kind == "gzip" else text.encode()
+
+
+def _unpacked(text: str) -> bytes:
+    try:
+        unpacking = zlib_ng.decompressobj(wbits=31)
+        data: bytes = unpacking.decompress(base64.b64decode(text, validate=True), LARGEST)
+    except (ValueError, zlib_ng.error) as error:  # type: ignore[misc]  # the stub types the class as an instance
+        raise NotACapture(f"the result in the page is damaged ({error})") from None
+    if not unpacking.eof:
+        raise NotACapture("the result in the page is damaged or larger than any result")
+    return data

@@ -1,0 +1,61 @@
+"""Where a finding stands in the user's repository, for the outputs that other programs show beside the code."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+from trace_doctor.evidence.names.frames import is_user_frame
+from trace_doctor.model import Finding, Location, Result
+
+_NOT_RELATIVE = re.compile(r"""[/~<"]|[A-Za-z]:""")
+
+
+def repository_path(result: Result, file: str | None) -> str | None:
+    """The file as the repository names it; None for a library, an absolute path, one that leads out of it, or one that
+    the source given does not hold."""
+    if not file or not is_user_frame(file) or inside(file) is None:
+        return None
+    if result.source_root is None:
+        return inside(file)
+    return inside(result.source_root + file) if file in result.scripts else None
+
+
+def inside(path: str) -> str | None:
+    """A relative path that stays below where it starts, with forward slashes; None for any other."""
+    path = posixpath.normpath(path.replace("\\", "/"))
+    return None if _NOT_RELATIVE.match(path) or path == "." or path.split("/")[0] == ".." else path
+
+
+def line_of(result: Result, location: Location) -> tuple[str, int | None] | None:
+    """The file in the repository and, where it is known, the line."""
+    path = repository_path(result, location.file)
+    return None if path is None else (path, location.line if location.line and location.line > 0 else None)
+
+
+def anchor(result: Result, finding: Finding) -> tuple[str, int]:
+    """A file and a line for every finding: its own, else the script that the other findings or the source name, else
+    the capture. Line 1 where none is known."""
+    own = line_of(result, finding.location)
+    if own is not None:
+        return own[0], own[1] or 1
+    named = [f.location.file for f in result.findings] + [
+        fix.target.file for f in [finding, *result.findings] for fix in f.fixes if fix.target
+    ]
+    scripts = (repository_path(result, file) for file in [*named, *sorted(result.source_excerpts)])
+    return next((s for s in scripts if s), capture_path(result, finding)), 1
+
+
+def capture_path(result: Result, finding: Finding) -> str:
+    """The capture in which it was found, relative."""
+    paths = [i.path for i in result.inputs]
+    given = paths[finding.input] if finding.input < len(paths) else ""
+    parts = [p for p in given.replace("\\", "/").split("/") if p not in ("", ".", "..")]
+    return "/".join(parts) or "capture"
+
+
+def failing(result: Result) -> set[str]:
+    """Ids of the findings that fail the check; of a result that was never checked, all above info."""
+    if result.gate is not None:
+        return set(result.gate.failing)
+    return {f.id for f in result.findings if f.severity != "info"}

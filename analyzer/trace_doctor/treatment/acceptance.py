@@ -1,0 +1,79 @@
+"""From what the runs of a trial showed to kept or rejected, with the reason in words."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from trace_doctor.model.treatment import Effect, Effects
+from trace_doctor.recording.folder import BUSY
+from trace_doctor.reporters.units import share
+from trace_doctor.treatment.trial import Rules, Trial
+
+
+def judged(trial: Trial) -> tuple[bool, str]:
+    """Whether a fix is kept, and why."""
+    if trial.failed:
+        return False, f"the script fails with it: {trial.failed}"
+    shown = trial.effects()
+    refused = _losses(shown, trial)
+    if refused:
+        return False, refused
+    gains = [e for e in (shown.time, shown.memory) if e is not None and e.verdict == "less"]
+    costs = [e for e in (shown.time, shown.memory) if e is not None and e.verdict == "more"]
+    if not gains:
+        return False, _nothing(shown, trial.rules) + _busy(trial)
+    said = ", ".join(_gain(e) for e in gains)
+    if shown.time in costs:
+        return False, f"{said}, but {_cost(shown.time)}: a trade that is yours to make"
+    if costs:
+        said += f"; {_cost(costs[0])}"
+    return True, said + _unseen(shown)
+
+
+def _losses(shown: Effects, trial: Trial) -> str:
+    losses = shown.losses
+    if losses is None or losses.verdict in ("same", "close"):
+        return ""
+    if losses.verdict == "differ":
+        return f"the losses {losses.how}"
+    if trial.safety == "safe" or trial.rules.without_losses:
+        return ""
+    return "no loss was seen, so nothing tells whether the numbers stay right (--without-losses keeps it all the same)"
+
+
+def _busy(trial: Trial) -> str:
+    """What a busy machine has to do with it."""
+    waited = [run.waited_for_cpu for run in (*trial.before, *trial.after) if run.waited_for_cpu is not None]
+    if not waited or median(waited) < BUSY:
+        return ""
+    return f"; training waited {median(waited):.0%} of the time for a CPU: a quieter machine may show one"
+
+
+def _unseen(shown: Effects) -> str:
+    unseen = shown.losses is not None and shown.losses.verdict == "not_seen"
+    return "; no loss was seen to compare" if unseen else ""
+
+
+def _gain(effect: Effect) -> str:
+    word = "faster" if effect.unit == "us" else "less memory"
+    least = f" (at least {share(1 - effect.bound)})" if effect.bound is not None else ""
+    return f"{share(1 - effect.ratio)} {word}{least}"
+
+
+def _cost(effect: Effect | None) -> str:
+    assert effect is not None
+    word = "slower" if effect.unit == "us" else "more memory"
+    return f"{share(effect.ratio - 1)} {word}"
+
+
+def _nothing(shown: Effects, rules: Rules) -> str:
+    """No gain: how large one would have shown."""
+    effects = [e for e in (shown.time, shown.memory) if e is not None]
+    if not effects:
+        return "nothing was measured"
+    worse = [e for e in effects if e.verdict == "more"]
+    if worse:
+        return ", ".join(_cost(e) for e in worse)
+    scatter = max(effects[0].detectable, rules.least_gain)
+    pairs = f"{shown.pairs} pairs of runs" if shown.pairs > 1 else "a pair of runs"
+    return f"no gain beyond the noise; {share(scatter)} would have shown in {pairs}"

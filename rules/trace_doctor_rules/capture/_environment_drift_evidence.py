@@ -1,0 +1,70 @@
+"""What the ranks of a job ran on, as their traces say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Self
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.names.image_names import dockerfile
+from trace_doctor.run import Run
+
+
+class Environments(Evidence, frozen=True):
+    """Raises NotCaptured with fewer than two ranks."""
+
+    of_job = True
+
+    ranks: tuple[int, ...]
+    values: dict[str, tuple[str, ...]]
+    """what (`GPU`, `PyTorch`, `CUDA runtime`, …) -> value per rank, "" where a file does not say"""
+
+    @property
+    def differing(self) -> list[str]:
+        """What at least two ranks say differently."""
+        return [what for what, of in self.values.items() if len(set(filter(None, of))) > 1]
+
+    def usual(self, what: str) -> str:
+        """What most ranks have; "" where no file says."""
+        counted = Counter(filter(None, self.values.get(what, ())))
+        return counted.most_common(1)[0][0] if counted else ""
+
+    def dockerfile(self) -> str:
+        """An image with the versions that most ranks have."""
+        return dockerfile(self.usual("PyTorch"), self.usual("CUDA runtime"))
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        members = facts.job.members
+        if len(members) < 2:
+            raise NotCaptured(
+                "the trace of one rank only",
+                "record the same steps on every rank and analyse the folder with all traces",
+            )
+        seen = [_environment(m.run) for m in members]
+        kinds = [what for what in seen[0] if any(s[what] for s in seen)]
+        return cls(tuple(m.capture.rank for m in members), {k: tuple(s[k] for s in seen) for k in kinds})
+
+
+def _environment(run: Run) -> dict[str, str]:
+    used = set(run.device[run.gpu].tolist())
+    names = {name for device, name in run.device_names.items() if device in used}
+    exact = run.torch_version
+    return {
+        "GPU": ", ".join(sorted(names)),
+        "PyTorch": exact.min if exact.min is not None and exact.min == exact.max else "",
+        "CUDA runtime": _dotted(run.meta.get("cuda_runtime_version")),
+        "HIP runtime": _dotted(run.meta.get("hip_runtime_version"), plain=True),
+        "CUDA driver": _dotted(run.meta.get("cuda_driver_version")),
+        "NCCL": str(run.meta.get("distributedInfo", {}).get("nccl_version", "")),
+    }
+
+
+def _dotted(number: Any, *, plain: bool = False) -> str:
+    """12060 -> 12.6, as CUDA numbers its versions; `plain` numbers stay."""
+    try:
+        value = int(number)
+    except (TypeError, ValueError):
+        return ""
+    return str(value) if plain else f"{value // 1000}.{value % 1000 // 10}"

@@ -1,0 +1,52 @@
+"""The all-gathers by which FSDP brings parameters together."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
+from trace_doctor.evidence.distributed.parallelism import Parallelism
+from trace_doctor.evidence.names.event_arguments import count
+from trace_doctor.evidence.trace.steps import Steps
+
+_BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Byte": 1, "Char": 1, "Float8_e4m3fn": 1}
+
+
+class Gathers(Evidence, frozen=True):
+    """Raises NotCaptured without FSDP or without collectives on the GPU."""
+
+    steps: int
+    """number of steady steps"""
+    per_step: float
+    """median number in a step"""
+    ns: int
+    """of all in the steady steps"""
+    bytes: int | None
+    """gathered by the largest one; None where the file does not say"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        if not facts[Parallelism].fsdp:
+            raise NotCaptured("no FSDP in the trace", "record a rank that trains with FSDP")
+        run, own = facts.run, facts[Collectives]
+        mine = np.array([kind_of(name) == "all-gather" for name, _ in own.keys])
+        spans = facts[Steps].spans("steady")
+        start = own.start[mine]
+        counts = [int(np.searchsorted(start, b) - np.searchsorted(start, a)) for a, b in spans]
+        inside = (start >= spans[0][0]) & (start < spans[-1][1])
+        sizes = [size for args in run.args(own.rows[mine][inside]) if (size := _bytes(args)) is not None]
+        return cls(
+            steps=facts[Steps].count,
+            per_step=float(np.median(counts)),
+            ns=int((own.end[mine] - start)[inside].sum()),
+            bytes=max(sizes, default=None),
+        )
+
+
+def _bytes(args: dict[str, Any]) -> int | None:
+    elements, width = count(args, "Out msg nelems"), _BYTES.get(str(args.get("dtype", "")))
+    return elements * width if elements is not None and width else None

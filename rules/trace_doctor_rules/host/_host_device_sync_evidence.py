@@ -1,0 +1,219 @@
+"""Where the host keeps waiting for the device: blocking calls gathered by the operators and the user's line around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, Self
+
+import numpy as np
+from msgspec import Struct
+
+from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.idle.syncs import Syncs
+from trace_doctor.evidence.intervals import NOTHING, covered, intervals, pairs, total
+from trace_doctor.evidence.names.event_names import (
+    is_compile,
+    is_device_synchronize,
+    is_loader,
+    is_optimizer,
+    is_step,
+    is_torch_mark,
+)
+from trace_doctor.evidence.trace.call_sites import CallSites, Site
+from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
+from trace_doctor.evidence.trace.launches import Launches
+from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.run import I64, Bool, Cat, Run
+
+SyncKind = Literal["item", "shape", "to_host", "synchronize"]
+"""a scalar read · an operator whose output size depends on data · a tensor copied to the host · an explicit wait"""
+
+_SHAPES = (
+    "nonzero",
+    "masked_select",
+    "unique",
+    "_unique2",
+    "where",
+    "index",
+    "repeat_interleave",
+    "bincount",
+)
+ALIKE = 10
+"""Where the line is not known, waits so many times as long as the tenth longest of their operators are of another place."""
+
+
+class SyncSite(Struct, frozen=True):
+    """Blocking calls of the steady steps that stand below the same operators on the same line. Where the line is not known
+    the same operators stand for several, and the few waits of another order of length are a place of their own."""
+
+    path: tuple[str, ...]
+    """operators, outer to inner; the call itself where no operator is open"""
+    site: Site | None
+    kind: SyncKind
+    device_wide: bool
+    """whether a call waits for the whole device"""
+    rows: tuple[int, ...]
+    times: int
+    """how often the host blocked there: calls of one operator count once"""
+    steps: int
+    """number of steady steps in which it blocked"""
+    held_ns: int
+    """host time in the calls while the device was busy: the lead that was lost"""
+    idle: I64
+    """idle pieces charged to it, (n, 2) ns"""
+    long: bool
+    """whether these are the few that are so much longer than the others below their operators"""
+
+    @property
+    def idle_ns(self) -> int:
+        return int((self.idle[:, 1] - self.idle[:, 0]).sum())
+
+    @property
+    def name(self) -> str:
+        """The operators for people: outermost and innermost."""
+        shown = " → ".join(self.path if len(self.path) <= 2 else (self.path[0], self.path[-1]))
+        return f"{shown} (the few long waits)" if self.long else shown
+
+
+class SyncSites(Evidence, frozen=True):
+    """Blocking calls on launching threads in steady steps, most idle time first. Raises NotCaptured without GPU work.
+
+    Left out: waits inside compilation or graph capture, and waits for host-to-device copies (pinned memory cures those).
+    """
+
+    sites: tuple[SyncSite, ...]
+    to_device: tuple[int, ...]
+    """rows of host-to-device copies and of the waits for them, ascending"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run, timeline = facts.run, facts[GpuTimeline]
+        steady = facts[Steps].spans("steady")
+        rows, to_device = _chosen(facts, steady)
+        device_wide = run.is_named(is_device_synchronize)[rows]
+        held = [covered(pairs(run.ts[rows], run.end[rows]), timeline.busy(d)) for d in timeline.devices]
+        charged = _Charged(facts[IdleLedger], steady)
+        parents, paths = _operators(facts, rows)
+        sites = facts.get(CallSites)
+        lost = np.max(held, axis=0)
+        places: dict[tuple[tuple[str, ...], Site | None], list[int]] = {}
+        for i, path in enumerate(paths):
+            places.setdefault((path, sites.site(int(rows[i])) if sites is not None else None), []).append(i)
+        groups = [
+            (path, site, long, some.tolist())
+            for (path, site), members in places.items()
+            for long, some in _apart(np.array(members), parents, lost, known=site is not None)
+        ]
+        found = []
+        for path, site, long, members in groups:
+            mine = rows[members]
+            found.append(
+                SyncSite(
+                    path=path,
+                    site=site,
+                    kind=_kind(path),
+                    device_wide=bool(device_wide[members].any()),
+                    rows=tuple(mine.tolist()),
+                    times=len({int(parents[m]) for m in members}),
+                    steps=_steps_with(run.ts[mine], steady),
+                    held_ns=max(int(on_device[members].sum()) for on_device in held),
+                    idle=charged.to(mine),
+                    long=long,
+                )
+            )
+        found.sort(key=lambda s: (-s.idle_ns, -s.held_ns, s.path, s.rows))
+        return cls(tuple(found), tuple(to_device.tolist()))
+
+
+def _chosen(facts: Facts, steady: Iterable[tuple[int, int]]) -> tuple[I64, I64]:
+    """The blocking calls that count, and host-to-device copies with the waits for them."""
+    run, launches, nesting = facts.run, facts[Launches], facts[Nesting]
+    rows = facts[Syncs].rows
+    rows = rows[covered(pairs(run.ts[rows], run.ts[rows] + 1), intervals(steady)) > 0]
+    rows = rows[np.isin(run.thread[rows], np.unique(run.thread[launches.calls]))]
+    work = run.gpu[launches.launch >= 0]
+    calls = launches.launch[launches.launch >= 0].astype(np.int64)
+    to_device = calls[np.isin(run.name[work], run.name_ids(lambda n: "HtoD" in n or "Host -> Device" in n))]
+    copying = nesting.parent[to_device]
+    rows = rows[~_graph_captures(run, nesting)[rows]]
+    rows = rows[~nesting.inside(rows, run.is_named(is_compile))]
+    there = np.isin(rows, to_device) | np.isin(nesting.parent[rows], copying[copying >= 0])
+    return rows[~there], np.union1d(rows[there], to_device)
+
+
+def _graph_captures(run: Run, nesting: Nesting) -> Bool:
+    """Host events that start while their thread captures a CUDA graph."""
+    inside = np.zeros(len(run), dtype=bool)
+    begins = run.named(lambda n: n.endswith("StreamBeginCapture"), Cat.RUNTIME, Cat.DRIVER)
+    ends = run.named(lambda n: n.endswith("StreamEndCapture"), Cat.RUNTIME, Cat.DRIVER)
+    for thread in np.unique(run.thread[begins]).tolist():
+        opened, closed = begins[run.thread[begins] == thread], ends[run.thread[ends] == thread]
+        following = np.searchsorted(run.ts[closed], run.ts[opened])
+        for begin, at in zip(opened.tolist(), following.tolist(), strict=True):
+            if at < len(closed):
+                inside[nesting.started(thread, int(run.ts[begin]), int(run.end[closed[at]]))] = True
+    return inside
+
+
+def _operators(facts: Facts, rows: I64) -> tuple[list[int], list[tuple[str, ...]]]:
+    """For each call: the innermost operator around it (else the call), and the names of all, outer to inner."""
+    run, nesting = facts.run, facts[Nesting]
+    marks = run.is_named(is_step, is_loader, is_optimizer, is_torch_mark)
+    operator = run.is_cat(Cat.CPU_OP) & ~marks
+    parents, paths = [], []
+    for row in rows.tolist():
+        above = [a for a in nesting.ancestors(row) if operator[a]]
+        parents.append(above[0] if above else row)
+        paths.append(tuple(run.text(a) for a in reversed(above)) or (run.text(row),))
+    return parents, paths
+
+
+def _apart(members: I64, parents: list[int], lost: I64, *, known: bool) -> list[tuple[bool, I64]]:
+    """The members of one place, or, where its line is not known, the few long waits (True) and the others."""
+    _, of = np.unique([parents[m] for m in members.tolist()], return_inverse=True)
+    waits = np.bincount(of, weights=lost[members])
+    if known or len(waits) <= ALIKE:
+        return [(False, members)]
+    long = (waits > ALIKE * np.sort(waits)[-ALIKE])[of]
+    return [(which, members[long == which]) for which in (False, True) if (long == which).any()]
+
+
+def _kind(path: tuple[str, ...]) -> SyncKind:
+    """What the host waits for, by the operators."""
+    names = [p.removeprefix("aten::") for p in path]
+    if any(n.rstrip("_") in _SHAPES for n in names):
+        return "shape"
+    if any(n in ("item", "_local_scalar_dense", "is_nonzero", "equal", "allclose") for n in names):
+        return "item"
+    if any(n in ("to", "_to_copy", "copy_", "cpu") for n in names):
+        return "to_host"
+    return "synchronize" if not path[-1].startswith("aten::") else "to_host"
+
+
+def _steps_with(starts: I64, steady: Sequence[tuple[int, int]]) -> int:
+    return int((np.diff(np.searchsorted(starts, np.array(steady))) > 0).sum())
+
+
+class _Charged:
+    """The idle pieces of the steady steps, by the blocking call that the ledger charges them to."""
+
+    def __init__(self, ledger: IdleLedger, steady: Iterable[tuple[int, int]]) -> None:
+        within = covered(pairs(ledger.start, ledger.start + 1), intervals(steady)) > 0
+        chosen = np.flatnonzero(ledger.of("sync") & within)
+        self._chosen = chosen[np.argsort(ledger.sync_row[chosen], kind="stable")]
+        self._rows = ledger.sync_row[self._chosen]
+        self._ledger = ledger
+
+    def to(self, rows: I64) -> I64:
+        """What is charged to these calls (ascending), on the device that idled most for them."""
+        first, behind = np.searchsorted(self._rows, rows), np.searchsorted(self._rows, rows, side="right")
+        found = [self._chosen[a:b] for a, b in zip(first.tolist(), behind.tolist(), strict=True) if b > a]
+        mine = np.sort(np.concatenate([self._chosen[:0], *found]))
+        on, best = self._ledger.device[mine], NOTHING
+        for device in np.unique(on).tolist():
+            pieces = pairs(self._ledger.start[mine[on == device]], self._ledger.end[mine[on == device]])
+            if total(pieces) > total(best):
+                best = pieces
+        return best

@@ -1,0 +1,101 @@
+"""Activations of a model's repeated blocks, and what the peak would be if backward computed them again.
+
+The layers of a model run the same code, so that each of their allocations has the same stack in every layer: a stack
+with 24 blocks of memory alive is one of 24 layers. No name of a module is needed for that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec import Struct
+
+from trace_doctor.evidence.memory.blocks import DeviceBlocks
+from trace_doctor.evidence.memory.classes import ACTIVATIONS
+from trace_doctor.evidence.memory.stale_graphs import StaleGraphs
+from trace_doctor.evidence.memory.timeline import BEFORE
+from trace_doctor.run import I64, Bool
+
+MOST_OF = 0.75
+"""A number of layers has to explain this part of what the best number does; of several that do, the largest counts."""
+MIN_STACKS = 3
+"""Fewer stacks are no layers: a cache of keys and values has two."""
+
+
+class Repeats(Struct, frozen=True):
+    """The layers whose activations a forward leaves behind."""
+
+    count: int
+    """how many layers"""
+    stacks: I64
+    """those that every layer has, the one that holds most first"""
+    per_layer: I64
+    """blocks that one layer makes at each of them"""
+    bytes: int
+    """what all layers hold together at the end of their forward"""
+
+
+def repeats(device: DeviceBlocks, moment: int) -> Repeats | None:
+    """The layers whose activations are alive at a moment, or were when its forward ended; None where nothing repeats."""
+    history = device.history
+    activations = _recorded(device)
+    full = int(history.bytes_over_time(activations)[: moment + 1].argmax())
+    alive = np.flatnonzero(activations & history.alive(full))
+    stacks, which, counts = np.unique(history.stack[alive], return_inverse=True, return_counts=True)
+    held = np.bincount(which, weights=history.size[alive], minlength=len(stacks)).astype(np.int64)
+    count = _layers(counts, held)
+    if count is None:
+        return None
+    order = np.argsort(-held, kind="stable")
+    order = order[_fits(counts[order], count)]
+    if len(order) < MIN_STACKS:
+        return None
+    return Repeats(count, stacks[order].astype(np.int64), counts[order] // count, int(held[order].sum()))
+
+
+def peak_when_recomputed(device: DeviceBlocks, found: Repeats, until: int, stale: StaleGraphs) -> int:
+    """The highest live bytes up to a moment if every layer kept the last block it makes, from which the next one starts,
+    and nothing else from its own end until backward comes to it. What is stale is gone before the next forward."""
+    history = device.history
+    made = np.flatnonzero(_recorded(device) & np.isin(history.stack, found.stacks))
+    made = made[np.lexsort((history.born[made], history.stack[made]))]
+    stacks, begins, counts = np.unique(history.stack[made], return_index=True, return_counts=True)
+    nth = np.arange(len(made)) - np.repeat(begins, counts)
+    each = found.per_layer[np.argsort(found.stacks)][np.searchsorted(np.sort(found.stacks), stacks)]
+    number = nth // np.repeat(each, counts)
+    order = np.lexsort((history.born[made], number))
+    block, first = made[order], np.flatnonzero(np.diff(number[order], prepend=-1))
+    last = np.append(first[1:], len(block)) - 1
+    dies = history.freed.copy()
+    dies[stale.blocks] = stale.until + 1  # gone with the others, and no layer of it is ever there again
+    freed = np.where(dies[block] < history.n, dies[block], history.n + 1)
+    gone = history.born[block[last]] + 1
+    back = np.maximum(np.minimum.reduceat(freed, first), gone)
+    size = np.add.reduceat(history.size[block], first) - history.size[block[last]]
+    less = np.zeros(history.n + 2, dtype=np.int64)
+    np.add.at(less, gone, size)
+    np.subtract.at(less, back, size)
+    live = history.live_without(stale.blocks, stale.until)
+    return int((live - np.cumsum(less)[: history.n + 1])[: until + 1].max())
+
+
+def _recorded(device: DeviceBlocks) -> Bool:
+    """Activations that the record saw being made, by a stack that is known."""
+    history = device.history
+    mask: Bool = device.classes.where(ACTIVATIONS) & (history.born != BEFORE) & (history.stack >= 0)
+    return mask
+
+
+def _layers(counts: I64, held: I64) -> int | None:
+    """The number of layers that explains most bytes: stacks with as many blocks, or twice as many, or ..."""
+    numbers = np.unique(counts[counts > 1])
+    if not len(numbers):
+        return None
+    explained = np.array([int(held[_fits(counts, n)].sum()) for n in numbers], dtype=np.int64)
+    return int(numbers[explained >= MOST_OF * explained.max()].max())
+
+
+def _fits(counts: I64, layers: int) -> Bool:
+    """Each layer makes as many blocks there; where memory ran out in the middle of one more, that has made some."""
+    each = counts // layers
+    fits: Bool = (each > 0) & (counts - each * layers <= each)
+    return fits

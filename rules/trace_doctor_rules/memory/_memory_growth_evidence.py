@@ -1,0 +1,95 @@
+"""Memory that rises from step to step: what is still there at the end that each step has added."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from msgspec import Struct
+
+from trace_doctor.evidence.memory.blocks import DeviceBlocks
+from trace_doctor.evidence.memory.classes import WORKSPACES
+from trace_doctor.evidence.memory.stages import Stage
+from trace_doctor.evidence.names.frames import is_user_frame
+from trace_doctor.evidence.trace.call_sites import Site
+from trace_doctor.run import I64, Bool
+from trace_doctor.snapshot import StackFrame
+
+
+class Growth(Struct, frozen=True):
+    """Live bytes at the boundaries of steps, and the blocks that make them rise."""
+
+    boundaries: tuple[int, ...]
+    """moments: after each optimizer step, else after each backward"""
+    of: str
+    """"optimizer.step()" or "backward" """
+    live: I64
+    """at each boundary, library workspaces excluded"""
+    added: Bool
+    """blocks born between two boundaries and alive at the last one"""
+    interval: I64
+    """of every block: the number of the boundary before its birth, -1 before the first"""
+
+    @property
+    def rises(self) -> I64:
+        return np.diff(self.live)
+
+
+def growth(device: DeviceBlocks) -> Growth | None:
+    """None without any boundary."""
+    phases, history = device.phases, device.history
+    ends, of = phases.step_ends, "optimizer.step()"
+    if not ends:
+        ends, of = [end for _, end in phases.spans(Stage.BACKWARD)], "backward"
+    if not ends:
+        return None
+    held = history.live - history.bytes_over_time(device.classes.where(WORKSPACES))
+    interval = np.searchsorted(np.array(ends), history.born, side="right") - 1
+    inside = (history.born >= ends[0]) & (history.born < ends[-1])
+    added = inside & history.alive(ends[-1]) & ~device.classes.where(WORKSPACES)
+    return Growth(tuple(ends), of, held[np.array(ends)], added, interval)
+
+
+def explaining_frame(device: DeviceBlocks, g: Growth, share: float) -> tuple[Site, Bool] | None:
+    """The innermost user frame whose allocations explain at least `share` of every rise, and their blocks.
+
+    A frame that is in every stack of the record explains nothing.
+    """
+    stacks, history = device.stacks, device.history
+    blocks = np.flatnonzero(g.added)
+    rises = g.rises
+    held: dict[StackFrame, Counter[int]] = {}
+    depth: dict[StackFrame, int] = {}
+    frames_of = {int(s): _user_frames(device, int(s)) for s in np.unique(history.stack[blocks])}
+    for block in blocks:
+        for level, frame in enumerate(frames_of[int(history.stack[block])]):
+            held.setdefault(frame, Counter())[int(g.interval[block])] += int(history.size[block])
+            depth[frame] = max(depth.get(frame, 0), level)
+    everywhere = _in_every_stack(device)
+    fitting = [
+        frame
+        for frame, by_interval in held.items()
+        if frame not in everywhere
+        and all(by_interval[i] >= share * rise for i, rise in enumerate(rises.tolist()))
+    ]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda f: (-depth[f], -sum(held[f].values()), f))
+    mine = np.zeros(len(history.size), dtype=np.bool_)
+    mine[[b for b in blocks if best in frames_of[int(history.stack[b])]]] = True
+    return stacks.site_of(best), mine
+
+
+def _user_frames(device: DeviceBlocks, stack: int) -> list[StackFrame]:
+    """Outermost first."""
+    frames = device.stacks.snapshot.frames_of(stack)
+    return [f for f in reversed(frames) if f.is_python and is_user_frame(f.filename)]
+
+
+def _in_every_stack(device: DeviceBlocks) -> frozenset[StackFrame]:
+    found: frozenset[StackFrame] | None = None
+    for stack in np.unique(device.history.entry_stack).tolist():
+        frames = frozenset(_user_frames(device, stack))
+        if frames:
+            found = frames if found is None else found & frames
+    return found or frozenset()
