@@ -51,11 +51,11 @@ def load(path: Path) -> None:
     from trace_doctor.tuning import tune
 
     tune()
+    from trace_doctor.capture import Capture
     from trace_doctor.evidence.base import Facts
     from trace_doctor.evidence.trace.launches import Launches
     from trace_doctor.evidence.trace.nesting import Nesting
     from trace_doctor.loaders.kineto.trace import load_trace
-    from trace_doctor.run import Capture
 
     facts = Facts(Capture(rank=0, run=load_trace(path, path.name)))
     _ = facts[Nesting], facts[Launches]

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotACapture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.loaders.kineto.trace import load_trace
-from trace_doctor.run import Capture
 
 CAPTURES = Path(__file__).resolve().parents[2] / "shared"
 _ABSENT = "the real captures are not there (../shared, beside the checkout)"

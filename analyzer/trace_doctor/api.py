@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from trace_doctor.capture import Capture
 from trace_doctor.config import Config, Settings, defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.engine.coverage import Given, RecordedRanks
@@ -23,7 +24,7 @@ from trace_doctor.loading import Loaded, LoadOptions, captures_of, load_inputs
 from trace_doctor.loading.inputs import available_cores
 from trace_doctor.model import Finding, Ignored, Result
 from trace_doctor.recording import folder as recordings
-from trace_doctor.run import Capture, Run
+from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot
 
 if TYPE_CHECKING:

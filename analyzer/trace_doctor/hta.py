@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trace_doctor.arrays import I64, Bool
+from trace_doctor.capture import Capture
 from trace_doctor.errors import TraceDoctorError
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.trace.launches import Launches
-from trace_doctor.run import GPU_CATS, I64, Bool, Capture, Cat, Run
+from trace_doctor.run import GPU_CATS, Cat, Run
 
 if TYPE_CHECKING:
     import pandas as pd

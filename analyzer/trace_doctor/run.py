@@ -8,7 +8,7 @@ the event's byte offset.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import FunctionType
@@ -17,19 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from trace_doctor.arrays import I16, I32, I64, U8, Bool, begins, order_of
 from trace_doctor.model import Recorded, TorchVersion
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from trace_doctor.recording.folder import RankRecord
-    from trace_doctor.snapshot import Snapshot
-
-I64 = npt.NDArray[np.int64]
-I32 = npt.NDArray[np.int32]
-I16 = npt.NDArray[np.int16]
-U8 = npt.NDArray[np.uint8]
-Bool = npt.NDArray[np.bool_]
 Named = Callable[[str], bool]
 """says something of one name"""
 
@@ -41,22 +34,6 @@ MOST_COUNTED = 1 << 53
 def is_count(said: object) -> TypeGuard[int]:
     """What a file says is a number of things. Anything may stand in one that is damaged, or that others wrote."""
     return type(said) is int and 0 <= said < MOST_COUNTED
-
-
-def order_of(numbers: I32, count: int) -> I64:
-    """The stable order of numbers from 0 to `count`: by radix where they are few, four times as fast."""
-    return np.argsort(numbers.astype(np.uint16) if count <= 1 << 16 else numbers, kind="stable")
-
-
-def begins(numbers: I32, order: npt.NDArray[Any], count: int) -> I64:
-    """Where each number from 0 to `count` begins in the order of them. Bisected: without a pass over all."""
-    wanted = np.arange(count + 1)
-    low, high = np.zeros(count + 1, dtype=np.int64), np.full(count + 1, len(order))
-    while (open_ := low < high).any():
-        middle = (low + high) // 2
-        before = open_ & (numbers[order[np.minimum(middle, len(order) - 1)]] < wanted)
-        low, high = np.where(before, middle + 1, low), np.where(open_ & ~before, middle, high)
-    return low
 
 
 class Cat(enum.IntEnum):
@@ -319,47 +296,3 @@ class Run:
                 "correlation": self.correlation,
             }
         )
-
-
-@dataclass(frozen=True)
-class Capture:
-    """What rules look at together: the trace and the snapshot of one rank, or one of the two.
-
-    Of a recording they are the least disturbed trace and the snapshot that shows most; `further` is what else was
-    recorded of the rank, and is asked where these two cannot tell.
-    """
-
-    rank: int
-    run: Run | None = None
-    snapshot: Snapshot | None = None
-    torch_logs: tuple[Any, ...] = ()
-    """compile evidence from TORCH_TRACE / tlparse files: `trace_doctor.loaders.torch_trace.CompileLog`"""
-    further: tuple[Run | Snapshot, ...] = ()
-    frames_from: str = ""
-    """the trace of the same steps whose Python frames and input shapes were laid into `run`; "": all is its own"""
-    step_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """phase of the recording -> milliseconds of its steps; in `timing` there is no profiler"""
-    began_ns: int | None = None
-    """the first moment that any trace or snapshot of the recording shows, in the clock of all (of the epoch)"""
-    record: RankRecord | None = None
-    """what the recording says of this rank"""
-    warnings: tuple[str, ...] = ()
-    """what the recording says of itself, of this rank or (with its first one) of all"""
-    roles: Mapping[str, str] = field(default_factory=dict)
-    """of a recording: path -> light, detailed, peak, boundary, oom or exception"""
-
-    @property
-    def others(self) -> tuple[Capture, ...]:
-        """What else was recorded of the rank, each file for itself."""
-        return tuple(
-            Capture(self.rank, run=c, torch_logs=self.torch_logs)
-            if isinstance(c, Run)
-            else Capture(self.rank, snapshot=c)
-            for c in self.further
-        )
-
-    @property
-    def path(self) -> str:
-        if self.run is not None:
-            return self.run.path
-        return self.snapshot.path if self.snapshot is not None else ""

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from trace_doctor.arrays import I16, I32, I64, U8
 from trace_doctor.model import TorchVersion
-from trace_doctor.run import I16, I32, I64, U8
 
 NO_STACK = -1
 """In stack columns: the entry or block holds no frames at all (an empty stack is a stack of its own)."""

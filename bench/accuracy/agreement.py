@@ -126,13 +126,14 @@ def _ledger(path: Path) -> Figures:
     import numpy as np
 
     from trace_doctor import load
+    from trace_doctor.capture import Capture
     from trace_doctor.evidence.base import Facts
     from trace_doctor.evidence.idle.time_ledger import TimeLedger
     from trace_doctor.evidence.intervals import intersect, pairs, subtract, total, union
     from trace_doctor.evidence.trace.gpu_timeline import COMM, COMPUTE, GpuTimeline
     from trace_doctor.evidence.trace.launches import Launches
     from trace_doctor.evidence.trace.steps import Steps
-    from trace_doctor.run import Capture, Run
+    from trace_doctor.run import Run
 
     run = load(path)
     assert isinstance(run, Run)
@@ -223,9 +224,9 @@ def compare_memory(paths: list[Path], python: str) -> list[str]:
 
 
 def _history(snapshot: Any) -> str:
+    from trace_doctor.capture import Capture
     from trace_doctor.evidence.base import Facts
     from trace_doctor.evidence.memory.timeline import MemoryTimeline
-    from trace_doctor.run import Capture
 
     timeline = Facts(Capture(rank=snapshot.rank, snapshot=snapshot))[MemoryTimeline]
     histories = timeline.devices

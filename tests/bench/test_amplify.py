@@ -12,13 +12,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.loaders.kineto.trace import load_trace
-from trace_doctor.run import Capture, Run
+from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.config import Settings, defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.engine.findings import severity
@@ -16,7 +17,6 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Fix, Location, Result, Saving
 from trace_doctor.rule import Claim, Context, Rule, threshold
-from trace_doctor.run import Capture
 from trace_doctor.testing import Invalid, RunBuilder, run_case
 
 

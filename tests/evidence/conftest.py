@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts, Options
-from trace_doctor.run import Capture, Cat, MemoryEvents, Run, Thread
+from trace_doctor.run import Cat, MemoryEvents, Run, Thread
 
 US = 1000
 Event = tuple[Cat, str, float, float, dict[str, int]]

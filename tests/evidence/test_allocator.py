@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory.allocator import AllocatorActivity, DeviceActivity
 from trace_doctor.evidence.memory.blocks import MemoryBlocks
 from trace_doctor.evidence.memory.out_of_memory import OutOfMemory, gaps_at
 from trace_doctor.loaders.snapshot.unpickle import load_snapshot
-from trace_doctor.run import Capture
 from trace_doctor.testing import MIB, RunBuilder, SnapshotBuilder
 
 

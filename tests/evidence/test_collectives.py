@@ -10,13 +10,13 @@ import pytest
 
 import trace_doctor
 from trace_doctor.api import read_captures
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, join_jobs
 from trace_doctor.evidence.distributed.collectives import Collectives, RankedCollectives, kind_of
 from trace_doctor.evidence.intervals import intersect, intervals, total
 from trace_doctor.evidence.names.event_names import is_collective_kernel
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import Capture
 from trace_doctor.testing import RunBuilder
 
 MEGATRON = "astra-sim_astra-sim/*megatron_kineto_*.json"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.compile.graph_breaks import Break
@@ -20,7 +21,7 @@ from trace_doctor.loaders.torch_trace import (
     LoggedCompile,
     load_torch_trace,
 )
-from trace_doctor.run import Capture, Run
+from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder
 
 

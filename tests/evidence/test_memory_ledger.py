@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.memory.stages import MemoryStacks, Stage, stage_of
 from trace_doctor.loaders.snapshot.unpickle import load_snapshot
-from trace_doctor.run import Capture
 from trace_doctor.snapshot import Action, Snapshot, StackFrame
 from trace_doctor.testing import MIB, RunBuilder, SnapshotBuilder
 from trace_doctor.testing.snapshot_builder import SITE

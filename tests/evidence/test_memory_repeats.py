@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stale_graphs import stale_graphs
-from trace_doctor.run import Capture
 from trace_doctor.testing import MIB, SnapshotBuilder
 from trace_doctor_rules.memory._activation_bound_evidence import peak_when_recomputed, repeats
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
@@ -19,7 +20,6 @@ from trace_doctor.evidence.memory.held import MemoryHeld
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.memory.timeline import DeviceHistory, MemoryTimeline
 from trace_doctor.loaders.snapshot.unpickle import load_snapshot
-from trace_doctor.run import Capture
 from trace_doctor.snapshot import Snapshot
 from trace_doctor.testing import KIB, MIB, SnapshotBuilder
 

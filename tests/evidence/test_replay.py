@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.idle.data_loading import DataLoading
@@ -15,7 +16,7 @@ from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.recording.folder import RankRecord, RecordedPhase
-from trace_doctor.run import Capture, Cat, Run
+from trace_doctor.run import Cat, Run
 from trace_doctor.testing import RunBuilder
 
 US = 1000

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.syncs import Syncs
 from trace_doctor.evidence.intervals import clip, pairs, total, union
 from trace_doctor.evidence.replay import dependency_graph as replay_graph
 from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import Capture, Run
+from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder
 
 Program = list[list[tuple[str, float]]]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.idle.overview import Overview
@@ -21,7 +22,7 @@ from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.model import TimeLedgerRow
-from trace_doctor.run import Capture, Cat, Run, Thread
+from trace_doctor.run import Cat, Run, Thread
 
 _spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("oracle.py"))
 assert _spec is not None

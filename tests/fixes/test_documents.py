@@ -10,7 +10,7 @@ import pytest
 
 from trace_doctor.fixes.edits import NoEdit, apply
 from trace_doctor.fixes.frameworks.documents import Document
-from trace_doctor.program.script import TextFile
+from trace_doctor.program.text_file import TextFile
 
 CONFIG = {
     "bf16": {"enabled": "auto"},

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.api import read_captures
+from trace_doctor.capture import Capture
 from trace_doctor.recording.options import capture_file, rank_file
-from trace_doctor.run import Capture
 from trace_doctor.testing import RunBuilder
 
 Script = Callable[[RunBuilder, int], None]

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from trace_doctor.api import analyze, read_captures
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.recording.options import capture_file
-from trace_doctor.run import Capture, Cat, Run
+from trace_doctor.run import Cat, Run
 from trace_doctor.testing import RunBuilder
 
 Written = Any  # conftest's

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.loaders.torch_trace import CompileLog, LogFrame, LoggedBreak, LoggedCompile
 from trace_doctor.rule import Claim, Context
-from trace_doctor.run import Capture
 from trace_doctor.testing import RunBuilder
 from trace_doctor_rules.compile.graph_break import GraphBreak
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.rule import Claim, Context, Rule
-from trace_doctor.run import Capture
 from trace_doctor.testing import RunBuilder
 from trace_doctor_rules.data.cpu_tensor_then_copy import CpuTensorThenCopy
 from trace_doctor_rules.data.pageable_copies import PageableCopies

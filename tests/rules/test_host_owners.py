@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.registry import resolve
-from trace_doctor.run import Capture
 from trace_doctor.testing import RunBuilder, captures_of
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from trace_doctor import analyze
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.model import Result
 from trace_doctor.rule import Claim, Context, Rule
-from trace_doctor.run import Capture
 from trace_doctor_rules.compile.compile_not_used import CompileNotUsed
 from trace_doctor_rules.data.cpu_tensor_then_copy import CpuTensorThenCopy
 from trace_doctor_rules.data.pageable_copies import PageableCopies

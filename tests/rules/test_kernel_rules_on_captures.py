@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.config import defaults
 from trace_doctor.engine.executor import Verdict, run_rules
 from trace_doctor.engine.findings import severity
@@ -18,7 +19,7 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.model import Recorded
 from trace_doctor.registry import all_rules
-from trace_doctor.run import Capture, Cat
+from trace_doctor.run import Cat
 from trace_doctor.testing import RunBuilder, SnapshotBuilder, captures_of
 from trace_doctor_rules.kernels.fp32_matmul import Fp32Matmul
 from trace_doctor_rules.kernels.layout_conversions import LayoutConversions

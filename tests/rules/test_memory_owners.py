@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.model import Result
 from trace_doctor.registry import resolve
-from trace_doctor.run import Capture
 from trace_doctor.testing import MIB, RunBuilder, SnapshotBuilder, captures_of
 
 CODES = ("TD401", "TD402", "TD404", "TD405", "TD406", "TD407", "TD409", "TD410", "TD411")

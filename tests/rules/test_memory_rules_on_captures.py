@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.loaders.snapshot.unpickle import load_snapshot
 from trace_doctor.model import Result
 from trace_doctor.registry import resolve
-from trace_doctor.run import Capture
 
 CODES = ("TD401", "TD402", "TD403", "TD404", "TD405", "TD406", "TD407", "TD409", "TD410", "TD411")
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.data_loading import DataLoading
 from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.rule import Claim, Context, Rule
-from trace_doctor.run import Capture
 from trace_doctor_rules.data.dataloader_starvation import DataLoaderStarvation
 from trace_doctor_rules.host._host_device_sync_evidence import SyncSites
 from trace_doctor_rules.host.host_device_sync import HostDeviceSync

@@ -8,13 +8,14 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
+from trace_doctor.capture import Capture
 from trace_doctor.engine.capture_result import Examined
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Ignored, Ranks
-from trace_doctor.run import GPU_CATS, Capture, Cat
+from trace_doctor.run import GPU_CATS, Cat
 
 LEAST_EVENTS = 10
 """operators, runtime calls and GPU events of a trace without steps: fewer are the rest of a file, not a piece of training"""

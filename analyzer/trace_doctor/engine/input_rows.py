@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 from msgspec import structs
 
+from trace_doctor.capture import Capture
 from trace_doctor.engine.capture_result import Examined
 from trace_doctor.errors import NotCaptured, UsageError
 from trace_doctor.evidence.base import Evidence, Facts, Options
@@ -17,7 +18,7 @@ from trace_doctor.evidence.idle.profiler_cost import PlainPace
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.workload import Workload
 from trace_doctor.model import Input, Pace, Work
-from trace_doctor.run import Capture, Cat, Run
+from trace_doctor.run import Cat, Run
 from trace_doctor.snapshot import Snapshot
 
 

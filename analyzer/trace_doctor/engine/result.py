@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from trace_doctor import __version__
+from trace_doctor.capture import Capture
 from trace_doctor.config import Config
 from trace_doctor.engine.capture_result import Examined, rows_of, steps_of
 from trace_doctor.engine.coverage import Given, incomplete, ranks_of, too_little
@@ -40,7 +41,6 @@ from trace_doctor.evidence.memory.series import thinned
 from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.model import Finding, Input, Lane, Result, Suppressed, Tool
 from trace_doctor.rule import Rule
-from trace_doctor.run import Capture
 
 _WAYS = ("jobs", "cache", "cache_dir")
 """Settings that change how an analysis goes, never what it says."""

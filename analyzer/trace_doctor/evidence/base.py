@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from msgspec import Struct, field
 
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
-from trace_doctor.run import Capture, Run
+from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot
 
 

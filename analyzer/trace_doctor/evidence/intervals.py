@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor.run import I64
+from trace_doctor.arrays import I64
 
 NOTHING: I64 = np.empty((0, 2), dtype=np.int64)
 

@@ -19,6 +19,7 @@ from typing import IO, Any, cast
 import numpy as np
 from zlib_ng import gzip_ng
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import UsageError
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.gaps import IdleLedger
@@ -27,7 +28,7 @@ from trace_doctor.loaders.kineto.args import ArgsReader
 from trace_doctor.model import IDLE_CAUSES, Finding, Result
 from trace_doctor.reporters.labels import IDLE, device_name, saving_words, where
 from trace_doctor.reporters.units import visible
-from trace_doctor.run import I64, Run
+from trace_doctor.run import Run
 
 PROCESS = 1_900_000_000
 """pid of the tracks: no process has one that high"""

@@ -9,7 +9,8 @@ from typing import Literal
 import libcst as cst
 
 from trace_doctor.model import Safety
-from trace_doctor.program.script import Script, Statement, TextFile
+from trace_doctor.program.script import Script, Statement
+from trace_doctor.program.text_file import TextFile
 
 Refusal = Literal["already", "ambiguous", "unresolved", "display"]
 

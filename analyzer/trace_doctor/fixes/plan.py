@@ -24,7 +24,8 @@ from trace_doctor.model import NOT_PATCHED, Finding, Fix, Result, Target
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.program import Project
 from trace_doctor.program.queries.entry import entry_scripts, training_files
-from trace_doctor.program.script import FRAMEWORKS, Script, TextFile
+from trace_doctor.program.script import FRAMEWORKS, Script
+from trace_doctor.program.text_file import TextFile
 from trace_doctor.program.tree import SourceTree, same_function
 
 

@@ -11,7 +11,7 @@ from trace_doctor.errors import UnreadableScript
 from trace_doctor.fixes import edits as editing
 from trace_doctor.fixes.edits import Candidate, Change, NoEdit
 from trace_doctor.model import Finding, Fix, Safety
-from trace_doctor.program.script import TextFile
+from trace_doctor.program.text_file import TextFile
 
 Status = Literal[
     "ready", "held", "conflict", "covered", "already", "ambiguous", "unresolved", "display", "advice"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory.timeline import MemoryTimeline
 from trace_doctor.loaders.discover import Found
@@ -16,7 +17,7 @@ from trace_doctor.loading.frame_transfer import lent
 from trace_doctor.loading.load_file import Content
 from trace_doctor.recording import folder as recordings
 from trace_doctor.recording.folder import Recording
-from trace_doctor.run import Capture, Run
+from trace_doctor.run import Run
 from trace_doctor.snapshot import Action, Snapshot
 
 _LONGEST_NS = 7 * 86_400 * 10**9

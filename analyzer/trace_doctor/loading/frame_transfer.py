@@ -19,11 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
+from trace_doctor.arrays import I32, I64
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.names.event_names import step_number
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.loaders.kineto.args import ArgsReader
-from trace_doctor.run import BORROWED, I32, I64, Capture, Cat, Run
+from trace_doctor.run import BORROWED, Cat, Run
 
 LEAST = 0.5
 """Share of the operators in steps that must have a double: below, the traces do not show the same program."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from trace_doctor.capture import Capture
 from trace_doctor.errors import DamagedCapture, NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.launches import Launches
@@ -11,7 +12,7 @@ from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.loaders.discover import Found
 from trace_doctor.loaders.recorded_environment import with_environment
 from trace_doctor.loaders.torch_trace import CompileLog
-from trace_doctor.run import Capture, Run
+from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot
 
 log = logging.getLogger("trace_doctor")

@@ -375,7 +375,7 @@ class Origins:
 
 def tracked(script: Script) -> Origins:
     """Assignment tracking of a script, made once and kept with it."""
-    if script.tracking is None:
+    if not isinstance(script.tracking, Origins):
         script.tracking = Origins(script)
     return script.tracking
 

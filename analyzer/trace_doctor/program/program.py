@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import libcst as cst
 
 from trace_doctor.program.dataflow import DATALOADERS, Origins, Trail, default_of, method_of, tracked, walk
-from trace_doctor.program.script import Script, TextFile, dotted, imported_modules
+from trace_doctor.program.script import Script, dotted, imported_modules
+from trace_doctor.program.text_file import TextFile
+from trace_doctor.program.tree import SourceTree
 from trace_doctor.regex import regex
-
-if TYPE_CHECKING:
-    from trace_doctor.program.tree import SourceTree
 
 Definition = cst.FunctionDef | cst.ClassDef
 Place = tuple[Script, cst.BaseExpression]
@@ -49,10 +48,10 @@ class Project:
     @classmethod
     def of_tree(cls, tree: SourceTree, names: Iterable[str]) -> Project:
         """The program of these files of a source, made once: every fix of a result asks for it."""
-        key = tuple(sorted(names))
-        if key not in tree.programs:
-            tree.programs[key] = cls((), tree, key)
-        return tree.programs[key]
+        key, programs = tuple(sorted(names)), _programs.setdefault(tree, {})
+        if key not in programs:
+            programs[key] = cls((), tree, key)
+        return programs[key]
 
     def mentioning(self, *words: str) -> list[Script]:
         """Scripts of the program that hold one of these words."""
@@ -359,3 +358,7 @@ def _imported_as(script: Script, names: list[str]) -> str | None:
 def _join(module: str, *names: str) -> str:
     rest = ".".join(names)
     return module + rest if module.endswith(".") else f"{module}.{rest}"
+
+
+_programs: WeakKeyDictionary[SourceTree, dict[tuple[str, ...], Project]] = WeakKeyDictionary()
+"""of each source, by the names of their files"""

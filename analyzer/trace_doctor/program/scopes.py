@@ -9,12 +9,10 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import libcst as cst
 
-if TYPE_CHECKING:
-    from trace_doctor.program.script import Script
+from trace_doctor.program.syntax_tree import SyntaxTree
 
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
 _SCOPES = (cst.Module, cst.FunctionDef, cst.Lambda, cst.ClassDef, *_COMPREHENSIONS)
@@ -63,12 +61,12 @@ def _seen(scope: _Scope | None) -> _Scope | None:
 class Names:
     """The names of one script."""
 
-    def __init__(self, script: Script) -> None:
-        self._script = script
+    def __init__(self, tree: SyntaxTree) -> None:
+        self._tree = tree
         self._scopes: dict[cst.CSTNode, _Scope] = {}
-        self._top = _Scope(script.module, None)
-        self._scopes[script.module] = self._top
-        declared: list[cst.Global | cst.Nonlocal] = [*script.all(cst.Global), *script.all(cst.Nonlocal)]
+        self._top = _Scope(tree.module, None)
+        self._scopes[tree.module] = self._top
+        declared: list[cst.Global | cst.Nonlocal] = [*tree.all(cst.Global), *tree.all(cst.Nonlocal)]
         for statement in declared:
             scope = self._scope(statement)
             outer = self._top if isinstance(statement, cst.Global) else scope.parent or self._top
@@ -100,7 +98,7 @@ class Names:
     ) -> tuple[set[str], bool]:
         found = holder.bindings[prefix]
         if holder is scope and prefix == full and not isinstance(node, cst.Call):
-            start = self._script.span(node)[0]
+            start = self._tree.span(node)[0]
             found = [b for b in found if b.end <= start]
             if not found:
                 further = scope.outside()
@@ -125,7 +123,7 @@ class Names:
         """The module, function, class or comprehension whose names a node sees. Defaults, decorators, annotations, bases
         and the first `in` of a comprehension are evaluated outside of what they belong to."""
         child, outside = node, False
-        for up in self._script.ancestors(node):
+        for up in self._tree.ancestors(node):
             if isinstance(up, cst.Param):
                 outside = child is not up.name
             elif isinstance(up, cst.CompFor):
@@ -144,13 +142,13 @@ class Names:
             elif isinstance(up, cst.Module):
                 return up
             child = up
-        return self._script.module
+        return self._tree.module
 
     # ------------------------------------------------------------------ bindings
 
     def _bound(self) -> Iterator[tuple[str, cst.CSTNode, int, str | None]]:
         """(name, node of the scope that is given it, offset from which on it holds, qualified name of an import)."""
-        all_, end = self._script.all, self._end
+        all_, end = self._tree.all, self._end
         imports: list[cst.Import | cst.ImportFrom] = [*all_(cst.Import), *all_(cst.ImportFrom)]
         for imported in imports:
             yield from self._of_import(imported)
@@ -171,7 +169,7 @@ class Names:
         for part in all_(cst.CompFor):
             yield from self._targets(part.target, _ANY_TIME)
         for named in all_(cst.AsName):
-            if not isinstance(self._script.parent(named), cst.ImportAlias):
+            if not isinstance(self._tree.parent(named), cst.ImportAlias):
                 yield from self._targets(named.name, end(named))
         cases: list[cst.MatchAs | cst.MatchStar] = [*all_(cst.MatchAs), *all_(cst.MatchStar)]
         for case in cases:
@@ -182,7 +180,7 @@ class Names:
                 yield mapping.rest.value, mapping, end(mapping), None
 
     def _end(self, node: cst.CSTNode) -> int:
-        return self._script.span(node)[1]
+        return self._tree.span(node)[1]
 
     def _targets(self, target: cst.BaseExpression, end: int) -> Iterator[tuple[str, cst.CSTNode, int, None]]:
         if isinstance(target, cst.Name):

@@ -1,21 +1,9 @@
-"""A training script as a LibCST tree over its bytes: positions, qualified names, and edits that keep the rest.
-
-The tree is only read. An edit is a range of characters and its new text, so everything outside the range stays as it
-was byte by byte: encoding, byte order mark, line ends, the missing newline at the end.
-"""
+"""A training script: its bytes, its syntax tree, and what its names mean."""
 
 from __future__ import annotations
 
-import codecs
-import io
-import json
-import tokenize
-from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 import libcst as cst
 
@@ -23,16 +11,11 @@ from trace_doctor.errors import UnreadableScript
 from trace_doctor.program.nesting_guard import PLAIN, nesting, try_to_parse
 from trace_doctor.program.positions import Layout
 from trace_doctor.program.scopes import Names
-from trace_doctor.regex import regex
+from trace_doctor.program.syntax_tree import SyntaxTree
+from trace_doctor.program.text_file import TextFile
 
-if TYPE_CHECKING:
-    from trace_doctor.program.dataflow import Origins
-
-N = TypeVar("N", bound=cst.CSTNode)
 Block = cst.Module | cst.IndentedBlock | cst.SimpleStatementSuite
 Statement = cst.BaseStatement | cst.BaseSmallStatement
-
-_NEWLINE = regex(r"\r\n?|\n")
 
 FRAMEWORKS = {
     "deepspeed": "deepspeed",
@@ -43,78 +26,22 @@ FRAMEWORKS = {
 }
 
 
-class TextFile:
-    """A text file by its bytes: places in it, and edits that keep the rest. Lines are 1-based, columns and offsets
-    count characters of `text`.
-
-    Raises UnreadableScript when the bytes do not decode.
-    """
-
-    def __init__(self, data: bytes, name: str, path: Path | None = None) -> None:
-        self.data = data
-        self.name = name
-        """as shown to people: relative to the source folder, with forward slashes"""
-        self.path = path
-        self.text, self.encoding, self.bom = _decode(data, name)
-
-    def rewritten(self, data: bytes) -> None:
-        """Raises UnreadableScript when these bytes would not be a file of this kind any more."""
-        text = TextFile(data, self.name).text
-        if self.name.endswith(".json"):
-            try:
-                json.loads(text)
-            except ValueError as error:
-                raise UnreadableScript(f"{self.name}: {error}") from None
-
-    def encode(self, text: str) -> bytes:
-        """The bytes of `text` in this file's encoding, with its byte order mark."""
-        return (codecs.BOM_UTF8 if self.bom else b"") + text.encode(self.encoding)
-
-    @cached_property
-    def newline(self) -> str:
-        """The line end that most lines have."""
-        ends = Counter(_NEWLINE.findall(self.text))
-        return ends.most_common(1)[0][0] if ends else "\n"
-
-    @cached_property
-    def line_starts(self) -> list[int]:
-        return [0, *(m.end() for m in _NEWLINE.finditer(self.text))]
-
-    def offset(self, line: int, column: int) -> int:
-        if line > len(self.line_starts):  # LibCST ends the last line even where the file does not
-            return len(self.text)
-        return min(self.line_starts[line - 1] + column, len(self.text))
-
-    def line_of(self, offset: int) -> int:
-        return bisect_right(self.line_starts, offset)
-
-    def line_text(self, line: int) -> str:
-        """Text of a line without its line end; empty past the end."""
-        if not 1 <= line <= len(self.line_starts):
-            return ""
-        end = self.line_starts[line] if line < len(self.line_starts) else len(self.text)
-        return self.text[self.line_starts[line - 1] : end].rstrip("\r\n")
-
-    def enclosing_function(self, line: int) -> str | None:
-        """Only scripts have functions."""
-        return None
-
-
-class Script(TextFile):
+class Script(TextFile, SyntaxTree):
     """One Python file.
 
     Raises UnreadableScript when the bytes do not decode, do not parse, or do not survive a round trip.
     """
 
     def __init__(self, data: bytes, name: str, path: Path | None = None) -> None:
-        super().__init__(data, name, path)
-        self.module = _parsed(self.text, name)
-        self._layout = Layout.of(self.module)
-        if self._layout.text != self.text:
+        TextFile.__init__(self, data, name, path)
+        module = _parsed(self.text, name)
+        layout = Layout.of(module)
+        if layout.text != self.text:
             raise UnreadableScript(f"{name}: cannot be written back unchanged; it is left alone")
+        SyntaxTree.__init__(self, module, layout, len(self.text))
         self._rewritten: set[bytes] = set()
-        self.tracking: Origins | None = None
-        """where its values come from; filled by origins.tracked"""
+        self.tracking: object = None
+        """where its values come from; filled by `dataflow.tracked`"""
 
     @classmethod
     def read(cls, path: Path, name: str) -> Script:
@@ -126,16 +53,6 @@ class Script(TextFile):
             self._rewritten.add(data)
 
     # ------------------------------------------------------------------ places
-
-    def span(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Character range of a node, without the white space and comments around it."""
-        start, end = self._layout.inner.get(node) or self._layout.outer[node]
-        return start, min(end, len(self.text))  # LibCST ends the last line even where the file does not
-
-    def outer_span(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Character range of a node with the white space, comments and punctuation that belong to it."""
-        start, end = self._layout.outer[node]
-        return start, min(end, len(self.text))
 
     def lines(self, node: cst.CSTNode) -> tuple[int, int]:
         """First and last line of a node."""
@@ -153,43 +70,6 @@ class Script(TextFile):
         """White space before the first character of the line on which the node starts."""
         line = self.line_text(self.line(node))
         return line[: len(line) - len(line.lstrip(" \t\f"))]
-
-    # ------------------------------------------------------------------ tree
-
-    def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        return self._layout.parents.get(node)
-
-    def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """From the parent outwards."""
-        while (up := self._layout.parents.get(node)) is not None:
-            yield up
-            node = up
-
-    def nearest(self, node: cst.CSTNode, *kinds: type[N]) -> N | None:
-        """The innermost enclosing node of one of these types; the node itself does not count."""
-        return next((a for a in self.ancestors(node) if isinstance(a, kinds)), None)
-
-    def all(self, kind: type[N], within: cst.CSTNode | None = None) -> list[N]:
-        """Nodes of exactly this type, in source order."""
-        nodes: list[N] = self._layout.by_type.get(kind, [])  # type: ignore[assignment]
-        if within is None:
-            return list(nodes)
-        start, end = self.span(within)
-        first = bisect_left(nodes, start, key=self._start)
-        last = bisect_right(nodes, end, lo=first, key=self._start)
-        return [n for n in nodes[first:last] if self.span(n)[1] <= end]
-
-    def _start(self, node: cst.CSTNode) -> int:
-        return self.span(node)[0]
-
-    def below(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """A node and all that is in it, in source order."""
-        yield node
-        for child in node.children:
-            yield from self.below(child)
-
-    def function_of(self, node: cst.CSTNode) -> cst.FunctionDef | None:
-        return self.nearest(node, cst.FunctionDef)
 
     def statement_of(self, node: cst.CSTNode) -> Statement | None:
         """The small or compound statement that a node is part of."""
@@ -348,16 +228,3 @@ def literal(node: cst.CSTNode | None) -> object:
         return ast.literal_eval(cst.Module([]).code_for_node(node))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return ...
-
-
-def _decode(data: bytes, name: str) -> tuple[str, str, bool]:
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        bom = encoding == "utf-8-sig"
-        encoding = "utf-8" if bom else encoding
-        text = data[len(codecs.BOM_UTF8) if bom else 0 :].decode(encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError):
-        raise UnreadableScript(f"{name}: its bytes do not decode as it declares; it is left alone") from None
-    if "\0" in text:
-        raise UnreadableScript(f"{name}: holds NUL bytes, so it is no Python source; it is left alone")
-    return text, encoding, bom

@@ -16,8 +16,8 @@ from trace_doctor.files import is_utf8, open_regular
 from trace_doctor.program.import_graph import ImportGraph
 
 if TYPE_CHECKING:
-    from trace_doctor.program.program import Project
-    from trace_doctor.program.script import Script, TextFile
+    from trace_doctor.program.script import Script
+    from trace_doctor.program.text_file import TextFile
 
 MAX_FILES = 5_000
 MAX_BYTES = 1_000_000
@@ -42,8 +42,6 @@ class SourceTree:
         self.single = None if source.is_dir() else source
         self.root = source if source.is_dir() else source.parent
         self.unreadable: dict[str, str] = {}
-        self.programs: dict[tuple[str, ...], Project] = {}
-        """by the names of their files; filled by Project.of_tree"""
         self._scripts: dict[str, Script | None] = {}
         self._bytes: dict[str, bytes] = {}
         self._parsed = 0
@@ -85,7 +83,7 @@ class SourceTree:
 
     def text(self, name: str) -> TextFile | None:
         """A launch script or configuration file by its name, or None when it is no text."""
-        from trace_doctor.program.script import TextFile
+        from trace_doctor.program.text_file import TextFile
 
         data = self.data(name)
         try:

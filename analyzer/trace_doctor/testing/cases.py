@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options, join_jobs
 from trace_doctor.model import Confidence, Severity
 from trace_doctor.model.parameters import misfit
 from trace_doctor.rule import Claim, Context, Rule
-from trace_doctor.run import Capture
 from trace_doctor.testing.run_builder import RunBuilder
 
 Built = Any

@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.names.event_names import is_optimizer
@@ -14,7 +15,7 @@ from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.regex import regex
-from trace_doctor.run import I64, Run
+from trace_doctor.run import Run
 
 _ELEMENTWISE = regex(r"elementwise_kernel|elementwise_op|pointwise", re.IGNORECASE)
 _FUSED = regex(r"triton_\w*fused|(?:cuda|hip|cu)GraphLaunch")

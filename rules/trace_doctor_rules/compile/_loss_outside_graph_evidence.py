@@ -10,6 +10,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compile.compile_regions import is_region
@@ -19,7 +20,7 @@ from trace_doctor.evidence.names.event_names import is_optimizer
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.regex import regex
-from trace_doctor.run import I64, Bool, Cat
+from trace_doctor.run import Cat
 
 _FORWARD = regex(
     r"aten::(?:cross_entropy_loss|nll_loss\w*|log_softmax|_log_softmax|mse_loss|l1_loss|smooth_l1_loss|huber_loss|kl_div"

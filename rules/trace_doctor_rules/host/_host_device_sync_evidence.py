@@ -8,6 +8,7 @@ from typing import Literal, Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.idle.syncs import Syncs
@@ -25,7 +26,7 @@ from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 
 SyncKind = Literal["item", "shape", "to_host", "synchronize"]
 """a scalar read · an operator whose output size depends on data · a tensor copied to the host · an explicit wait"""

@@ -10,11 +10,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import I64, MOST_COUNTED, is_count
+from trace_doctor.run import MOST_COUNTED, is_count
 
 MOST = 5_000
 """Kernels that are decoded; each takes some 10 us."""

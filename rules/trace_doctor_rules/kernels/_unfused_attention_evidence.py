@@ -6,11 +6,11 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compute.attention import AttentionChains
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.operator_inputs import Inputs, OperatorInputs
-from trace_doctor.run import I64
 
 SDPA = "aten::scaled_dot_product_attention"
 MATH = "aten::_scaled_dot_product_attention_math"

@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compute.optimizer_work import OptimizerWork, launched_in
@@ -17,7 +18,7 @@ from trace_doctor.evidence.compute.update_loops import (
 )
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
-from trace_doctor.run import I64, Run
+from trace_doctor.run import Run
 
 _ZEROING = ("aten::zero_", "aten::_foreach_zero_")
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs
 from trace_doctor.evidence.memory.timeline import BEFORE
-from trace_doctor.run import I64, Bool
 
 MOST_OF = 0.75
 """A number of layers has to explain this part of what the best number does; of several that do, the largest counts."""

@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.classes import WORKSPACES
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.names.frames import is_user_frame
 from trace_doctor.evidence.trace.call_sites import Site
-from trace_doctor.run import I64, Bool
 from trace_doctor.snapshot import StackFrame
 
 

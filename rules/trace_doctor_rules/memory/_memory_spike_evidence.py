@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trace_doctor.run import I32, I64
+from trace_doctor.arrays import I32, I64
 
 
 def made_again_after(stack: I32, at: I64) -> I64:

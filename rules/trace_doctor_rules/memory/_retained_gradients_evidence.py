@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.classes import GRADIENTS
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE
-from trace_doctor.run import I64
 from trace_doctor.snapshot import Action
 
 Cleared = Literal["after_forward", "never"]

@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory.blocks import MemoryBlocks
@@ -16,7 +17,6 @@ from trace_doctor.evidence.trace.call_sites import CallSites, Site
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
-from trace_doctor.run import I64
 
 ADVICE = f"profile(..., profile_memory=True) over four and more steps, or on a GPU {CAPTURE_ADVICE}"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from piecewise import DECODERS, reading
 
+from trace_doctor.capture import Capture
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.errors import TraceDoctorError
@@ -20,7 +21,6 @@ from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.loaders.snapshot.unpickle import read_snapshot
 from trace_doctor.registry import choose
 from trace_doctor.reporters import render
-from trace_doctor.run import Capture
 
 KINDS = ("trace", "snapshot")
 MEMORY = 512 << 20

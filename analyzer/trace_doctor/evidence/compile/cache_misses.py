@@ -11,9 +11,10 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.names.event_names import is_compile
 from trace_doctor.evidence.names.frames import Frame, is_user_frame, python_frame
-from trace_doctor.run import I64, Cat, Run
+from trace_doctor.run import Cat, Run
 
 _LOOKUP = "TorchDynamo Cache Lookup"
 

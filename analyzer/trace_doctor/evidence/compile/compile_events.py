@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 from msgspec.structs import replace
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compile.cache_misses import CacheMiss, find_misses
@@ -30,7 +31,7 @@ from trace_doctor.evidence.names.frames import Frame, same_file, shown_path
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.loaders.torch_trace import CompileLog, LoggedBreak
-from trace_doctor.run import I64, Cat, Run
+from trace_doctor.run import Cat, Run
 
 _MARKS_REGIONS = [2, 2]
 """the torch that puts a Torch-Compiled Region around compiled code each time it runs"""

@@ -9,11 +9,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.compile.compile_regions import Region, Regions
 from trace_doctor.evidence.names.frames import Frame
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.regex import regex
-from trace_doctor.run import I64, Cat, Run
+from trace_doctor.run import Cat, Run
 
 _TIMED = regex(r"(.+) \(dynamo_timed\)")
 # no compilation: recording a CUDA graph, and what Dynamo runs beside a compilation

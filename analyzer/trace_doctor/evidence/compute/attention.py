@@ -11,13 +11,14 @@ from typing import Any, Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.names.kernel_names import is_log_softmax
 from trace_doctor.evidence.trace.operator_inputs import Inputs, OperatorInputs, tensor_bytes
 from trace_doctor.regex import regex
-from trace_doctor.run import I64, Bool, is_count
+from trace_doctor.run import is_count
 
 MOST_BETWEEN = 12
 """Kernels at most between a product and the softmax: scale, mask, cast, dropout and the copies around them."""

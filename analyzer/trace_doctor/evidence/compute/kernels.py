@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.names.kernel_names import KernelClass, architecture, kernel_class
@@ -15,7 +16,7 @@ from trace_doctor.evidence.trace.gpu_timeline import COMPUTE, GpuTimeline
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 
 
 class Kernels(Evidence, frozen=True):

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.names.event_names import (
     is_backward,
@@ -23,7 +24,7 @@ from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.regex import regex
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 
 LONGEST = 20
 """operators of a small group: what a function does with one element, or with one pair"""

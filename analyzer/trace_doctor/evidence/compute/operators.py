@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64, order_of
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.nesting import BLOCK, Nesting
@@ -13,7 +14,7 @@ from trace_doctor.evidence.trace.per_step import deviation_us, mean_us
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.model import OperatorRow
-from trace_doctor.run import I64, Cat, Run, order_of
+from trace_doctor.run import Cat, Run
 
 TOP_OPERATORS = 20
 

@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.names.event_names import is_optimizer, is_optimizer_step
@@ -13,7 +14,7 @@ from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.regex import regex
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 
 _CLASS = regex(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
 

@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I32, I64, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compute.optimizer_work import launched_in, optimizer_class
 from trace_doctor.evidence.names.event_arguments import shapes
@@ -31,7 +32,7 @@ from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
-from trace_doctor.run import I32, I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 
 LEAST = 20
 """operators of a run"""

@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.compute.kernels import Kernels
@@ -27,7 +28,7 @@ from trace_doctor.evidence.trace.compute_device import Processor
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
-from trace_doctor.run import I64, Cat, Run
+from trace_doctor.run import Cat, Run
 
 _NO_WORK = re.compile(
     r"(?:aten::)?(?:reshape|detach_?|flatten|resolve_conj|resolve_neg|empty\w*|new_empty|resize_|result_type|item|_local_scalar_dense|lift_fresh|contiguous|to|_to_copy"

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.time_ledger import exposed
@@ -15,7 +16,7 @@ from trace_doctor.evidence.intervals import clip, covered, intersect, intervals,
 from trace_doctor.evidence.names.event_arguments import count
 from trace_doctor.evidence.names.event_names import is_collective_kernel, is_host_collective
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import I64, Bool, Cat
+from trace_doctor.run import Cat
 
 ALIGNED = 0.95
 """share of the time in collectives of one kind that those which coincide on all ranks must take for a match to be

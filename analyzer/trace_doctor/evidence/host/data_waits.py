@@ -7,12 +7,12 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.data_loading import DataLoading, LoaderKind
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.intervals import clip, covered, intersect, intervals, total, union
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import I64
 
 Span = tuple[int, int]
 

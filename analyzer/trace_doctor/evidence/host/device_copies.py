@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.host.host_bound import with_stacks
@@ -17,7 +18,7 @@ from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 
 _LINK_GBS = {9: 50.0, 8: 25.0}
 """PCIe 5 and 4 with 16 lanes, by compute capability; older ones have PCIe 3"""

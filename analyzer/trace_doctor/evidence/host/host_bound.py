@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.gaps import IdleLedger
@@ -14,7 +15,7 @@ from trace_doctor.evidence.replay.retime import PAUSE_NS
 from trace_doctor.evidence.replay.what_if import OWN_WORK, Removal, Replay, ReplayOutcome, view_time
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import I64, Cat, Run
+from trace_doctor.run import Cat, Run
 
 OTHER_WORK = ("cold_start", "compile", "data_loading", "allocator", "sync")
 HALF = Removal(host_share=0.5)

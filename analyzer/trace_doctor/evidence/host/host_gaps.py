@@ -8,6 +8,8 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, Bool
+from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.host.preemption import held_up
 from trace_doctor.evidence.idle.cpu_timeline import CpuTimeline
@@ -40,7 +42,7 @@ from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
-from trace_doctor.run import I64, Bool, Capture, Cat, Run
+from trace_doctor.run import Cat, Run
 
 CAUSES = ("python", "annotation", "dispatch")
 OPERATORS = 0.1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.intervals import NOTHING, pairs
 from trace_doctor.evidence.replay.retime import PAUSE_NS
 from trace_doctor.evidence.trace.nesting import Nesting
-from trace_doctor.run import I64, Bool, Run
+from trace_doctor.run import Run
 
 
 def held_up(run: Run, nesting: Nesting, rows: I64, thread: int) -> I64:

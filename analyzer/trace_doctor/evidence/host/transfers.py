@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.intervals import covered, intervals, pairs
@@ -26,7 +27,7 @@ from trace_doctor.evidence.names.event_names import (
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.regex import regex
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 
 _MAKERS = regex(
     r"aten::(?:(?:zeros|ones|full|rand|randn|randint)(?:_like)?|new_(?:zeros|ones|full)|eye|arange|linspace|logspace|randperm|normal"

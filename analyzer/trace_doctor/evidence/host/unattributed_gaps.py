@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compile.compile_regions import is_region
 from trace_doctor.evidence.host.host_gaps import OPERATORS, HostPauses, Pause
@@ -20,7 +21,7 @@ from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
-from trace_doctor.run import I64, Cat, Run
+from trace_doctor.run import Cat, Run
 
 _AUTOGRAD = "autograd::engine::evaluate_function"
 

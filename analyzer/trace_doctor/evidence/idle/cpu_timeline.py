@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
@@ -20,7 +21,7 @@ from trace_doctor.evidence.names.event_names import (
 )
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
-from trace_doctor.run import I64, Cat, Run
+from trace_doctor.run import Cat, Run
 
 CPU = -1
 """the device number of the host in ledgers"""

@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts, Options
 from trace_doctor.evidence.intervals import (
@@ -24,7 +25,7 @@ from trace_doctor.evidence.names.event_names import is_backward, is_launch, is_l
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.regex import regex
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 
 LoaderKind = Literal["in_process", "workers", "pipe", "other"]
 """num_workers=0 · worker processes · a DataPipe · another iterator, or one that the settings name"""

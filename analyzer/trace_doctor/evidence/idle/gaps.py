@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I16, I64, U8, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.cpu_timeline import CPU, CpuTimeline
 from trace_doctor.evidence.idle.host_causes import CAUSE, Cover, HostCauses, joined
@@ -18,7 +19,7 @@ from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.warmup import first_uses
-from trace_doctor.run import I16, I64, U8, Bool, Run
+from trace_doctor.run import Run
 
 LATENCY_NS = 100_000
 """A launch that returned this long ago has arrived (99 of 100 start within 24 µs); later starts have another reason."""

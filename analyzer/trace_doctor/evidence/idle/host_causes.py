@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 from msgspec import Struct, field
 
+from trace_doctor.arrays import I64, U8, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.data_loading import loader_mask
 from trace_doctor.evidence.idle.syncs import Syncs
@@ -26,7 +27,7 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.evidence.trace.warmup import first_uses
 from trace_doctor.model import IDLE_CAUSES
-from trace_doctor.run import HOST_CATS, I64, U8, Bool, Cat, Run
+from trace_doctor.run import HOST_CATS, Cat, Run
 
 CAUSE = {name: i for i, name in enumerate(IDLE_CAUSES)}
 FIRST_USES = frozenset(["Lazy Function Loading", "Runtime Triggered Module Loading", "Driver Compiler"])

@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64, U8
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.cpu_timeline import CPU
 from trace_doctor.evidence.idle.gaps import IdleLedger
@@ -20,7 +21,7 @@ from trace_doctor.evidence.trace.segments import KINDS, MAX_SEGMENTS, WORK, join
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.model import CollectiveRow, Gap, KernelRow, Lane, Segment
-from trace_doctor.run import I64, U8, Cat, Run
+from trace_doctor.run import Cat, Run
 
 TOP_KERNELS = 20
 TOP_GAPS = 5

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from trace_doctor.arrays import I64, U8
 from trace_doctor.evidence.intervals import NOTHING, complement, pairs, subtract, total, union
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.segments import WORK, joined, reduced
 from trace_doctor.model import Segment, Strip
-from trace_doctor.run import I64, U8
 
 MAX_STRIPS = 6
 MAX_IN_STRIP = 120

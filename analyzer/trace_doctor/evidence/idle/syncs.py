@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.names.event_names import (
     is_copy_call,
@@ -14,7 +15,7 @@ from trace_doctor.evidence.names.event_names import (
     is_synchronous_copy,
 )
 from trace_doctor.evidence.trace.launches import Launches
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 
 _RETURN_NS = 20_000
 """GPU work that ends this much before a call returns may be what the call waited for (clocks differ by a few µs)."""

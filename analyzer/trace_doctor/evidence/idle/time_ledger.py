@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.cpu_timeline import CPU, CpuTimeline
 from trace_doctor.evidence.idle.gaps import IdleLedger
@@ -14,7 +15,6 @@ from trace_doctor.evidence.trace.gpu_timeline import COMM, COMPUTE, COPY, GpuTim
 from trace_doctor.evidence.trace.per_step import deviation_us, device_steps
 from trace_doctor.evidence.trace.steps import Phase, Steps
 from trace_doctor.model import IDLE_CAUSES, IdleNs, TimeLedgerRow
-from trace_doctor.run import I64
 
 PHASES: tuple[Phase, ...] = ("steady", "warmup", "outside")
 

@@ -14,13 +14,14 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory.timeline import DeviceHistory, MemoryTimeline
 from trace_doctor.evidence.names.event_names import is_segment_alloc, is_segment_free
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.loaders.recorded_environment import ALLOCATOR_SETTINGS
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 from trace_doctor.snapshot import NO_STACK, Action, Snapshot
 
 ADVICE = (

@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory.classes import REASONS, Classes, Reason, classify
 from trace_doctor.evidence.memory.phases import Phases
@@ -15,7 +16,6 @@ from trace_doctor.evidence.memory.stages import MemoryStacks, Stage
 from trace_doctor.evidence.memory.timeline import DeviceHistory, MemoryTimeline
 from trace_doctor.evidence.trace.call_sites import Site
 from trace_doctor.model import MEMORY_CATEGORIES
-from trace_doctor.run import Bool
 
 
 class DeviceBlocks(Struct, frozen=True, dict=True):

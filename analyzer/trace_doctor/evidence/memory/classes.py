@@ -14,11 +14,11 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, U8, Bool
 from trace_doctor.evidence.memory.phases import Phases
 from trace_doctor.evidence.memory.stages import WORKSPACE_BYTES, MemoryStacks, Stage
 from trace_doctor.evidence.memory.timeline import BEFORE, DeviceHistory
 from trace_doctor.model import MEMORY_CATEGORIES
-from trace_doctor.run import I64, U8, Bool
 from trace_doctor.snapshot import NO_STACK, Action
 
 PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, INPUTS, TEMPORARIES, WORKSPACES, HELD, UNKNOWN = range(9)

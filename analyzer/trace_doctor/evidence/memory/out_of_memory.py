@@ -7,9 +7,9 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
-from trace_doctor.run import I64
 from trace_doctor.snapshot import Action, Snapshot
 
 ROUND = 512

@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, U8, Bool
 from trace_doctor.evidence.memory.stages import MemoryStacks, Stage
 from trace_doctor.evidence.memory.timeline import DeviceHistory
-from trace_doctor.run import I64, U8, Bool
 from trace_doctor.snapshot import Action, Snapshot
 
 _STEP = "Optimizer.step#"

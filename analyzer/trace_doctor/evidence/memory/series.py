@@ -8,10 +8,11 @@ from itertools import pairwise
 import numpy as np
 from msgspec.structs import replace
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.timeline import DeviceHistory
 from trace_doctor.model import MEMORY_CATEGORIES, MemoryMark, MemorySeries
-from trace_doctor.run import I64, MemoryEvents
+from trace_doctor.run import MemoryEvents
 from trace_doctor.snapshot import Action
 
 MAX_POINTS = 400

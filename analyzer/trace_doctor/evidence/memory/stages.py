@@ -14,11 +14,11 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I32, U8, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.names.frames import is_user_frame, shown_path
 from trace_doctor.evidence.trace.call_sites import Site
 from trace_doctor.regex import regex
-from trace_doctor.run import I32, U8, Bool
 from trace_doctor.snapshot import Snapshot, StackFrame
 
 

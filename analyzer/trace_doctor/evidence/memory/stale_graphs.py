@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS, GRAPH_BLOCKS, GRAPH_STACKS, TEMPORARIES, Reason
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE
-from trace_doctor.run import I64, Bool
 from trace_doctor.snapshot import Action
 
 

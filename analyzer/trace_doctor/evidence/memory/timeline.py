@@ -13,9 +13,9 @@ from typing import Self
 import numpy as np
 from msgspec import Struct, field
 
+from trace_doctor.arrays import I32, I64, U8, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.run import I32, I64, U8, Bool
 from trace_doctor.snapshot import NO_STACK, Action, BlockState, Snapshot
 
 CAPTURE_ADVICE = (

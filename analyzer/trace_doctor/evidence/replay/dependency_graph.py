@@ -13,12 +13,13 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.names.event_names import is_device_synchronize, is_step, is_synchronize
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.threads import Threads
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 
 NONE = -(1 << 62)
 """A constraint that never binds."""

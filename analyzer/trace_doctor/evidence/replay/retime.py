@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import Struct, field
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, subtract
 from trace_doctor.evidence.replay.dependency_graph import NONE, ReplayGraph
-from trace_doctor.run import I64, Bool
 
 BLOCK = 1 << 14
 """rows that are Python numbers at once: these take far more memory than columns"""

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.data_loading import DataLoading
@@ -35,7 +36,7 @@ from trace_doctor.evidence.replay.retime import PAUSE_NS, LeftOut, retime
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.model import Basis, Column, Saving, Table
-from trace_doctor.run import I64, Cat, Run
+from trace_doctor.run import Cat, Run
 
 UNEXPLAINED_NS = 50_000
 """A delay that nothing explains counts from here on."""

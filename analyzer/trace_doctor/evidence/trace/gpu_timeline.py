@@ -7,12 +7,13 @@ from typing import Self
 import numpy as np
 from msgspec import field
 
+from trace_doctor.arrays import I64, U8
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.intervals import clip, complement, pairs, union
 from trace_doctor.evidence.names.event_names import is_collective_kernel
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import I64, U8, Cat, Run
+from trace_doctor.run import Cat, Run
 
 COMPUTE, COMM, COPY = 0, 1, 2
 NO_GPU = "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"

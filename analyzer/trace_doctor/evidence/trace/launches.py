@@ -7,8 +7,9 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import I32, I64
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.run import I32, I64, Cat, Run
+from trace_doctor.run import Cat, Run
 
 
 class Launches(Evidence, frozen=True):

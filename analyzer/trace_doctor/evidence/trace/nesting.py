@@ -8,9 +8,10 @@ from typing import Self, TypeVar
 import numpy as np
 from msgspec import field
 
+from trace_doctor.arrays import I32, I64, Bool, begins, order_of
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.loaders import _accelerator
-from trace_doctor.run import HOST_CATS, I32, I64, Bool, Cat, Run, begins, order_of
+from trace_doctor.run import HOST_CATS, Cat, Run
 
 R = TypeVar("R", I32, I64)
 

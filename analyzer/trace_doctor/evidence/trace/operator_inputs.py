@@ -9,11 +9,12 @@ from typing import Any, Self
 
 from msgspec import Struct
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.names.event_arguments import shapes
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import I64, Run
+from trace_doctor.run import Run
 
 RECORD_SHAPES = "profile(..., record_shapes=True)"
 MOST = 20_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.intervals import overlaps, pairs
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Steps, completions
-from trace_doctor.run import I64
 
 
 def steady_spans(steps: Steps) -> I64:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from trace_doctor.arrays import I64, U8
 from trace_doctor.evidence.intervals import pairs
 from trace_doctor.model import IDLE_CAUSES
-from trace_doctor.run import I64, U8
 
 WORK = ("compute", "comm", "copy")
 KINDS = (*WORK, *IDLE_CAUSES)

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.names.event_names import is_loader, is_optimizer_step, is_step, step_number
@@ -20,7 +21,7 @@ from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.evidence.trace.warmup import leading_warmup
 from trace_doctor.regex import regex
-from trace_doctor.run import GPU_CATS, I64, Cat, Run
+from trace_doctor.run import GPU_CATS, Cat, Run
 
 Phase = Literal["steady", "warmup", "outside"]
 Span = tuple[int, int]

@@ -6,10 +6,11 @@ from typing import Self
 
 import numpy as np
 
+from trace_doctor.arrays import Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.names.event_names import is_backward, is_loader, is_optimizer_step, is_step
-from trace_doctor.run import HOST_CATS, Bool, Cat, Run
+from trace_doctor.run import HOST_CATS, Cat, Run
 
 
 class Threads(Evidence, frozen=True):

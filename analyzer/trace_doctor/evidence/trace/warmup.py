@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.intervals import covered, pairs, union
 from trace_doctor.evidence.names.event_names import (
@@ -19,7 +20,7 @@ from trace_doctor.evidence.names.event_names import (
 )
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
-from trace_doctor.run import I64, Bool, Cat, Run
+from trace_doctor.run import Cat, Run
 
 COLD_NS = 1_000_000
 """A runtime or driver call this long is no ordinary call: module loading or library initialisation."""

@@ -6,10 +6,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.run import I64, Cat
+from trace_doctor.run import Cat
 
 PRODUCTS = frozenset(
     f"aten::{name}"

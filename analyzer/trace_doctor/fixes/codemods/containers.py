@@ -10,7 +10,7 @@ from trace_doctor.fixes.codemods import Place, codemod
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
 from trace_doctor.fixes.frameworks.launchers import shown
 from trace_doctor.model.parameters import PinContainer
-from trace_doctor.program.script import TextFile
+from trace_doctor.program.text_file import TextFile
 
 _FROM = re.compile(
     r"(?mi)^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*(?:docker\.io/)?"

@@ -17,7 +17,8 @@ from trace_doctor.program.program import Project
 from trace_doctor.program.queries.arguments import Arguments, Given, set_value
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.values import set_origin, where_set
-from trace_doctor.program.script import Script, TextFile, argument, literal
+from trace_doctor.program.script import Script, argument, literal
+from trace_doctor.program.text_file import TextFile
 
 _POSITIONS = {"num_workers": 5, "pin_memory": 7}
 _ORDER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")

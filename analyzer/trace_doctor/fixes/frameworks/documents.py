@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from trace_doctor.fixes.edits import Candidate, Edit, NoEdit
-from trace_doctor.program.script import TextFile
+from trace_doctor.program.text_file import TextFile
 
 OTHER: Final = ...
 """the value of what is neither a mapping nor a scalar that is understood"""

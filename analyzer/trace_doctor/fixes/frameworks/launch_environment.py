@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trace_doctor.fixes.codemods import Place
 from trace_doctor.fixes.edits import Candidate
 from trace_doctor.fixes.frameworks.launchers import CONFIG, SHELL, commands, shown
-from trace_doctor.program.script import TextFile
+from trace_doctor.program.text_file import TextFile
 
 _TEXT = r"""(?P<quote>["']?)(?P<value>(?:(?<=")[^"\n]*|(?<=')[^'\n]*|(?<!["'])[^\s"'#;&|\\]*))(?P=quote)"""
 _FORMS = (

@@ -15,7 +15,8 @@ from trace_doctor.fixes.codemods import Place
 from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
 from trace_doctor.fixes.frameworks.documents import Document
 from trace_doctor.fixes.frameworks.trainers import Setting
-from trace_doctor.program.script import Script, TextFile
+from trace_doctor.program.script import Script
+from trace_doctor.program.text_file import TextFile
 
 SHELL = (".sh", ".bash", ".slurm", ".sbatch", "Makefile", "Dockerfile")
 CONFIG = (".yaml", ".yml", ".json")

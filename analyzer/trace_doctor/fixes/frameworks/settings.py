@@ -15,7 +15,8 @@ from trace_doctor.fixes.nodes import written
 from trace_doctor.program.queries.arguments import Arguments, Given, add_entries, set_value
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.values import divided, set_origin, where_set
-from trace_doctor.program.script import Script, TextFile, literal
+from trace_doctor.program.script import Script, literal
+from trace_doctor.program.text_file import TextFile
 
 Call = tuple[Script, cst.Call]
 Edits = dict[str, tuple[TextFile, list[Edit]]]

@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from trace_doctor.arrays import I32, I64, Bool
 from trace_doctor.errors import UsageError
 from trace_doctor.loaders._accelerator.build import LIBRARY, source_hash
-from trace_doctor.run import I32, I64, Bool
 
 FOLDER = Path(__file__).parent
 VARIABLE = "TRACE_DOCTOR_DECODER"

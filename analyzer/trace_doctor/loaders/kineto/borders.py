@@ -12,8 +12,8 @@ from collections import Counter
 
 import numpy as np
 
+from trace_doctor.arrays import I64
 from trace_doctor.loaders.kineto import salvage as kineto_salvage
-from trace_doctor.run import I64
 
 _FIRST_KEYS = rb"(?:ph|name|cat|args|ts|pid|tid|dur|id|s|bp|sf|tts)"
 _BORDER = re.compile(rb'\}\s*,\s*(?=(\{\s*(?:"' + _FIRST_KEYS + rb'"|["}])))')

@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from trace_doctor.arrays import I64
 from trace_doctor.loaders import _accelerator
 from trace_doctor.loaders.kineto.salvage import strict
-from trace_doctor.run import I64, MemoryEvents
+from trace_doctor.run import MemoryEvents
 
 LATEST_US = 4e15
 """A start beyond this (in the year 2096) is no time; nanoseconds would overflow."""

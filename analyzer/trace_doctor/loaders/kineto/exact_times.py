@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor.run import I64
+from trace_doctor.arrays import I64
 
 COARSE_US = float(1 << 43)
 """From here on a float64 of microseconds steps by two nanoseconds and more."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trace_doctor.arrays import I32, I64, Bool
 from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
 from trace_doctor.loaders import _accelerator, identify, limits
 from trace_doctor.loaders.kineto import args as kineto_args
@@ -19,7 +20,7 @@ from trace_doctor.loaders.kineto.categories import BY_NAME, CATEGORIES, LEGACY, 
 from trace_doctor.loaders.kineto.decode import LONGEST_US, PER_EVENT_TEXT, Columns, nanoseconds
 from trace_doctor.loaders.kineto.document import Document
 from trace_doctor.loaders.stream import ByteStream, ahead
-from trace_doctor.run import GPU_CATS, I32, I64, Bool, Cat, Damage, Run, Thread
+from trace_doctor.run import GPU_CATS, Cat, Damage, Run, Thread
 
 MOST_RESERVED = 4 << 30
 """Bytes of JSON that room is reserved for in advance. It takes no memory before it is used."""
