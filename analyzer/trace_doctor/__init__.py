@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from trace_doctor.version import VERSION
+
+__version__ = VERSION
 
 _HOMES = {
     "analyze": "trace_doctor.api",
@@ -20,7 +22,7 @@ _HOMES = {
     "verify": "trace_doctor.api",
     "record": "trace_doctor.recording.api",
     "to_hta": "trace_doctor.hta",
-    "Result": "trace_doctor.model",
+    "Result": "trace_doctor.notebook",
     "Difference": "trace_doctor.model.difference",
     "Verification": "trace_doctor.model.verification",
     "Confidence": "trace_doctor.model",
@@ -71,7 +73,6 @@ if TYPE_CHECKING:
     from trace_doctor.model import Finding as Finding
     from trace_doctor.model import Fix as Fix
     from trace_doctor.model import Location as Location
-    from trace_doctor.model import Result as Result
     from trace_doctor.model import Saving as Saving
     from trace_doctor.model import Severity as Severity
     from trace_doctor.model import Span as Span
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from trace_doctor.model import Target as Target
     from trace_doctor.model.difference import Difference as Difference
     from trace_doctor.model.verification import Verification as Verification
+    from trace_doctor.notebook import Result as Result
     from trace_doctor.recording.api import record as record
     from trace_doctor.rule import Claim as Claim
     from trace_doctor.rule import Context as Context

@@ -18,11 +18,12 @@ from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
 from trace_doctor.loaders.kineto.meta import rank_in_name
-from trace_doctor.loaders.limits import memory_limit
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import Loaded, LoadOptions, captures_of, load_inputs
 from trace_doctor.loading.inputs import available_cores
-from trace_doctor.model import Finding, Ignored, Result
+from trace_doctor.memory_limit import memory_limit
+from trace_doctor.model import Finding, Ignored
+from trace_doctor.notebook import Result
 from trace_doctor.recording import folder as recordings
 from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot

@@ -8,11 +8,11 @@ import pytest
 from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
-from trace_doctor.evidence.names.frames import same_file, shown_path
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
 from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder
+from trace_doctor.user_frames import same_file, shown_path
 
 
 def sites(run: Run, options: Options | None = None) -> CallSites:

@@ -12,7 +12,6 @@ from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.compile.graph_breaks import Break
-from trace_doctor.evidence.names.frames import Frame
 from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.loaders.torch_trace import (
     CompileLog,
@@ -23,6 +22,7 @@ from trace_doctor.loaders.torch_trace import (
 )
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder
+from trace_doctor.user_frames import Frame
 
 
 def events(run: Run, *logs: CompileLog, options: Options | None = None) -> CompileEvents:

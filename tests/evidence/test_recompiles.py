@@ -9,11 +9,11 @@ import pytest
 from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.compile.compile_events import CompileEvents
-from trace_doctor.evidence.names.frames import Frame
 from trace_doctor.loaders.torch_trace import CompileLog, LogFrame, LoggedCompile, LoggedRecompile
 from trace_doctor.model import TorchVersion
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder
+from trace_doctor.user_frames import Frame
 
 
 def events(run: Run, *logs: CompileLog) -> CompileEvents:

@@ -23,11 +23,12 @@ from typing import Any
 
 import pytest
 
-from trace_doctor.fixes.codemods import Place, codemods
-from trace_doctor.fixes.edits import Change, NoEdit
+from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.resolved import checked
-from trace_doctor.fixes.versions import TorchBounds, parse
+from trace_doctor.program.edits import Change, NoEdit
+from trace_doctor.program.place import Place
 from trace_doctor.program.script import Script
+from trace_doctor.program.versions import TorchBounds, parse
 
 
 @dataclass(frozen=True)

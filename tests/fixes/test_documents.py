@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trace_doctor.fixes.edits import NoEdit, apply
 from trace_doctor.fixes.frameworks.documents import Document
+from trace_doctor.program.edits import NoEdit, apply
 from trace_doctor.program.text_file import TextFile
 
 CONFIG = {

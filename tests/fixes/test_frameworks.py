@@ -17,7 +17,7 @@ from trace_doctor.fixes.frameworks.trainers import (
     TRAINING_ARGUMENTS,
     Setting,
 )
-from trace_doctor.fixes.versions import parse
+from trace_doctor.program.versions import parse
 
 CLASSES: list[tuple[str, str, Mapping[str, Setting]]] = [
     ("transformers", "transformers.TrainingArguments", TRAINING_ARGUMENTS),

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from trace_doctor.fixes.codemods import Place, codemods
-from trace_doctor.fixes.edits import Change, NoEdit
+from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.resolved import checked
-from trace_doctor.fixes.versions import TorchBounds
+from trace_doctor.program.edits import Change, NoEdit
+from trace_doctor.program.place import Place
 from trace_doctor.program.program import Project
 from trace_doctor.program.tree import SourceTree
+from trace_doctor.program.versions import TorchBounds
 
 NET = """import torch
 from torch import nn

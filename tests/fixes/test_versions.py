@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.fixes import plan
-from trace_doctor.fixes.versions import FORMS, Form, TorchBounds, accepts, bounds, parse, pinned, refused
 from trace_doctor.model import Finding, Fix, Input, Result, TorchVersion
+from trace_doctor.program.versions import FORMS, Form, TorchBounds, accepts, bounds, parse, pinned, refused
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.md"))
 SCRIPT = "import torch\nfrom torch.optim import SGD\n\nopt = SGD(net.parameters(), lr=0.1)\n"
@@ -141,7 +141,7 @@ def test_an_edit_that_may_not_run_is_shown_and_not_made(
 ) -> None:
     """Whatever a codemod forgets: what comes out is looked at."""
     from trace_doctor.fixes import codemods as home
-    from trace_doctor.fixes.edits import Change, Edit
+    from trace_doctor.program.edits import Change, Edit
 
     def careless(place: home.Place, params: object) -> Change:
         script = place.scripts[0]

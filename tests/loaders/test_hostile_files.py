@@ -19,8 +19,8 @@ from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.kineto import window as kineto_window
 from trace_doctor.loaders.kineto.events import EventList
 from trace_doctor.loaders.kineto.trace import load_trace
-from trace_doctor.loaders.limits import available_memory, memory_limit
 from trace_doctor.loaders.torch_trace import load_torch_trace
+from trace_doctor.memory_limit import available_memory, memory_limit
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from trace_doctor.errors import DamagedCapture, NotACapture
-from trace_doctor.loaders.isolation import OutOfMemory
+from trace_doctor.isolation import OutOfMemory
 from trace_doctor.loaders.snapshot import unpickle as loader
 from trace_doctor.snapshot import Snapshot
 

@@ -14,6 +14,7 @@ import msgspec
 import plotly
 import pytest
 
+import trace_doctor
 from trace_doctor.errors import NotACapture
 from trace_doctor.gate.diff import difference
 from trace_doctor.model import Budget, Finding, Gate, Result, Saving
@@ -351,7 +352,8 @@ def test_colours_contrast_in_both_themes() -> None:
 
 
 def test_a_notebook_shows_the_report_in_a_frame(hostile_result: Result) -> None:
-    frame = hostile_result._repr_html_()
+    frame = trace_doctor.Result.from_json(hostile_result.to_json())._repr_html_()
+    assert frame is not None
     page = re.fullmatch(r'<iframe srcdoc="([^"]*)"[^<>]*></iframe>', frame)
     assert page is not None
     assert unescape(page[1]) == render(hostile_result, "html", zoom=False)

@@ -8,8 +8,9 @@ import pytest
 from stand_ins import GIVEN
 
 from trace_doctor import Fix
-from trace_doctor.fixes.codemods import Place, codemods
-from trace_doctor.fixes.edits import NoEdit
+from trace_doctor.fixes.codemods import codemods
+from trace_doctor.program.edits import NoEdit
+from trace_doctor.program.place import Place
 from trace_doctor.program.script import Script
 from trace_doctor_rules import techniques
 

@@ -7,9 +7,9 @@ import io
 import os
 import signal
 import sys
-from typing import NoReturn
 
 from trace_doctor import tuning
+from trace_doctor.cli.endings import interrupted, leave_stdout, tell
 
 
 def main() -> None:
@@ -70,28 +70,12 @@ def run() -> None:
         sys.exit(2)
 
 
-def tell(text: str) -> None:
-    """What ends the program. The exit code says it as well where nobody can be told: 1 would be a verdict of `check`."""
-    with contextlib.suppress(OSError):
-        print(f"trace-doctor: {text}", file=sys.stderr)
-
-
 def next_step(error: Exception) -> str:
     """The command that helps where an error has one."""
     from trace_doctor.errors import NothingRecorded
 
     made = " (trace-doctor record -- python train.py makes a recording)"
     return made if isinstance(error, NothingRecorded) else ""
-
-
-def interrupted() -> NoReturn:
-    tell("interrupted")
-    sys.exit(130)
-
-
-def leave_stdout() -> None:
-    """What is still to be written goes nowhere: the interpreter would fail over it once more on its way out."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _open_what_is_closed() -> None:

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trace_doctor import __version__
-from trace_doctor.cli import interrupted, leave_stdout
 from trace_doctor.cli.common import Usage
 from trace_doctor.cli.completion import FILES
+from trace_doctor.cli.endings import interrupted, leave_stdout
+from trace_doctor.version import VERSION
 
 HOMES = {
     "record": "record",
@@ -66,7 +66,7 @@ class Commands(TyperGroup):
 def _version(context: typer.Context, wanted: bool) -> None:
     if not wanted:
         return
-    typer.echo(f"trace-doctor {__version__}")
+    typer.echo(f"trace-doctor {VERSION}")
     if context.params.get("verbose"):
         from trace_doctor.loaders import _accelerator
 

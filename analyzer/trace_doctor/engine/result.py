@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from trace_doctor import __version__
 from trace_doctor.capture import Capture
 from trace_doctor.config import Config
 from trace_doctor.engine.capture_result import Examined, rows_of, steps_of
@@ -41,6 +40,7 @@ from trace_doctor.evidence.memory.series import thinned
 from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.model import Finding, Input, Lane, Result, Suppressed, Tool
 from trace_doctor.rule import Rule
+from trace_doctor.version import VERSION
 
 _WAYS = ("jobs", "cache", "cache_dir")
 """Settings that change how an analysis goes, never what it says."""
@@ -85,7 +85,7 @@ def diagnose(
     traces = sum(e.facts.capture.run is not None for e in examined)
     memory = limit(rows_of(examined, MemoryLedger, lambda m: m.series), MAX_LANES, "memory charts", limits)
     return Result(
-        tool=Tool(version=__version__),
+        tool=Tool(version=VERSION),
         inputs=inputs,
         ignored=limit(
             sorted(given.ignored, key=lambda i: not i.unread),

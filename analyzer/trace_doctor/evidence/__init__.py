@@ -1,6 +1,5 @@
-"""Derived facts, typed, made on demand, cached and shared by rules."""
+"""Derived facts, typed, made on demand, shared by rules."""
 
 from trace_doctor.evidence.base import Evidence, Facts, Options
-from trace_doctor.evidence.replay.what_if import Removal
 
-__all__ = ["Evidence", "Facts", "Options", "Removal"]
+__all__ = ["Evidence", "Facts", "Options"]

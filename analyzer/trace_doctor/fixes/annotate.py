@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 
 from trace_doctor.errors import printable
-from trace_doctor.evidence.names.frames import is_user_frame
 from trace_doctor.files import is_utf8
-from trace_doctor.fixes.edits import Change
 from trace_doctor.fixes.plan import plan
 from trace_doctor.fixes.resolved import Planned
 from trace_doctor.model import NOT_PATCHED, Finding, Fix, Location, Result, Target
+from trace_doctor.program.edits import Change
 from trace_doctor.program.tree import SourceTree
+from trace_doctor.user_frames import is_user_frame
 
 _EXCERPT_LINES = 3
 

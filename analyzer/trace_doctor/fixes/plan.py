@@ -10,23 +10,24 @@ from pathlib import Path
 import msgspec
 
 from trace_doctor.errors import UnreadableScript, UsageError, no_commands, one_line
-from trace_doctor.evidence.names.frames import is_user_frame
-from trace_doctor.fixes import edits as editing
-from trace_doctor.fixes import versions
-from trace_doctor.fixes.codemods import Codemod, Place, codemods
+from trace_doctor.fixes.codemods import Codemod, codemods
 from trace_doctor.fixes.diffs import unified
-from trace_doctor.fixes.edits import Candidate, Change, NoEdit
-from trace_doctor.fixes.frameworks.framework_fixes import in_framework, settings_first
+from trace_doctor.fixes.framework_fixes import in_framework, settings_first
 from trace_doctor.fixes.frameworks.trainers import minimum_versions
 from trace_doctor.fixes.resolved import Planned, Status, checked, together
-from trace_doctor.fixes.versions import TorchBounds, bounds
 from trace_doctor.model import NOT_PATCHED, Finding, Fix, Result, Target
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program import edits as editing
+from trace_doctor.program import versions
+from trace_doctor.program.edits import Candidate, Change, NoEdit
+from trace_doctor.program.place import Place
 from trace_doctor.program.program import Project
 from trace_doctor.program.queries.entry import entry_scripts, training_files
 from trace_doctor.program.script import FRAMEWORKS, Script
 from trace_doctor.program.text_file import TextFile
 from trace_doctor.program.tree import SourceTree, same_function
+from trace_doctor.program.versions import TorchBounds, bounds
+from trace_doctor.user_frames import is_user_frame
 
 
 @dataclass(frozen=True)

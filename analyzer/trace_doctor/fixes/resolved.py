@@ -8,9 +8,9 @@ from itertools import combinations
 from typing import Literal
 
 from trace_doctor.errors import UnreadableScript
-from trace_doctor.fixes import edits as editing
-from trace_doctor.fixes.edits import Candidate, Change, NoEdit
 from trace_doctor.model import Finding, Fix, Safety
+from trace_doctor.program import edits as editing
+from trace_doctor.program.edits import Candidate, Change, NoEdit
 from trace_doctor.program.text_file import TextFile
 
 Status = Literal[

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
+from trace_doctor.captured_paths import plain_path
 from trace_doctor.errors import NotACapture
 from trace_doctor.loaders.stream import ByteStream
-from trace_doctor.program.captured_paths import plain_path
 from trace_doctor.regex import regex
 
 _HEADER = regex(rb"(?:\[rank\d+\]:)?[VDIWECF]\d{4} \d\d:\d\d:\d\d\.\d+ (\S+) \S+:\d+\] *(\{.*)")

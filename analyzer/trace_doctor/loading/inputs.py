@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trace_doctor import memory_limit as limits
 from trace_doctor.errors import DamagedCapture, TooLarge, TraceDoctorError
-from trace_doctor.loaders import limits
 from trace_doctor.loaders.discover import Found
 from trace_doctor.loaders.kineto import decode as kineto_decode
 from trace_doctor.loaders.progress import Progress, listening

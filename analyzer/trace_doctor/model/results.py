@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from html import escape
-from importlib import import_module
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -59,6 +58,10 @@ class Summary(Struct, frozen=True, kw_only=True):
 class Tool(Struct, frozen=True, kw_only=True):
     name: str = "trace-doctor"
     version: str = ""
+
+
+in_notebooks: Callable[[Result], str] | None = None
+"""HTML of a result for a notebook; set by `trace_doctor.notebook`, for this module knows no reporters."""
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -131,13 +134,8 @@ class Result(Struct, frozen=True, kw_only=True):
         of = f"{self.inputs[0].path!r}" if len(self.inputs) == 1 else f"{len(self.inputs)} captures"
         return "\n  ".join([f"<Result of {of}: {self.summary.verdict!r}", *map(repr, self.findings)]) + ">"
 
-    def _repr_html_(self) -> str:
-        """The report in a frame of its own, for notebooks. Reporters are looked up when asked for: this module needs none."""
-        page: str = import_module("trace_doctor.reporters").render(self, "html", zoom=False)
-        return (
-            f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts allow-downloads" title="trace-doctor report" '
-            'width="100%" height="720" frameborder="0"></iframe>'
-        )
+    def _repr_html_(self) -> str | None:
+        return in_notebooks(self) if in_notebooks is not None else None
 
 
 _ROWS = (

@@ -373,7 +373,7 @@ class Origins:
         return found
 
 
-def tracked(script: Script) -> Origins:
+def dataflow_of(script: Script) -> Origins:
     """Assignment tracking of a script, made once and kept with it."""
     if not isinstance(script.tracking, Origins):
         script.tracking = Origins(script)

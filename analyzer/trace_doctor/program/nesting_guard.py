@@ -15,7 +15,7 @@ import libcst as cst
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, QualifiedNameProvider
 
 from trace_doctor.errors import UnreadableScript
-from trace_doctor.loaders.isolation import Crashed, OutOfMemory, OutOfTime, isolated
+from trace_doctor.isolation import Crashed, OutOfMemory, OutOfTime, isolated
 from trace_doctor.regex import regex
 
 PLAIN = 120

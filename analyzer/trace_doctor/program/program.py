@@ -13,7 +13,15 @@ from weakref import WeakKeyDictionary
 
 import libcst as cst
 
-from trace_doctor.program.dataflow import DATALOADERS, Origins, Trail, default_of, method_of, tracked, walk
+from trace_doctor.program.dataflow import (
+    DATALOADERS,
+    Origins,
+    Trail,
+    dataflow_of,
+    default_of,
+    method_of,
+    walk,
+)
 from trace_doctor.program.script import Script, dotted, imported_modules
 from trace_doctor.program.text_file import TextFile
 from trace_doctor.program.tree import SourceTree
@@ -89,7 +97,7 @@ class Project:
         qualified = script.qualified(node)
         if qualified is not None or not isinstance(node, cst.Name) or "import *" not in script.text:
             return self.resolve(script, qualified)
-        own = tracked(script)
+        own = dataflow_of(script)
         bound = own.bound(node) or own.parameter_of(node) is not None
         return None if bound else self._starred(script, [node.value])
 
@@ -134,7 +142,7 @@ class Project:
         return self._defined[id(func)]
 
     def _definition(self, script: Script, func: cst.BaseExpression) -> tuple[Script, Definition] | None:
-        local = tracked(script).definition(func)
+        local = dataflow_of(script).definition(func)
         if local is not None:
             return script, local
         found = self._resolved(script, func)
@@ -147,7 +155,7 @@ class Project:
 
     def class_of(self, script: Script, receiver: cst.BaseExpression) -> tuple[Script, cst.ClassDef] | None:
         """The class of this program that a receiver is an instance of."""
-        own = tracked(script).class_of(receiver)
+        own = dataflow_of(script).class_of(receiver)
         if own is not None:
             return script, own
         if id(receiver) in self._asked:
@@ -212,7 +220,7 @@ class Project:
 
     def _step(self, trail: Trail) -> list[Trail]:
         script, node, item = trail
-        found = [(script, value, position) for value, position in tracked(script).step(node, item) or ()]
+        found = [(script, value, position) for value, position in dataflow_of(script).step(node, item) or ()]
         return found + self._cross(script, node, item, bool(found))
 
     def _cross(self, script: Script, node: cst.BaseExpression, item: int | None, local: bool) -> list[Trail]:
@@ -220,10 +228,10 @@ class Project:
         if isinstance(node, cst.Call) and not local:
             found = self.definition(script, node.func)
             if found is not None and isinstance(found[1], cst.FunctionDef):
-                return [(found[0], value, item) for value in tracked(found[0]).returns(found[1])]
+                return [(found[0], value, item) for value in dataflow_of(found[0]).returns(found[1])]
         if not isinstance(node, cst.Name | cst.Attribute):
             return []
-        function = tracked(script).parameter_of(node)
+        function = dataflow_of(script).parameter_of(node)
         if function is None:
             found_value = self._resolved(script, node)
             value = found_value[1] if found_value is not None else None
@@ -234,7 +242,7 @@ class Project:
             )
         name = dotted(node) or ""
         calls = self._callers(script, function)
-        given = [(s, tracked(script).given(function, name, c)) for s, c in calls]
+        given = [(s, dataflow_of(script).given(function, name, c)) for s, c in calls]
         passed = [(s, value, item) for s, value in given if value is not None]
         default = default_of(function, name)
         return passed if passed or local or default is None else [(script, default, item)]
@@ -243,7 +251,7 @@ class Project:
         """Calls of a function (or of its class) in the other files of the program."""
         if (known := self._calls.get(id(function))) is not None:
             return known
-        owner = tracked(script).owner(function)
+        owner = dataflow_of(script).owner(function)
         before = self._cut_short
         wanted: Definition = owner if owner is not None and function.name.value == "__init__" else function
         calls = [
@@ -327,7 +335,7 @@ def _last_name(func: cst.BaseExpression) -> str | None:
 
 def _at_top(script: Script, names: list[str]) -> cst.CSTNode | None:
     """`f`, `Class`, `Class.method` or the value of `NAME = ...` at module level."""
-    origins: Origins = tracked(script)
+    origins: Origins = dataflow_of(script)
     first = [
         d
         for d in origins.definitions.get(names[0], [])

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trace_doctor import __version__
 from trace_doctor.errors import UsageError
 from trace_doctor.recording import command_line
 from trace_doctor.recording import process_log as presence
@@ -35,6 +34,7 @@ from trace_doctor.recording.options import (
 from trace_doctor.recording.plan import TRACED
 from trace_doctor.recording.recording_warnings import shortcomings, signal_name
 from trace_doctor.recording.running import Ended, run
+from trace_doctor.version import VERSION
 
 SCHEMA = 1
 OUTPUT_FILE = "output.log"
@@ -181,7 +181,7 @@ def manifest(ranks: Sequence[int], warnings: Sequence[str], seconds: float, **of
     """What `recording.json` says; a recording from inside a script knows nothing of a command."""
     said = {
         "schema": SCHEMA,
-        "version": __version__,
+        "version": VERSION,
         "exit_code": None,
         "signal": None,
         "stopped_by_us": False,

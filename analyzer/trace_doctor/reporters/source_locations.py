@@ -5,8 +5,8 @@ from __future__ import annotations
 import posixpath
 import re
 
-from trace_doctor.evidence.names.frames import is_user_frame
 from trace_doctor.model import Finding, Location, Result
+from trace_doctor.user_frames import is_user_frame
 
 _NOT_RELATIVE = re.compile(r"""[/~<"]|[A-Za-z]:""")
 

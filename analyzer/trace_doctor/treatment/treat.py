@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trace_doctor import __version__
 from trace_doctor.api import analyze, diff
 from trace_doctor.config import Config
 from trace_doctor.errors import TraceDoctorError, UsageError, printable
@@ -28,6 +27,7 @@ from trace_doctor.treatment.loop import Loop, Say
 from trace_doctor.treatment.measurement import RunFailed
 from trace_doctor.treatment.scratch import Scratch
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules
+from trace_doctor.version import VERSION
 
 _log = logging.getLogger(__name__)
 _MOST_CHANGES = 1_000
@@ -279,7 +279,7 @@ class _Known:
         loop, options = self.loop, self.options
         edits = loop.setup.edits
         made = Treatment(
-            tool=Tool(version=__version__),
+            tool=Tool(version=VERSION),
             code=0,
             verdict="",
             method=Method(

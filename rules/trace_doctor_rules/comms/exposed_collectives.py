@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import Claim, Column, Confidence, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.distributed.collectives import Collectives, RankedCollectives, kind_of
 from trace_doctor.evidence.distributed.parallelism import Parallelism
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import intervals, total
-from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads

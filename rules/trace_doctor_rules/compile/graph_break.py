@@ -18,11 +18,10 @@ from trace_doctor import (
     Target,
     threshold,
 )
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.compile.graph_breaks import Break
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid

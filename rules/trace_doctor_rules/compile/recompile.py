@@ -14,18 +14,18 @@ from trace_doctor import (
     Table,
     threshold,
 )
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.compile.cache_misses import CacheMiss
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.compile.recompiles import Compilation
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.intervals import clip, intersect, intervals, total
-from trace_doctor.evidence.names.frames import Frame
+from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor.user_frames import Frame
 from trace_doctor_rules.compile._recompile_fixes import because, fixes
 
 

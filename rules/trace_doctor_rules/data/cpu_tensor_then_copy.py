@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Run, Table, threshold
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.host.device_copies import DeviceCopies
 from trace_doctor.evidence.host.transfers import UnseenCopies
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
-from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.spans import Moments

@@ -14,12 +14,11 @@ from trace_doctor import (
     Table,
     threshold,
 )
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.host.data_waits import DataWaits
 from trace_doctor.evidence.idle.data_loading import DataLoading, LoaderKind
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
-from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps

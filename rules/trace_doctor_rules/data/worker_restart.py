@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trace_doctor import Claim, Column, Confidence, Context, Rule, Table, threshold
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.data_waits import DataWaits
 from trace_doctor.evidence.idle.data_loading import DataLoading
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
-from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from trace_doctor import Claim, Context, Fix
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.host.host_gaps import HostPauses, Pause
 from trace_doctor.evidence.host.unattributed_gaps import UnnamedPauses
-from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps

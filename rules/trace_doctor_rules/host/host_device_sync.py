@@ -15,9 +15,8 @@ from trace_doctor import (
     Table,
     threshold,
 )
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
-from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.spans import Moments

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Table, threshold
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.host_bound import HostBound
 from trace_doctor.evidence.host.host_gaps import HostPauses, Pause
 from trace_doctor.evidence.host.unattributed_gaps import UnnamedPauses
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.intervals import total
-from trace_doctor.evidence.replay.retime import PAUSE_NS
-from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.idle.host_causes import PAUSE_NS
+from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps

@@ -8,9 +8,8 @@ from contextlib import nullcontext
 from msgspec.structs import replace
 
 from trace_doctor import Claim, Column, Context, Rule, Table, threshold
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.compute.operator_loops import OperatorLoop, OperatorLoops
-from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps

@@ -6,10 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Column, Saving, Table
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.replay.what_if import Removal, Replay
 
 Bool = npt.NDArray[np.bool_]
 

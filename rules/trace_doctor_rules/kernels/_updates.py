@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Run
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.compute.optimizer_work import OptimizerWork
 from trace_doctor.evidence.compute.update_loops import UpdateLoop, UpdateLoops
+from trace_doctor.evidence.replay.what_if import Removal
 
 Rows = npt.NDArray[np.int64]
 FOREACH = frozenset(

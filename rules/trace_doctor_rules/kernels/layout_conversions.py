@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trace_doctor import Claim, Confidence, Context, Fix, Location, Rule, threshold
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps

@@ -12,11 +12,11 @@ from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Run, Sav
 from trace_doctor.evidence.compute.optimizer_work import OptimizerWork
 from trace_doctor.evidence.compute.update_loops import UpdateLoops
 from trace_doctor.evidence.durations import two_figures
+from trace_doctor.evidence.idle.compute_device import Processor
 from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import covered, union
 from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
-from trace_doctor.evidence.trace.compute_device import Processor
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
-from trace_doctor.evidence import Removal
-from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome
+from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs, tensor_bytes
 from trace_doctor.evidence.trace.spans import Moments

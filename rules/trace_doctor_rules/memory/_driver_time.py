@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from trace_doctor import Context, Saving, Span
-from trace_doctor.evidence import Removal
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.memory.allocator import DriverCalls
-from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.trace.spans import Moments
 
 

@@ -11,9 +11,9 @@ from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.classes import WORKSPACES
 from trace_doctor.evidence.memory.stages import Stage
-from trace_doctor.evidence.names.frames import is_user_frame
 from trace_doctor.evidence.trace.call_sites import Site
 from trace_doctor.snapshot import StackFrame
+from trace_doctor.user_frames import is_user_frame
 
 
 class Growth(Struct, frozen=True):

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.names.event_names import is_compile
-from trace_doctor.evidence.names.frames import Frame, is_user_frame, python_frame
 from trace_doctor.run import Cat, Run
+from trace_doctor.user_frames import Frame, is_user_frame, python_frame
 
 _LOOKUP = "TorchDynamo Cache Lookup"
 

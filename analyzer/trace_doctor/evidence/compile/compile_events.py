@@ -27,11 +27,11 @@ from trace_doctor.evidence.compile.graph_breaks import (
 from trace_doctor.evidence.compile.recompiles import Compilation, find_compilations
 from trace_doctor.evidence.idle.syncs import Syncs
 from trace_doctor.evidence.intervals import covered, intervals, pairs
-from trace_doctor.evidence.names.frames import Frame, same_file, shown_path
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.loaders.torch_trace import CompileLog, LoggedBreak
 from trace_doctor.run import Cat, Run
+from trace_doctor.user_frames import Frame, same_file, shown_path
 
 _MARKS_REGIONS = [2, 2]
 """the torch that puts a Torch-Compiled Region around compiled code each time it runs"""

@@ -15,9 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trace_doctor.arrays import I64
-from trace_doctor.evidence.names.frames import Frame, python_frame
 from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
+from trace_doctor.user_frames import Frame, python_frame
 
 _REGION = regex(r"Torch-Compiled Region(?:: (\S+)/(\d+))?")
 RESUME = regex(r"torch_dynamo_resume_in_(.+)_at_(\d+)")

@@ -17,10 +17,10 @@ from msgspec import Struct, field
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.compile.break_gaps import CALLS, DYNAMO, Between
 from trace_doctor.evidence.compile.compile_regions import RESUME, Region, Regions, resumed_at
-from trace_doctor.evidence.names.frames import Frame, is_user_frame, python_frame, same_file
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.loaders.torch_trace import LogFrame, LoggedBreak
 from trace_doctor.run import Cat, Run
+from trace_doctor.user_frames import Frame, is_user_frame, python_frame, same_file
 
 _NO_ROWS = np.empty(0, dtype=np.int64)
 

@@ -11,10 +11,10 @@ from msgspec import Struct
 
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.compile.compile_regions import Region, Regions
-from trace_doctor.evidence.names.frames import Frame
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
+from trace_doctor.user_frames import Frame
 
 _TIMED = regex(r"(.+) \(dynamo_timed\)")
 # no compilation: recording a CUDA graph, and what Dynamo runs beside a compilation

@@ -18,13 +18,13 @@ from trace_doctor.evidence.names.event_names import (
     is_step,
     is_torch_mark,
 )
-from trace_doctor.evidence.names.frames import is_user_function
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
+from trace_doctor.user_frames import is_user_function
 
 LONGEST = 20
 """operators of a small group: what a function does with one element, or with one pair"""

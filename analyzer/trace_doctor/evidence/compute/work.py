@@ -12,6 +12,7 @@ from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.compute.kernels import Kernels
+from trace_doctor.evidence.idle.compute_device import Processor
 from trace_doctor.evidence.idle.cpu_timeline import CPU
 from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.names.event_names import (
@@ -24,7 +25,6 @@ from trace_doctor.evidence.names.event_names import (
     is_view,
 )
 from trace_doctor.evidence.names.kernel_names import KernelClass, Kind
-from trace_doctor.evidence.trace.compute_device import Processor
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads

@@ -12,9 +12,11 @@ from trace_doctor.arrays import I64, Bool
 from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.host.preemption import held_up
+from trace_doctor.evidence.idle.compute_device import Processor
 from trace_doctor.evidence.idle.cpu_timeline import CpuTimeline
 from trace_doctor.evidence.idle.data_loading import loader_mask
 from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.idle.host_causes import PAUSE_NS
 from trace_doctor.evidence.intervals import (
     NOTHING,
     clip,
@@ -34,15 +36,13 @@ from trace_doctor.evidence.names.event_names import (
     is_step,
     is_torch_mark,
 )
-from trace_doctor.evidence.names.frames import is_user_function, python_frame
-from trace_doctor.evidence.replay.retime import PAUSE_NS
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
-from trace_doctor.evidence.trace.compute_device import Processor
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.run import Cat, Run
+from trace_doctor.user_frames import is_user_function, python_frame
 
 CAUSES = ("python", "annotation", "dispatch")
 OPERATORS = 0.1

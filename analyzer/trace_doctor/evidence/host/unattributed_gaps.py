@@ -13,8 +13,7 @@ from trace_doctor.evidence.host.host_gaps import OPERATORS, HostPauses, Pause
 from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import covered, intersect, pairs, subtract, union
 from trace_doctor.evidence.names.event_names import is_step, is_torch_mark
-from trace_doctor.evidence.names.frames import is_user_function
-from trace_doctor.evidence.replay.retime import PAUSE_NS
+from trace_doctor.evidence.idle.host_causes import PAUSE_NS
 from trace_doctor.evidence.replay.what_if import view_time
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
 from trace_doctor.evidence.trace.launches import Launches
@@ -22,6 +21,7 @@ from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.run import Cat, Run
+from trace_doctor.user_frames import is_user_function
 
 _AUTOGRAD = "autograd::engine::evaluate_function"
 

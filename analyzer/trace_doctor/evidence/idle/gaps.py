@@ -10,10 +10,9 @@ import numpy as np
 from trace_doctor.arrays import I16, I64, U8, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.cpu_timeline import CPU, CpuTimeline
-from trace_doctor.evidence.idle.host_causes import CAUSE, Cover, HostCauses, joined
+from trace_doctor.evidence.idle.host_causes import CAUSE, PAUSE_NS, Cover, HostCauses, joined
 from trace_doctor.evidence.idle.syncs import Syncs
 from trace_doctor.evidence.intervals import complement, covered, intervals, pairs, union
-from trace_doctor.evidence.replay.retime import PAUSE_NS
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting

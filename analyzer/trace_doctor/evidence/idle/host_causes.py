@@ -36,6 +36,9 @@ QUEUE_FULL = "Command Buffer Full"
 """Under overhead as well, and the program's: a launch waits until the device has taken what is queued before it (CUPTI
 release notes, CUDA 12.3). The moment belongs to the launch call around it."""
 
+PAUSE_NS = 1_000_000
+"""Longer between two calls is one pause of the host, no work for the next launch: that takes 5 to 200 µs"""
+
 
 class Cover(Struct, frozen=True):
     """Pieces that tile the window in order: [start, end) ns, cause (index in IDLE_CAUSES), event row or -1."""

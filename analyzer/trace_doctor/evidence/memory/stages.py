@@ -16,10 +16,10 @@ import numpy as np
 
 from trace_doctor.arrays import I32, U8, Bool
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.names.frames import is_user_frame, shown_path
 from trace_doctor.evidence.trace.call_sites import Site
 from trace_doctor.regex import regex
 from trace_doctor.snapshot import Snapshot, StackFrame
+from trace_doctor.user_frames import is_user_frame, shown_path
 
 
 class Stage(enum.IntEnum):

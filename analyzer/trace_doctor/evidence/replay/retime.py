@@ -11,13 +11,12 @@ import numpy as np
 from msgspec import Struct, field
 
 from trace_doctor.arrays import I64, Bool
+from trace_doctor.evidence.idle.host_causes import PAUSE_NS
 from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, subtract
 from trace_doctor.evidence.replay.dependency_graph import NONE, ReplayGraph
 
 BLOCK = 1 << 14
 """rows that are Python numbers at once: these take far more memory than columns"""
-PAUSE_NS = 1_000_000
-"""Longer between two calls is one pause of the host, no work for the next launch: that takes 5 to 200 µs"""
 Column = TypeVar("Column", I64, Bool)
 
 

@@ -19,7 +19,7 @@ from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.data_loading import DataLoading
-from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
+from trace_doctor.evidence.idle.host_causes import CAUSE, PAUSE_NS, HostCauses
 from trace_doctor.evidence.intervals import (
     NOTHING,
     clip,
@@ -32,7 +32,7 @@ from trace_doctor.evidence.intervals import (
 )
 from trace_doctor.evidence.names.event_names import is_view
 from trace_doctor.evidence.replay.dependency_graph import ReplayGraph
-from trace_doctor.evidence.replay.retime import PAUSE_NS, LeftOut, retime
+from trace_doctor.evidence.replay.retime import LeftOut, retime
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.model import Basis, Column, Saving, Table

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import origins
+from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.script import Script, argument, dotted, literal
 
 _SAME_VALUES = (
@@ -127,7 +127,7 @@ def is_triangle(
 
 def _values(script: Script, node: cst.BaseExpression) -> list[cst.BaseExpression]:
     """What a name was assigned, or what a buffer of `self` was registered with."""
-    bound = origins(script).bound(node)
+    bound = dataflow_of(script).bound(node)
     if bound:
         return [b.value for b in bound if b.item is None and not b.loop]
     if not isinstance(node, cst.Attribute):
@@ -209,7 +209,7 @@ def size_under_root(script: Script, node: cst.BaseExpression, *, inverse: bool) 
         found = _root(script, node, inverse=inverse)
         if found is not None:
             return found
-        made = origins(script).of(node)
+        made = dataflow_of(script).of(node)
         if len(made) != 1 or made[0] is node:
             return None
         node = made[0]
@@ -241,7 +241,7 @@ def _root(script: Script, node: cst.BaseExpression, *, inverse: bool) -> cst.Bas
 
 def is_last_size(script: Script, size: cst.BaseExpression, *operands: cst.BaseExpression) -> bool:
     """Whether a size is provably the last one of an operand."""
-    made = origins(script).of(size)
+    made = dataflow_of(script).of(size)
     text = flat(script, made[0] if len(made) == 1 else size)
     for operand in operands:
         name = flat(script, operand)
@@ -256,7 +256,7 @@ def is_last_size(script: Script, size: cst.BaseExpression, *operands: cst.BaseEx
 def _same(script: Script, a: cst.BaseExpression, b: cst.BaseExpression) -> bool:
     if flat(script, a) == flat(script, b) and script.function_of(a) is script.function_of(b):
         return True
-    left, right = origins(script).of(a), origins(script).of(b)
+    left, right = dataflow_of(script).of(a), dataflow_of(script).of(b)
     if len(left) != 1 or len(right) != 1:
         return False
     if left[0] is right[0]:
@@ -301,7 +301,7 @@ def _shape_of_variable(
     script: Script, node: cst.Name | cst.Attribute, depth: int
 ) -> tuple[cst.BaseExpression, int] | None:
     """By what was assigned to it last; of several variables at once, only the parts of unbind() are known."""
-    before = [b for b in origins(script).bound(node) if script.span(b.value)[1] <= script.span(node)[0]]
+    before = [b for b in dataflow_of(script).bound(node) if script.span(b.value)[1] <= script.span(node)[0]]
     if not before or before[-1].loop:
         return None
     value = before[-1].value

@@ -28,8 +28,9 @@ from trace_doctor.fixes.attention.matmuls import (
     product,
     scores,
 )
-from trace_doctor.fixes.codemods import candidate, origins
-from trace_doctor.fixes.edits import NoEdit
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import NoEdit
+from trace_doctor.program.place import candidate
 from trace_doctor.program.queries.loops import names_in
 from trace_doctor.program.script import Script, argument, dotted, literal
 
@@ -123,7 +124,7 @@ class _Chain:
         def made(origin: cst.BaseExpression) -> bool:
             return isinstance(origin, cst.Call) and self.script.callee(origin) == "torch.nn.Dropout"
 
-        return len(call.args) == 1 and origins(self.script).all_are(call.func, made)
+        return len(call.args) == 1 and dataflow_of(self.script).all_are(call.func, made)
 
     # ------------------------------------------------------------------ following names
 

@@ -8,50 +8,19 @@ It never guesses between two places, and run on its own output it finds nothing 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
-import libcst as cst
 import msgspec
 
-from trace_doctor.fixes.edits import Candidate, Change, NoEdit
-from trace_doctor.fixes.versions import TorchBounds
 from trace_doctor.model.parameters import PARAMETERS, Parameters
-from trace_doctor.program.dataflow import tracked
-from trace_doctor.program.program import Project
-from trace_doctor.program.script import Script
+from trace_doctor.program.edits import Change
+from trace_doctor.program.place import Place
 
-N = TypeVar("N", bound=cst.CSTNode)
 Scope = Literal["line", "call", "program"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a fix belongs, as far as it is known.
-
-    `scripts` are the files it can be in; with `line` (and then exactly one script) the capture named the line.
-    """
-
-    scripts: Sequence[Script]
-    line: int | None = None
-    function: str | None = None
-    torch: TorchBounds = TorchBounds()
-    project: Project | None = None
-    """the program that the scripts belong to; None where only they are known"""
-
-    packages: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """oldest (major, minor) release of frameworks that the files beside the scripts allow, where they say so"""
-
-    @property
-    def program(self) -> Project:
-        return self.project or Project(self.scripts)
-
-    @property
-    def script(self) -> Script | None:
-        return self.scripts[0] if len(self.scripts) == 1 else None
 
 
 Run = Callable[[Place, Any], Change]
@@ -112,35 +81,3 @@ def codemods() -> dict[str, Codemod]:
     for module in pkgutil.iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
     return dict(sorted(_REGISTRY.items()))
-
-
-origins = tracked
-
-
-def candidate(script: Script, node: cst.CSTNode) -> Candidate:
-    line = script.line(node)
-    return Candidate(script.name, line, script.line_text(line).strip())
-
-
-def only(found: Sequence[tuple[Script, Any]], what: str, missing: str) -> tuple[Script, Any]:
-    """The one place among those found; raises NoEdit for none and for several."""
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise NoEdit("unresolved", missing)
-    raise NoEdit("ambiguous", f"{len(found)} places {what}", [candidate(s, n) for s, n in found])
-
-
-def in_function(place: Place, found: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
-    """Those in the function that the capture names, where the line is not known: captures of today name no lines."""
-    script, name = place.script, (place.function or "").replace("<locals>.", "").split(".")[-1]
-    if script is None or place.line is not None:
-        return list(found)
-    if name != "<module>" and name not in tracked(script).definitions:
-        return list(found)
-    return [(s, n) for s, n in found if _function_name(s, n) == name]
-
-
-def _function_name(script: Script, node: cst.CSTNode) -> str:
-    function = script.function_of(node)
-    return "<module>" if function is None else function.name.value

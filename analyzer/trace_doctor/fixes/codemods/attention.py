@@ -8,12 +8,13 @@ import libcst as cst
 
 from trace_doctor.fixes.attention.matmuls import Attention
 from trace_doctor.fixes.attention.pattern import find_attention
-from trace_doctor.fixes.codemods import Place, codemod, only
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span, remove
-from trace_doctor.fixes.versions import TorchBounds
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.edits import Change, Edit, NoEdit, line_span, remove
+from trace_doctor.program.place import Place, only
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.script import Script
+from trace_doctor.program.versions import TorchBounds
 
 
 @codemod(

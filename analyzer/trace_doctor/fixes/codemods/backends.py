@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only
-from trace_doctor.fixes.edits import Change, NoEdit, wrap
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import SdpaBackend
+from trace_doctor.program.edits import Change, NoEdit, wrap
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.training import whole_line
 from trace_doctor.program.script import Script, argument, literal

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, remove, wrap
+from trace_doctor.fixes.batch_sizes import batch_size_of, part_of_batch, resized
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import BatchSize, GradientAccumulation
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, remove, wrap
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps, zero_grads
 from trace_doctor.program.queries.training import Step, find_step, refuse_frameworks, whole_line
-from trace_doctor.program.queries.values import WhereSet, divided, set_origin, where_set
-from trace_doctor.program.script import Script, argument, dotted, literal
+from trace_doctor.program.script import Script, dotted
 
 _SIZE = {"transformers": "TrainingArguments(per_device_train_batch_size=...)"}
 _ACCUMULATE = {
@@ -34,61 +35,12 @@ def batch_size(place: Place, params: BatchSize) -> Change:
         refuse_frameworks(script, _SIZE)
     found: list[tuple[Script, Any]] = [*(loaders_on_line(place) or training_loaders(place))]
     script, call = only(found, "construct a DataLoader that feeds training", "no DataLoader(...) was found")
-    origin, size = _batch_size(place, script, call)
+    origin, size = batch_size_of(place, script, call)
     wanted = params.size
     if size >= wanted:
         where = f"{origin.script.name}:{origin.script.line(origin.value)}"
         raise NoEdit("already", f"{where} sets a batch of {size} already")
-    return _resized(place, origin, wanted)
-
-
-def divided_batch(place: Place, count: int) -> Change:
-    """Divides the batch size of the training loader, for gradients that are accumulated over `count` batches."""
-    scripts = place.program.mentioning("DataLoader")
-    found = training_loaders(replace(place, scripts=scripts, line=None, function=None))
-    script, call = only(
-        found,
-        "construct a DataLoader that feeds training",
-        "the loader whose batches get smaller was not found",
-    )
-    return _resized(place, *_part(place, script, call, count))
-
-
-def _part(place: Place, script: Script, call: cst.Call, count: int) -> tuple[WhereSet, int]:
-    """Where a loader's batch size is set, and the size of one of `count` equal parts of it."""
-    origin, size = _batch_size(place, script, call)
-    if size % count:
-        here = [candidate(origin.script, origin.value)]
-        raise NoEdit("display", f"a batch of {size} cannot be divided by {count}", here)
-    return origin, size // count
-
-
-def _batch_size(place: Place, script: Script, call: cst.Call) -> tuple[WhereSet, int]:
-    """Where a loader's batch size is set, and its value."""
-    given = argument(call, "batch_size", 1)
-    where = [candidate(script, call)]
-    if given is None:
-        raise NoEdit(
-            "display", "the loader takes no batch_size (a batch sampler, or batches as they are)", where
-        )
-    size = literal(given.value)
-    if isinstance(size, int):
-        return WhereSet(given.value, "constant", script), size
-    origin = where_set(script, given.value, place.program)
-    size = literal(origin.value) if origin is not None else ...
-    if origin is None or not isinstance(size, int):
-        raise NoEdit("display", f"batch_size={script.code(given.value)} is set somewhere else", where)
-    return origin, size
-
-
-def _resized(place: Place, origin: WhereSet, size: int) -> Change:
-    """Another batch size, where no learning rate or number of steps is computed from it."""
-    if (user := divided(origin, place.program)) is not None:
-        why = f"other values are computed from {user[0].code(user[1])}"
-        raise NoEdit("display", why, [candidate(*user)])
-    edits = set_origin(origin, written(size), "batch-size")
-    notes = (f"a command line that passes {origin.flag} decides itself",) if origin.flag else ()
-    return Change(origin.script, tuple(edits), origin.script.line(origin.value), notes=notes)
+    return resized(place, origin, wanted)
 
 
 # ---------------------------------------------------------------------- gradient accumulation
@@ -118,14 +70,14 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
         for c in _between(script, call, loop)
     ):
         raise NoEdit("already", f"{script.name}:{script.line(loop)} steps under a condition already")
-    loaders = [o for o in origins(script).of(loop.iter) if origins(script).is_dataloader(o)]
+    loaders = [o for o in dataflow_of(script).of(loop.iter) if dataflow_of(script).is_dataloader(o)]
     if len(loaders) != 1 or not isinstance(loaders[0], cst.Call):
         raise NoEdit(
             "display",
             "the loader of the loop, whose batches get smaller, was not found",
             [candidate(script, loop)],
         )
-    smaller = _resized(place, *_part(place, script, loaders[0], count))
+    smaller = resized(place, *part_of_batch(place, script, loaders[0], count))
     counter, counting = _counter(script, loop)
     run, moved = _stepping(step, loop)
     test = f"({counter} + 1) % {written(count)} == 0"

@@ -8,9 +8,12 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only, origins
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.compiling import OPTIONS
-from trace_doctor.fixes.edits import (
+from trace_doctor.fixes.nodes import written
+from trace_doctor.model.parameters import PARAMETERS, CompileCall, DistributedCall, RemoveCall
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import (
     Change,
     Edit,
     NoEdit,
@@ -19,8 +22,7 @@ from trace_doctor.fixes.edits import (
     remove_argument,
     set_argument,
 )
-from trace_doctor.fixes.nodes import written
-from trace_doctor.model.parameters import PARAMETERS, CompileCall, DistributedCall, RemoveCall
+from trace_doctor.program.place import Place, candidate, in_function, only
 from trace_doctor.program.queries.loops import enclosing_loop, of_steps
 from trace_doctor.program.script import Script, argument
 
@@ -75,7 +77,7 @@ def _repeats(script: Script, call: cst.Call) -> bool:
         return True
     function = script.function_of(call)
     return function is not None and any(
-        enclosing_loop(script, caller) is not None and origins(script).definition(caller.func) is function
+        enclosing_loop(script, caller) is not None and dataflow_of(script).definition(caller.func) is function
         for caller in script.all(cst.Call)
     )
 

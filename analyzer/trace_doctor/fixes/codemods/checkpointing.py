@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, insert_after
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.edits import Change, Edit, NoEdit, add_arguments, insert_after
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.repeated_blocks import Blocks, repeated_blocks
 from trace_doctor.program.queries.training import find_model, find_step, refuse_frameworks, trained_classes

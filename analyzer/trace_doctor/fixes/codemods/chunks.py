@@ -6,10 +6,12 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import ChunkedLoss
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import Change, Edit, NoEdit, line_span
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.script import Script, argument, dotted
 
@@ -107,7 +109,7 @@ def _logits(
         or not isinstance(above, cst.SimpleStatementLine)
     ):
         raise NoEdit("display", "the logits are not made by one layer on the line above", where)
-    if not origins(script).all_are(head.func, lambda o: _is_linear(script, o)):
+    if not dataflow_of(script).all_are(head.func, lambda o: _is_linear(script, o)):
         raise NoEdit(
             "display", f"{script.code(head.func)} is no nn.Linear that is made in this script", where
         )

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import Compile, MarkDynamic
-from trace_doctor.program.dataflow import parameters
+from trace_doctor.program.dataflow import dataflow_of, parameters
+from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import Loop
 from trace_doctor.program.queries.repeated_blocks import repeated_blocks
@@ -173,14 +174,14 @@ def compile_loss(place: Place, params: Compile) -> Change:
     script, call = _loss_call(step)
     given = _arguments(params)
     torch, imports = name_for(script, "torch", step.backward)
-    target = origins(script).definition(call.func)
+    target = dataflow_of(script).definition(call.func)
     if isinstance(target, cst.FunctionDef):
         if any("compile" in script.code(d) for d in target.decorators):
             raise NoEdit("already", f"{script.name}:{script.line(target)} is compiled already")
         if script.nearest(target, cst.ClassDef) is not None:
             raise NoEdit("display", "the loss is a method", [candidate(script, target)])
         return Change(script, (*imports, _decorate(script, target, torch, given)), script.line(target))
-    made = [o for o in origins(script).of(call.func) if o is not call.func]
+    made = [o for o in dataflow_of(script).of(call.func) if o is not call.func]
     if len(made) == 1 and isinstance(made[0], cst.Call):
         if any(
             isinstance(up, cst.Call) and script.callee(up) == "torch.compile"
@@ -216,7 +217,7 @@ def _losses(step: Step, value: cst.BaseExpression) -> list[cst.Call]:
     if not isinstance(value, cst.Call) or id(value) in models:
         return []
     name = script.callee(value) or ""
-    tracked = origins(script)
+    tracked = dataflow_of(script)
     made = tracked.of(value.func)
     definition = tracked.definition(value.func)
     local = isinstance(definition, cst.FunctionDef) and not _runs_a_model(script, definition)
@@ -301,7 +302,7 @@ def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
 
 def _is_compiled(script: Script, call: cst.Call) -> bool:
     """Whether a call calls what torch.compile returned, or a function under its decorator."""
-    tracked = origins(script)
+    tracked = dataflow_of(script)
     for binding in tracked.bound(call.func):
         if isinstance(binding.value, cst.Call) and script.callee(binding.value) == "torch.compile":
             return True
@@ -315,7 +316,7 @@ def _is_compiled(script: Script, call: cst.Call) -> bool:
 
 def _input(script: Script, call: cst.Call, name: str) -> cst.BaseExpression | None:
     """What is passed for a parameter of the compiled function, by name or by its place in the definition."""
-    tracked = origins(script)
+    tracked = dataflow_of(script)
     target: cst.CSTNode | None = tracked.definition(call.func)
     if target is None:
         made = [o for o in tracked.of(call.func) if isinstance(o, cst.Call)]

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 
 from trace_doctor.evidence.names.image_names import FLAVOURS, REPOSITORY, tag
-from trace_doctor.fixes.codemods import Place, codemod
-from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.frameworks.launchers import shown
 from trace_doctor.model.parameters import PinContainer
+from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit
+from trace_doctor.program.place import Place
 from trace_doctor.program.text_file import TextFile
 
 _FROM = re.compile(

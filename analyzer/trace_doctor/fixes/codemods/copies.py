@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
-from trace_doctor.fixes.edits import (
+from trace_doctor.fixes.codemods import codemod
+from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import (
     Change,
     NoEdit,
     add_arguments,
@@ -16,7 +18,7 @@ from trace_doctor.fixes.edits import (
     insert_before,
     set_argument,
 )
-from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import loops, names_in, trains
 from trace_doctor.program.queries.training import find_model, find_step, refuse_frameworks, whole_line
@@ -78,7 +80,7 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
 
 
 def _loader(script: Script, loop: cst.For) -> cst.Call | None:
-    tracked = origins(script)
+    tracked = dataflow_of(script)
     made = [o for o in tracked.of(loop.iter) if isinstance(o, cst.Call) and tracked.is_dataloader(o)]
     return made[0] if len(made) == 1 and len(tracked.of(loop.iter)) == 1 else None
 
@@ -190,7 +192,7 @@ def channels_last(place: Place, params: Parameters) -> Change:
             script, model.made, f"{model.name}.to(memory_format={torch}.channels_last)", "channels-last"
         ),
     ]
-    moves = [b.value for b in origins(script).bound(given) if isinstance(b.value, cst.Call | cst.Tuple)]
+    moves = [b.value for b in dataflow_of(script).bound(given) if isinstance(b.value, cst.Call | cst.Tuple)]
     copies = [c for m in moves for c in script.all(cst.Call, within=m) if _moves(c, given.value)]
     if len(copies) == 1:
         edits += add_arguments(script, copies[0], layout)

@@ -7,12 +7,13 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only
-from trace_doctor.fixes.edits import Change, Edit, NoEdit
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model import Safety
 from trace_doctor.model.parameters import DataLoaderArgs
 from trace_doctor.program.dataflow import method_of
+from trace_doctor.program.edits import Change, Edit, NoEdit
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.program import Project
 from trace_doctor.program.queries.arguments import Arguments, Given, set_value
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, line_span, wrap
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import Change, Edit, NoEdit, line_span, wrap
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import is_optimizer, optimizer_steps
 from trace_doctor.program.queries.repeated_blocks import repeated_blocks
@@ -62,7 +64,7 @@ def _is_wrapped(script: Script, node: cst.BaseExpression) -> bool:
     """Whether a name is bound to a model in DistributedDataParallel, here or where it is passed in."""
     if dotted(node) is None:
         return False
-    tracked = origins(script)
+    tracked = dataflow_of(script)
     bound = tracked.bound(node)
     if any(isinstance(b.value, cst.Call) and script.callee(b.value) in _NO_SYNC for b in bound):
         return True
@@ -187,6 +189,6 @@ def _refuse_unsharded(script: Script, call: cst.CSTNode, target: str) -> None:
 
 
 def _class_of(script: Script, node: cst.BaseExpression) -> cst.ClassDef | None:
-    made = [o for o in origins(script).of(node) if isinstance(o, cst.Call)]
-    owner = origins(script).definition(made[0].func) if len(made) == 1 else None
+    made = [o for o in dataflow_of(script).of(node) if isinstance(o, cst.Call)]
+    owner = dataflow_of(script).definition(made[0].func) if len(made) == 1 else None
     return owner if isinstance(owner, cst.ClassDef) else None

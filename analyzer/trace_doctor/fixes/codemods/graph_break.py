@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.program import configure
-from trace_doctor.fixes.edits import Change, NoEdit, remove, shares_line, wrap
-from trace_doctor.fixes.versions import TorchBounds, accepts
 from trace_doctor.model.parameters import GraphBreakLine
+from trace_doctor.program.edits import Change, NoEdit, remove, shares_line, wrap
+from trace_doctor.program.place import Place, candidate
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.script import Script, Statement, dotted
+from trace_doctor.program.versions import TorchBounds, accepts
 
 _PRINTS = ("print", "breakpoint", "pdb.set_trace", "warnings.warn", "sys.stdout.write", "sys.stderr.write")
 _LOGGER = re.compile(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_before
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import Change, Edit, NoEdit, insert_before
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.script import Script
 
@@ -28,7 +30,7 @@ def shard_iterable(place: Place, params: Parameters) -> Change:
         (script, owner)
         for script in place.scripts
         for owner in script.all(cst.ClassDef)
-        if "torch.utils.data.IterableDataset" in origins(script).bases(owner)
+        if "torch.utils.data.IterableDataset" in dataflow_of(script).bases(owner)
     ]
     script, owner = only(found, "define an IterableDataset", "no IterableDataset is defined in this script")
     methods = [f for f in script.all(cst.FunctionDef, within=owner) if f.name.value == "__iter__"]

@@ -7,15 +7,17 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, remove_argument, set_argument
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.nodes import written
-from trace_doctor.fixes.versions import has_fused
 from trace_doctor.model.parameters import OptimizerArgs, ReplaceOptimizer
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import Change, Edit, NoEdit, add_arguments, remove_argument, set_argument
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.training import refuse_frameworks
 from trace_doctor.program.script import Script, argument, dotted, literal
+from trace_doctor.program.versions import has_fused
 
 _INSTEAD = {
     "fused": {"transformers": 'TrainingArguments(optim="adamw_torch_fused")'},
@@ -84,9 +86,9 @@ def _on_device(script: Script, call: cst.Call) -> bool:
         if script.span(call)[0] <= script.span(node)[0] < script.span(call)[1]:
             name = dotted(receiver) or ""
             moved = [c for m in ("to", "cuda") for c, r in method_calls(script, m) if dotted(r) == name]
-            made = [b.value for b in origins(script).bound(receiver)]
+            made = [b.value for b in dataflow_of(script).bound(receiver)]
             moved += [c for m in ("to", "cuda") for v in made for c, _ in method_calls(script, m, v)]
-            made += [o for o in origins(script).of(receiver) if isinstance(o, cst.Call)]
+            made += [o for o in dataflow_of(script).of(receiver) if isinstance(o, cst.Call)]
             wrapped = any(_DDP in script.code(v) for v in made if isinstance(v, cst.Call))
             return wrapped or any(script.span(c)[0] < end for c in moved)
     return False
@@ -112,7 +114,7 @@ def _optimizer(place: Place, named: str, instead: Mapping[str, str]) -> tuple[Sc
         (script, call)
         for script in place.scripts
         for call in script.all(cst.Call)
-        if (script.callee(call) or "").startswith("torch.optim.") and origins(script).is_optimizer(call)
+        if (script.callee(call) or "").startswith("torch.optim.") and dataflow_of(script).is_optimizer(call)
     ]
     if named:
         found = [(s, c) for s, c in found if (s.callee(c) or "").split(".")[-1] == named] or found
@@ -125,7 +127,7 @@ def _optimizer(place: Place, named: str, instead: Mapping[str, str]) -> tuple[Sc
 
 
 def _is_stepped(script: Script, call: cst.Call) -> bool:
-    tracked = origins(script)
+    tracked = dataflow_of(script)
     receivers = [r for _, r in method_calls(script, "step")]
     receivers += [c.args[0].value for c, _ in method_calls(script, "step") if c.args]
     return any(origin is call for r in receivers for origin in tracked.of(r))

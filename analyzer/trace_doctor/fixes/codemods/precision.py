@@ -6,11 +6,11 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, insert_after, insert_before, wrap
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.nodes import written
-from trace_doctor.fixes.versions import TorchBounds
 from trace_doctor.model.parameters import Autocast, Parameters
+from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before, wrap
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.imports import below_imports, last_import, name_for
 from trace_doctor.program.queries.loops import Loop, method_calls, optimizer_steps
 from trace_doctor.program.queries.training import (
@@ -23,6 +23,7 @@ from trace_doctor.program.queries.training import (
     whole_line,
 )
 from trace_doctor.program.script import Script, dotted, literal
+from trace_doctor.program.versions import TorchBounds
 
 _INSTEAD = {
     "bfloat16": {

@@ -6,14 +6,15 @@ import sys
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only
-from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.frameworks.launch_environment import assigned
 from trace_doctor.fixes.nodes import written
-from trace_doctor.fixes.versions import allocator_variable
 from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
+from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.imports import below_imports, last_import
 from trace_doctor.program.script import Script, dotted, imported_modules, literal
+from trace_doctor.program.versions import allocator_variable
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _DETERMINISM = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only
-from trace_doctor.fixes.edits import Change, Edit, NoEdit
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
+from trace_doctor.program.edits import Change, Edit, NoEdit
+from trace_doctor.program.place import Place, candidate, in_function, only
 from trace_doctor.program.queries.loops import conditional, enclosing_loop, of_steps
 from trace_doctor.program.script import Script, dotted, literal
 

@@ -6,10 +6,12 @@ import re
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, in_function, only, origins
-from trace_doctor.fixes.edits import Change, Edit, NoEdit, add_arguments, shares_line, wrap
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import EveryN, Parameters
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import Change, Edit, NoEdit, add_arguments, shares_line, wrap
+from trace_doctor.program.place import Place, candidate, in_function, only
 from trace_doctor.program.queries.loops import (
     backward_values,
     conditional,
@@ -67,7 +69,7 @@ def detach_accumulation(place: Place, params: Parameters) -> Change:
 
 
 def _made_or_kept_at(script: Script, value: cst.BaseExpression, line: int) -> bool:
-    nodes = [value, *(b.value for b in origins(script).bound(value) if b.value is not None)]
+    nodes = [value, *(b.value for b in dataflow_of(script).bound(value) if b.value is not None)]
     return any(first <= line <= last for first, last in map(script.lines, nodes))
 
 
@@ -113,7 +115,7 @@ def _keeps_graph(
         return True
     if not losses and _returned(script, home, sums):
         return False  # `total += loss; return total`: the caller may differentiate it
-    bound = origins(script).bound(value)
+    bound = dataflow_of(script).bound(value)
     if any(_takes_out(script, b.value) for b in bound):
         return False
     computed = [b for b in bound if isinstance(b.value, cst.Call) and not b.loop]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trace_doctor.fixes.codemods import Place, codemod
-from trace_doctor.fixes.edits import Candidate, Change, NoEdit
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.frameworks.accelerate import launch_config
 from trace_doctor.fixes.frameworks.deepspeed import Config, change, find_config, shown_in
 from trace_doctor.fixes.frameworks.documents import Document
 from trace_doctor.model.parameters import DeepSpeedZero
+from trace_doctor.program.edits import Candidate, Change, NoEdit
+from trace_doctor.program.place import Place
 
 _HOST = {"device": "cpu", "pin_memory": True}
 _OFFLOADED = ("cpu", "nvme")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemod, only, origins
-from trace_doctor.fixes.edits import Change, NoEdit, insert_after, remove, remove_argument
+from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import ZeroGrad
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import Change, NoEdit, insert_after, remove, remove_argument
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.loops import (
     Loop,
     backward_values,
@@ -151,7 +153,7 @@ def _refuse_own_optimizer(place: Place, script: Script, call: cst.Call) -> None:
     assert isinstance(call.func, cst.Attribute)
     receiver = call.args[0].value if call.args else call.func.value
     for where, origin in place.program.of(script, receiver):
-        if not isinstance(origin, cst.Call) or origins(where).is_optimizer(origin):
+        if not isinstance(origin, cst.Call) or dataflow_of(where).is_optimizer(origin):
             continue
         found = place.program.definition(where, origin.func)
         known = found is not None and isinstance(found[1], cst.ClassDef)
@@ -233,7 +235,7 @@ def _frees_in_time(script: Script, step: cst.Expr, old: cst.Expr, home: Home) ->
 def _forwards(script: Script, home: Home, begin: int, end: int) -> bool:
     """Whether a stretch of a loop or function calls a model, or computes what backward is called on."""
     losses = {script.code(value) for value in backward_values(script, home)}
-    tracked = origins(script)
+    tracked = dataflow_of(script)
     for call in script.all(cst.Call, within=home):
         if not begin <= script.span(call)[0] < end:
             continue

@@ -13,14 +13,14 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, only
-from trace_doctor.fixes.codemods.batches import divided_batch
-from trace_doctor.fixes.edits import Candidate, Change, NoEdit
+from trace_doctor.fixes.batch_sizes import divided_batch
 from trace_doctor.fixes.frameworks.deepspeed import find_config, in_agreement
 from trace_doctor.fixes.frameworks.documents import Document
 from trace_doctor.fixes.frameworks.launchers import CONFIG, documents, named, starts
 from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import ACCELERATE, DYNAMO, Setting
+from trace_doctor.program.edits import Candidate, Change, NoEdit
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.arguments import Arguments
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.script import Script, literal

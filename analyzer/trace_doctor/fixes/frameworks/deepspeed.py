@@ -13,11 +13,11 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate
-from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
 from trace_doctor.fixes.frameworks.documents import OTHER, Document, Wanted
 from trace_doctor.fixes.frameworks.launchers import documents, named, starts
 from trace_doctor.fixes.nodes import written
+from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit
+from trace_doctor.program.place import Place, candidate
 from trace_doctor.program.queries.arguments import add_entries
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.values import where_set

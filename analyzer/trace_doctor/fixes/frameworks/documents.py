@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from trace_doctor.fixes.edits import Candidate, Edit, NoEdit
+from trace_doctor.program.edits import Candidate, Edit, NoEdit
 from trace_doctor.program.text_file import TextFile
 
 OTHER: Final = ...

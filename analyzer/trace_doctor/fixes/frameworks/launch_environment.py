@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trace_doctor.fixes.codemods import Place
-from trace_doctor.fixes.edits import Candidate
 from trace_doctor.fixes.frameworks.launchers import CONFIG, SHELL, commands, shown
+from trace_doctor.program.edits import Candidate
+from trace_doctor.program.place import Place
 from trace_doctor.program.text_file import TextFile
 
 _TEXT = r"""(?P<quote>["']?)(?P<value>(?:(?<=")[^"\n]*|(?<=')[^'\n]*|(?<!["'])[^\s"'#;&|\\]*))(?P=quote)"""

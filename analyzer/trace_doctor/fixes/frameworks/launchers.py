@@ -11,10 +11,10 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place
-from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit
 from trace_doctor.fixes.frameworks.documents import Document
 from trace_doctor.fixes.frameworks.trainers import Setting
+from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit
+from trace_doctor.program.place import Place
 from trace_doctor.program.script import Script
 from trace_doctor.program.text_file import TextFile
 

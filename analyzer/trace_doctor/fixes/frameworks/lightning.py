@@ -10,13 +10,14 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, only, origins
-from trace_doctor.fixes.codemods.batches import divided_batch
-from trace_doctor.fixes.edits import Change, NoEdit, insert_before
+from trace_doctor.fixes.batch_sizes import divided_batch
 from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import FABRIC, LIGHTNING
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import Compile, Parameters
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import Change, NoEdit, insert_before
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.queries.arguments import Arguments
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls
@@ -86,5 +87,5 @@ def _compiled(place: Place, framework: str, calls: list[Call], params: Compile) 
 
 
 def _is_compiled(script: Script, node: cst.BaseExpression) -> bool:
-    made = [b.value for b in origins(script).bound(node)]
+    made = [b.value for b in dataflow_of(script).bound(node)]
     return any(isinstance(m, cst.Call) and script.callee(m) == "torch.compile" for m in made)

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate
-from trace_doctor.fixes.edits import Candidate, Change, Edit, NoEdit, union
 from trace_doctor.fixes.frameworks.trainers import Plugin, Setting
 from trace_doctor.fixes.nodes import written
+from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, union
+from trace_doctor.program.place import Place, candidate
 from trace_doctor.program.queries.arguments import Arguments, Given, add_entries, set_value
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.values import divided, set_origin, where_set

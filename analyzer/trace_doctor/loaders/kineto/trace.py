@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trace_doctor import memory_limit as limits
 from trace_doctor.arrays import I32, I64, Bool
 from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
-from trace_doctor.loaders import _accelerator, identify, limits
+from trace_doctor.loaders import _accelerator, identify
 from trace_doctor.loaders.kineto import args as kineto_args
 from trace_doctor.loaders.kineto import exact_times, meta
 from trace_doctor.loaders.kineto.categories import BY_NAME, CATEGORIES, LEGACY, LEGACY_GPU, category

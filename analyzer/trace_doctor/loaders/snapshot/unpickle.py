@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
-from trace_doctor.loaders.isolation import Crashed, OutOfMemory, OutOfTime, isolated
-from trace_doctor.loaders.limits import memory_limit, text
+from trace_doctor.isolation import Crashed, OutOfMemory, OutOfTime, isolated
 from trace_doctor.loaders.snapshot.columns import Columns
 from trace_doctor.loaders.stream import ByteStream
+from trace_doctor.memory_limit import memory_limit, text
 from trace_doctor.snapshot import Snapshot
 
 HEAD = 1 << 16

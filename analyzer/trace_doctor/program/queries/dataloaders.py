@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate
-from trace_doctor.fixes.edits import NoEdit
+from trace_doctor.program.edits import NoEdit
+from trace_doctor.program.place import Place, candidate
 from trace_doctor.program.queries.loops import loops, optimizer_steps, trains, zero_grads
 from trace_doctor.program.script import Script, argument, dotted
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from trace_doctor.fixes.edits import Edit, NoEdit, insert_after
+from trace_doctor.program.edits import Edit, NoEdit, insert_after
 from trace_doctor.program.script import Script, dotted, imported_modules
 
 _SUBMODULES = (

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import origins
+from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.script import Script, dotted
 
 Loop = cst.For | cst.While
@@ -53,7 +53,7 @@ def trains(script: Script, loop: cst.CSTNode) -> bool:
     if any(True for _ in method_calls(script, "backward", loop)):
         return True
     for call in script.all(cst.Call, within=loop):
-        target = origins(script).definition(call.func)
+        target = dataflow_of(script).definition(call.func)
         if isinstance(target, cst.FunctionDef) and any(
             True for _ in method_calls(script, "backward", target)
         ):
@@ -63,7 +63,7 @@ def trains(script: Script, loop: cst.CSTNode) -> bool:
 
 def is_optimizer(script: Script, node: cst.BaseExpression) -> bool:
     """Whether an expression is an optimizer: by what it was assigned, else by its name, unless that is a scheduler's."""
-    tracked = origins(script)
+    tracked = dataflow_of(script)
     found = tracked.of(node)
     if any(tracked.is_optimizer(o) for o in found):
         return True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import origins
+from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.script import Script, dotted, literal
 
 _LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential")
@@ -33,7 +33,7 @@ def repeated_blocks(script: Script, owner: cst.ClassDef | None = None) -> list[B
         path = _path(script, call)
         if element is None or path is None or holder is None or (owner is not None and holder is not owner):
             continue
-        block = origins(script).definition(element.func)
+        block = dataflow_of(script).definition(element.func)
         found.append(
             Blocks(
                 path,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, only, origins
-from trace_doctor.fixes.edits import NoEdit, shares_line
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import NoEdit, shares_line
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.program import Project
 from trace_doctor.program.queries.loops import Loop, enclosing_loop, method_calls
 from trace_doctor.program.script import Script, argument, dotted
@@ -149,7 +150,7 @@ def _is_model(program: Project, script: Script, origin: cst.BaseExpression) -> b
     functional = name.startswith(("transformers.Trainer", "torch.nn.functional.", "torch.nn.utils."))
     if _LOSS_CLASS.match(name) is not None or _NO_MODEL.search(name) is not None or functional:
         return False
-    if origins(script).is_model(origin):
+    if dataflow_of(script).is_model(origin):
         return True
     owner = program.definition(script, origin.func)
     return (
@@ -170,7 +171,7 @@ def trained_classes(program: Project) -> Iterator[tuple[Script, cst.ClassDef]]:
                 yield from _module_classes(program, script, call.func)
     for script in program.mentioning(".parameters("):
         for call in script.all(cst.Call):
-            if origins(script).is_optimizer(call):
+            if dataflow_of(script).is_optimizer(call):
                 for _, receiver in method_calls(script, "parameters", call):
                     yield from _module_classes(program, script, receiver)
 
@@ -195,7 +196,7 @@ def _module_classes(
             if isinstance(definition, cst.ClassDef) and _is_module(program, file, definition):
                 yield file, definition
             elif isinstance(definition, cst.FunctionDef) and depth < 3:
-                for value in origins(file).returns(definition):
+                for value in dataflow_of(file).returns(definition):
                     yield from _module_classes(program, file, value, depth + 1)
 
 
@@ -223,7 +224,7 @@ def find_model(step: Step) -> Model:
 
 def _binding(script: Script, node: cst.BaseExpression, depth: int = 0) -> tuple[str, cst.BaseSmallStatement]:
     """(name, last statement that makes it ready) of a model, in the scope that binds it: callers for a parameter."""
-    bound = origins(script).bound(node)
+    bound = dataflow_of(script).bound(node)
     function = script.function_of(node)
     if not bound and function is not None and isinstance(node, cst.Name) and depth < 4:
         passed = _passed(script, function, node.value)
@@ -252,7 +253,7 @@ def _binding(script: Script, node: cst.BaseExpression, depth: int = 0) -> tuple[
 def _passed(script: Script, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
     """What the one call of a function in this script passes for a parameter."""
     parameters = [p.name.value for p in function.params.params]
-    callers = [c for c in script.all(cst.Call) if origins(script).definition(c.func) is function]
+    callers = [c for c in script.all(cst.Call) if dataflow_of(script).definition(c.func) is function]
     if len(callers) != 1 or name not in parameters:
         return []
     method = isinstance(script.nearest(function, cst.ClassDef, cst.FunctionDef), cst.ClassDef)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from trace_doctor.fixes.edits import Edit
-from trace_doctor.program.dataflow import tracked
+from trace_doctor.program.dataflow import dataflow_of
+from trace_doctor.program.edits import Edit
 from trace_doctor.program.program import Project
 from trace_doctor.program.script import Script, argument, dotted, literal
 
@@ -164,7 +164,7 @@ _PARSE = ("parse_args_into_dataclasses", "parse_args_and_config", "parse", "pars
 def _parsed_field(project: Project, script: Script, node: cst.Attribute) -> WhereSet | None:
     """The field of a dataclass of this program that a parser for dataclasses fills: HfArgumentParser, TrlParser."""
     made = project.of(script, node.value)
-    bound = tracked(script).bound(node.value)
+    bound = dataflow_of(script).bound(node.value)
     item = bound[0].item if len(bound) == 1 else None
     origin = made[0][1] if len(made) == 1 else None
     if isinstance(origin, cst.Subscript) and isinstance(origin.slice[0].slice, cst.Index):

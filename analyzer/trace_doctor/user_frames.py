@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
-from trace_doctor.program.captured_paths import plain_path
+from trace_doctor.captured_paths import plain_path
 from trace_doctor.regex import regex
 
 _LIBRARY_NAMES = """

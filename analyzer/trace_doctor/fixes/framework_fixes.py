@@ -9,8 +9,7 @@ from functools import lru_cache
 
 import libcst as cst
 
-from trace_doctor.fixes.codemods import Place, candidate, codemods, only
-from trace_doctor.fixes.edits import Candidate, Change, NoEdit, remove_argument
+from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.frameworks.accelerate import in_accelerator
 from trace_doctor.fixes.frameworks.deepspeed import in_agreement, in_config
 from trace_doctor.fixes.frameworks.launchers import pass_options
@@ -19,6 +18,8 @@ from trace_doctor.fixes.frameworks.settings import Call, known, needs, set_argum
 from trace_doctor.fixes.frameworks.trainers import MANAGED, TRAINING_ARGUMENTS, wishes
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import DataLoaderArgs, Parameters
+from trace_doctor.program.edits import Candidate, Change, NoEdit, remove_argument
+from trace_doctor.program.place import Place, candidate, only
 from trace_doctor.program.program import Project
 from trace_doctor.program.queries.arguments import Arguments
 from trace_doctor.program.queries.dataloaders import training_loops
