@@ -39,9 +39,9 @@ class Spent:
 def main(options: list[str]) -> None:
     from trace_doctor import reporters
     from trace_doctor.cli import run as command
-    from trace_doctor.engine import executor as running
+    from trace_doctor.engine import executor
     from trace_doctor.evidence.base import Facts
-    from trace_doctor.loading import load_file as single
+    from trace_doctor.loading import load_file
 
     spent = Spent()
     spent.by_label["start"] = time.process_time()
@@ -51,9 +51,9 @@ def main(options: list[str]) -> None:
         setattr(owner, name, lambda *a, **k: spent(label(*a), lambda: inner(*a, **k)))
 
     timed(Facts, "__getitem__", lambda _, kind: f"evidence {kind.__name__}")
-    timed(running, "_run", lambda _, rule: f"rule {rule.code}")
+    timed(executor, "_run", lambda _, rule: f"rule {rule.code}")
     timed(reporters, "render", lambda _, form, *rest: f"output {form}")
-    timed(single, "load", lambda *_: "load")
+    timed(load_file, "load", lambda *_: "load")
     sys.argv = ["trace-doctor", "analyze", *options, "--no-progress"]
     with (
         open(os.devnull, "w") as nowhere,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trace_doctor.loaders import _accelerator
-from trace_doctor.loaders.kineto import events as kineto_events
+from trace_doctor.loaders.kineto import events
 from trace_doctor.loaders.kineto.decode import Columns
 from trace_doctor.loaders.kineto.document import Document
 from trace_doctor.loaders.kineto.events import EventList
@@ -34,7 +34,7 @@ def reading(
         patch.setenv(_accelerator.VARIABLE, decoder)
         patch.setattr(Window, "LOOK_AHEAD", 1 << 10)
         patch.setattr(Window, "LONGEST", 1 << 14)
-        patch.setattr(kineto_events, "NARROW", 1 << 7)
+        patch.setattr(events, "NARROW", 1 << 7)
         patch.setattr(EventList, "MOST_UNREAD", most_unread)
         columns, damage = Columns(), Damage()
         document = Document((p for p in cut_into(text, sizes) if p), columns, damage)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trace_doctor.loading import executor as contained
+from trace_doctor.loading import executor
 from trace_doctor.testing import RunBuilder
 
 MAIN = "from trace_doctor.cli import main; main()"
@@ -82,7 +82,7 @@ def test_the_settings_of_the_cache_that_was_have_no_effect_and_are_named(logs: P
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are found in /proc")
-@pytest.mark.skipif(not contained.usable(), reason="no processes for loading on this system")
+@pytest.mark.skipif(not executor.usable(), reason="no processes for loading on this system")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

@@ -14,7 +14,7 @@ from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.syncs import Syncs
 from trace_doctor.evidence.intervals import clip, pairs, total, union
-from trace_doctor.evidence.replay import dependency_graph as replay_graph
+from trace_doctor.evidence.replay import dependency_graph
 from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.run import Run
@@ -151,7 +151,7 @@ def test_a_call_follows_the_last_that_ended_before_it_even_where_calls_have_no_l
     driving = np.flatnonzero(drives[: len(spans)])
     by_end = driving[np.argsort(end[driving], kind="stable")]
     found = [
-        int(by_end[at]) if at >= 0 else -1 for at in replay_graph._last_before(end[by_end], by_end, start)
+        int(by_end[at]) if at >= 0 else -1 for at in dependency_graph._last_before(end[by_end], by_end, start)
     ]
     assert found == [
         max(((end[j], j) for j in driving.tolist() if j < i and end[j] <= start[i]), default=(0, -1))[1]
@@ -170,5 +170,5 @@ def test_work_may_have_waited_for_what_ended_last_on_another_stream(
     for i in range(len(spans)):
         ended = [(end[j], j) for j in range(len(spans)) if streams[j] != streams[i] and end[j] <= start[i]]
         last, j = max(ended, default=(0, -1))
-        expected.append(j if start[i] - last <= replay_graph.EVENT_NS else -1)
-    assert replay_graph._other_stream(streams, start, end).tolist() == expected
+        expected.append(j if start[i] - last <= dependency_graph.EVENT_NS else -1)
+    assert dependency_graph._other_stream(streams, start, end).tolist() == expected

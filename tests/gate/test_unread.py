@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from made_captures import healthy, job
 
-from trace_doctor.loaders.kineto import decode as kineto_decode
+from trace_doctor.loaders.kineto import decode
 from trace_doctor.testing import RunBuilder
 
 Run = Callable[..., Any]
@@ -155,7 +155,7 @@ def test_a_finding_beats_what_was_not_read_and_both_are_said(logs: Path, run: Ru
 
 def test_a_file_over_the_memory_limit(logs: Path, run: Run) -> None:
     healthy(steps=600).write(logs / "rank1.pt.trace.json")
-    enough_for_one = kineto_decode.BASE + 300_000
+    enough_for_one = decode.BASE + 300_000
     done = run("check", "logs", "--max-memory", enough_for_one, "-o", "json")
     assert (done.code, [i.path for i in done.result.unread]) == (3, ["rank1.pt.trace.json"])
     assert "--max-memory" in done.result.gate.verdict

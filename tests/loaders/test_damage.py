@@ -11,7 +11,7 @@ import pytest
 from handwritten import HEAD, event, load, names, sound, trace
 
 from trace_doctor.errors import DamagedCapture, NotACapture
-from trace_doctor.loaders.kineto import window as kineto_window
+from trace_doctor.loaders.kineto import window
 
 # -- text that is not JSON ---------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ def test_arguments_nested_too_deeply_to_read(tmp_path: Path) -> None:
 
 def test_a_list_that_shows_no_borders_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A megabytes long text without a second event: given up at the limit, not collected without end."""
-    monkeypatch.setattr(kineto_window.Window, "LONGEST", 1 << 21)
+    monkeypatch.setattr(window.Window, "LONGEST", 1 << 21)
     endless = '{"ph": "X", "name": "' + "x" * (1 << 23)
     run = load(tmp_path, trace(endless, *sound(2)))
     assert run.damage.lost >= 1

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from trace_doctor.errors import DamagedCapture
 from trace_doctor.loaders import stream
 from trace_doctor.loaders.kineto import args as kineto_args
-from trace_doctor.loaders.kineto import window as kineto_window
+from trace_doctor.loaders.kineto import window
 from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.run import Run
 
@@ -162,7 +162,7 @@ def test_chunk_borders_may_fall_anywhere(monkeypatch: pytest.MonkeyPatch, layout
     assert whole.warnings == []
     for size in (1, 7, 61, 300):
         monkeypatch.setattr(stream, "PIECE", size)
-        monkeypatch.setattr(kineto_window.Window, "LOOK_AHEAD", 2000)
+        monkeypatch.setattr(window.Window, "LOOK_AHEAD", 2000)
         assert_same(whole, load_bytes(text))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.errors import DamagedCapture
-from trace_doctor.loaders.kineto import args as kineto_args
+from trace_doctor.loaders.kineto import args
 from trace_doctor.loaders.kineto.trace import load_trace
 from trace_doctor.loaders.progress import listening
 from trace_doctor.loaders.stream import AHEAD, PIECE, ByteStream, ahead
@@ -130,7 +130,7 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_file_that_another_takes_the_place_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto_args, "KEPT", 0)  # as with large files: arguments are read again
+    monkeypatch.setattr(args, "KEPT", 0)  # as with large files: arguments are read again
     path, other = tmp_path / "trace.json", tmp_path / "other.json"
     path.write_bytes(HEAD + trace(1, COUNT) + b"]}")
     other.write_bytes(b" " * path.stat().st_size)

@@ -20,14 +20,13 @@ import pytest
 from trace_doctor.errors import DamagedCapture, TraceDoctorError
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import Loaded, LoadOptions, inputs, load_inputs
-from trace_doctor.loading import executor as contained
-from trace_doctor.loading import load_file as single
+from trace_doctor.loading import Loaded, LoadOptions, inputs, load_file, load_inputs
+from trace_doctor.loading import executor as executors
 from trace_doctor.loading.executor import ChildEnded, ChildNotStarted, Contained
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder, SnapshotBuilder
 
-pytestmark = pytest.mark.skipif(not contained.usable(), reason="no processes for loading on this system")
+pytestmark = pytest.mark.skipif(not executors.usable(), reason="no processes for loading on this system")
 
 RANKS = 3
 
@@ -63,7 +62,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    monkeypatch.setattr(contained.subprocess, "Popen", Recorded)
+    monkeypatch.setattr(executors.subprocess, "Popen", Recorded)
     yield made
     assert all(process.returncode is not None for process in made), "ended and collected"
 
@@ -109,13 +108,13 @@ def test_a_process_that_dies_is_the_error_of_its_file_and_the_others_are_read(
     trap.mkdir()
     (trap / "trapped.py").write_text(
         "import os\n"
-        "from trace_doctor.loading import single\n"
+        "from trace_doctor.loading import load_file\n"
         "def load_derived(found, *args, **kwargs):\n"
         f"    if found.display == 'rank1.json': os.kill(os.getpid(), {int(how)})\n"
-        "    return single.load_derived(found, *args, **kwargs)\n"
+        "    return load_file.load_derived(found, *args, **kwargs)\n"
     )
     monkeypatch.syspath_prepend(str(trap))
-    monkeypatch.setattr(inputs.single, "load_derived", importlib.import_module("trapped").load_derived)
+    monkeypatch.setattr(inputs.load_file, "load_derived", importlib.import_module("trapped").load_derived)
     found = [f for f in discover([logs]).found if f.kind == "trace"]
     done = {one.found.display: one.outcome for one in load_inputs(found, LoadOptions(processes=2))}
     error = done.pop("rank1.json")
@@ -215,15 +214,15 @@ def test_processes_end_with_whoever_started_them(logs: Path, tmp_path: Path) -> 
 import os, signal, sys
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import LoadOptions, contained, inputs, load_inputs
+from trace_doctor.loading import LoadOptions, executor, inputs, load_inputs
 
 inputs.PER_PROCESS = 1
 pids = []
-start = contained.subprocess.Popen.__init__
+start = executor.subprocess.Popen.__init__
 def noted(self, *args, **kwargs):
     start(self, *args, **kwargs)
     pids.append(self.pid)
-contained.subprocess.Popen.__init__ = noted
+executor.subprocess.Popen.__init__ = noted
 class Killed(Progress):
     def read(self, count):
         if len(pids) == 2:
@@ -248,7 +247,7 @@ load_inputs(discover(sys.argv[1:]).found, LoadOptions(processes=2), Killed())
 def test_a_child_that_reads_a_snapshot_ends_with_whoever_started_it(work: str) -> None:
     script = f"""
 import os, signal, sys, time
-from trace_doctor.loaders import isolation
+from trace_doctor import isolation
 fork = os.fork
 def noted():
     if pid := fork():
@@ -278,8 +277,8 @@ def test_several_traces_share_the_memory(
     file = inputs._File(found[0], 0, load_inputs(found[:1])[0].outcome)
     # they are read in so many processes, each with its part of the memory
     monkeypatch.setattr(inputs, "BASE", 0)
-    options = LoadOptions(processes=jobs, memory=inputs.kineto_decode.BASE * jobs + 4 * file.need)
-    monkeypatch.setattr(inputs.kineto_decode, "BASE", inputs.kineto_decode.BASE * jobs)
+    options = LoadOptions(processes=jobs, memory=inputs.decode.BASE * jobs + 4 * file.need)
+    monkeypatch.setattr(inputs.decode, "BASE", inputs.decode.BASE * jobs)
     outcomes = [f.outcome for f in load_inputs(found, options)]
     assert [isinstance(o, Run) for o in outcomes] == [True] * 12 + [False] * 2
     said = r"^copy13\.json: with the files before it, analysing it needs more than \d+ MB of memory \(--max-memory\)$"
@@ -288,7 +287,7 @@ def test_several_traces_share_the_memory(
 
 def test_what_is_put_away_is_what_was_read(logs: Path) -> None:
     found = discover([logs]).found[0]
-    read = single.load(found)
+    read = load_file.load(found)
     file = inputs._File(found, 0, read)
     inputs._put_away([file])
     away = file.outcome

@@ -14,10 +14,7 @@ import pytest
 
 import trace_doctor
 from trace_doctor.errors import UsageError
-from trace_doctor.recording import machine as environment
-from trace_doctor.recording import process_log as presence
-from trace_doctor.recording import processes
-from trace_doctor.recording import steps_csv as steps
+from trace_doctor.recording import machine, process_log, processes, steps_csv
 from trace_doctor.recording.folder import read
 from trace_doctor.recording.launch import Recorded, new_folder, record_command
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
@@ -91,8 +88,8 @@ def test_folders_of_one_second_are_apart(tmp_path: Path) -> None:
 HANGS = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from trace_doctor.recording import presence  # where the recorder is
-presence.say(os.path.dirname(os.environ["TRACE_DOCTOR_RECORD"]), presence.TORCH)
+from trace_doctor.recording import process_log  # where the recorder is
+process_log.say(os.path.dirname(os.environ["TRACE_DOCTOR_RECORD"]), process_log.TORCH)
 stay = "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]; time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", stay], start_new_session=True)
 time.sleep(600)
@@ -160,7 +157,7 @@ def test_no_line_that_was_cut_is_joined(tmp_path: Path) -> None:
     (tmp_path / "rank1.steps.csv").write_text(
         "rank,step,phase,milliseconds,loss\n1,0,timing,1.5,2.0\n1,1,tim"
     )
-    steps.join(tmp_path, [0, 1])
+    steps_csv.join(tmp_path, [0, 1])
     assert (tmp_path / "steps.csv").read_text() == "rank,step,phase,milliseconds,loss\n1,0,timing,1.5,2.0\n"
     assert not (tmp_path / "rank1.steps.csv").exists()
 
@@ -198,10 +195,10 @@ def test_a_busy_machine_is_not_blamed_on_the_script(tmp_path: Path, waited: floa
 
 
 def test_processes_speak_in_whole_lines(tmp_path: Path) -> None:
-    say = f"from trace_doctor.recording import presence; [presence.say({str(tmp_path)!r}, str(i), 'x' * 600) for i in range(200)]"
+    say = f"from trace_doctor.recording import process_log; [process_log.say({str(tmp_path)!r}, str(i), 'x' * 600) for i in range(200)]"
     for process in [subprocess.Popen([sys.executable, "-c", say]) for _ in range(2)]:
         process.wait()
-    assert [len(of) for of in presence.heard(tmp_path).values()] == [200, 200]
+    assert [len(of) for of in process_log.heard(tmp_path).values()] == [200, 200]
 
 
 def test_an_environment_has_no_secret_no_host_and_no_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +218,7 @@ def test_an_environment_has_no_secret_no_host_and_no_user(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         "sys.modules", {k: v for k, v in sys.modules.items() if k.partition(".")[0] != "torch"}
     )
-    said = environment.describe(secrets | settings)
+    said = machine.describe(secrets | settings)
     assert said["settings"] == {"OMP_NUM_THREADS": "3", "NCCL_ALGO": "***"} | settings
     text = json.dumps(said)
     assert not [word for word in ("s3cr3t", "somebody", os.uname().nodename) if word in text]

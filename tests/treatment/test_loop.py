@@ -16,10 +16,9 @@ from msgspec.structs import replace as replace_struct
 from trace_doctor.fixes.plan import Plan, plan
 from trace_doctor.model import Finding, Fix, Location, Result, Safety, Saving
 from trace_doctor.model.treatment import ByHand, Method, Treatment
-from trace_doctor.reporters import Options
-from trace_doctor.reporters import treatment_text as text
+from trace_doctor.reporters import Options, treatment_text
 from trace_doctor.reporters.embedded_json import extract
-from trace_doctor.reporters.html import treatment as page
+from trace_doctor.reporters.html import treatment
 from trace_doctor.reporters.treatment_words import verdict
 from trace_doctor.treatment.candidates import Setup, candidates
 from trace_doctor.treatment.launching import _last_words
@@ -312,7 +311,7 @@ def test_variables_are_tried_where_no_edit_does_the_same(treated: Run) -> None:
     made = Treatment(
         code=0, verdict="", method=METHOD, attempts=loop.attempts, environment=loop.setup.environment
     )
-    for shown in (text.render(made, Options(width=80)), page.render(made, Options())):
+    for shown in (treatment_text.render(made, Options(width=80)), treatment.render(made, Options())):
         assert "tart the command with SETTING=on:1" in shown
     loop, _ = treated(Pretender({}), make_finding("TD402", 0.2, PIN, ENV))
     assert list(fates(loop)) == ["TD402-1.1"]
@@ -364,9 +363,9 @@ def test_the_table_fits_the_terminal_and_the_page_holds_the_result(treated: Run,
     made = verdict(
         Treatment(code=0, verdict="", method=METHOD, attempts=loop.attempts, together=loop.together)
     )
-    shown = text.render(made, Options(width=80, ascii=ascii))
+    shown = treatment_text.render(made, Options(width=80, ascii=ascii))
     assert max(map(len, shown.splitlines())) <= 80 and shown.isascii() == ascii
     for said in ("kept", "rejected", "TD101-1", "ValueError: no", "100.0 ms", made.verdict):
         assert said in " ".join(shown.split())
-    assert extract(page.render(made, Options())) == made.to_json()
+    assert extract(treatment.render(made, Options())) == made.to_json()
     assert Treatment.from_json(made.to_json()) == made

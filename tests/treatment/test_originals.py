@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.model.treatment import FileChange, Method, Treatment
-from trace_doctor.reporters import Options
-from trace_doctor.reporters import treatment_text as text
-from trace_doctor.reporters.html import treatment as page
+from trace_doctor.reporters import Options, treatment_text
+from trace_doctor.reporters.html import treatment
 from trace_doctor.reporters.treatment_words import verdict
 from trace_doctor.treatment import copying, originals
 from trace_doctor.treatment.scratch import Scratch
@@ -162,9 +161,9 @@ def test_a_change_is_in_every_report_and_ends_with_2() -> None:
     told = verdict(made)
     assert told.code == 2 and "1 file of yours changed" in told.verdict and told.patch
     assert "data/<b> changed (behind the link data)" in " ".join(
-        text.render(told, Options(width=400)).split()
+        treatment_text.render(told, Options(width=400)).split()
     )
-    assert "data/&lt;b&gt;" in page.render(told, Options())
+    assert "data/&lt;b&gt;" in treatment.render(told, Options())
     assert Treatment.from_json(told.to_json()).changed == changed
     assert verdict(made, 130).code == 130 and "yours changed" in verdict(made, 130).verdict
     stopped = verdict(Treatment(code=0, verdict="", method=METHOD, stopped="a.py was changed"))

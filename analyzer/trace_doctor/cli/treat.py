@@ -183,9 +183,9 @@ def _share(option: str, text: str) -> float:
 
 
 def _render(made: Treatment, fmt: str, options: Options) -> str:
-    from trace_doctor.reporters import treatment_text as text
-    from trace_doctor.reporters.html import treatment as page
+    from trace_doctor.reporters import treatment_text
+    from trace_doctor.reporters.html import treatment
 
     if fmt == "json":
         return made.to_json().decode()
-    return page.render(made, options) if fmt == "html" else text.render(made, options)
+    return treatment.render(made, options) if fmt == "html" else treatment_text.render(made, options)

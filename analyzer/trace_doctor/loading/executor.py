@@ -20,7 +20,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from trace_doctor.loading import mapped_arrays as mapped
+from trace_doctor.loading import mapped_arrays
 
 log = logging.getLogger("trace_doctor")
 
@@ -135,7 +135,7 @@ class _Child:
         with socket.socket(fileno=os.dup(self._connection.fileno())) as channel:
             _, [descriptor], _, _ = socket.recv_fds(channel, 1, 1)
         with os.fdopen(descriptor, "rb") as file:
-            return True, mapped.read(file)
+            return True, mapped_arrays.read(file)
 
     def end(self) -> None:
         """Ends the process, and whatever it has started, if it still runs."""

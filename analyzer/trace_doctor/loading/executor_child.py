@@ -43,7 +43,7 @@ def _serve(channel: socket.socket, connection: Connection) -> None:
     """One call: numbers of bytes that were read, then the exception, or None and a file."""
     from trace_doctor.errors import TraceDoctorError
     from trace_doctor.loaders.progress import listening
-    from trace_doctor.loading import mapped_arrays as mapped
+    from trace_doctor.loading import mapped_arrays
     from trace_doctor.loading.executor import NoRoom
 
     fn, args, kwargs = connection.recv()
@@ -61,7 +61,7 @@ def _serve(channel: socket.socket, connection: Connection) -> None:
         connection.send(broken)
         return
     try:
-        file = mapped.write(value)
+        file = mapped_arrays.write(value)
     except OSError as error:
         connection.send(NoRoom(error.strerror or str(error)))
         return

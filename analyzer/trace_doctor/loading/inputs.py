@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trace_doctor import memory_limit as limits
+from trace_doctor import memory_limit
 from trace_doctor.errors import DamagedCapture, TooLarge, TraceDoctorError
 from trace_doctor.loaders.discover import Found
-from trace_doctor.loaders.kineto import decode as kineto_decode
+from trace_doctor.loaders.kineto import decode
 from trace_doctor.loaders.progress import Progress, listening
 from trace_doctor.loaders.stream import GROWS
-from trace_doctor.loading import executor as contained
-from trace_doctor.loading import load_file as single
-from trace_doctor.loading import mapped_arrays as mapped
+from trace_doctor.loading import executor as executors
+from trace_doctor.loading import load_file, mapped_arrays
 from trace_doctor.loading.executor import ChildEnded, ChildNotStarted, Contained, NoRoom
 from trace_doctor.loading.load_file import Content
 from trace_doctor.run import Run
@@ -72,7 +71,7 @@ def load_inputs(
     options, progress = options or LoadOptions(), progress or Progress()
     files = [_File(f, _size(f.path)) for f in found]
     progress.expect(sum(f.size for f in files))
-    count = processes([f.weight for f in files], options) if contained.usable() else 1
+    count = processes([f.weight for f in files], options) if executors.usable() else 1
     if count > 1:
         log.info("reading %d files in %d processes", len(files), count)
         _load_in_processes(files, count, options, progress)
@@ -104,8 +103,8 @@ class _File:
         """About how many bytes an analysis of its columns takes at its peak, beside what any takes."""
         if not isinstance(self.outcome, Run):
             return 0
-        texts = sum(map(len, self.outcome.names)) + kineto_decode.PER_ID * len(self.outcome.names)
-        return kineto_decode.PER_EVENT * len(self.outcome) + texts
+        texts = sum(map(len, self.outcome.names)) + decode.PER_ID * len(self.outcome.names)
+        return decode.PER_EVENT * len(self.outcome) + texts
 
     @property
     def loaded(self) -> Content | TraceDoctorError:
@@ -134,7 +133,7 @@ def _load_in_processes(files: Sequence[_File], count: int, options: LoadOptions,
     with Contained(count, read) as executor:
         order = sorted(files, key=lambda f: -f.weight)
         calls = [
-            executor.submit(single.load_derived, f.found, memory, core_free=available_cores() > count)
+            executor.submit(load_file.load_derived, f.found, memory, core_free=available_cores() > count)
             for f in order
         ]
         for file, call in zip(order, calls, strict=True):
@@ -171,7 +170,7 @@ def _outcome(file: _File, options: LoadOptions, progress: Progress) -> Content |
     told = _Told(progress)
     try:
         with listening(told.read):
-            return single.load(file.found, options.memory)
+            return load_file.load(file.found, options.memory)
     except TraceDoctorError as error:
         return error
     finally:
@@ -193,7 +192,7 @@ class _Told:
 
 
 def _fits(need: int, options: LoadOptions) -> bool:
-    return options.memory is None or kineto_decode.BASE + need <= options.memory
+    return options.memory is None or decode.BASE + need <= options.memory
 
 
 def _put_away(held: Sequence[_File]) -> None:
@@ -202,17 +201,17 @@ def _put_away(held: Sequence[_File]) -> None:
     for file in held:
         if not isinstance(file.outcome, Run):
             continue
-        single.derive(file.outcome)
+        load_file.derive(file.outcome)
         try:
-            with mapped.write(file.outcome) as written:
-                file.outcome = mapped.read(written)
+            with mapped_arrays.write(file.outcome) as written:
+                file.outcome = mapped_arrays.read(written)
         except OSError as error:
             log.info("%s: the columns stay in memory: %s", file.found.display, error)
     gc.collect()  # columns and what was made of them refer to each other
 
 
 def _crowded_out(file: _File, options: LoadOptions) -> TooLarge:
-    limit = limits.text(options.memory or 0)
+    limit = memory_limit.text(options.memory or 0)
     return TooLarge(
         f"{file.found.display}: with the files before it, analysing it needs more than {limit} of memory (--max-memory)"
     )

@@ -131,7 +131,7 @@ def _folder_of(job: str, base: Path) -> Path | None:
 
 def _sum_up(folder: Path, seconds: float) -> None:
     """By the last rank to end: the steps of all in one table, and what a launcher would say."""
-    from trace_doctor.recording import steps_csv as steps
+    from trace_doctor.recording import steps_csv
     from trace_doctor.recording.folder import read
     from trace_doctor.recording.launch import manifest
 
@@ -148,6 +148,6 @@ def _sum_up(folder: Path, seconds: float) -> None:
         return
     finally:
         temporary.unlink()
-    steps.join(folder, [r.rank for r in ranks])
+    steps_csv.join(folder, [r.rank for r in ranks])
     for name in (OPTIONS_FILE, PLAN_FILE):
         (folder / name).unlink(missing_ok=True)

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_doctor.errors import UsageError
-from trace_doctor.recording import command_line
-from trace_doctor.recording import process_log as presence
-from trace_doctor.recording import steps_csv as steps
+from trace_doctor.recording import command_line, process_log, steps_csv
 from trace_doctor.recording.folder import RecordedStep, Recording, read, role_of
 from trace_doctor.recording.options import (
     BOOTSTRAP,
@@ -139,7 +137,7 @@ def _environment(given: Mapping[str, str], options_file: Path) -> dict[str, str]
 def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Recorded:
     folder = Path(options.folder)
     found = read(folder)
-    steps.join(folder, list(found.ranks) if found else [])
+    steps_csv.join(folder, list(found.ranks) if found else [])
     enough = found is not None and all(r.ended == "enough" for r in found.ranks.values())
     stopped = ended.why is not None or (enough and not options.let_it_run)
     code = 0 if stopped else ended.exit_code
@@ -151,7 +149,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         stopped_by_us=stopped,
         seconds=round(ended.seconds, 3),
         recording=found,
-        warnings=tuple(shortcomings(command, options, ended, found, presence.heard(folder))),
+        warnings=tuple(shortcomings(command, options, ended, found, process_log.heard(folder))),
         told=ended.told,
         empty=empty,
         waited_for_cpu=ended.waited,
@@ -166,7 +164,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         waited_for_cpu=dict(ended.waited),
     )
     (folder / RECORDING_FILE).write_text(said, encoding="utf-8")
-    for name in (OPTIONS_FILE, PLAN_FILE, presence.PRESENCE_FILE):
+    for name in (OPTIONS_FILE, PLAN_FILE, process_log.PRESENCE_FILE):
         (folder / name).unlink(missing_ok=True)
     return recorded
 

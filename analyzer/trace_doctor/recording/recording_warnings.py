@@ -22,7 +22,7 @@ def shortcomings(
 ) -> list[str]:
     """Lines in the order of weight; empty for a recording that has all that was asked for.
 
-    `processes`: what the recorder said in each (`presence.heard`).
+    `processes`: what the recorder said in each (`process_log.heard`).
     """
     ranks = list(recording.ranks.values()) if recording else []
     return [

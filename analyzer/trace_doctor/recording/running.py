@@ -19,8 +19,7 @@ from threading import current_thread, main_thread
 from typing import IO, Literal
 
 from trace_doctor.errors import UsageError
-from trace_doctor.recording import folder, processes
-from trace_doctor.recording import process_log as presence
+from trace_doctor.recording import folder, process_log, processes
 from trace_doctor.recording.command_line import shown
 from trace_doctor.recording.guardian import guarding
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
@@ -194,8 +193,8 @@ class _Watch:
         if size != self._seen:
             self._seen, self._wrote = size, self._age
         if not self._manifests:
-            said = presence.heard(self._folder).values()
-            torches = sum(presence.TORCH in events for events in said)
+            said = process_log.heard(self._folder).values()
+            torches = sum(process_log.TORCH in events for events in said)
             if torches > self._torches:
                 self._torches = torches
                 self._last = self._age + self._options.max_seconds

@@ -11,9 +11,9 @@ from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.host_bound import HostBound
 from trace_doctor.evidence.host.host_gaps import HostPauses, Pause
 from trace_doctor.evidence.host.unattributed_gaps import UnnamedPauses
+from trace_doctor.evidence.idle.host_causes import PAUSE_NS
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.intervals import total
-from trace_doctor.evidence.idle.host_causes import PAUSE_NS
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.evidence.trace.spans import Moments

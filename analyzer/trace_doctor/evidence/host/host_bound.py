@@ -10,8 +10,8 @@ from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.gaps import IdleLedger
-from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, total, union
 from trace_doctor.evidence.idle.host_causes import PAUSE_NS
+from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, total, union
 from trace_doctor.evidence.replay.what_if import OWN_WORK, Removal, Replay, ReplayOutcome, view_time
 from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.steps import Steps

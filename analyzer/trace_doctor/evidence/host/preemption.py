@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from trace_doctor.arrays import I64, Bool
-from trace_doctor.evidence.intervals import NOTHING, pairs
 from trace_doctor.evidence.idle.host_causes import PAUSE_NS
+from trace_doctor.evidence.intervals import NOTHING, pairs
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.run import Run
 

@@ -10,10 +10,9 @@ from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compile.compile_regions import is_region
 from trace_doctor.evidence.host.host_gaps import OPERATORS, HostPauses, Pause
-from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
+from trace_doctor.evidence.idle.host_causes import CAUSE, PAUSE_NS, HostCauses
 from trace_doctor.evidence.intervals import covered, intersect, pairs, subtract, union
 from trace_doctor.evidence.names.event_names import is_step, is_torch_mark
-from trace_doctor.evidence.idle.host_causes import PAUSE_NS
 from trace_doctor.evidence.replay.what_if import view_time
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
 from trace_doctor.evidence.trace.launches import Launches

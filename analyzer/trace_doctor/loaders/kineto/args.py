@@ -17,7 +17,7 @@ import msgspec
 from trace_doctor.errors import DamagedCapture
 from trace_doctor.files import open_regular
 from trace_doctor.loaders.gunzip import Gunzip
-from trace_doctor.loaders.kineto import salvage as kineto_salvage
+from trace_doctor.loaders.kineto import salvage
 from trace_doctor.loaders.stream import ByteStream
 
 log = logging.getLogger("trace_doctor")
@@ -109,11 +109,11 @@ class ArgsReader:
     def _damaged(self, text: bytes) -> dict[str, Any]:
         if not text.startswith(b"{"):
             raise DamagedCapture(f"{self._display}: changed while it was being read")
-        end = kineto_salvage.object_end(text, 0, len(text))
+        end = salvage.object_end(text, 0, len(text))
         closes = [m.start() + 1 for _, m in zip(range(4), _NEXT.finditer(text), strict=False)]
         for stop in ([end] if end is not None else []) + closes:
             try:
-                value = kineto_salvage.repair(text[:stop])
+                value = salvage.repair(text[:stop])
             except ValueError:
                 continue
             args = value.get("args") if isinstance(value, dict) else None

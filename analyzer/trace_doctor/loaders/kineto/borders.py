@@ -13,12 +13,12 @@ from collections import Counter
 import numpy as np
 
 from trace_doctor.arrays import I64
-from trace_doctor.loaders.kineto import salvage as kineto_salvage
+from trace_doctor.loaders.kineto import salvage
 
 _FIRST_KEYS = rb"(?:ph|name|cat|args|ts|pid|tid|dur|id|s|bp|sf|tts)"
 _BORDER = re.compile(rb'\}\s*,\s*(?=(\{\s*(?:"' + _FIRST_KEYS + rb'"|["}])))')
 _INNER = re.compile(rb"\[\s*\{")
-_STRING = kineto_salvage.STRING.encode()
+_STRING = salvage.STRING.encode()
 _BEGIN = rb'\{\s*"(?:name"\s*:\s*' + _STRING + rb'"\s*,\s*")?(?:ph|cat)"\s*:'
 EVENT = re.compile(_BEGIN, re.S)
 AHEAD = re.compile(rb'"traceEvents"\s*:\s*(?=\[)|' + _BEGIN, re.S)

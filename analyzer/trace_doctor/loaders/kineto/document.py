@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from trace_doctor.loaders.kineto import meta
-from trace_doctor.loaders.kineto import salvage as kineto_salvage
+from trace_doctor.loaders.kineto import meta, salvage
 from trace_doctor.loaders.kineto.borders import AHEAD, EVENT
 from trace_doctor.loaders.kineto.decode import Columns
 from trace_doctor.loaders.kineto.events import EventList, GivenUp
 from trace_doctor.run import Damage
 
-_STRING = kineto_salvage.STRING.encode()
+_STRING = salvage.STRING.encode()
 _KEY = re.compile(rb"(" + _STRING + rb')"\s*+:\s*+(?=\S)', re.S)
 _SCALAR = re.compile(_STRING + rb'"(?=\s*[,}])|[^",{}\[\]]++(?=[,}])', re.S)
 _MARKS = (b'"traceEvents"', b'"ph"', b'"cat"')  # a plain search for them is fifty times as fast
@@ -108,14 +107,14 @@ class Document(EventList):
             return self._resync()
         text = self._text[start:end]
         try:
-            value = kineto_salvage.strict(text) if len(text) < LARGEST_FIELD else None
+            value = salvage.strict(text) if len(text) < LARGEST_FIELD else None
         except ValueError:
             value = None
         if value is None and text != b"null":
             if AHEAD.search(text):  # a missing bracket: the field seems to reach into the events
                 return self._resync()
             try:
-                value = kineto_salvage.repair(text)
+                value = salvage.repair(text)
                 self.damage.repaired += 1
             except ValueError:
                 self.damage.lost += 1
@@ -129,7 +128,7 @@ class Document(EventList):
 
     def _value_end(self, start: int, stop: int) -> int | None:
         if self._text[start : start + 1] in (b"{", b"["):
-            return kineto_salvage.object_end(self._text, start, stop)
+            return salvage.object_end(self._text, start, stop)
         found = _SCALAR.match(self._text, start, stop)
         return found.end() if found else None
 

@@ -14,7 +14,7 @@ from operator import attrgetter, sub
 
 import numpy as np
 
-from trace_doctor.loaders.kineto import salvage as kineto_salvage
+from trace_doctor.loaders.kineto import salvage
 from trace_doctor.loaders.kineto.borders import LAST, LIKE_EVENT, LIST_END, Borders
 from trace_doctor.loaders.kineto.decode import Columns, Event, decode, read_one
 from trace_doctor.loaders.kineto.window import SPACE, Window
@@ -111,7 +111,7 @@ class EventList(Window):
             if text[pos : pos + 1] != b"{":
                 pos = self._garbage(pos, len(text))
                 continue
-            close = kineto_salvage.object_end(text, pos, stop)
+            close = salvage.object_end(text, pos, stop)
             if close is not None and self._take(text[pos:close], pos, mend=True):
                 pos = close
             elif pos or not whole_view:  # looked at once more, with all that follows
@@ -219,7 +219,7 @@ class EventList(Window):
                 pos = self._garbage(pos, end)
                 continue
             reach = ahead if self._patience else end
-            close = kineto_salvage.object_end(text, pos, reach)
+            close = salvage.object_end(text, pos, reach)
             if close is not None and self._take(text[pos:close], pos, mend=close <= end):
                 pos = close
                 continue
@@ -267,7 +267,7 @@ class EventList(Window):
     def _hidden(self, pos: int, end: int) -> int | None:
         """The start of a sound event at the end of a damaged piece: the damage took the border between the two."""
         for found in islice(LIKE_EVENT.finditer(self._text, pos + 1, end), _LIKELY):
-            close = kineto_salvage.object_end(self._text, found.start(), end)
+            close = salvage.object_end(self._text, found.start(), end)
             if close is None or not (
                 SPACE.fullmatch(self._text, close, end)
                 or LAST.match(self._text, close - 1, end + self.LOOK_AHEAD)
@@ -344,7 +344,7 @@ class EventList(Window):
         """Adds one object's event. False when it cannot be read."""
         event = read_one(text)
         if event is None and mend:
-            event = next(filter(None, map(read_one, kineto_salvage.repairs(text))), None)
+            event = next(filter(None, map(read_one, salvage.repairs(text))), None)
             if event is not None:
                 self.damage.repaired += 1
                 self._tried(not event.ph)

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import memory_limit as limits
+from trace_doctor import memory_limit
 from trace_doctor.arrays import I32, I64, Bool
 from trace_doctor.errors import DamagedCapture, NotACapture, TooLarge
 from trace_doctor.loaders import _accelerator, identify
-from trace_doctor.loaders.kineto import args as kineto_args
-from trace_doctor.loaders.kineto import exact_times, meta
+from trace_doctor.loaders.kineto import args, exact_times, meta
 from trace_doctor.loaders.kineto.categories import BY_NAME, CATEGORIES, LEGACY, LEGACY_GPU, category
 from trace_doctor.loaders.kineto.decode import LONGEST_US, PER_EVENT_TEXT, Columns, nanoseconds
 from trace_doctor.loaders.kineto.document import Document
@@ -54,7 +53,9 @@ def load_trace(
     beside = stream.gunzip is not None and core_free and _accelerator.in_use()
     keep = _Keep(ahead(stream.pieces()) if beside else stream.pieces())
     columns, damage = Columns(min(stream.length, MOST_RESERVED) // PER_EVENT_TEXT), Damage()
-    document = Document(_within(max_memory or limits.memory_limit(), keep, columns, display), columns, damage)
+    document = Document(
+        _within(max_memory or memory_limit.memory_limit(), keep, columns, display), columns, damage
+    )
     document.watch(meta.MARKERS)
     collecting = gc.isenabled()
     gc.disable()
@@ -67,7 +68,7 @@ def load_trace(
         damage.truncated = True
         damage.notes.append(stream.problem)
     _refuse_others(display, document, columns, keep.head, stream.problem)
-    reader = kineto_args.ArgsReader(path, display, keep.whole(), stream.gunzip)
+    reader = args.ArgsReader(path, display, keep.whole(), stream.gunzip)
     return _assemble(display, document, columns, damage, reader, rank, rank_how)
 
 
@@ -76,7 +77,7 @@ def _within(memory: int, pieces: Iterable[bytes], columns: Columns, display: str
     for piece in pieces:
         if columns.needed > memory:
             raise TooLarge(
-                f"{display}: the first {columns.count:,} events need more than {limits.text(memory)} of memory "
+                f"{display}: the first {columns.count:,} events need more than {memory_limit.text(memory)} of memory "
                 "(--max-memory)"
             )
         yield piece
@@ -98,7 +99,7 @@ class _Keep:
             self._size += len(piece)
             if self._kept is not None:
                 self._kept.append(piece)
-                if self._size > kineto_args.KEPT:
+                if self._size > args.KEPT:
                     self._kept = None
             yield piece
 
@@ -124,7 +125,7 @@ def _assemble(
     document: Document,
     columns: Columns,
     damage: Damage,
-    reader: kineto_args.ArgsReader,
+    reader: args.ArgsReader,
     rank: int,
     rank_how: str,
 ) -> Run:

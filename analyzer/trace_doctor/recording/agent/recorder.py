@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trace_doctor.recording import machine as environment
+from trace_doctor.recording import machine
 from trace_doctor.recording.agent.losses import Losses, total
 from trace_doctor.recording.agent.memory import MemoryHistory, peak_allocated
 from trace_doctor.recording.agent.status import Status, StepTable
@@ -194,7 +194,7 @@ class Recorder:
             self._end_memory()
         elif phase == "warmup":
             self.memory.stop()
-            environment.write(self.status.folder)
+            machine.write(self.status.folder)
         self._flush(wait=True)
         skipped = 1 if phase in TRACED else 0
         passes = self._backward_passes()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trace_doctor.recording import process_log as presence
+from trace_doctor.recording import process_log
 from trace_doctor.recording.agent import ending, ranks
 from trace_doctor.recording.agent.losses import Losses
 from trace_doctor.recording.agent.memory import MemoryHistory
@@ -122,7 +122,7 @@ class Session:
         child = self._is_child()
         if child or not status.claim():
             if not child:
-                presence.say(str(self.folder), presence.SECOND)
+                process_log.say(str(self.folder), process_log.SECOND)
             self._withdraw()
             return
         without: tuple[Phase, ...] = ()
@@ -207,7 +207,7 @@ class Session:
         recorder = self.recorder
         acts: list[Callable[[], None]] = [self._withdraw]
         if recorder is None:
-            acts.append(lambda: presence.say(str(self.folder), "failed", why=why))
+            acts.append(lambda: process_log.say(str(self.folder), "failed", why=why))
         else:
             acts += [
                 lambda: recorder.status.warn(why),

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trace_doctor.recording import process_log as presence
+from trace_doctor.recording import process_log
 
 
 class TorchWatch:
@@ -62,14 +62,14 @@ class TorchWatch:
         from trace_doctor.recording.agent.session import begin
         from trace_doctor.recording.options import RecordOptions
 
-        presence.say(self._folder, presence.TORCH)
+        process_log.say(self._folder, process_log.TORCH)
         begin(torch, RecordOptions.read(Path(self._options_file)))
 
     def _quietly(self, act: Callable[[], None]) -> None:
         try:
             act()
         except Exception as error:
-            presence.say(self._folder, "failed", why=f"{type(error).__name__}: {error}")
+            process_log.say(self._folder, "failed", why=f"{type(error).__name__}: {error}")
 
 
 def wait_for_torch(options_file: str) -> None:

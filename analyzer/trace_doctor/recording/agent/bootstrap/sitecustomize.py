@@ -26,10 +26,10 @@ def _record() -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["trace_doctor"] = module
         spec.loader.exec_module(module)
-    from trace_doctor.recording import process_log as presence
+    from trace_doctor.recording import process_log
     from trace_doctor.recording.agent.waiting import wait_for_torch
 
-    presence.say(os.path.dirname(options_file), presence.STARTED)
+    process_log.say(os.path.dirname(options_file), process_log.STARTED)
     wait_for_torch(options_file)
 
 
