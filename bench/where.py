@@ -39,7 +39,7 @@ class Spent:
 def main(options: list[str]) -> None:
     from trace_doctor import reporters
     from trace_doctor.cli import run as command
-    from trace_doctor.engine import executor
+    from trace_doctor.engine import rule_runs as executor
     from trace_doctor.evidence.base import Facts
     from trace_doctor.loading import load_file
 

@@ -11,10 +11,10 @@ import msgspec
 
 from trace_doctor.capture import Capture
 from trace_doctor.config import Config, Settings, defaults
-from trace_doctor.engine import diagnose
+from trace_doctor.engine import Examination, conclude, examine, merged_findings
 from trace_doctor.engine.coverage import Given, RecordedRanks
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UnusableResult, UsageError
-from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.evidence.base import Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
 from trace_doctor.loaders.kineto.meta import rank_in_name
@@ -75,26 +75,17 @@ def analyze(
     if config is None:
         config = defaults(select=list(select), ignore=list(ignore), max_memory=max_memory)
     settings = config.settings
-    rules = settings.chosen()
     script = Path(source) if source else Path(settings.source) if settings.source else None
     options = _options(settings, source=script, steps=steps, device=device)
     progress = progress or Progress()
     read = _read(paths, _load_options(settings), progress)
     captures = _captures(read, paths, rank)
-
-    def located(findings: Sequence[Finding]) -> Sequence[Finding]:
-        from trace_doctor.fixes import with_diffs
-
-        assert script is not None
-        return with_diffs(Result(findings=list(findings)), script, excerpts=False).findings
-
+    rules = [config.rule(rule) for rule in settings.chosen()]
+    examinations = examine(captures, rules, options, progress)
+    merged = merged_findings(examinations, config)
     suppressions = Suppressions.of(settings.suppress, script)
-    everything: list[tuple[int, Facts]] = []
-    result = diagnose(
-        captures, rules, config, options, given=_given(read, rank), progress=progress,
-        silence=lambda findings: suppressions.silence(findings, located),
-        seen=lambda number, facts: everything.append((number, facts)),
-    )  # fmt: skip
+    suppressed = suppressions.silenced(merged.findings, lambda findings: _located(findings, script))
+    result = conclude(examinations, merged, rules, config, suppressed=suppressed, given=_given(read, rank))
     if script is not None:
         from trace_doctor.fixes import with_diffs
 
@@ -102,14 +93,27 @@ def analyze(
             result, script, torch_version=settings.torch_version or None, excerpts=with_source_lines
         )
     if perfetto is not None:
-        _write_tracks(Path(perfetto), everything, result)
+        _write_tracks(Path(perfetto), examinations, result)
     if critical_path:
-        from trace_doctor.critical_path import critical_paths
-
-        runs = [(number, facts.capture.run) for number, facts in everything if facts.capture.run is not None]
-        found, said = critical_paths(runs, result.steps)
-        result = msgspec.structs.replace(result, critical_path=found, limits=[*result.limits, *said])
+        result = _with_critical_path(result, examinations)
     return msgspec.structs.replace(result, limits=[*result.limits, *suppressions.said(result)])
+
+
+def _located(findings: Sequence[Finding], script: Path | None) -> Sequence[Finding]:
+    """The findings with their places as the source names them."""
+    from trace_doctor.fixes import with_diffs
+
+    if script is None:
+        return findings
+    return with_diffs(Result(findings=list(findings)), script, excerpts=False).findings
+
+
+def _with_critical_path(result: Result, examinations: Sequence[Examination]) -> Result:
+    from trace_doctor.critical_path import critical_paths
+
+    runs = [(e.number, run) for e in examinations if (run := e.facts.capture.run) is not None]
+    found, said = critical_paths(runs, result.steps)
+    return msgspec.structs.replace(result, critical_path=found, limits=[*result.limits, *said])
 
 
 def _load_options(settings: Settings) -> LoadOptions:
@@ -127,12 +131,12 @@ def _options(settings: Settings, **given: Any) -> Options:
     )
 
 
-def _write_tracks(path: Path, everything: Sequence[tuple[int, Facts]], result: Result) -> None:
+def _write_tracks(path: Path, examinations: Sequence[Examination], result: Result) -> None:
     """The traces again with their tracks, each written whole or not at all."""
     from trace_doctor.exporters.perfetto import targets, write
     from trace_doctor.files import replacing
 
-    traces = [(number, facts) for number, facts in everything if facts.capture.run is not None]
+    traces = [(e.number, e.facts) for e in examinations if e.facts.capture.run is not None]
     if not traces:
         raise UsageError("perfetto: a trace is needed, snapshots alone have no clock of a profiler")
     for target, number, facts in targets(path, traces):

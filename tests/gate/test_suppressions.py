@@ -43,7 +43,7 @@ def silenced(
     """Id -> what silenced it, and the notes."""
     (tmp_path / "train.py").write_text(script)
     made = Suppressions.of(entries or {}, tmp_path)
-    found = made.silence(findings, lambda given: given)
+    found = made.silenced(findings, lambda given: given)
     outcomes = [Outcome(code=f.code, name=f.name, outcome="fired") for f in findings]
     return {s.finding.id: s.where for s in found}, made.said(Result(suppressed=found, outcomes=outcomes))
 

@@ -10,8 +10,8 @@ import pytest
 
 from trace_doctor.capture import Capture
 from trace_doctor.config import defaults
-from trace_doctor.engine.executor import Verdict, run_rules
 from trace_doctor.engine.findings import severity
+from trace_doctor.engine.rule_runs import Verdict, run_rules
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.idle.time_ledger import TimeLedger

@@ -9,7 +9,6 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from trace_doctor.capture import Capture
-from trace_doctor.engine.capture_result import Examined
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.memory.ledger import MemoryLedger
@@ -59,17 +58,18 @@ def ranks_of(captures: Sequence[Capture], given: Given) -> Ranks:
     return Ranks(read=read, world=world, recorded=listed, note=note)
 
 
-def incomplete(examined: Sequence[Examined], given: Given) -> list[str]:
-    """One line for each reason why this is not a diagnosis of all there is."""
+def incomplete(shortages: Sequence[tuple[Capture, str]], given: Given) -> list[str]:
+    """One line for each reason why this is not a diagnosis of all there is. `shortages`: every capture that was examined,
+    with why it tells nothing."""
     unread = [file for file in given.ignored if file.unread]
     found = [f"{file.path} was not read: {file.reason}" for file in unread[:_MOST_NAMED]]
     if (more := len(unread) - len(found)) > 0:
         found.append(f"{more} more capture{'s were' if more > 1 else ' was'} not read")
     for recording in given.recorded:
         found += _of_recording(recording, given.rank)
-    found += _of_worlds([e.facts.capture for e in examined])
-    empty = [(e.facts.capture.path, why) for e in examined if (why := too_little(e))]
-    if len(empty) == len(examined):  # nothing at all can be judged: more than a part that is missing
+    found += _of_worlds([capture for capture, _ in shortages])
+    empty = [(capture.path, why) for capture, why in shortages if why]
+    if len(empty) == len(shortages):  # nothing at all can be judged: more than a part that is missing
         return found
     found += [f"{path} holds too little to be judged: {why}" for path, why in empty[:_MOST_NAMED]]
     if len(empty) > _MOST_NAMED:
@@ -137,9 +137,9 @@ def _world(capture: Capture) -> int | None:
     return said if said is not None and said > 0 else None
 
 
-def too_little(examined: Examined) -> str:
-    """Why a capture tells nothing, whatever rules are asked; "" where it does. Of a recording any of its files is enough."""
-    reasons = [_shortage(facts) for facts in (examined.facts, *examined.further)]
+def too_little(files: Sequence[Facts]) -> str:
+    """Why a capture of these files tells nothing, whatever rules are asked; "" where it does: any of its files is enough."""
+    reasons = [_shortage(facts) for facts in files]
     return reasons[0] if all(reasons) else ""
 
 

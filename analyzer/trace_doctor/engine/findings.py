@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_claim
 from pathlib import PurePosixPath
@@ -160,9 +160,25 @@ def score(finding: Finding) -> float:
     return share * WEIGHT[finding.confidence]
 
 
-def merged(filed: Sequence[Filed], settings: Settings) -> tuple[list[tuple[Finding, Filed]], int]:
-    """One finding per fault: the same fault on other ranks or files of one folder becomes a table in the worst one.
-    Filtered, ordered, with ids; and how many the filters left out."""
+@dataclass(frozen=True)
+class Merged:
+    """The findings, ordered and with ids, each with the claim that it was made of."""
+
+    numbered: tuple[tuple[Finding, Filed], ...]
+    left_out: int
+    """below min-confidence or min-saving"""
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [finding for finding, _ in self.numbered]
+
+    def without(self, silenced: Collection[str]) -> Merged:
+        """Those whose ids are not among the silenced."""
+        return Merged(tuple(pair for pair in self.numbered if pair[0].id not in silenced), self.left_out)
+
+
+def merge(filed: Sequence[Filed], settings: Settings) -> Merged:
+    """One finding per fault: the same fault on other ranks or files of one folder becomes a table in the worst one."""
     groups: dict[tuple[str, str], list[Filed]] = {}
     for f in filed:
         groups.setdefault((f.finding.fingerprint, str(PurePosixPath(f.path).parent)), []).append(f)
@@ -187,7 +203,8 @@ def merged(filed: Sequence[Filed], settings: Settings) -> tuple[list[tuple[Findi
         counted[finding.code] += 1
         numbered.append((replace(finding, id=f"{finding.code}-{counted[finding.code]}"), f))
     inputs = {key: {f.input for f in group} for key, group in groups.items()}
-    return [(_explained(finding, f, numbered, inputs), f) for finding, f in numbered], len(found) - len(kept)
+    explained = tuple((_explained(finding, f, numbered, inputs), f) for finding, f in numbered)
+    return Merged(explained, len(found) - len(kept))
 
 
 def _explained(

@@ -9,7 +9,6 @@ import numpy as np
 from msgspec import structs
 
 from trace_doctor.capture import Capture
-from trace_doctor.engine.capture_result import Examined
 from trace_doctor.errors import NotCaptured, UsageError
 from trace_doctor.evidence.base import Evidence, Facts, Options
 from trace_doctor.evidence.compute.operators import Operators
@@ -137,12 +136,12 @@ def _plain(pace: PlainPace | None) -> Pace | None:
     return Pace(steps=pace.steps, median_us=pace.median_ns / 1e3, mad_us=pace.mad_ns / 1e3)
 
 
-def must_select(examined: Sequence[Examined], options: Options) -> None:
+def must_select(everything: Sequence[Facts], options: Options) -> None:
     """Steps or a device that no capture has would leave nothing to look at, and look like a clean bill."""
-    if examined and options.steps is not None and not any(e.facts.get(Steps) for e in examined):
-        raise UsageError(f"--steps: {_missing(examined[0].facts, Steps)}")
+    if everything and options.steps is not None and not any(facts.get(Steps) for facts in everything):
+        raise UsageError(f"--steps: {_missing(everything[0], Steps)}")
     if options.device is not None:
-        there = sorted({d for e in examined for d in _devices(e.facts.capture)})
+        there = sorted({d for facts in everything for d in _devices(facts.capture)})
         if options.device not in there:
             raise UsageError(
                 f"--device {options.device}: the captures have {', '.join(map(str, there)) or 'no GPU work'}"

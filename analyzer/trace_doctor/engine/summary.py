@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from trace_doctor.engine.capture_result import Examined
+from trace_doctor.engine.examine import Examination
 from trace_doctor.engine.findings import Filed
 from trace_doctor.evidence.idle.profiler_cost import PlainPace
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
@@ -16,7 +16,7 @@ from trace_doctor.model import Finding, Outcome, OutcomeKind, ReplayQuality, Sav
 from trace_doctor.rule import Rule
 
 
-def what_if(e: Examined, numbered: Sequence[tuple[Finding, Filed]]) -> list[WhatIf]:
+def what_if(e: Examination, numbered: Sequence[tuple[Finding, Filed]]) -> list[WhatIf]:
     """Today, each fix alone, all fixes that are not display together: one replay each, never a sum."""
     mine = [
         (finding.id, filed.claim.removal)
@@ -44,7 +44,7 @@ def what_if(e: Examined, numbered: Sequence[tuple[Finding, Filed]]) -> list[What
 
 
 def summary(
-    examined: Sequence[Examined], what_if: Sequence[WhatIf], findings: Sequence[Finding], left_out: int
+    examined: Sequence[Examination], what_if: Sequence[WhatIf], findings: Sequence[Finding], left_out: int
 ) -> Summary:
     """Of several captures: the slowest step, the busy share of all steady time, the highest peak, the largest saving."""
     with_steps = [
@@ -116,7 +116,7 @@ def _verdict(findings: Sequence[Finding], left_out: int) -> str:
 
 
 def outcomes(
-    examined: Sequence[Examined], rules: Sequence[Rule], numbered: Sequence[tuple[Finding, Filed]]
+    examined: Sequence[Examination], rules: Sequence[Rule], numbered: Sequence[tuple[Finding, Filed]]
 ) -> list[Outcome]:
     """One outcome per rule over all captures: the strongest of fired, error, passed, skipped."""
     order: tuple[OutcomeKind, ...] = ("fired", "error", "passed", "skipped")

@@ -57,15 +57,14 @@ class Comment:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Suppressions:
-    """Silences findings, and remembers which of its entries were of use."""
+    """What silences findings: entries of the configuration, and comments of the source."""
 
     entries: Mapping[SuppressEntry, str] = field(default_factory=dict)
     """with their reasons"""
     comments: Sequence[Comment] = ()
-    notes: list[str] = field(default_factory=list)
-    used: set[str] = field(default_factory=set)
+    notes: Sequence[str] = ()
 
     @classmethod
     def of(cls, entries: Mapping[str, str], source: Path | None) -> Suppressions:
@@ -75,7 +74,7 @@ class Suppressions:
         comments = _comments(SourceTree(source), notes) if source is not None else []
         return cls(parsed, comments, notes)
 
-    def silence(self, findings: Sequence[Finding], locate: Locate) -> list[Suppressed]:
+    def silenced(self, findings: Sequence[Finding], locate: Locate) -> list[Suppressed]:
         """The findings that are silenced. They are located only where there is a comment that could mean one."""
         located = {f.id: f.location for f in locate(findings)} if self.comments else {}
         found = []
@@ -84,12 +83,10 @@ class Suppressions:
             comment = next((c for c in self.comments if c.covers(placed)), None)
             entry = next((e for e in self.entries if e.covers(placed)), None)
             if comment is not None:
-                self.used.add(comment.where)
                 found.append(
                     Suppressed(finding=placed, kind="comment", where=comment.where, reason=comment.reason)
                 )
             elif entry is not None:
-                self.used.add(entry.key)
                 found.append(
                     Suppressed(finding=placed, kind="config", where=entry.key, reason=self.entries[entry])
                 )
@@ -102,6 +99,7 @@ class Suppressions:
         def could(selectors: Sequence[str]) -> bool:
             return any(means(s, o.code, o.name) for s in selectors for o in looked)
 
+        used = {(s.kind, s.where) for s in result.suppressed}
         silent = [
             f"suppressed: {s.finding.id} {s.finding.name}, by {s.where} ({s.reason or 'no reason given'})"
             for s in result.suppressed
@@ -109,10 +107,12 @@ class Suppressions:
         idle = [
             f"{c.where} ignore[{', '.join(c.selectors)}]"
             for c in self.comments
-            if c.where not in self.used and could(c.selectors)
+            if ("comment", c.where) not in used and could(c.selectors)
         ]
         idle += [
-            f"suppress.{e.key!r}" for e in self.entries if e.key not in self.used and could([e.selector])
+            f"suppress.{e.key!r}"
+            for e in self.entries
+            if ("config", e.key) not in used and could([e.selector])
         ]
         unused = [f"unused suppression: {entry} silences nothing in these captures" for entry in idle]
         return [*silent, *unused, *self.notes]
