@@ -2,7 +2,7 @@
 
 docs/rules/<CODE>.md and rules/README.md come from the rules' docstrings, docs/cli-reference.md from --help,
 the JSON Schemas from the result types, docs/configuration.md from the settings, docs/techniques.md from the techniques
-that rules name.
+that rules name, docs/evidence.md from the classes of evidence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs import techniques
+from docs import evidence, techniques
 
 ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = {
@@ -43,6 +43,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs" / "cli-reference.md", _cli_reference()
     yield ROOT / "docs" / "configuration.md", _configuration()
     yield ROOT / "docs" / "techniques.md", techniques.page()
+    yield ROOT / "docs" / "evidence.md", evidence.page()
     for form in (Result, Verification, Difference, Treatment):
         name = f"{form.__name__.lower()}.schema.json"
         text = json.dumps(json_schema(form), indent=2, sort_keys=True) + "\n"

@@ -1,0 +1,310 @@
+"""How many small faults in what decides a verdict the tests of its area notice.
+
+    python -m pip install coverage
+    python bench/mutants.py --count 300 --seed 1 --output bench/mutants.md
+
+A mutant is one change of one place: a comparison that includes or excludes its border or is turned round, a part of a
+condition that is left out, a condition that is negated, a guard (`if …: continue`, `return` or `raise`) that is gone, a
+number that is another. Places are drawn at random from the packages named in AREAS, the same for the same seed and tree.
+For each, the tests of its area that run through its line are run, a few of them first; it is killed when one fails. Tests
+that compare whole stored outputs are in no area. Nothing is changed in the tree itself: mutants live in copies of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).resolve().parents[1]
+AREAS: dict[str, tuple[str, ...]] = {
+    "analyzer/trace_doctor/evidence": ("tests/evidence", "tests/rules", "tests/test_rule_cases.py"),
+    "analyzer/trace_doctor/engine": ("tests/engine", "tests/gate"),
+    "analyzer/trace_doctor/gate": ("tests/gate",),
+    "analyzer/trace_doctor/fixes": ("tests/fixes",),
+    "rules/trace_doctor_rules": ("tests/rules", "tests/test_rule_cases.py"),
+}
+"""folder of the code -> its tests"""
+FEW, MOST = 40, 1500
+"""Tests that are run first, and in all"""
+_TURNED = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+_LEAVES = ast.Continue | ast.Return | ast.Raise | ast.Break
+_AROUND = {ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`start` and `end` are character offsets of the text that is replaced."""
+
+    file: str
+    line: int
+    what: str
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Fate:
+    mutant: Mutant
+    verdict: str
+    """killed, survived, or not covered by any test"""
+    tests: int
+
+
+def mutants_of(file: str) -> list[Mutant]:
+    """All mutants of a file."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def place(node: ast.expr | ast.stmt) -> tuple[int, int]:
+        lines = text.splitlines(keepends=True)
+
+        def offset(line: int, column: int) -> int:
+            return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+
+    found: list[Mutant] = []
+
+    def add(node: ast.expr | ast.stmt, what: str, new: str) -> None:
+        start, end = place(node)
+        found.append(Mutant(file, node.lineno, what, start, end, new))
+
+    for node in _deciding(ast.parse(text)):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            for table, what in ((_TURNED, "border or sense"), (_AROUND, "turned round")):
+                if (other := table.get(type(node.ops[0]))) is not None:
+                    add(node, what, f"({ast.unparse(ast.Compare(node.left, [other()], node.comparators))})")
+        elif isinstance(node, ast.BoolOp):
+            for n in range(len(node.values)):
+                rest = node.values[:n] + node.values[n + 1 :]
+                left = rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest)
+                add(node, f"without {ast.unparse(node.values[n])[:60]}", f"({ast.unparse(left)})")
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            add(node, "not negated", f"({ast.unparse(node.operand)})")
+        elif isinstance(node, ast.If) and not node.orelse and isinstance(node.body[0], _LEAVES):
+            add(node, "guard gone", "pass")
+    return found
+
+
+def _deciding(tree: ast.Module) -> Iterator[ast.AST]:
+    """Nodes inside functions; cases and docstrings of rules decide nothing, nor do assertions."""
+    for top in ast.walk(tree):
+        if isinstance(top, ast.FunctionDef):
+            skipped = {
+                id(n) for part in ast.walk(top) if isinstance(part, ast.Assert) for n in ast.walk(part)
+            }
+            nested = {
+                id(n)
+                for part in ast.walk(top)
+                if isinstance(part, ast.FunctionDef) and part is not top
+                for n in ast.walk(part)
+            }
+            yield from (n for n in ast.walk(top) if id(n) not in skipped and id(n) not in nested)
+
+
+def drawn(count: int, seed: int) -> list[Mutant]:
+    """So many mutants, spread over the areas as their places are; one for a place."""
+    files = sorted(
+        path.relative_to(ROOT).as_posix() for area in AREAS for path in (ROOT / area).rglob("*.py")
+    )
+    every = [m for file in files for m in mutants_of(file)]
+    random.Random(seed).shuffle(every)
+    chosen: dict[tuple[str, int], Mutant] = {}
+    for mutant in every:
+        chosen.setdefault((mutant.file, mutant.line), mutant)
+    return list(chosen.values())[:count]
+
+
+def area_of(file: str) -> tuple[str, ...]:
+    return next(tests for area, tests in AREAS.items() if file.startswith(f"{area}/"))
+
+
+def copied(folder: Path) -> Path:
+    """The tree without what git does not know."""
+    known = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in known.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    for library in (ROOT / "analyzer").rglob("scan.lib"):
+        shutil.copy2(library, folder / library.relative_to(ROOT))
+    return folder
+
+
+def _environment(tree: Path) -> dict[str, str]:
+    import os
+
+    path = [str(tree / "analyzer"), str(tree / "rules"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": ":".join(filter(None, path)), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def covering(tree: Path) -> dict[tuple[str, int], set[str]]:
+    """(file, line) -> the tests that run through it, of all areas."""
+    settings = tree / "coverage.ini"
+    settings.write_text(
+        "[run]\ndynamic_context = test_function\ndata_file = coverage.db\nsource =\n    analyzer/trace_doctor\n    rules/trace_doctor_rules\n"
+    )
+    plugin = tree / "contexts.py"
+    plugin.write_text(
+        "import coverage, pytest\n"
+        "@pytest.hookimpl(hookwrapper=True)\n"
+        "def pytest_runtest_protocol(item, nextitem):\n"
+        "    c = coverage.Coverage.current()\n"
+        "    c and c.switch_context(item.nodeid)\n"
+        "    yield\n"
+        "    c and c.switch_context('')\n"
+    )
+    settings.write_text(settings.read_text().replace("dynamic_context = test_function\n", ""))
+    tests = sorted({test for tests in AREAS.values() for test in tests})
+    command = [
+        "-m",
+        "coverage",
+        "run",
+        f"--rcfile={settings}",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "contexts",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
+    env = _environment(tree)
+    env["PYTHONPATH"] = f"{tree}:{env['PYTHONPATH']}"
+    subprocess.run([sys.executable, *command], cwd=tree, env=env, check=False, stdout=subprocess.DEVNULL)
+    from coverage.numbits import numbits_to_nums
+
+    found: dict[tuple[str, int], set[str]] = {}
+    with sqlite3.connect(tree / "coverage.db") as data:
+        rows = data.execute(
+            "select file.path, context.context, line_bits.numbits from line_bits join file on file.id = file_id "
+            "join context on context.id = context_id where context.context != ''"
+        )
+        for path, test, numbits in rows:
+            file = Path(path).relative_to(tree).as_posix()
+            for line in numbits_to_nums(numbits):
+                found.setdefault((file, line), set()).add(test)
+    return found
+
+
+def tried(mutant: Mutant, tree: Path, tests: Sequence[str], limit: float) -> Fate:
+    """Runs the tests over the mutant, a few first."""
+    if not tests:
+        return Fate(mutant, "not covered", 0)
+    path = tree / mutant.file
+    text = path.read_text(encoding="utf-8")
+    order = list(tests)
+    random.Random(mutant.start).shuffle(order)
+    try:
+        path.write_text(text[: mutant.start] + mutant.text + text[mutant.end :], encoding="utf-8")
+        for part in (order[:FEW], order[FEW:MOST]):
+            if part and not _pass(tree, part, limit):
+                return Fate(mutant, "killed", len(tests))
+    finally:
+        path.write_text(text, encoding="utf-8")
+    return Fate(mutant, "survived", len(tests))
+
+
+def _pass(tree: Path, tests: Sequence[str], limit: float) -> bool:
+    listed = tree / "tests.args"
+    listed.write_text("\n".join(tests))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"@{listed}"]
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=_environment(tree), capture_output=True, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def report(fates: Sequence[Fate], seed: int) -> str:
+    lines = [
+        f"{len(fates)} mutants, seed {seed}.",
+        "",
+        "| package | mutants | killed | share |",
+        "|---|--:|--:|--:|",
+    ]
+    for area in (*AREAS, ""):
+        mine = [f for f in fates if f.mutant.file.startswith(area)]
+        killed = sum(f.verdict == "killed" for f in mine)
+        if mine:
+            lines.append(
+                f"| {f'`{area}`' if area else 'all'} | {len(mine)} | {killed} | {killed / len(mine):.0%} |"
+            )
+    lines += ["", "| survivor | change | tests through the line |", "|---|---|--:|"]
+    for fate in sorted(fates, key=lambda f: (f.mutant.file, f.mutant.line)):
+        if fate.verdict != "killed":
+            m = fate.mutant
+            change = f"{m.what}: `{' '.join(m.text.split())[:110]}`".replace("|", "\\|")
+            lines.append(f"| {m.file}:{m.line} | {change} | {fate.tests} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=120, help="seconds after which tests count as failed")
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    mutants = drawn(given.count, given.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for n in range(given.jobs):
+            trees.put(copied(Path(folder) / str(n)))
+        first = trees.get()
+        started = time.monotonic()
+        through = covering(first)
+        print(
+            f"coverage: {len(through)} lines in {time.monotonic() - started:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        trees.put(first)
+
+        def one(mutant: Mutant) -> Fate:
+            tree = trees.get()
+            try:
+                names = area_of(mutant.file)
+                tests = sorted(t for t in through.get((mutant.file, mutant.line), ()) if t.startswith(names))
+                fate = tried(mutant, tree, tests, given.limit)
+            finally:
+                trees.put(tree)
+            print(f"{fate.verdict:12} {mutant.file}:{mutant.line} {mutant.what}", file=sys.stderr, flush=True)
+            return fate
+
+        with ThreadPoolExecutor(given.jobs) as pool:
+            fates = list(pool.map(one, mutants))
+    text = report(fates, given.seed)
+    if given.output:
+        given.output.write_text(text, encoding="utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
