@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
+import yaml
+
 from trace_doctor.program.edits import Candidate, Edit, NoEdit
 from trace_doctor.program.text_file import TextFile
 
@@ -211,130 +213,93 @@ def _place(owner: Node, key: tuple[str, int] | None, node: Node) -> None:
 
 # ---------------------------------------------------------------------- YAML
 
-_ENTRY = re.compile(
-    r"""(?P<indent>[ ]*)(?P<key>[\w][\w./-]*|"[^"\\]*"|'[^']*')[ ]*:(?:[ ]+(?P<rest>.*?))?[ ]*$"""
-)
-_VALUE = re.compile(
-    r"""(?P<value>"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|(?:[^\s#]|(?<!\s)#|\s+(?![\s#]))+)\s*(?:#.*)?$"""
-)
-_WORDS: dict[str, object] = {
-    **dict.fromkeys(["true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"], True),
-    **dict.fromkeys(["false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF"], False),
-    **dict.fromkeys(["null", "Null", "NULL", "~", ""], None),
-}
-_OPAQUE = ("{", "[", "&", "*", "!", "|", ">", "%", "@", "`")
-
 
 def _yaml(file: TextFile) -> Node:
+    """The events of PyYAML, by which aliases and anchors can be told, with their places."""
+    try:
+        events = list(yaml.parse(file.text, Loader=yaml.SafeLoader))
+    except (yaml.YAMLError, RecursionError):
+        events = []
+    documents = [e for e in events if isinstance(e, yaml.DocumentStartEvent)]
+    ends = [e for e in events if isinstance(e, yaml.DocumentEndEvent)]
     top = Node(0, 0, members={})
-    open_: list[tuple[int, Node]] = [(-1, top)]
-    """mappings, and values that may yet become one, with the indentation of their keys' parents"""
-    last, skip = 0, -1
-    for number in range(1, len(file.line_starts) + 1):
-        line = file.line_text(number)
-        stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        if stripped == "---" and last == 0:
-            continue
-        if (
-            stripped in ("---", "...")
-            or stripped.startswith("%")
-            or "\t" in line[: len(line) - len(line.lstrip())]
-        ):
-            raise NoEdit("display", f"{file.name} is not written as one plain mapping")
-        last, end = number, file.line_starts[number - 1] + len(line)
-        indent = len(line) - len(line.lstrip(" "))
-        while len(open_) > 1 and (indent < open_[-1][0] or (indent == open_[-1][0] and not _item(stripped))):
-            open_.pop()
-        for _, node in open_:
-            node.end = end
-        if skip >= 0 and (indent > skip or (indent == skip and _item(stripped))):
-            continue
-        skip = -1
-        found = _ENTRY.fullmatch(line)
-        owner = open_[-1][1]
-        if found is None or owner.members is None or not _aligned(file, owner, indent):
-            if len(open_) == 1:
-                raise NoEdit("display", f"{file.name} is not written as one plain mapping")
-            owner.members, owner.value, skip = None, OTHER, open_[-1][0]
-            continue
-        node = _entry(file, number, found)
-        owner.add(_unquoted(found["key"]), file.line_starts[number - 1] + indent, node)
-        if node.members is None and node.value is OTHER:
-            skip = indent
-        open_.append((indent, node))
-    if not top.members:
+    if len(documents) == 1 and not (documents[0].version or documents[0].tags or ends[0].explicit):
+        owners = [_Owner(top, keyed=False)]
+        for event in events:
+            _take(owners, event)
+    root = (top.members or {}).get("")
+    if root is None or not root.members:
         raise NoEdit("display", f"{file.name} is not written as one plain mapping")
-    for node in _all(top):
-        if node.members is not None and not node.members and node.start == node.end:  # a key without a value
-            node.members, node.value = None, None
-    return top
+    return root
 
 
-def _aligned(file: TextFile, owner: Node, indent: int) -> bool:
-    """Whether a key stands below the others of its mapping."""
-    if not owner.keys:
-        return True
-    first = owner.keys[0]
-    return first - file.line_starts[file.line_of(first) - 1] == indent
+@dataclass
+class _Owner:
+    """A collection whose members are being read. `key` is the one whose value comes next."""
+
+    node: Node
+    keyed: bool
+    key: tuple[str, int] | None = None
+
+    def take(self, node: Node, key: tuple[str, int] | None) -> None:
+        """A member, or in its turn the key of one."""
+        self.node.end = max(self.node.end, node.end)
+        if self.keyed and self.key is None:
+            self.key = key or ("", node.start)
+            if key is None or key[0] == "<<":  # what a merged mapping holds stands elsewhere
+                self.node.members, self.node.value = None, OTHER
+        elif self.node.members is not None:
+            self.node.add(*(self.key or ("", 0)), node)
+            self.key = None
+        else:
+            self.key = None
 
 
-def _item(text: str) -> bool:
-    return text == "-" or text.startswith("- ")
+def _take(owners: list[_Owner], event: yaml.Event) -> None:
+    assert event.start_mark is not None and event.end_mark is not None
+    start, end = event.start_mark.index, event.end_mark.index
+    if isinstance(event, yaml.CollectionStartEvent):
+        plain = not (event.anchor or event.tag)
+        mapping = isinstance(event, yaml.MappingStartEvent)
+        node = Node(start, start if plain else end, members={} if mapping and plain else None)
+        owners.append(_Owner(node, keyed=mapping))
+        if event.flow_style:
+            node.end = -1  # until its bracket
+    elif isinstance(event, yaml.CollectionEndEvent):
+        node = owners.pop().node
+        if start < end:  # a bracket; blocks end with what is in them
+            node.end = end
+            node.members = None if node.members is None or node.members else {}
+        owners[-1].take(node, None)
+    elif isinstance(event, yaml.ScalarEvent):
+        one_line = event.start_mark.line == event.end_mark.line
+        value = _scalar(event) if one_line else OTHER
+        owners[-1].take(Node(start, end, value), (event.value, start))
+    elif isinstance(event, yaml.AliasEvent):
+        owners[-1].take(Node(start, end), None)
 
 
-def _all(node: Node) -> Iterator[Node]:
-    for member in (node.members or {}).values():
-        yield member
-        yield from _all(member)
+def _scalar(event: yaml.ScalarEvent) -> object:
+    """The value of a scalar; OTHER where it has an anchor or a tag, or is a block."""
+    if event.anchor or event.tag or event.style in ("|", ">"):
+        return OTHER
+    return event.value if event.style else _meant(event.value)
 
 
-def _entry(file: TextFile, number: int, found: re.Match[str]) -> Node:
-    """The value on a key's line; a mapping that is still empty where there is none."""
-    start = file.line_starts[number - 1] + (found.start("rest") if found["rest"] else found.end())
-    rest = found["rest"] or ""
-    if not rest or rest.startswith("#"):
-        return Node(start, start, members={})
-    value = _VALUE.fullmatch(rest)
-    if rest == "{}":
-        return Node(start, start + 2, members={})
-    if rest.startswith(_OPAQUE) or value is None:
-        return Node(start, start + len(rest))
-    text = value["value"]
-    return Node(start, start + len(text), OTHER if _escaped(text) else _scalar_of(text))
-
-
-def _escaped(text: str) -> bool:
-    """Escapes that JSON does not have."""
-    return text[0] == '"' and re.search(r"\\[^\"\\/bfnrtu]", text) is not None
-
-
-def _scalar_of(text: str) -> object:
-    if text[0] in "'\"":
-        return _unquoted(text)
-    if text in _WORDS:
-        return _WORDS[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _unquoted(text: str) -> str:
-    if text[:1] == '"':
-        try:
-            return str(json.loads(text))
-        except ValueError:
-            return text[1:-1]
-    return text[1:-1].replace("''", "'") if text[:1] == "'" else text
+def _meant(text: str) -> object:
+    """What a plain scalar stands for: a number, a truth value, nothing, a date or a text."""
+    loader = yaml.SafeLoader("")
+    try:
+        tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        node = yaml.ScalarNode(tag, text)
+        return loader.construct_object(node)
+    except (yaml.YAMLError, ValueError):
+        return OTHER
 
 
 def _yaml_scalar(value: Any) -> str:
     if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z_][\w./-]*", value) and isinstance(_scalar_of(value), str)
+        plain = re.fullmatch(r"[A-Za-z_][\w./-]*", value) and isinstance(_meant(value), str)
         return value if plain else "'" + value.replace("'", "''") + "'"
     return json.dumps(value)
 
