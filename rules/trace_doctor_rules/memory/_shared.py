@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trace_doctor import Column, Fix, Location, Table, Target
+from trace_doctor import Column, Fix, Table, Target
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor.evidence.trace.call_sites import Site
@@ -26,12 +26,6 @@ def size(count: float) -> str:
 
 def times(count: int) -> str:
     return "once" if count == 1 else "twice" if count == 2 else f"{count} times"
-
-
-def location(site: Site | None, device: int | None) -> Location:
-    if site is None:
-        return Location(device=device)
-    return Location(file=site.file, line=site.line, function=site.function, device=device)
 
 
 def target(site: Site | None) -> Target | None:

@@ -14,19 +14,11 @@ from trace_doctor.evidence.memory.classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
-from trace_doctor.evidence.trace.call_sites import Site
+from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._activation_bound_evidence import Repeats, peak_when_recomputed, repeats
-from trace_doctor_rules.memory._shared import (
-    NEARLY_FULL,
-    how_full,
-    location,
-    make_up,
-    size,
-    target,
-    where_tightest,
-)
+from trace_doctor_rules.memory._shared import NEARLY_FULL, how_full, make_up, size, target, where_tightest
 
 Mask = npt.NDArray[np.bool_]
 _CHECKPOINT = re.compile(r"(?:^|[\\/])torch[\\/]utils[\\/]checkpoint\.py$")
@@ -252,7 +244,7 @@ class ActivationBound(Rule):
             confidence="high" if sure else "medium",
             severity="warning" if memory.pressed(device, self.nearly_full) else "info",
             saving=saving,
-            location=location(site, device.device),
+            location=location(site, device=device.device),
             evidence=evidence,
             fixes=[techniques.release_output(_VERIFY, target(site), inference=True)]
             if unused

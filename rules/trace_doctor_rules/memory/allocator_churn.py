@@ -26,13 +26,13 @@ from trace_doctor.evidence.memory.allocator import (
 )
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.replay.what_if import Replay
-from trace_doctor.evidence.trace.call_sites import CallSites, Site
+from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._driver_time import cost_of
-from trace_doctor_rules.memory._shared import expandable_segments, location, size, target, times
+from trace_doctor_rules.memory._shared import expandable_segments, size, target, times
 
 WHY = {
     "pressure": "the device has no memory left for a segment, so malloc gives cached ones back first",
@@ -254,7 +254,7 @@ class AllocatorChurn(Rule):
             confidence="high",
             severity=None if cost.saving else "warning",
             saving=cost.saving,
-            location=location(site, device.device),
+            location=location(site, device=device.device),
             evidence=evidence,
             spans=cost.spans,
             fixes=_fixes(cause, site, activity.settings),
@@ -287,7 +287,7 @@ class AllocatorChurn(Rule):
             confidence="medium",
             severity=None if cost.saving else "warning",
             saving=cost.saving,
-            location=location(site, None),
+            location=location(site),
             evidence=[_call_table(calls)],
             spans=cost.spans,
             fixes=_fixes("unknown", site, settings),

@@ -10,14 +10,14 @@ from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.memory.allocator import AllocatorActivity
 from trace_doctor.evidence.memory.stages import MemoryStacks
 from trace_doctor.evidence.replay.what_if import Replay
-from trace_doctor.evidence.trace.call_sites import CallSites, Site
+from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._driver_time import cost_of
 from trace_doctor_rules.memory._empty_cache_in_loop_evidence import Burst, CacheEmptying
-from trace_doctor_rules.memory._shared import location, size, target, times
+from trace_doctor_rules.memory._shared import size, target, times
 
 _VERIFY = "no segment is given back between steps"
 
@@ -229,7 +229,7 @@ class EmptyCacheInLoop(Rule):
             confidence="high",
             severity=None if cost.saving else "warning",
             saving=cost.saving,
-            location=location(site, device),
+            location=location(site, device=device),
             evidence=[_table(bursts)],
             spans=cost.spans,
             fixes=[techniques.keep_the_cache(_VERIFY, target(site))],
@@ -257,7 +257,7 @@ class EmptyCacheInLoop(Rule):
             confidence="high" if named else "medium",
             severity=None if cost.saving else "warning",
             saving=cost.saving,
-            location=location(site, None),
+            location=location(site),
             evidence=[_table(bursts)],
             spans=cost.spans,
             fixes=[techniques.keep_the_cache(_VERIFY, site.target if site is not None else None)],

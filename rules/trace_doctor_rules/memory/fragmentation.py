@@ -13,9 +13,10 @@ from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor.evidence.memory.out_of_memory import Failure
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
+from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.memory._shared import MiB, expandable_segments, location, size
+from trace_doctor_rules.memory._shared import MiB, expandable_segments, size
 
 _VERIFY = "largest reserved and largest live bytes of a new snapshot are closer together"
 Bytes = npt.NDArray[np.int64]
@@ -198,7 +199,7 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
             if unused is not None
             else "bytes in the cache and in no live block when the allocation failed",
         ),
-        location=location(site, device.device),
+        location=location(site, device=device.device),
         evidence=[_growths(device, reserved)],
         fixes=_fixes(history.settings),
         key="failed" if unused is None else "reserved",

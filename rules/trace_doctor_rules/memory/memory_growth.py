@@ -9,10 +9,10 @@ import numpy as np
 from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
-from trace_doctor.evidence.trace.call_sites import Site
+from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules.memory._memory_growth_evidence import Growth, explaining_frame, growth
-from trace_doctor_rules.memory._shared import MiB, holders, location, size, target
+from trace_doctor_rules.memory._shared import MiB, holders, size, target
 from trace_doctor_rules.memory._trace_growth_evidence import ADVICE as TRACE_ADVICE
 from trace_doctor_rules.memory._trace_growth_evidence import AllocationRecord, TraceGrowth
 
@@ -225,7 +225,7 @@ class MemoryGrowth(Rule):
                 "step leaves behind.",
                 confidence="medium",
                 severity="warning",
-                location=location(site, None if risen.device < 0 else risen.device),
+                location=location(site, device=None if risen.device < 0 else risen.device),
                 evidence=[
                     Table(title="At the end of each step", columns=columns, rows=live[:20], of=len(live))
                 ],
@@ -257,7 +257,7 @@ class MemoryGrowth(Rule):
             )
             if fall
             else None,
-            location=location(site, device.device),
+            location=location(site, device=device.device),
             evidence=[_table(g), holders(device.holders(blocks), "Blocks that steps have left behind")],
             fixes=[_fix(site)],
             key="growth",

@@ -13,10 +13,11 @@ from trace_doctor import Claim, Column, Context, NotCaptured, Rule, Saving, Tabl
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
+from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules.memory._memory_spike_evidence import made_again_after, made_within
 from trace_doctor_rules.memory._remedies import remedies
-from trace_doctor_rules.memory._shared import MiB, location, make_up, size, target
+from trace_doctor_rules.memory._shared import MiB, make_up, size, target
 
 Mask = npt.NDArray[np.bool_]
 MOST_THERE = 0.5
@@ -298,7 +299,7 @@ class MemorySpike(Rule):
                 how=f"highest live bytes {size(history.peak_bytes)}, {size(without)} when the short-lived blocks of these "
                 "places are left out of the record",
             ),
-            location=location(site or forward, device.device),
+            location=location(site or forward, device=device.device),
             evidence=[_table(device, at_peak, twins), make_up(device, history.peak, "Live at the peak")],
             fixes=remedies(device.stacks, stacks, target(site or forward), twins),
             key=what.split(":")[0],

@@ -9,17 +9,10 @@ from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import OPTIMIZER_STATE
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
 from trace_doctor.evidence.memory.stages import Stage
+from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.memory._shared import (
-    NEARLY_FULL,
-    holders,
-    how_full,
-    location,
-    make_up,
-    size,
-    where_tightest,
-)
+from trace_doctor_rules.memory._shared import NEARLY_FULL, holders, how_full, make_up, size, where_tightest
 
 _VERIFY = "optimizer state in a new snapshot is smaller"
 
@@ -144,7 +137,7 @@ class OptimizerStateBound(Rule):
                 how=f"highest live bytes {size(before)}, {size(before - fall)} with {self.left:.0%} of the state (8 bits instead "
                 "of 32)",
             ),
-            location=location(device.caller(Stage.OPTIMIZER), device.device),
+            location=location(device.caller(Stage.OPTIMIZER), device=device.device),
             evidence=[
                 make_up(device, moment, f"Live {where}"),
                 holders(device.holders(alive), "Optimizer state"),

@@ -7,19 +7,11 @@ from collections.abc import Iterator
 from trace_doctor import Claim, Column, Context, Fix, Rule, Table, Target, threshold
 from trace_doctor.evidence.memory.blocks import MemoryBlocks
 from trace_doctor.evidence.memory.out_of_memory import Failure, OutOfMemory
+from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules.memory._remedies import remedies
-from trace_doctor_rules.memory._shared import (
-    MiB,
-    expandable_segments,
-    holders,
-    location,
-    make_up,
-    size,
-    target,
-    times,
-)
+from trace_doctor_rules.memory._shared import MiB, expandable_segments, holders, make_up, size, target, times
 
 
 def _fails(*, fragmented: bool, free: int = 100 * MIB, retries: bool = True) -> SnapshotBuilder:
@@ -137,7 +129,7 @@ class OutOfMemoryRule(Rule):
             f"Largest part of the {size(f.live)} live: {top[1].replace('_', ' ')}, {size(top[0])}.",
             confidence="high",
             severity="critical",
-            location=location(site, device.device),
+            location=location(site, device=device.device),
             evidence=[
                 _numbers(f),
                 make_up(device, f.moment, "Live when it failed"),

@@ -8,10 +8,10 @@ from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving,
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
-from trace_doctor.evidence.trace.call_sites import Site
+from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules.memory._retained_gradients_evidence import Retention, peak_when_freed, retentions
-from trace_doctor_rules.memory._shared import MiB, location, make_up, size, target
+from trace_doctor_rules.memory._shared import MiB, make_up, size, target
 
 _HOW = {
     "after_forward": "zero_grad() runs after the forward",
@@ -219,7 +219,7 @@ class RetainedGradients(Rule):
             )
             if fall
             else None,
-            location=location(site, device.device),
+            location=location(site, device=device.device),
             evidence=[_table(device, found), make_up(device, history.peak, "Live at the peak")],
             fixes=[_fix(how, site)],
             key=how,

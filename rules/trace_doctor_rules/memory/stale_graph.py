@@ -13,10 +13,10 @@ from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
-from trace_doctor.evidence.trace.call_sites import Site
+from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.memory._shared import MiB, holders, location, make_up, size, target
+from trace_doctor_rules.memory._shared import MiB, holders, make_up, size, target
 
 _VERIFY = "in a new snapshot each forward begins with the live bytes of the one before"
 OF_A_GRAPH = 3
@@ -275,7 +275,7 @@ def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
         )
         if fall
         else None,
-        location=location(site, device.device),
+        location=location(site, device=device.device),
         evidence=[
             holders(device.holders(mask), f"Left behind by {len(found.forwards)} forwards"),
             make_up(device, history.peak, "Live at the peak"),
