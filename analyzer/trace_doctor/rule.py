@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts, Options
@@ -103,9 +103,10 @@ class Context:
         return self._facts.capture.rank
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(threshold,))
 class Rule:
-    """Base of all rules: `AnyRule(min_share=0.2)` sets its thresholds. No dataclass, which takes a millisecond each to
-    make. See docs/writing-rules.md for the one page a rule author needs."""
+    """Base of all rules: `AnyRule(min_share=0.2)` sets its thresholds, whose types are checked as those of a dataclass. It is
+    none: that takes a millisecond each to make. See docs/writing-rules.md for the one page a rule author needs."""
 
     code: ClassVar[str] = ""
     name: ClassVar[str] = ""
