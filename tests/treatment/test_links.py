@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -50,11 +51,20 @@ def contents(root: Path) -> dict[str, tuple[int, bytes | str]]:
     }
 
 
+def circular(link: Path) -> bool:
+    try:
+        link.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
+
+
 @settings(deadline=None, max_examples=150)
 @given(links)
 @example({"src/a": "{O}/train.py", "exp/b": "../src/a"})
 @example({"src/a": "exp/../train.py", "d": "{elsewhere}"})
 @example({"src/a": "b", "exp/b": "{O}/exp/b"})
+@example({"exp/b": "{O}/exp/b/model.py", "d": "src/e/../../train.py", "src/e": "{O}/exp/b/model.py"})
 def test_a_link_leads_in_the_copy_to_the_copy_of_what_it_leads_to(made: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder).resolve()
@@ -66,6 +76,11 @@ def test_a_link_leads_in_the_copy_to_the_copy_of_what_it_leads_to(made: dict[str
         with Scratch(root, root) as scratch:
             for name in made:
                 original, copy = os.path.realpath(root / name), os.path.realpath(scratch.cwd / name)
+                if circular(
+                    root / name
+                ):  # nothing can be opened through it, and where it leads is a matter of taste
+                    assert circular(scratch.cwd / name) or not Path(copy).is_relative_to(root)
+                    continue
                 wanted = Path(original)
                 around = root.is_relative_to(wanted) and len(root.parts) - len(wanted.parts) <= LEVELS_UP
                 if wanted.is_relative_to(root) or around:
