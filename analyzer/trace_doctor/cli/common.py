@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
@@ -282,26 +282,28 @@ def emit(
     """Renders the result once per sink; files are written whole or not at all. `given`: see `as_given`."""
     from trace_doctor.reporters import OF_CAPTURES, Options, render
 
-    report: Path | None = None
+    options = Options(show_skipped=show_skipped, zoom=zoom, given=given or Options.given)
     for sink in sorted(sinks, key=lambda s: s.path is None):  # files first: the text says what they add
         if sink.format in OF_CAPTURES:
             if not quiet:
                 note(f"{sink.format}: {_written(sink.path, result)}")
             continue
-        if sink.path is None:
-            if quiet < 2:
-                _print(result, sink.format, color, show_skipped, zoom, report, given or Options.given)
-            continue
         try:
-            write(sink.path, render(result, sink.format, show_skipped=show_skipped, zoom=zoom))
+            deliver(
+                lambda chosen, fmt=sink.format: render(result, fmt, chosen),  # type: ignore[misc]
+                sink,
+                color=wants_color(color),
+                quiet=quiet,
+                options=options,
+            )
         except UsageError as error:
             if not sink.optional:
                 raise
             note(f"no report: {error}; --output html=PATH writes it elsewhere")
             continue
-        if sink.format == "html":
-            report = sink.path
-        if not quiet and not sink.optional:  # the text names that one
+        if sink.format == "html" and sink.path is not None:
+            options = replace(options, report=str(sink.path))
+        if sink.path is not None and not quiet and not sink.optional:  # the text names that one
             note(f"{sink.format} report: {sink.path}")
 
 
@@ -313,46 +315,23 @@ def _written(path: Path | None, result: Result) -> str:
     return f"{path.with_name(f'{stem}-*{dot}{suffix}')} (a file for each trace)"
 
 
-def _print(
-    result: Result, fmt: str, color: str, show_skipped: bool, zoom: bool, report: Path | None, given: str
+def deliver(
+    render: Callable[[Options], str], sink: Sink, *, color: bool, quiet: int, options: Options | None = None
 ) -> None:
-    """Text as the terminal can show it; what programs read is UTF-8 in every locale."""
-    from trace_doctor.reporters import render
-
-    if fmt != "text":
-        sys.stdout.flush()
-        data = render(result, fmt, show_skipped=show_skipped, zoom=zoom).encode("utf-8", "surrogateescape")
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-        return
-    text = render(
-        result,
-        fmt,
-        color=wants_color(color),
-        width=_width(),
-        show_skipped=show_skipped,
-        report=str(report) if report else None,
-        given=given,
-        ascii=not _unicode(sys.stdout.encoding),
-    )
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def deliver(render: Callable[[Options], str], sink: Sink, *, color: bool, quiet: int) -> None:
-    """One rendering to its file, or to stdout: text as the terminal can show it, else UTF-8."""
+    """One rendering to its file, or to stdout: text as the terminal can show it; what programs read is UTF-8 in every
+    locale."""
     from trace_doctor.reporters import Options
 
+    options = options or Options()
     if sink.path is not None:
-        write(sink.path, render(Options()))
+        write(sink.path, render(options))
     elif quiet < 2 and sink.format != "text":
         sys.stdout.flush()
-        sys.stdout.buffer.write(render(Options()).encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.write(render(options).encode("utf-8", "surrogateescape"))
         sys.stdout.buffer.flush()
     elif quiet < 2:
-        sys.stdout.write(
-            render(Options(color=color, width=_width(), ascii=not _unicode(sys.stdout.encoding)))
-        )
+        here = replace(options, color=color, width=_width(), ascii=not _unicode(sys.stdout.encoding))
+        sys.stdout.write(render(here))
         sys.stdout.flush()
 
 

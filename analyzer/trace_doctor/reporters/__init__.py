@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from typing import Any
 
 from trace_doctor.errors import UsageError
 from trace_doctor.model import Result
@@ -38,29 +39,10 @@ class Options:
     """whether the page carries plotly for its zoomable panels: 2 MB"""
 
 
-def render(
-    result: Result,
-    fmt: str,
-    *,
-    color: bool = False,
-    width: int = 80,
-    show_skipped: bool = False,
-    ascii: bool = False,
-    report: str | None = None,
-    given: str = Options.given,
-    zoom: bool = True,
-) -> str:
-    """The result in one of FORMATS. The same result gives the same text. Raises UsageError for an unknown format."""
+def render(result: Result, fmt: str, options: Options | None = None, **changed: Any) -> str:
+    """The result in one of FORMATS. The same result gives the same text. `changed`: options that are other than these.
+    Raises UsageError for an unknown format."""
     if fmt not in FORMATS:
         raise UsageError(f"unknown output format {fmt!r}; choose from {', '.join(FORMATS)}")
-    options = Options(
-        color=color,
-        width=width,
-        show_skipped=show_skipped,
-        ascii=ascii,
-        report=report,
-        given=given,
-        zoom=zoom,
-    )
-    text: str = import_module(FORMATS[fmt]).render(result, options)
+    text: str = import_module(FORMATS[fmt]).render(result, replace(options or Options(), **changed))
     return text
