@@ -11,11 +11,13 @@ import pytest
 from trace_doctor.capture import Capture
 from trace_doctor.config import Settings, defaults
 from trace_doctor.engine import diagnose
-from trace_doctor.engine.findings import severity
+from trace_doctor.engine.findings import on_a_busy_machine, severity
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Fix, Location, Result, Saving
+from trace_doctor.recording.folder import RankRecord
 from trace_doctor.rule import Claim, Context, Rule, threshold
 from trace_doctor.testing import Invalid, RunBuilder, run_case
 
@@ -276,3 +278,74 @@ def test_events_of_other_programs_are_none() -> None:
     with b.op("aten::mm"):
         b.wait(5)
     assert diagnose([Capture(rank=0, run=b.run())], [], defaults()).inputs[0].events == 4
+
+
+@pytest.mark.parametrize(
+    ("share", "waited", "confidence"),
+    [
+        (0.05, 0.10, "medium"),
+        (0.05, 0.099, "high"),  # so much any machine is busy
+        (0.40, 0.20, "medium"),
+        (0.40, 0.199, "high"),  # less than half of what it costs
+        (0.40, None, "high"),
+    ],
+)
+def test_what_others_may_have_cost_makes_a_claim_less_sure(
+    share: float, waited: float | None, confidence: str
+) -> None:
+    record = RankRecord(rank=0, waited_for_cpu=waited)
+    busy = on_a_busy_machine(rule("TD901", costs_host_time=True)(), claim(share), record)
+    assert (busy.confidence, "waited" in busy.message) == (confidence, confidence != "high")
+    assert on_a_busy_machine(rule("TD901")(), claim(share), record).confidence == "high"
+
+
+def paced(us: float) -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(4):
+        with b.step(), b.op("aten::mm", us=us):
+            b.launch(us)
+    return b
+
+
+@pytest.mark.parametrize(("other", "gain"), [(1_000.0, 50.0), (4_000.0, 25.0), (500.0, 50.0)])
+def test_a_claim_on_another_recording_keeps_its_share_of_a_shorter_step_and_is_never_more(
+    other: float, gain: float
+) -> None:
+    """Of a recording the first file cannot tell: its steps are plain, and what costs 50 us is in another."""
+
+    asked: list[float] = []
+
+    class Elsewhere(rule("TD901")):  # type: ignore[misc]
+        def check(self, ctx: Context) -> Iterator[Claim]:
+            asked.append(ctx[Steps].step_ns)
+            if len(asked) == 1:
+                raise NotCaptured("not here")
+            fix = Fix(title="p", kind="patch", safety="unsafe", text="p")
+            taken = Removal(gpu_rows=(int(files[1].gpu[0]),))
+            yield claim(0.05, saving=Saving(time_us_per_step=50.0), removal=taken, fixes=(fix,))
+
+    files = [replace(paced(us).run(), path=f"logs/{us}.json") for us in (2_000.0, other)]
+    result = diagnosed(Elsewhere, captures=[Capture(rank=0, run=files[0], further=(files[1],))])
+    assert asked[0] != asked[1]
+    saving = result.findings[0].saving
+    assert saving is not None and saving.time_us_per_step == pytest.approx(gain, rel=0.05)
+    assert result.what_if == []  # the re-timing of this file knows no row of the other
+
+
+def test_only_what_somebody_can_make_is_replayed() -> None:
+    taken = Removal(gpu_rows=(int(steps().run().gpu[0]),))
+    patch = Fix(title="p", kind="patch", safety="unsafe", codemod=None, text="p")
+    shown = Fix(title="s", kind="advice", safety="display")
+    for fix, replayed in ((patch, ["TD901-1"]), (shown, [])):
+        result = diagnosed(rule("TD901", claim(fixes=(fix,), removal=taken)))
+        assert [w.fixes for w in result.what_if if w.fixes] == [replayed] * bool(replayed)
+
+
+@pytest.mark.parametrize(("device", "explains"), [(0, True), (None, True), (1, False)])
+def test_a_finding_is_explained_by_one_on_its_own_device(device: int | None, explains: bool) -> None:
+    fix = Fix(title="mend the cause", kind="advice", safety="display")
+    cause = rule("TD901", claim(0.1, location=Location(device=device), fixes=(fix,)))
+    effect = rule("TD902", claim(0.2, location=Location(device=0)), explained_by=("TD901",))
+    found = {f.code: f for f in diagnosed(cause, effect).findings}
+    assert found["TD902"].refers_to == (["TD901-1"] if explains else [])
+    assert ("mend the cause" in [f.title for f in found["TD902"].fixes]) == explains
