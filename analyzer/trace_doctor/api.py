@@ -20,7 +20,7 @@ from trace_doctor.loaders.discover import Found, discover
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import Loaded, LoadOptions, captures_of, load_inputs
-from trace_doctor.loading.inputs import available_cores
+from trace_doctor.loading.load_files import available_cores
 from trace_doctor.memory_limit import memory_limit
 from trace_doctor.model import Finding, Ignored
 from trace_doctor.notebook import Result

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trace_doctor.fixes import Plan, plan
 from trace_doctor.model import Finding, Result
-from trace_doctor.program.tree import SourceTree
+from trace_doctor.program.source_tree import SourceTree
 
 _FREELY = {
     "torch",

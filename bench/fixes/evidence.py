@@ -13,7 +13,7 @@ import msgspec
 
 import trace_doctor_rules.techniques as techniques
 from trace_doctor.model import Finding, Fix, Location, Target
-from trace_doctor.program.tree import SourceTree
+from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.registry import all_rules
 from trace_doctor.testing import run_case
 

@@ -25,7 +25,7 @@ from evidence import Site, findings, possible
 from trace_doctor.fixes import Plan, plan
 from trace_doctor.fixes.resolved import Planned
 from trace_doctor.model import Finding, Result
-from trace_doctor.program.tree import SourceTree
+from trace_doctor.program.source_tree import SourceTree
 
 TORCH = "2.6"
 OUTCOMES = ("safe", "unsafe", "shown", "typed", "by hand", "nothing", "no fault")

@@ -17,7 +17,7 @@ from trace_doctor.loading import executor
 from trace_doctor.testing import RunBuilder
 
 MAIN = "from trace_doctor.cli import main; main()"
-SMALL_JOBS = f"from trace_doctor.loading import inputs; inputs.PER_PROCESS = 1; {MAIN}"
+SMALL_JOBS = f"from trace_doctor.loading import load_files; load_files.PER_PROCESS = 1; {MAIN}"
 """Small files are worth a process, too."""
 BAR_AT_ONCE = f"from trace_doctor.cli import progress; progress.PATIENCE = progress._EVERY = 0; {MAIN}"
 

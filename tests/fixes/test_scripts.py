@@ -10,7 +10,7 @@ import pytest
 
 from trace_doctor.fixes import plan
 from trace_doctor.model import Result
-from trace_doctor.program.tree import SourceTree
+from trace_doctor.program.source_tree import SourceTree
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "fixes"))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from trace_doctor.errors import UnreadableScript, UsageError
-from trace_doctor.program import tree as source
+from trace_doctor.program import source_tree as source
 from trace_doctor.program.nesting_guard import PLAIN, nesting
 from trace_doctor.program.script import Script
-from trace_doctor.program.tree import SourceTree
+from trace_doctor.program.source_tree import SourceTree
 
 N = 40_000
 DEEP = {

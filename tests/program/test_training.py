@@ -11,8 +11,8 @@ from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.resolved import checked
 from trace_doctor.program.edits import Change, NoEdit
 from trace_doctor.program.place import Place
-from trace_doctor.program.program import Project
-from trace_doctor.program.tree import SourceTree
+from trace_doctor.program.project import Project
+from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.program.versions import TorchBounds
 
 NET = """import torch

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trace_doctor.cli import common as c
-from trace_doctor.cli.inputs import captures, spare
+from trace_doctor.cli.paths import captures, spare
 from trace_doctor.model import Result
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 
 from trace_doctor.cli import common as c
 from trace_doctor.cli.analyze import run
-from trace_doctor.cli.inputs import spare
+from trace_doctor.cli.paths import spare
 
 if TYPE_CHECKING:
     from trace_doctor.gate import Terms

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trace_doctor.cli import common as c
-from trace_doctor.cli.inputs import spare
+from trace_doctor.cli.paths import spare
 from trace_doctor.errors import UsageError
 
 if TYPE_CHECKING:

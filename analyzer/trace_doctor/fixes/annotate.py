@@ -12,7 +12,7 @@ from trace_doctor.fixes.plan import plan
 from trace_doctor.fixes.resolved import Planned
 from trace_doctor.model import NOT_PATCHED, Finding, Fix, Location, Result, Target
 from trace_doctor.program.edits import Change
-from trace_doctor.program.tree import SourceTree
+from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.user_frames import is_user_frame
 
 _EXCERPT_LINES = 3

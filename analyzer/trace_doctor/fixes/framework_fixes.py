@@ -20,7 +20,7 @@ from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import DataLoaderArgs, Parameters
 from trace_doctor.program.edits import Candidate, Change, NoEdit, remove_argument
 from trace_doctor.program.place import Place, candidate, only
-from trace_doctor.program.program import Project
+from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments
 from trace_doctor.program.queries.dataloaders import training_loops
 from trace_doctor.program.script import Script, argument, dotted, literal

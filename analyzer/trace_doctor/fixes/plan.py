@@ -21,11 +21,11 @@ from trace_doctor.program import edits as editing
 from trace_doctor.program import versions
 from trace_doctor.program.edits import Candidate, Change, NoEdit
 from trace_doctor.program.place import Place
-from trace_doctor.program.program import Project
+from trace_doctor.program.project import Project
 from trace_doctor.program.queries.entry import entry_scripts, training_files
 from trace_doctor.program.script import FRAMEWORKS, Script
+from trace_doctor.program.source_tree import SourceTree, same_function
 from trace_doctor.program.text_file import TextFile
-from trace_doctor.program.tree import SourceTree, same_function
 from trace_doctor.program.versions import TorchBounds, bounds
 from trace_doctor.user_frames import is_user_frame
 

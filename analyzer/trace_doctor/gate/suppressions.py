@@ -23,7 +23,7 @@ import msgspec
 
 from trace_doctor.errors import UsageError
 from trace_doctor.model import Finding, Location, Result, Suppressed
-from trace_doctor.program.tree import SourceTree
+from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.suppress_entry import SuppressEntry, check_selector, means
 
 _MARK = b"trace-doctor:"

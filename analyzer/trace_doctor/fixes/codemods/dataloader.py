@@ -14,7 +14,7 @@ from trace_doctor.model.parameters import DataLoaderArgs
 from trace_doctor.program.dataflow import method_of
 from trace_doctor.program.edits import Change, Edit, NoEdit
 from trace_doctor.program.place import Place, candidate, only
-from trace_doctor.program.program import Project
+from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments, Given, set_value
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.values import set_origin, where_set

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from trace_doctor.program.edits import Edit, add_arguments
-from trace_doctor.program.program import Project
+from trace_doctor.program.project import Project
 from trace_doctor.program.script import Script, dotted, literal
 
 Container = cst.Call | cst.Dict

@@ -9,7 +9,7 @@ import libcst as cst
 
 from trace_doctor.program.queries.loops import loops, trains
 from trace_doctor.program.script import Script
-from trace_doctor.program.tree import SourceTree
+from trace_doctor.program.source_tree import SourceTree
 
 _TRAINING_WORDS = (b".backward(", b"Trainer(", b".fit(", b".train(")
 

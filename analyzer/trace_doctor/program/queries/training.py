@@ -11,7 +11,7 @@ import libcst as cst
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import NoEdit, shares_line
 from trace_doctor.program.place import Place, candidate, only
-from trace_doctor.program.program import Project
+from trace_doctor.program.project import Project
 from trace_doctor.program.queries.loops import Loop, enclosing_loop, method_calls
 from trace_doctor.program.script import Script, argument, dotted
 

@@ -10,7 +10,7 @@ import libcst as cst
 
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Edit
-from trace_doctor.program.program import Project
+from trace_doctor.program.project import Project
 from trace_doctor.program.script import Script, argument, dotted, literal
 
 

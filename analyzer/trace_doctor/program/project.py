@@ -23,8 +23,8 @@ from trace_doctor.program.dataflow import (
     walk,
 )
 from trace_doctor.program.script import Script, dotted, imported_modules
+from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.program.text_file import TextFile
-from trace_doctor.program.tree import SourceTree
 from trace_doctor.regex import regex
 
 Definition = cst.FunctionDef | cst.ClassDef

@@ -20,7 +20,7 @@ import pytest
 from trace_doctor.errors import DamagedCapture, TraceDoctorError
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import Loaded, LoadOptions, inputs, load_file, load_inputs
+from trace_doctor.loading import Loaded, LoadOptions, load_file, load_files, load_inputs
 from trace_doctor.loading import executor as executors
 from trace_doctor.loading.executor import ChildEnded, ChildNotStarted, Contained
 from trace_doctor.run import Run
@@ -49,7 +49,7 @@ def logs(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_files_are_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "PER_PROCESS", 1)
+    monkeypatch.setattr(load_files, "PER_PROCESS", 1)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_process_that_dies_is_the_error_of_its_file_and_the_others_are_read(
         "    return load_file.load_derived(found, *args, **kwargs)\n"
     )
     monkeypatch.syspath_prepend(str(trap))
-    monkeypatch.setattr(inputs.load_file, "load_derived", importlib.import_module("trapped").load_derived)
+    monkeypatch.setattr(load_files.load_file, "load_derived", importlib.import_module("trapped").load_derived)
     found = [f for f in discover([logs]).found if f.kind == "trace"]
     done = {one.found.display: one.outcome for one in load_inputs(found, LoadOptions(processes=2))}
     error = done.pop("rank1.json")
@@ -214,9 +214,9 @@ def test_processes_end_with_whoever_started_them(logs: Path, tmp_path: Path) -> 
 import os, signal, sys
 from trace_doctor.loaders.discover import discover
 from trace_doctor.loaders.progress import Progress
-from trace_doctor.loading import LoadOptions, executor, inputs, load_inputs
+from trace_doctor.loading import LoadOptions, executor, load_files, load_inputs
 
-inputs.PER_PROCESS = 1
+load_files.PER_PROCESS = 1
 pids = []
 start = executor.subprocess.Popen.__init__
 def noted(self, *args, **kwargs):
@@ -274,11 +274,11 @@ def test_several_traces_share_the_memory(
     for number in range(14):
         shutil.copy(logs / "rank0.json", tmp_path / f"copy{number:02}.json")
     found = discover([tmp_path / f"copy{n:02}.json" for n in range(14)]).found
-    file = inputs._File(found[0], 0, load_inputs(found[:1])[0].outcome)
+    file = load_files._File(found[0], 0, load_inputs(found[:1])[0].outcome)
     # they are read in so many processes, each with its part of the memory
-    monkeypatch.setattr(inputs, "BASE", 0)
-    options = LoadOptions(processes=jobs, memory=inputs.decode.BASE * jobs + 4 * file.need)
-    monkeypatch.setattr(inputs.decode, "BASE", inputs.decode.BASE * jobs)
+    monkeypatch.setattr(load_files, "BASE", 0)
+    options = LoadOptions(processes=jobs, memory=load_files.decode.BASE * jobs + 4 * file.need)
+    monkeypatch.setattr(load_files.decode, "BASE", load_files.decode.BASE * jobs)
     outcomes = [f.outcome for f in load_inputs(found, options)]
     assert [isinstance(o, Run) for o in outcomes] == [True] * 12 + [False] * 2
     said = r"^copy13\.json: with the files before it, analysing it needs more than \d+ MB of memory \(--max-memory\)$"
@@ -288,8 +288,8 @@ def test_several_traces_share_the_memory(
 def test_what_is_put_away_is_what_was_read(logs: Path) -> None:
     found = discover([logs]).found[0]
     read = load_file.load(found)
-    file = inputs._File(found, 0, read)
-    inputs._put_away([file])
+    file = load_files._File(found, 0, read)
+    load_files._put_away([file])
     away = file.outcome
     assert isinstance(read, Run) and isinstance(away, Run) and away is not read
     assert read.ts.flags.writeable and not away.ts.flags.writeable  # mapped
@@ -323,5 +323,5 @@ def _runs(pid: int) -> bool:
 def test_how_many_processes_pay_and_fit(
     monkeypatch: pytest.MonkeyPatch, weights: list[int], jobs: int, memory: int | None, count: int
 ) -> None:
-    monkeypatch.setattr(inputs, "PER_PROCESS", 48 << 20)
-    assert inputs.processes(weights, LoadOptions(jobs, memory)) == count
+    monkeypatch.setattr(load_files, "PER_PROCESS", 48 << 20)
+    assert load_files.processes(weights, LoadOptions(jobs, memory)) == count
