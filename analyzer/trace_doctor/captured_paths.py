@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ntpath
 import posixpath
+import re
 from functools import lru_cache
 
-from trace_doctor.regex import regex
-
-_DETOUR = regex(r"(?:^|[/\\])\.\.?[/\\]")
+_DETOUR = re.compile(r"(?:^|[/\\])\.\.?[/\\]")
 
 
 @lru_cache(maxsize=65536)

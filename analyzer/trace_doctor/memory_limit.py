@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from trace_doctor.errors import UsageError
-from trace_doctor.regex import regex
 
 SHARE = 0.75
 """Of the memory that is available, unless told otherwise."""
@@ -15,7 +14,7 @@ UNKNOWN = 8 << 30
 """Taken for available where the machine does not say."""
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = regex(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(?:i?b)?|(%))", re.I)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(?:i?b)?|(%))", re.I)
 _DIGITS = 20
 """No amount has more."""
 _CGROUPS = (

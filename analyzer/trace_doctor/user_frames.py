@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath
 from msgspec import Struct
 
 from trace_doctor.captured_paths import plain_path
-from trace_doctor.regex import regex
 
 _LIBRARY_NAMES = """
 torch functorch torchgen torchvision torchaudio torchtext torchdata torchao torchmetrics torch_xla
@@ -30,12 +29,12 @@ IPython traitlets tornado pytest _pytest pluggy click typer trace_doctor sitecus
 """
 _LIBRARIES = frozenset(_LIBRARY_NAMES.split())
 # HF `datasets` shares its name with the folder of many repositories: only files known to be the library's count
-_HF_DATASETS = regex(
+_HF_DATASETS = re.compile(
     r"datasets/(?:(?:arrow_dataset|iterable_dataset|table|builder|load|fingerprint|dataset_dict)\.py|formatting/|features/)"
 )
 # modules of the standard library whose name a script may well bear
 _SCRIPT_NAMES = frozenset({"trace", "profile", "code"})
-_LIBRARY_PATH = regex(
+_LIBRARY_PATH = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages)/"
     r"|(?:^|/)lib(?:64)?/python\d"
     r"|/python[\d.]*/lib/"
@@ -46,7 +45,7 @@ _LIBRARY_PATH = regex(
     r"|\.so(?:[.\d]*)?$",
     re.IGNORECASE,
 )
-_ABSOLUTE = regex(r"/|[A-Za-z]:/")
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
 
 
 @lru_cache(maxsize=65536)
@@ -86,7 +85,7 @@ class Frame(Struct, frozen=True, array_like=True):
     function: str
 
 
-_PYTHON_EVENT = regex(r"(.+)\((\d+)\): (.+)", re.DOTALL)
+_PYTHON_EVENT = re.compile(r"(.+)\((\d+)\): (.+)", re.DOTALL)
 
 
 @lru_cache(maxsize=65536)

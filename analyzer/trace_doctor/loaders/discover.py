@@ -17,21 +17,20 @@ from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.recording import folder as recordings
 from trace_doctor.recording.options import ENVIRONMENT_FILE, TORCH_TRACE_FOLDER
-from trace_doctor.regex import regex
 
 Kind = Literal["trace", "snapshot", "torch_trace"]
 
 # Names worth a look inside when walking a folder; a file given by name is always looked into.
-_CANDIDATE = regex(
+_CANDIDATE = re.compile(
     r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.(?:json|pickle|pkl|pt\.trace)\."
     r"|dedicated_log_torch_trace|tfevents",
     re.I,
 )
 # Looked into as well, but of no interest when they are something else: logs, files without a suffix.
-_POSSIBLE = regex(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
+_POSSIBLE = re.compile(r"^[^.]+$|\.(?:log|jsonl|trace|raw|gz|tmp)$", re.I)
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
-_FILE_NAME = regex(r"\.(?:json|pickle|pkl)(?:\.gz)?$", re.I)
-_NUMBER = regex(r"\d+")
+_FILE_NAME = re.compile(r"\.(?:json|pickle|pkl)(?:\.gz)?$", re.I)
+_NUMBER = re.compile(r"\d+")
 _COMPANIONS = frozenset({ENVIRONMENT_FILE})
 """Belongs beside a capture: no capture itself, and nothing to speak of."""
 

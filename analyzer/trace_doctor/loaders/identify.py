@@ -6,8 +6,6 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from trace_doctor.regex import regex
-
 HEAD = 1 << 16
 """How many decompressed bytes are looked at first."""
 FAR = 1 << 22
@@ -15,35 +13,35 @@ FAR = 1 << 22
 
 # (pattern in the first bytes, what the file is). Order matters: the more specific first.
 _FOREIGN: tuple[tuple[re.Pattern[bytes], str], ...] = (
-    (regex(rb"start_time_since_epoch_in_micros|NEGOTIATE_ALLREDUCE"), "a Horovod timeline"),
-    (regex(rb"/(?:host|device):(?:CPU|GPU|TPU|CUPTI)"), "a TensorFlow or JAX trace"),
-    (regex(rb"CPU HIP API|CPU HSA API|rocprof|roctx_"), "a rocprof trace"),
-    (regex(rb"JSONTraceHandler|\"callback/\w+/event/"), "a trace of the MosaicML Composer profiler"),
-    (regex(rb"\"viztracer_metadata\"|\"FEE\""), "a VizTracer trace"),
-    (regex(rb"devtools\.timeline|\"(?:v8|blink|loading)(?:,|\")"), "a Chrome browser trace"),
-    (regex(rb"speedscope\.app"), "a speedscope profile"),
+    (re.compile(rb"start_time_since_epoch_in_micros|NEGOTIATE_ALLREDUCE"), "a Horovod timeline"),
+    (re.compile(rb"/(?:host|device):(?:CPU|GPU|TPU|CUPTI)"), "a TensorFlow or JAX trace"),
+    (re.compile(rb"CPU HIP API|CPU HSA API|rocprof|roctx_"), "a rocprof trace"),
+    (re.compile(rb"JSONTraceHandler|\"callback/\w+/event/"), "a trace of the MosaicML Composer profiler"),
+    (re.compile(rb"\"viztracer_metadata\"|\"FEE\""), "a VizTracer trace"),
+    (re.compile(rb"devtools\.timeline|\"(?:v8|blink|loading)(?:,|\")"), "a Chrome browser trace"),
+    (re.compile(rb"speedscope\.app"), "a speedscope profile"),
     (
-        regex(rb"\"schema\"\s*:\s*\"[\d.]+-chakra|\"nodes\"\s*:\s*\[\s*\{\s*\"(?:name|id)\""),
+        re.compile(rb"\"schema\"\s*:\s*\"[\d.]+-chakra|\"nodes\"\s*:\s*\[\s*\{\s*\"(?:name|id)\""),
         "a PyTorch execution trace",
     ),
-    (regex(rb"\"tool\"\s*:\s*\{[^}]*\"trace-doctor\""), "a saved trace-doctor result"),
-    (regex(rb"^\s*\[\s*\[\s*-?\d"), "the output of export_memory_timeline"),
-    (regex(rb"\"pg_config\"[^}]*\}[^\"]*\"?.*\"entries\"", re.S), "an NCCL flight-recorder dump"),
+    (re.compile(rb"\"tool\"\s*:\s*\{[^}]*\"trace-doctor\""), "a saved trace-doctor result"),
+    (re.compile(rb"^\s*\[\s*\[\s*-?\d"), "the output of export_memory_timeline"),
+    (re.compile(rb"\"pg_config\"[^}]*\}[^\"]*\"?.*\"entries\"", re.S), "an NCCL flight-recorder dump"),
 )
 
-_TORCH = regex(
+_TORCH = re.compile(
     rb"\"schemaVersion\"|\"deviceProperties\"|\"distributedInfo\"|\"(?:CPU|CUDA) functions\"|\"cat\"\s*:\s*\"(?:"
     rb"cpu_op|user_annotation|gpu_user_annotation|python_function|cuda_runtime|cuda_driver|kernel|gpu_memcpy|gpu_memset"
     rb"|Operator|Runtime|Kernel|Memcpy|Memset|cpu_instant_event|mtia_\w+|xpu_\w+|hpu_op|privateuse1_\w+)\""
 )
 
 
-_EVENTS = regex(rb"\"traceEvents\"\s*:\s*\[")
-_SNAPSHOT = regex(rb"device_traces|segment_type|active_allocated|segment_pool_id|allocator_settings")
-_FLIGHT_RECORDER = regex(rb"collective_seq_id|p2p_seq_id|pg_status|pg_config")
-_TORCH_TRACE = regex(rb"V\d{4} [\d:.]+ \d+ \S+\] (?:\[[^\]]*\] )?\{")
-_LIST = regex(rb'\s*\[\s*\{.{0,4000}?"ph"\s*:', re.S)
-_PICKLE = regex(rb"\x80[\x02-\x05]")
+_EVENTS = re.compile(rb"\"traceEvents\"\s*:\s*\[")
+_SNAPSHOT = re.compile(rb"device_traces|segment_type|active_allocated|segment_pool_id|allocator_settings")
+_FLIGHT_RECORDER = re.compile(rb"collective_seq_id|p2p_seq_id|pg_status|pg_config")
+_TORCH_TRACE = re.compile(rb"V\d{4} [\d:.]+ \d+ \S+\] (?:\[[^\]]*\] )?\{")
+_LIST = re.compile(rb'\s*\[\s*\{.{0,4000}?"ph"\s*:', re.S)
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _PACKED = (
     (b"\x28\xb5\x2f\xfd", "a Zstandard file; decompress it first (zstd -d)"),
     (b"BZh", "a bzip2 file; decompress it first (bunzip2)"),
@@ -56,7 +54,7 @@ _PACKED = (
     (b"PK\x03\x04", "a ZIP archive or a PyTorch checkpoint"),
 )
 """What may hold a capture in a form that is not read."""
-_TAR = regex(rb"^[^\0]{1,100}\0.{156,256}?ustar", re.S)
+_TAR = re.compile(rb"^[^\0]{1,100}\0.{156,256}?ustar", re.S)
 _OTHER_FORMATS = (
     (b"SQLite format 3", "an Nsight Systems or other SQLite database"),
     (b"\x18\x00\x00\x00\x00\x00\x00\x00", "a TensorBoard event file"),
@@ -65,17 +63,17 @@ _OTHER_FORMATS = (
 
 
 _COMPRESSED = r"(?:\.(?:gz|gzip|zst|zstd|xz|lzma|bz2|lz4|br|zip|7z|tar|tgz|tmp|part|partial))*$"
-_NAMED_BY_A_PROFILER = regex(
+_NAMED_BY_A_PROFILER = re.compile(
     rf"\.pt\.trace(?:\.json)?{_COMPRESSED}"
     rf"|^rank\d{{1,6}}\.(?:(?:light|detailed)\.json|(?:peak|boundary|oom|exception)\.pickle){_COMPRESSED}",
     re.I,
 )
-_NAMED_BY_RANK = regex(
+_NAMED_BY_RANK = re.compile(
     rf"(?:^|[^a-z])(?:rank|worker)[_\-=]?\d{{1,6}}(?!\d)[^/]*\.json{_COMPRESSED}"
     rf"|(?:^|[^a-z])traces?[\W_\d]*\.json{_COMPRESSED}",
     re.I,
 )
-_NAMED_BY_KIND = regex(
+_NAMED_BY_KIND = re.compile(
     rf"\.(?:pickle|pkl){_COMPRESSED}|\.json\.(?:gz|zst|zstd|xz|lzma|bz2|lz4|br|zip|7z|tar|tgz){_COMPRESSED}"
     r"|(?:^|[^a-z])(?:rank|worker|trace|snapshot)[_\-=]?\d*$",
     re.I,

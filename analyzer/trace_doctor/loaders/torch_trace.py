@@ -21,20 +21,19 @@ import msgspec
 from trace_doctor.captured_paths import plain_path
 from trace_doctor.errors import NotACapture
 from trace_doctor.loaders.stream import ByteStream
-from trace_doctor.regex import regex
 
-_HEADER = regex(rb"(?:\[rank\d+\]:)?[VDIWECF]\d{4} \d\d:\d\d:\d\d\.\d+ (\S+) \S+:\d+\] *(\{.*)")
+_HEADER = re.compile(rb"(?:\[rank\d+\]:)?[VDIWECF]\d{4} \d\d:\d\d:\d\d\.\d+ (\S+) \S+:\d+\] *(\{.*)")
 _MOST_PAYLOAD = 1 << 20
 """Bytes of one payload that are kept; graphs and generated code are never asked for."""
 _MOST_RECORDS = 1_000_000
 """Read from one log: a job that compiles for days writes some ten thousand."""
-_USER_CODE = regex(r"^Graph break in user code at (.+):(\d+)\s*$", re.MULTILINE)
-_REASON = regex(r"^(?:Graph Break )?Reason: (.+)$", re.MULTILINE)
-_TITLE = regex(r"^(\S.*)\n\s+Explanation: (.+)$", re.MULTILINE)
-_HINT = regex(r"^\s+Hint: (.+)$", re.MULTILINE)
-_GB = regex(r"/gb/gb(\d{4})\.html")
-_FRAME = regex(r'^\s*File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
-_FAILED_GUARD = regex(r"^\s*!?[\d/]+: (.*)$")
+_USER_CODE = re.compile(r"^Graph break in user code at (.+):(\d+)\s*$", re.MULTILINE)
+_REASON = re.compile(r"^(?:Graph Break )?Reason: (.+)$", re.MULTILINE)
+_TITLE = re.compile(r"^(\S.*)\n\s+Explanation: (.+)$", re.MULTILINE)
+_HINT = re.compile(r"^\s+Hint: (.+)$", re.MULTILINE)
+_GB = re.compile(r"/gb/gb(\d{4})\.html")
+_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
+_FAILED_GUARD = re.compile(r"^\s*!?[\d/]+: (.*)$")
 
 
 @dataclass(frozen=True, slots=True)

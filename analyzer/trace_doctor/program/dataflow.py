@@ -6,6 +6,7 @@ LibCST resolves imports but not receivers, so `self.opt.zero_grad()` is only kno
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,6 @@ from functools import cached_property
 import libcst as cst
 
 from trace_doctor.program.script import Script, argument, dotted
-from trace_doctor.regex import regex
 
 DATALOADERS = (
     "torch.utils.data.DataLoader",
@@ -22,12 +22,12 @@ DATALOADERS = (
     "torch_geometric.loader.DataLoader",
     "monai.data.DataLoader",
 )
-_OPTIMIZER = regex(
+_OPTIMIZER = re.compile(
     r"(torch\.optim|bitsandbytes\.optim|apex\.optimizers|torch_optimizer|transformers|transformers\.optimization"
     r"|deepspeed\.ops\.\w+)(\.(?!lr_scheduler)\w+)?\.[A-Z]\w*"
 )
-_NOT_OPTIMIZER = regex(r".*(Config|Model\w*|Trainer|TrainingArguments|Tokenizer\w*|LR|Scheduler)")
-_MODULE = regex(r"(torch\.nn|torchvision\.models|timm|transformers)\..*")
+_NOT_OPTIMIZER = re.compile(r".*(Config|Model\w*|Trainer|TrainingArguments|Tokenizer\w*|LR|Scheduler)")
+_MODULE = re.compile(r"(torch\.nn|torchvision\.models|timm|transformers)\..*")
 # the value is the first argument in another coat
 _WRAPPERS = frozenset(
     [

@@ -11,22 +11,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from trace_doctor.regex import regex
-
-_IMPORT = regex(
+_IMPORT = re.compile(
     rb"^[ \t]*(?:from[ \t]+(?P<module>\.*[\w.]*)[ \t]+import[ \t]*(?:\((?P<many>[^)]*)\)|(?P<one>[^\r\n#;]*))"
     rb"|import[ \t]+(?P<modules>[^\r\n#;]*))",
     re.MULTILINE,
 )
-_COMMENT = regex(r"#[^\n]*")
-_TARGET = regex(rb"^\s*_target_\s*:\s*[\"']?([\w.]+)", re.MULTILINE)
+_COMMENT = re.compile(r"#[^\n]*")
+_TARGET = re.compile(rb"^\s*_target_\s*:\s*[\"']?([\w.]+)", re.MULTILINE)
 """a class that hydra constructs by its dotted name"""
 _SOURCE_ROOTS = ("src", "lib", "python")
-_TOP_LEVEL = regex(
+_TOP_LEVEL = re.compile(
     rb"^(?:if[ (]+__name__|for |while |with |try:|\w[\w.]*\(|\w[\w.]* *= *[\w.]+\()", re.MULTILINE
 )
 """a statement at module level that is no import, definition or constant"""
-_TEST = regex(r"(?:^|/)(?:tests?/|test_[^/]*$|[^/]*_test\.py$|conftest\.py$)")
+_TEST = re.compile(r"(?:^|/)(?:tests?/|test_[^/]*$|[^/]*_test\.py$|conftest\.py$)")
 
 
 class ImportGraph:

@@ -16,7 +16,6 @@ from libcst.metadata import MetadataWrapper, ParentNodeProvider, QualifiedNamePr
 
 from trace_doctor.errors import UnreadableScript
 from trace_doctor.isolation import Crashed, OutOfMemory, OutOfTime, isolated
-from trace_doctor.regex import regex
 
 PLAIN = 120
 """Levels that every stack has room for: Python's limit of 1000 calls is about 200 of a syntax tree."""
@@ -24,17 +23,17 @@ _MARGIN = 250
 """Calls of whoever walks the tree later."""
 _MEMORY, _SECONDS = 1 << 30, 10
 
-_PIECE = regex(
+_PIECE = re.compile(
     r"(?P<format>[rR]?[fF][rR]?)?(?P<quote>\"\"\"|'''|\"|')"
     r"|#[^\n]*|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<comma>,)|(?P<line>\n[ \t]*(?P<elif>elif\b)?)"
     r"|(?P<other>[^\s\w]|\b(?:not|and|or|if|else|lambda|await|for|in|is|yield|from|import)\b)"
 )
-_ENDS = {q: regex(r"(?:[^\\]|\\.)*?" + q, re.S) for q in ('"""', "'''")} | {
-    q: regex(rf"(?:[^\\\n{q}]|\\.)*{q}", re.S) for q in ('"', "'")
+_ENDS = {q: re.compile(r"(?:[^\\]|\\.)*?" + q, re.S) for q in ('"""', "'''")} | {
+    q: re.compile(rf"(?:[^\\\n{q}]|\\.)*{q}", re.S) for q in ('"', "'")
 }
-_SIGN = regex(r"[^\s\w]")
-_INNER = regex(r"'[^'{}]*'|\"[^\"{}]*\"")
-_ODD = regex(r"\{[^{}]*['\"\n]")
+_SIGN = re.compile(r"[^\s\w]")
+_INNER = re.compile(r"'[^'{}]*'|\"[^\"{}]*\"")
+_ODD = re.compile(r"\{[^{}]*['\"\n]")
 
 
 def _plain_format(inside: str) -> bool:

@@ -25,13 +25,12 @@ from trace_doctor.program.dataflow import (
 from trace_doctor.program.script import Script, dotted, imported_modules
 from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.program.text_file import TextFile
-from trace_doctor.regex import regex
 
 Definition = cst.FunctionDef | cst.ClassDef
 Place = tuple[Script, cst.BaseExpression]
 """an expression and the script it stands in"""
 
-_CLASS = regex(rb"^[ \t]*class[ \t]+(\w+)[ \t]*\(", re.MULTILINE)
+_CLASS = re.compile(rb"^[ \t]*class[ \t]+(\w+)[ \t]*\(", re.MULTILINE)
 _MAX_DEPTH = 24
 _MAX_REEXPORTS = 4
 

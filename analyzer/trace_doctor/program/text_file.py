@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import re
 import tokenize
 from bisect import bisect_right
 from collections import Counter
@@ -16,9 +17,8 @@ from functools import cached_property
 from pathlib import Path
 
 from trace_doctor.errors import UnreadableScript
-from trace_doctor.regex import regex
 
-_NEWLINE = regex(r"\r\n?|\n")
+_NEWLINE = re.compile(r"\r\n?|\n")
 
 
 class TextFile:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import Self
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat
 
-_MODULE = regex(r"nn\.Module: (\w+)_(\d+)")
-_BUILDING = regex(
+_MODULE = re.compile(r"nn\.Module: (\w+)_(\d+)")
+_BUILDING = re.compile(
     r"(?:Linear|Conv\w*|\w*Norm\w*|Dropout\w*|Embedding|ReLU\w*|GELU|SiLU|Tanh|Sigmoid|Identity|Softmax|\w*Activation"
     r"|Sequential|ModuleList|ModuleDict|\w*Pool\w*|\w*Pool|Flatten|Upsample|MultiheadAttention)"
 )
-_WHOLE = regex(r"Layer|Block")
+_WHOLE = re.compile(r"Layer|Block")
 """what the classes of whole blocks are called, beside the attention and the MLP inside them"""
 FEWEST = 4
 """instances that make a block repeated"""

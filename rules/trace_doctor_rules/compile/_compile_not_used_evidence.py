@@ -14,12 +14,11 @@ from trace_doctor.evidence.names.event_names import is_optimizer
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
-from trace_doctor.regex import regex
 from trace_doctor.run import Run
 
-_ELEMENTWISE = regex(r"elementwise_kernel|elementwise_op|pointwise", re.IGNORECASE)
-_FUSED = regex(r"triton_\w*fused|(?:cuda|hip|cu)GraphLaunch")
-_FILLS = regex(r"FillFunctor")
+_ELEMENTWISE = re.compile(r"elementwise_kernel|elementwise_op|pointwise", re.IGNORECASE)
+_FUSED = re.compile(r"triton_\w*fused|(?:cuda|hip|cu)GraphLaunch")
+_FILLS = re.compile(r"FillFunctor")
 
 
 class PointwiseRuns(Evidence, frozen=True):

@@ -6,6 +6,7 @@ the compiled backward: elementwise operators and reductions, and no product, whi
 
 from __future__ import annotations
 
+import re
 from typing import Self
 
 import numpy as np
@@ -19,14 +20,13 @@ from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.names.event_names import is_optimizer
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.threads import Threads
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat
 
-_FORWARD = regex(
+_FORWARD = re.compile(
     r"aten::(?:cross_entropy_loss|nll_loss\w*|log_softmax|_log_softmax|mse_loss|l1_loss|smooth_l1_loss|huber_loss|kl_div"
     r"|binary_cross_entropy\w*|soft_margin_loss|cosine_embedding_loss|ctc_loss|gaussian_nll_loss|poisson_nll_loss)"
 )
-_BACKWARD = regex(
+_BACKWARD = re.compile(
     r"autograd::engine::evaluate_function: (?:NllLoss\w*|LogSoftmax|MseLoss|L1Loss|SmoothL1Loss|HuberLoss|KlDiv"
     r"|BinaryCrossEntropy\w*|SoftMarginLoss|CtcLoss)Backward\d*"
 )

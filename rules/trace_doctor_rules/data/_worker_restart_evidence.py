@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Self
 
 import numpy as np
@@ -16,12 +17,11 @@ from trace_doctor.evidence.names.event_names import is_backward, is_optimizer_st
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
 
 OPERATORS = 10
 """Operators at most between the end of an epoch and the next one's first batch: seeds and a permutation are drawn"""
-_STARTED = regex(r"torch/utils/data/dataloader\.py\(\d+\): __init__")
+_STARTED = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __init__")
 _AGAIN_NS = 1_000_000
 """An `__init__` of the iterator as long as this starts processes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, Self
@@ -13,12 +14,11 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.memory.allocator import AllocatorActivity, DriverCalls, caused_by
 from trace_doctor.evidence.memory.timeline import DeviceHistory, MemoryTimeline
 from trace_doctor.evidence.trace.nesting import Nesting
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
 from trace_doctor.snapshot import NO_STACK, Action, Snapshot
 
-_EMPTY_CACHE = regex(r"(?:.*[\\/])?(?:cuda|xpu|hpu|musa)[\\/]memory\.py\(\d+\): empty_cache")
-_GRAPH_CAPTURE = regex(r"cuda[\\/]graphs\.py")
+_EMPTY_CACHE = re.compile(r"(?:.*[\\/])?(?:cuda|xpu|hpu|musa)[\\/]memory\.py\(\d+\): empty_cache")
+_GRAPH_CAPTURE = re.compile(r"cuda[\\/]graphs\.py")
 """`torch.cuda.graph` empties the cache before each capture: a cost of the capture, and nobody's call."""
 _SHRINKS = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 

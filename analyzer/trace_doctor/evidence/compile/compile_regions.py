@@ -7,6 +7,7 @@ are siblings, whatever their ids say.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -15,12 +16,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trace_doctor.arrays import I64
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
 from trace_doctor.user_frames import Frame, python_frame
 
-_REGION = regex(r"Torch-Compiled Region(?:: (\S+)/(\d+))?")
-RESUME = regex(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+_REGION = re.compile(r"Torch-Compiled Region(?:: (\S+)/(\d+))?")
+RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 
 
 class Region(Struct, frozen=True, array_like=True):

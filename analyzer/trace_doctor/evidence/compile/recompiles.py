@@ -12,16 +12,15 @@ from msgspec import Struct
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.compile.compile_regions import Region, Regions
 from trace_doctor.evidence.trace.nesting import Nesting
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
 from trace_doctor.user_frames import Frame
 
-_TIMED = regex(r"(.+) \(dynamo_timed\)")
+_TIMED = re.compile(r"(.+) \(dynamo_timed\)")
 # no compilation: recording a CUDA graph, and what Dynamo runs beside a compilation
-_NOT_COMPILING = regex(r"CUDAGraphNode\.record|gc|.*cudagraph.*", re.IGNORECASE)
-_COMPILE_ID = regex(r"\bcompile_id=(!?[\d/]+)")
+_NOT_COMPILING = re.compile(r"CUDAGraphNode\.record|gc|.*cudagraph.*", re.IGNORECASE)
+_COMPILE_ID = re.compile(r"\bcompile_id=(!?[\d/]+)")
 # as torch 2.0 to 2.4 call it, and since
-_OF_A_FRAME = regex(r"(?:_compile\.(?:<locals>\.)?)?compile_inner|_compile|entire_frame_compile|dynamo")
+_OF_A_FRAME = re.compile(r"(?:_compile\.(?:<locals>\.)?)?compile_inner|_compile|entire_frame_compile|dynamo")
 
 
 class Compilation(Struct, frozen=True):

@@ -5,6 +5,7 @@ On a CPU operators take the place of kernels (see `work`)."""
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import Any, Self
 
@@ -17,25 +18,24 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.names.kernel_names import is_log_softmax
 from trace_doctor.evidence.trace.operator_inputs import Inputs, OperatorInputs, tensor_bytes
-from trace_doctor.regex import regex
 from trace_doctor.run import is_count
 
 MOST_BETWEEN = 12
 """Kernels at most between a product and the softmax: scale, mask, cast, dropout and the copies around them."""
-_BATCHED = regex(r"aten::(?:bmm|baddbmm_?)")
-_PRODUCT = regex(
+_BATCHED = re.compile(r"aten::(?:bmm|baddbmm_?)")
+_PRODUCT = re.compile(
     r"aten::(?:mm|addmm|bmm|baddbmm_?|addbmm|_addmm_activation|mv|addmv|dot|_scaled_mm|\w*conv\w*)"
 )
-_BATCHED_KERNEL = regex(r"triton_(?:tem_fused_\w*)?(?:baddbmm|bmm)")
+_BATCHED_KERNEL = re.compile(r"triton_(?:tem_fused_\w*)?(?:baddbmm|bmm)")
 _BY_HAND = (
-    regex(r"aten::exp_?|.*(?:::|_)exp(?:_kernel|_(?!and|ect|ert|m1|2)).*"),
-    regex(r"aten::sum|.*(?:sum_functor|_sum(?:_|$)).*"),
-    regex(r"aten::(?:div|true_divide)_?|.*(?:DivFunctor|div_true|_div(?:_|$)).*"),
+    re.compile(r"aten::exp_?|.*(?:::|_)exp(?:_kernel|_(?!and|ect|ert|m1|2)).*"),
+    re.compile(r"aten::sum|.*(?:sum_functor|_sum(?:_|$)).*"),
+    re.compile(r"aten::(?:div|true_divide)_?|.*(?:DivFunctor|div_true|_div(?:_|$)).*"),
 )
 """A softmax that is written out: exponentials over their sum, in any order of the kernels."""
 MOST_LOOKED_AT = 2000
 """Pairs of products whose grids are read again from the file: each takes some 20 us."""
-_SOFTMAX = regex(r"aten::_?(?:safe_|masked_)?softmax(?:_backward_data|_backward)?")
+_SOFTMAX = re.compile(r"aten::_?(?:safe_|masked_)?softmax(?:_backward_data|_backward)?")
 
 
 class AttentionChains(Evidence, frozen=True):

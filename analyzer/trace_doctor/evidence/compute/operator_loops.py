@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from itertools import pairwise
 from typing import Self
@@ -22,7 +23,6 @@ from trace_doctor.evidence.trace.call_sites import CallSites, Site
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
 from trace_doctor.user_frames import is_user_function
 
@@ -33,18 +33,18 @@ LEAST = 10
 ALWAYS, ALIKE = 0.9, 0.75
 """Of a loop with branches: share of the repetitions that an operator is in to count as common to all, and share of the
 operators that are"""
-_INDEXING = regex(
+_INDEXING = re.compile(
     r"aten::(?:select|slice|narrow|index|index_(?:select|put|add|copy|fill)_?|take|gather|put_|masked_(?:select|scatter)_?"
     r"|(?:select_|slice_)?scatter(?:_add|_reduce)?_?)"
 )
-_UNBINDING = regex(r"aten::(?:unbind|split|split_with_sizes|chunk|tensor_split)")
+_UNBINDING = re.compile(r"aten::(?:unbind|split|split_with_sizes|chunk|tensor_split)")
 """what makes a list of parts, over which the loop goes then"""
-_LAYER = regex(
+_LAYER = re.compile(
     r"aten::(?:linear|addmm|mm|matmul|bmm|baddbmm|einsum|conv\w*|\w*attention\w*|(?:layer|batch|group|instance|rms)_norm|embedding|lstm|gru)"
     r"|(?!aten::).*"
 )
 """operators of a model's layers: where no frame tells, their repetitions are layers, not elements"""
-_MODULE = regex(r"nn\.Module: .*|.*torch/nn/modules/module\.py\(\d+\): .*")
+_MODULE = re.compile(r"nn\.Module: .*|.*torch/nn/modules/module\.py\(\d+\): .*")
 
 
 class OperatorLoop(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Self
 
 import numpy as np
@@ -13,10 +14,9 @@ from trace_doctor.evidence.names.event_names import is_optimizer, is_optimizer_s
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
 
-_CLASS = regex(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
+_CLASS = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
 
 
 class OptimizerWork(Evidence, frozen=True):

@@ -6,18 +6,17 @@ import re
 from typing import Self
 
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat
 
-_DDP = regex(
+_DDP = re.compile(
     r"DistributedDataParallel\.forward|.*torch/nn/parallel/distributed\.py\(\d+\): .*|nn\.Module: DistributedDataParallel_\d+"
     r"|torch(?:::|\.)distributed(?:::|\.)(?:ddp(?:::|\.))?reducer::.*"
 )
-_FSDP = regex(
+_FSDP = re.compile(
     r"FSDP::.*|fsdp::.*|FullyShardedDataParallel[.:].*|nn\.Module: (?:FullyShardedDataParallel|FSDP\w*)_\d+|.*torch/distributed/fsdp/fully_sharded_data_parallel\.py\(\d+\): .*"
     r"|.*torch/distributed/(?:_composable/fsdp|fsdp/_fully_shard)/\w+\.py\(\d+\): .*"
 )
-_DATA_PARALLEL = regex(
+_DATA_PARALLEL = re.compile(
     r"DataParallel\.forward|.*torch/nn/parallel/(?:data_parallel|parallel_apply)\.py\(\d+\): .*|nn\.Module: DataParallel_\d+"
     r"|ReduceAddCoalesced|BroadcastBackward"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import Any, Self
 
@@ -26,20 +27,19 @@ from trace_doctor.evidence.names.event_names import (
 )
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
 
-_MAKERS = regex(
+_MAKERS = re.compile(
     r"aten::(?:(?:zeros|ones|full|rand|randn|randint)(?:_like)?|new_(?:zeros|ones|full)|eye|arange|linspace|logspace|randperm|normal"
     r"|tril_indices|triu_indices|(?:normal|uniform|random|bernoulli|exponential|fill|zero)_)"
 )
-_IN_BETWEEN = regex(
+_IN_BETWEEN = re.compile(
     r"aten::(?:to|contiguous|reshape|flatten|tril_?|triu_?|pin_memory|is_pinned|logical_not|bitwise_not)"
 )
 """beside views: what is done to a tensor between making and copying it, which keeps its size"""
-_WITH_NUMBERS = regex(r"aten::(?:mul|add|sub|rsub|div|pow|neg|clamp\w*|round|floor)_?")
+_WITH_NUMBERS = re.compile(r"aten::(?:mul|add|sub|rsub|div|pow|neg|clamp\w*|round|floor)_?")
 """the same, where shapes show that no other tensor takes part"""
-_OTHER_SIZE = regex(r"aten::(?:slice|select|narrow|expand|expand_as)")
+_OTHER_SIZE = re.compile(r"aten::(?:slice|select|narrow|expand|expand_as)")
 MOST_BETWEEN = 4
 """operators between the one that makes a tensor and the one that copies it"""
 MOST_ARGS = 2000

@@ -24,7 +24,6 @@ from trace_doctor.evidence.intervals import (
 from trace_doctor.evidence.names.event_names import is_backward, is_launch, is_loader
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.threads import Threads
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
 
 LoaderKind = Literal["in_process", "workers", "pipe", "other"]
@@ -33,25 +32,27 @@ LoaderKind = Literal["in_process", "workers", "pipe", "other"]
 _PARTS = (
     (
         "starting workers",
-        regex(r".*dataloader\.py\(\d+\): (?:__init__|_reset|_get_iterator|__iter__)|.*popen_\w+\.py\(.*"),
+        re.compile(
+            r".*dataloader\.py\(\d+\): (?:__init__|_reset|_get_iterator|__iter__)|.*popen_\w+\.py\(.*"
+        ),
     ),
-    ("pinning memory", regex(r".*_utils/pin_memory\.py\(\d+\): pin_memory")),
+    ("pinning memory", re.compile(r".*_utils/pin_memory\.py\(\d+\): pin_memory")),
     (
         "collating",
-        regex(r".*_utils/collate\.py\(\d+\): (?:default_)?collate.*|.*: collate_fn|.*: \w*[Cc]ollat\w*"),
+        re.compile(r".*_utils/collate\.py\(\d+\): (?:default_)?collate.*|.*: collate_fn|.*: \w*[Cc]ollat\w*"),
     ),
     (
         "waiting for workers",
-        regex(r".*dataloader\.py\(\d+\): (?:_try_get_data|_get_data)|.*queues?\.py\(\d+\): get"),
+        re.compile(r".*dataloader\.py\(\d+\): (?:_try_get_data|_get_data)|.*queues?\.py\(\d+\): get"),
     ),
-    ("reading and transforming samples", regex(r".*_utils/fetch\.py\(\d+\): fetch|.*: __getitems?__")),
+    ("reading and transforming samples", re.compile(r".*_utils/fetch\.py\(\d+\): fetch|.*: __getitems?__")),
 )
 """frames of torch/utils/data inside the wait, most specific first"""
-_LIBRARY = regex(
+_LIBRARY = re.compile(
     r"(?:.*/)?(?:nvidia/dali/plugin/|ffcv/loader/|torchdata/nodes/|petastorm/|tensorflow/python/data/)\S*\(\d+\): __next__"
 )
 """frames of loaders that are no torch.utils.data.DataLoader"""
-_ANNOTATED = regex(
+_ANNOTATED = re.compile(
     r"\W*(?:data[ _-]?load(?:ing|er)?|load(?:ing)?[ _-]?(?:the[ _-])?(?:next[ _-])?(?:data|batch|samples?)"
     r"|(?:get|fetch|next)[ _-]?(?:the[ _-])?(?:next[ _-])?(?:data|batch)|data[ _-]?(?:fetch|wait|time)(?:ing)?"
     r"|wait(?:ing)?[ _-]for[ _-](?:the[ _-])?data|(?:data)?loader(?:[ _-]?next)?"
@@ -59,8 +60,8 @@ _ANNOTATED = regex(
     re.IGNORECASE,
 )
 """names that people give to the part of a loop that gets its batch"""
-_BY_INDEX = regex(r".*: __getitems?__")
-_ONE_BY_ONE = regex(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
+_BY_INDEX = re.compile(r".*: __getitems?__")
+_ONE_BY_ONE = re.compile(r"(?!.*torch/utils/data/).*: __(?:iter|next)__")
 
 
 class DataLoading(Evidence, frozen=True):

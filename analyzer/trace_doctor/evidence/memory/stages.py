@@ -17,7 +17,6 @@ import numpy as np
 from trace_doctor.arrays import I32, U8, Bool
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.call_sites import Site
-from trace_doctor.regex import regex
 from trace_doctor.snapshot import Snapshot, StackFrame
 from trace_doctor.user_frames import is_user_frame, shown_path
 
@@ -33,25 +32,25 @@ class Stage(enum.IntEnum):
     ZERO_GRAD = 5
 
 
-_TORCH = regex(r"(?:^|/)torch/(?!.*site-packages)")
-_OPTIM = regex(r"(?:^|/)torch/optim/(?!lr_scheduler|swa_utils)")
-_MODULE = regex(r"(?:^|/)torch/nn/modules/module\.py$")
+_TORCH = re.compile(r"(?:^|/)torch/(?!.*site-packages)")
+_OPTIM = re.compile(r"(?:^|/)torch/optim/(?!lr_scheduler|swa_utils)")
+_MODULE = re.compile(r"(?:^|/)torch/nn/modules/module\.py$")
 _MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward", "__call__"})
-_BACKWARD = regex(r"(?:^|/)torch/(?:autograd/__init__|autograd/graph|_tensor)\.py$")
+_BACKWARD = re.compile(r"(?:^|/)torch/(?:autograd/__init__|autograd/graph|_tensor)\.py$")
 _BACKWARD_CALLS = frozenset({"backward", "grad", "_make_grads", "_engine_run_backward"})
 _ROOTS = frozenset({"<module>", "_bootstrap", "_bootstrap_inner", "_run_code", "_run_module_as_main", "main"})
 _ENGINE = "torch::autograd::Engine::"
-_AOT = regex(r"(?:^|/)torch/_functorch/_aot_autograd/")
-_FUNCTION = regex(r"(?:^|/)torch/autograd/function\.py$")
+_AOT = re.compile(r"(?:^|/)torch/_functorch/_aot_autograd/")
+_FUNCTION = re.compile(r"(?:^|/)torch/autograd/function\.py$")
 _SETUP = frozenset(
     {"__init__", "_apply", "_load_from_state_dict", "load_state_dict", "from_pretrained", "to_empty"}
 )
-_INPUT = regex(r"(?:batch|send|move_data)_to_device|_prepare_inputs?|to_device")
-_TRANSFER = regex(r"THPVariable_(?:to|cuda)\b")
-_CAST = regex(r"at::_ops::to_dtype::call")
-_WORKSPACE = regex(r"[gG]etNew\w*Workspace|[gG]et\w*CUDABlas\w*|Cublas\w*Workspace|cudnn\w*[wW]orkspace")
-_NODE = regex(r"(\w+Backward\d*)(?:_apply_functional|::apply|\b)")
-_OP = regex(r"at::_ops::(\w+?)(?:_(?:[A-Z]\w*|int|dim|dtype|self|out))?::(?:call|redispatch)")
+_INPUT = re.compile(r"(?:batch|send|move_data)_to_device|_prepare_inputs?|to_device")
+_TRANSFER = re.compile(r"THPVariable_(?:to|cuda)\b")
+_CAST = re.compile(r"at::_ops::to_dtype::call")
+_WORKSPACE = re.compile(r"[gG]etNew\w*Workspace|[gG]et\w*CUDABlas\w*|Cublas\w*Workspace|cudnn\w*[wW]orkspace")
+_NODE = re.compile(r"(\w+Backward\d*)(?:_apply_functional|::apply|\b)")
+_OP = re.compile(r"at::_ops::(\w+?)(?:_(?:[A-Z]\w*|int|dim|dtype|self|out))?::(?:call|redispatch)")
 WORKSPACE_BYTES = (8_519_680, 33_554_432)
 """What cuBLAS asks for by default, before and since Hopper (DESIGN, memory ledger): for stacks without C++ frames."""
 

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-from trace_doctor.regex import regex
+import re
 
-_VIEW = regex(
+_VIEW = re.compile(
     r"aten::(?:as_strided|view|view_as|_unsafe_view|_reshape_alias|transpose|permute|expand|expand_as|slice|select|narrow|unsqueeze"
     r"|squeeze|t|numpy_T|movedim|detach|alias|unflatten|unbind|split|split_with_sizes|chunk|tensor_split|unfold|diagonal)"
 )
-_STEP = regex(r"ProfilerStep#(\d+)")
-_LOADER = regex(r"enumerate\((?:DataLoader|DataPipe)\)#.*|.*DataLoader\w*\b.*\b__next__")
-_OPTIMIZER_STEP = regex(r"Optimizer\.step#.*")
-_OPTIMIZER = regex(r"Optimizer\.(?:step|zero_grad)#.*")
-_COMPILE = regex(
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_LOADER = re.compile(r"enumerate\((?:DataLoader|DataPipe)\)#.*|.*DataLoader\w*\b.*\b__next__")
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#.*")
+_OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#.*")
+_COMPILE = re.compile(
     r"(?!gc \().*\(dynamo_timed\)"  # Dynamo also times Python's garbage collector
     r"|.*torch/_dynamo/convert_frame\.py\(\d+\): .*"
     r"|.*torch/_inductor/(?:compile_fx|async_compile|codecache)\.py\(\d+\): .*compile.*"
@@ -23,41 +23,43 @@ _COMPILE = regex(
     r"|.*triton/compiler/compiler\.py\(\d+\): compile"
     r"|.*triton/runtime/(?:jit\.py\(\d+\): _do_compile|autotuner\.py\(\d+\): _bench)"
 )
-_BACKWARD = regex(r"autograd::engine::.*|torch::autograd::.*|\w+Backward\d*")
+_BACKWARD = re.compile(r"autograd::engine::.*|torch::autograd::.*|\w+Backward\d*")
 _VENDOR = r"(?:cuda|hip|musa|mtia|xpu)"
-_ALLOCATOR = regex(
+_ALLOCATOR = re.compile(
     rf"{_VENDOR}(?:Malloc|Free|ExtMalloc|Host(?:Alloc|Malloc|Free|Register|Unregister)"
     r"|Mem(?:Create|Map|Unmap|Release|Address|SetAccess|Pool|Alloc))\w*"
     r"|cuMem(?:Create|Map|Unmap|Release|Address|SetAccess|Alloc|Free|Host|Pool)\w*"
 )
-_SEGMENT_ALLOC = regex(
+_SEGMENT_ALLOC = re.compile(
     r"(?:cuda|hip)(?:Malloc|MallocAsync|ExtMallocWithFlags|MemCreate)|cuMemCreate|cuMemAlloc\w*"
 )
-_SEGMENT_FREE = regex(r"(?:cuda|hip)(?:Free|FreeAsync|MemRelease)|cuMemRelease|cuMemFree(?:_v2|Async)?")
-_SYNCHRONIZE = regex(
+_SEGMENT_FREE = re.compile(r"(?:cuda|hip)(?:Free|FreeAsync|MemRelease)|cuMemRelease|cuMemFree(?:_v2|Async)?")
+_SYNCHRONIZE = re.compile(
     r"(?:cuda|cu|hip|musa|mu|mtia|xpu|aclrt|ze)\w*Synchronize\w*|ur(?:EventWait|QueueFinish)|pi(?:EventsWait|QueueFinish)"
 )
-_DEVICE_SYNC = regex(r"(?:cuda|hip|musa)DeviceSynchronize|cuCtxSynchronize|(?:cuda|hip)ThreadSynchronize")
-_COPY_CALL = regex(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
-_LAUNCH = regex(r"(?:cuda|cu|hip|musa|mu|mtia|xpu)\w*Launch\w*|urEnqueueKernelLaunch\w*")
+_DEVICE_SYNC = re.compile(
+    r"(?:cuda|hip|musa)DeviceSynchronize|cuCtxSynchronize|(?:cuda|hip)ThreadSynchronize"
+)
+_COPY_CALL = re.compile(r"(?:cuda|cu|hip|musa)Mem(?:cpy|Cpy)\w*")
+_LAUNCH = re.compile(r"(?:cuda|cu|hip|musa|mu|mtia|xpu)\w*Launch\w*|urEnqueueKernelLaunch\w*")
 # of a name in lower case; that each alternative begins with a letter makes them five times as fast
-_COLLECTIVE_KERNEL = regex(
+_COLLECTIVE_KERNEL = re.compile(
     r"[nrh]ccl|oneccl|msccl|m(?<!\wm)ccl|gloo|hcom_|nvshmem|quickreduce"
     r"|(?:deep|hybrid)_ep::(?!layout)"  # DeepEP: its layout is counted on one GPU
     r"|moe_?a2a_?(?:dispatch|combine)|ep(?<!\wep)(?:dispatch|combine)\w*kernel"  # TensorRT-LLM, MORI
     r"|cross_device_reduce|userbuffers_"  # vLLM, SGLang and AITER, Transformer Engine
 )
-_SYMMETRIC = regex(
+_SYMMETRIC = re.compile(
     r"a(?<!warpa)(?<!blocka)ll_?(?:reduce|gather|to_?all)|r(?<!warpr)(?<!blockr)educe_?scatter"
 )
 """symmetric memory of torch, FlashInfer, TensorRT-LLM and others; not what reduces within a warp or block"""
-_FUSED_BEHIND = regex(r"triton_[a-z]+_fused")
+_FUSED_BEHIND = re.compile(r"triton_[a-z]+_fused")
 """what Inductor fused behind a collective and named after it"""
-_COLLECTIVE = regex(
+_COLLECTIVE = re.compile(
     r"(?:gloo|nccl|mpi|ucc|xccl|hccl):.*|c10d::.*|record_param_comms|oneccl_bindings_for_pytorch::.*"
 )
-_HOST_COLLECTIVE = regex(r"(?:gloo|mpi|ucc):.*|oneccl_bindings_for_pytorch::.*")
-_TORCH_MARKS = regex(
+_HOST_COLLECTIVE = re.compile(r"(?:gloo|mpi|ucc):.*|oneccl_bindings_for_pytorch::.*")
+_TORCH_MARKS = re.compile(
     r"ProfilerStep#.*|Torch-Compiled Region.*|TorchDynamo .*|## Call CompiledFxGraph.*|Pregraph bytecode|AOTDispatcher .*"
     r"|dynamo_data: .*|PyTorch Profiler.*|nn\.Module: .*"
 )

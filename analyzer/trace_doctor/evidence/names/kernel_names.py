@@ -12,8 +12,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from trace_doctor.regex import regex
-
 Kind = Literal["gemm", "gemv", "conv", "attention", "softmax", "layout", "other"]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", ""]
 
@@ -30,55 +28,55 @@ class KernelClass(Struct, frozen=True):
         return self.kind in ("gemm", "conv") and self.precision == "fp32"
 
 
-_ATTENTION = regex(
+_ATTENTION = re.compile(
     r"fmha|flash_(?:fwd|bwd|attn)|flash::|flashattn|FlashAttn|attn_(?:fwd|bwd)|sage_fwd|AttentionKernel|AttentionBackward"
     r"|sdpa|unified_attention|paged_attention|mha_(?:fwd|bwd|varlen)|Fmha|flash_attention|PageAttention|(?:Batch|Single)(?:Prefill|Decode)"
     r"|mla_(?:a\d|prefill|decode|fwd)",
 )
-_NO_ATTENTION = regex(r"reshape_and_cache|elementwise|triton_(?:poi|red|per)_")
+_NO_ATTENTION = re.compile(r"reshape_and_cache|elementwise|triton_(?:poi|red|per)_")
 # Asked of names in lower case, and written so that each alternative begins with a letter: an expression that ignores the
 # case, or may begin with nothing, is tried at each letter of a name, at five times the cost.
-_LAYOUT = regex(
+_LAYOUT = re.compile(
     r"nchwto(?:folded)?nhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d|transpose_(?:cnhw2nchw|nchw2cnhw)"
     r"|cudnn\w*::.*converttensor_reformat",
 )
-_CONV = regex(
+_CONV = re.compile(
     r"fprop|dgrad|wgrad|implicit_gemm|convolve|scudnn|[sh]\d+cudnn|winograd|cudnn::\w+::\w+_engine|cudnn::cnn::im2col"
     r"|fft[12]d_[rc]2[rc]|igemm_(?:fwd|bwd|wrw)|miopen\w*conv|naive_conv|kernel_grouped_conv|gridwise_convolution"
     r"|conv2d_c1_k1|implicitgemmconvolution|_bwd_weight|cgemm|triton_tem_fused_\w*convolution|conv_(?:fwd|bwd)_",
 )
-_GEMV = regex(r"^(?!.*gemm).*gemv|dot_kernel(?<!\wdot_kernel)<|gemmk1_kernel|wvsplitk|llgemm")
-_GEMM_BEGINS = regex(r"cijk_|b?mm_|(?:void )?matmul")
-_GEMM = regex(
+_GEMV = re.compile(r"^(?!.*gemm).*gemv|dot_kernel(?<!\wdot_kernel)<|gemmk1_kernel|wvsplitk|llgemm")
+_GEMM_BEGINS = re.compile(r"cijk_|b?mm_|(?:void )?matmul")
+_GEMM = re.compile(
     r"gemm|nvjet|_matmul|triton_tem_fused_\w*mm|triton_mm|_mm_kernel|fused_moe_kernel|marlin::",
 )
-_NEITHER = regex(
+_NEITHER = re.compile(
     r"fbgemm|splitk?reduce|triton_(?:poi|red|per|for)_|triton__(?<!(?s:.)triton__)\d|dequant|quantize|epilogue::|scatter|offsets",
 )
-_POINTWISE = regex(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|CatArray|distribution_")
+_POINTWISE = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|CatArray|distribution_")
 
 _FORMATS: tuple[tuple[Precision, re.Pattern[str]], ...] = (
-    ("fp8", regex(r"e4m3|e5m2|fp8|_F8|mxfp[48]|MxE\d|E2m1", re.IGNORECASE)),
-    ("tf32", regex(r"tf32|_xf32|_S_MX_|(?:tensorop|xmma)_s1688(?!\w*(?:f16|bf16))", re.IGNORECASE)),
-    ("fp64", regex(r"dgemm|d884|_f64f64|double|_DB_|dgrad\w*<double", re.IGNORECASE)),
-    ("bf16", regex(r"bf16|bfloat|_BBS?_|_B_?BS_|_BSS_|BF16")),
+    ("fp8", re.compile(r"e4m3|e5m2|fp8|_F8|mxfp[48]|MxE\d|E2m1", re.IGNORECASE)),
+    ("tf32", re.compile(r"tf32|_xf32|_S_MX_|(?:tensorop|xmma)_s1688(?!\w*(?:f16|bf16))", re.IGNORECASE)),
+    ("fp64", re.compile(r"dgemm|d884|_f64f64|double|_DB_|dgrad\w*<double", re.IGNORECASE)),
+    ("bf16", re.compile(r"bf16|bfloat|_BBS?_|_B_?BS_|_BSS_|BF16")),
     (
         "fp16",
-        regex(
+        re.compile(
             r"f16|fp16|_half|half[ _>,:]|half_t|Half|hgemm|h(?:884|1688|16816)|_HHS?_|_HSS_|_HB_|s(?:884|161616|16816)"
         ),
     ),
-    ("int8", regex(r"int8|i8i8|_i8|i(?:8816|16832)", re.IGNORECASE)),
+    ("int8", re.compile(r"int8|i8i8|_i8|i(?:8816|16832)", re.IGNORECASE)),
     (
         "fp32",
-        regex(
+        re.compile(
             r"sgemm|scudnn|f32f32_f32f32|_f32_|_SB_|_S_B|<float|<int, (?:int, )?float|cgemm|fp32|f32_aligned|\(float(?: const)?\*"
             r"|fft[12]d|dtype_Float\b",
             re.IGNORECASE,
         ),
     ),
 )
-_NEITHER_TRANSPOSED = regex(r"gemm.*_nn(?:_|$)|nvjet.*_NN[NT]|^Cijk_Ailk_Bljk_")
+_NEITHER_TRANSPOSED = re.compile(r"gemm.*_nn(?:_|$)|nvjet.*_NN[NT]|^Cijk_Ailk_Bljk_")
 
 
 @lru_cache(maxsize=65536)
@@ -128,10 +126,10 @@ def architecture(names: list[str]) -> tuple[int, int] | None:
 
 
 _ARCHITECTURES = (
-    (regex(r"^volta_|cutlass_70_|sm70_"), (7, 0)),
-    (regex(r"^turing_|cutlass_75_|sm75_"), (7, 5)),
-    (regex(r"^ampere_|cutlass_80_|sm80_|cudnn_ampere|_sm80"), (8, 0)),
-    (regex(r"sm86_"), (8, 6)),
-    (regex(r"sm90_|cutlass_90_"), (9, 0)),
-    (regex(r"sm100|cutlass3x_sm100"), (10, 0)),
+    (re.compile(r"^volta_|cutlass_70_|sm70_"), (7, 0)),
+    (re.compile(r"^turing_|cutlass_75_|sm75_"), (7, 5)),
+    (re.compile(r"^ampere_|cutlass_80_|sm80_|cudnn_ampere|_sm80"), (8, 0)),
+    (re.compile(r"sm86_"), (8, 6)),
+    (re.compile(r"sm90_|cutlass_90_"), (9, 0)),
+    (re.compile(r"sm100|cutlass3x_sm100"), (10, 0)),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -16,13 +17,12 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.model import Location, Target
-from trace_doctor.regex import regex
 from trace_doctor.run import Cat, Run
 from trace_doctor.user_frames import Frame, is_user_frame, is_user_function, python_frame, shown_path
 
 WITH_STACK = "profile(..., with_stack=True)"
-_RESUME = regex(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
-_OLD_FRAME = regex(r"\s*(.+)\((\d+)\): (.+?)\s*")
+_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+_OLD_FRAME = re.compile(r"\s*(.+)\((\d+)\): (.+?)\s*")
 _PROBED = 64
 """Operators whose arguments are looked at for the `Call stack` of torch 1.8 to 1.10."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Self
 
 import numpy as np
@@ -9,12 +10,11 @@ import numpy as np
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.regex import regex
 from trace_doctor.run import GPU_CATS, Cat, Damage
 
-_CPU_LIBRARY = regex(r"(?:aten::|mkldnn::)_?(?:mkldnn|nnpack)\w*|mkldnn::\w+")
+_CPU_LIBRARY = re.compile(r"(?:aten::|mkldnn::)_?(?:mkldnn|nnpack)\w*|mkldnn::\w+")
 """Operators of oneDNN and NNPACK: there is no GPU implementation of them."""
-_LAUNCH = regex(r"(?:cuda|hip|cu|musa)(?:\w*Launch\w*|Memcpy\w*|Memset\w*)")
+_LAUNCH = re.compile(r"(?:cuda|hip|cu|musa)(?:\w*Launch\w*|Memcpy\w*|Memset\w*)")
 
 
 class CaptureHealth(Evidence, frozen=True):

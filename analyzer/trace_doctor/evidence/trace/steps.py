@@ -20,14 +20,13 @@ from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.evidence.trace.warmup import leading_warmup
-from trace_doctor.regex import regex
 from trace_doctor.run import GPU_CATS, Cat, Run
 
 Phase = Literal["steady", "warmup", "outside"]
 Span = tuple[int, int]
 Source = Literal["profiler_step", "loader", "optimizer", "marker", "none"]
 
-_MARKERS = regex(
+_MARKERS = re.compile(
     r"(?:\[pl\]\[profile\](?:\[\w+\])?)(?:\w+\.)?run_training_batch|(?:train|training)_(?:step|batch|iteration)"
     r"|[Ii]teration ?#? ?\d*|## ?iteration.*##|execute_context_\d+\(.*|DistributedDataParallel\.forward"
     r"|## forward ##|FullyShardedDataParallel\.forward|DataParallel\.forward"

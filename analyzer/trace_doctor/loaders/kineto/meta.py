@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 from trace_doctor.model import Recorded, TorchVersion
-from trace_doctor.regex import regex
 from trace_doctor.run import is_count
 
-_PRIVATE = regex(r"host|user|node", re.I)
+_PRIVATE = re.compile(r"host|user|node", re.I)
 _LATEST_NS = 4 * 10**18
 """A time beyond this (in the year 2096) is none, and sums of two would overflow."""
 KEPT_OBJECTS = ("deviceProperties", "distributedInfo")
@@ -27,15 +26,15 @@ _FLAGS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_m
 
 # The first torch release that can write this into a trace, with the pull request where known (REFERENCE, C).
 _SINCE_NAME: tuple[tuple[re.Pattern[str], tuple[int, int], str], ...] = (
-    (regex(r"dynamo_data: |, compile_id="), (2, 11), "compile ids beside dynamo events"),
+    (re.compile(r"dynamo_data: |, compile_id="), (2, 11), "compile ids beside dynamo events"),
     (
-        regex(r"AOTDispatcher Runtime Wrapper Prologue|Pregraph bytecode"),
+        re.compile(r"AOTDispatcher Runtime Wrapper Prologue|Pregraph bytecode"),
         (2, 8),
         "the prologue of compiled regions",
     ),
-    (regex(r"Torch-Compiled Region: !?\d+/\d+"), (2, 5), "numbered compiled regions"),
-    (regex(r"Torch-Compiled Region"), (2, 2), "compiled regions"),
-    (regex(r"\(dynamo_timed\)$"), (2, 1), "dynamo_timed events"),
+    (re.compile(r"Torch-Compiled Region: !?\d+/\d+"), (2, 5), "numbered compiled regions"),
+    (re.compile(r"Torch-Compiled Region"), (2, 2), "compiled regions"),
+    (re.compile(r"\(dynamo_timed\)$"), (2, 1), "dynamo_timed events"),
 )
 
 
@@ -150,7 +149,7 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-_RANK = regex(r"(?:^|[^a-z])(?:global[_-]?)?(?:rank|worker)[_\-=]?(\d{1,6})(?!\d)", re.I)
+_RANK = re.compile(r"(?:^|[^a-z])(?:global[_-]?)?(?:rank|worker)[_\-=]?(\d{1,6})(?!\d)", re.I)
 
 
 def rank_in_name(display: str) -> int | None:
