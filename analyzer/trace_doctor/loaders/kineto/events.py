@@ -15,7 +15,7 @@ from operator import attrgetter, sub
 import numpy as np
 
 from trace_doctor.loaders.kineto import salvage
-from trace_doctor.loaders.kineto.borders import LAST, LIKE_EVENT, LIST_END, Borders
+from trace_doctor.loaders.kineto.borders import LAST, LIKE_EVENT, LIST_END, starts_of
 from trace_doctor.loaders.kineto.decode import Columns, Event, decode, read_one
 from trace_doctor.loaders.kineto.window import SPACE, Window
 from trace_doctor.run import Damage
@@ -47,7 +47,6 @@ class EventList(Window):
         super().__init__(pieces)
         self.columns = columns
         self.damage = damage
-        self._borders = Borders()
         self._scanner = columns.scanner()
         self._done = 0
         self._unfinished = 0
@@ -63,10 +62,10 @@ class EventList(Window):
         while True:
             self._skip()
             self._hold(self.LOOK_AHEAD)
-            if self._scan() or self._usual():
+            if self._scan():
                 continue
-            starts = self._borders.all(self._text)
-            whole = self._whole(starts)
+            starts = starts_of(self._text)
+            whole = self._narrow(starts, self._whole(starts))
             if whole == 0:
                 at, most = self._at, self.LONGEST + self.LOOK_AHEAD
                 whole_view = not self._more or len(self._text) > most
@@ -143,35 +142,13 @@ class EventList(Window):
         self._drop(window.end)
         return True
 
-    def _usual(self) -> bool:
-        """Reads the window at once, up to the last border, where it looks like the windows before it. False when it
-        does not, and nothing was read."""
-        # what is unusual may be one event: then back to C
-        if self._scanner is not None and not self._unfinished:
-            narrow, self._narrowed = NARROW << self._narrowed, self._narrowed + 1
-            if narrow < len(self._text) and self._read_as_usual(self._text[:narrow]):
-                return True
-        return self._read_as_usual(self._text[: self.LONGEST])
-
-    def _read_as_usual(self, text: bytes) -> bool:
-        found = self._borders.usual(text)
-        if found is None:
-            return False
-        starts, end = found
-        if np.diff(starts, append=end).max() > self.LOOK_AHEAD:  # there may be borders inside that event
-            return False
-        try:
-            events = decode(b"".join((b"[", memoryview(text)[:end], b"]")))
-        except ValueError:
-            events = []
-        if len(events) != len(starts):
-            if len(text) == len(self._text):
-                self._borders.missed()
-            return False
-        self._add(events, starts.tolist())
-        self._flush()
-        self._drop(end)
-        return True
+    def _narrow(self, starts: list[int], whole: int) -> int:
+        """So many of the pieces that the decoder in Python is to read: where there is one in C, what is unusual may be one
+        event, and then it goes back to C."""
+        if self._scanner is None or self._unfinished or not whole:
+            return whole
+        narrow, self._narrowed = NARROW << self._narrowed, self._narrowed + 1
+        return min(whole, max(bisect_left(starts, narrow) - 1, 1))
 
     def _decode(self, starts: list[int], low: int, high: int) -> int | None:
         """Decodes the pieces low..high. Gives the position behind the list's `]` when that was among them."""
