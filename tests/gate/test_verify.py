@@ -304,6 +304,7 @@ def test_peak_memory_and_what_was_promised_of_it() -> None:
     peaks = [m.Summary(peak_allocated_bytes=n << 30, peak_reserved_bytes=n << 30) for n in (6, 4)]
     made = verify(result(spike, summary=peaks[0]), result(summary=peaks[1]))
     assert (made.promise.bytes, made.promise.measured_bytes) == (3 << 30, 2 << 30)
+    assert made.promise.time_us_per_step is None, "of time nothing was promised"
     assert "6.00 GiB → 4.00 GiB" in render(made, Options())
 
 
