@@ -33,11 +33,13 @@ def read_regular(path: Path) -> bytes:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to, a temporary one beside `path` that takes its place at the end, with the permissions of the file
     that it replaces. A link of the user's own is followed to the file it leads to; a device or a pipe is written to as it
-    is. Raises UsageError when the place cannot be written, or is a link that leads nowhere or that somebody else made."""
+    is. Raises UsageError when the place cannot be written, is a link that leads nowhere or that somebody else made, or a
+    pipe of somebody else or that nobody reads."""
     try:
+        check_folders(path)
         target = _target(path)
         if target is None:
-            with path.open("wb") as file:
+            with _opened_as_it_is(path) as file:
                 yield file
             return
         temporary, number = _aside(target)
@@ -64,6 +66,27 @@ def _target(path: Path) -> Path | None:
     return path
 
 
+def _opened_as_it_is(path: Path) -> BinaryIO:
+    """A device or a pipe for writing. Opening a FIFO would wait for a reader for ever."""
+    state = path.stat()
+    if not stat.S_ISFIFO(state.st_mode) or path.parts[:2] == ("/", "dev"):
+        return path.open("wb")
+    if hasattr(os, "getuid") and state.st_uid != os.getuid():
+        raise UsageError(f"{path} is a pipe of somebody else: it is left alone")
+    number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    os.set_blocking(number, True)
+    return open(number, "wb")
+
+
+def check_folders(path: Path) -> None:
+    """Raises UsageError where a folder on the way is a link that neither the user nor the system made."""
+    if not hasattr(os, "getuid"):
+        return
+    for folder in path.absolute().parents:
+        if folder.is_symlink() and folder.lstat().st_uid not in (os.getuid(), 0):
+            raise UsageError(f"{folder} is a link of somebody else: nothing is written through it")
+
+
 def check_link(path: Path) -> None:
     """Raises UsageError for a link at the place of an output that the user did not make, or that leads nowhere or to a file
     of somebody else: such a one can be planted to have another file written."""
@@ -78,7 +101,7 @@ def check_link(path: Path) -> None:
 def _aside(target: Path) -> tuple[Path, int]:
     """A new file beside the target, of a name that nobody could have known, open for writing."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}.tmp")
+    temporary = target.with_name(f".trace-doctor.{secrets.token_hex(8)}.tmp")
     number = os.open(temporary, flags, 0o666)
     with suppress(OSError):  # what is there keeps its permissions
         os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))

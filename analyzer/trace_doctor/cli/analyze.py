@@ -55,7 +55,7 @@ def analyze(
         ),
     )  # fmt: skip
     sinks = c.sinks_for(settings.settings.output, force=force, quiet=quiet, default_report=True)
-    spare(sinks, paths)
+    spare(sinks, [*paths, settings.settings.source or None, config])
     with c.progress(quiet, not no_progress) as progress:
         result = run(
             paths,

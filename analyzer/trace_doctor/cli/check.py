@@ -78,7 +78,11 @@ def check(
     terms = terms_of(settings.settings, update=update_baseline, allow_partial=allow_partial)
     sinks = c.sinks_for(settings.settings.output, force=False, quiet=quiet, default_report=False)
     written = Path(settings.settings.baseline) if update_baseline else None
-    spare([*sinks, c.Sink("json", written)], paths)
+    baseline_read = None if update_baseline else settings.settings.baseline or None
+    spare(
+        [*sinks, c.Sink("json", written, option="baseline")],
+        [*paths, settings.settings.source or None, config, baseline_read],
+    )
     with c.progress(quiet, not no_progress) as progress:
         result = run(paths, settings, source, rank, steps, device, no_source, progress, c.tracks_of(sinks))
     if update_baseline:

@@ -210,6 +210,8 @@ class Sink:
     path: Path | None
     optional: bool = False
     """written because nothing else was asked for: where it cannot be, a note is enough"""
+    option: str = "output"
+    """that names it"""
 
 
 def parse_outputs(given: Sequence[str]) -> list[Sink]:
@@ -228,6 +230,8 @@ def parse_outputs(given: Sequence[str]) -> list[Sink]:
             raise UsageError(f"--output: {fmt} needs a path: {fmt}=FILE.json.gz")
         if equals and not path:
             raise UsageError(f"--output: {item!r} names no path")
+        if path.endswith(("/", os.sep)):
+            raise UsageError(f"--output: {path} is a folder; name a file in it")
         sinks.append(Sink(fmt, Path(path) if path and path != "-" else None))
     if sum(s.path is None for s in sinks) > 1:
         raise UsageError("--output: only one format can go to stdout; give the others a path (FORMAT=PATH)")
@@ -243,9 +247,7 @@ def sinks_for(given: Sequence[str], *, force: bool, quiet: int, default_report: 
     if default_report and quiet < 2:
         if DEFAULT_REPORT.is_symlink():
             check_link(DEFAULT_REPORT)
-        if DEFAULT_REPORT.is_dir() or (
-            DEFAULT_REPORT.exists() and not force and not _is_ours(DEFAULT_REPORT)
-        ):
+        if DEFAULT_REPORT.is_dir() or not (force or is_replaceable(DEFAULT_REPORT)):
             raise UsageError(
                 f"{DEFAULT_REPORT} exists and is no report of ours; use --output html=PATH or --force to replace it"
             )
@@ -261,7 +263,10 @@ def tracks_of(sinks: Sequence[Sink]) -> Path | None:
     return wanted[0] if wanted else None
 
 
-def _is_ours(path: Path) -> bool:
+def is_replaceable(path: Path) -> bool:
+    """Whether nothing is at the place of a page, or a page of ours."""
+    if not path.exists():
+        return True
     try:
         with open_regular(path) as file:
             return MARKER in file.read(4096)

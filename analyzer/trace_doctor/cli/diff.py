@@ -65,7 +65,7 @@ def diff(
             max_memory=max_memory,
         ),
     )
-    spare(sinks, [before, after])
+    spare(sinks, [before, after, source, config])
     with c.progress(quiet, not no_progress) as progress:
         made = api_diff(
             before, after, source=source, config=settings, rank=rank, steps=c.parse_steps(steps), device=device,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trace_doctor.cli import common as c
+from trace_doctor.cli.paths import spare
 from trace_doctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ def fix(
         raise UsageError("--apply and --patch exclude each other")
     if diff and (apply or patch is not None):
         raise UsageError("--diff shows the patch and changes nothing; leave it out with --apply or --patch")
+    if patch is not None:
+        if str(patch) == "-":
+            raise UsageError("--patch - is what happens without it: the patch is printed")
+        spare([c.Sink("patch", patch, option="patch")], [*paths, where, config])
     c.interrupted_edits(where, (apply or interactive) and patch is None)
     loading = {"jobs": jobs, "max_memory": max_memory}
     result = _result(paths, where, torch_version, config, loading, quiet, no_progress)

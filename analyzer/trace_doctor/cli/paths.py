@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,17 @@ from trace_doctor.cli.common import Sink
 from trace_doctor.errors import TraceDoctorError, UsageError
 from trace_doctor.loaders import identify
 from trace_doctor.loaders.discover import sniff
+from trace_doctor.recording.options import (
+    COMMAND_FILE,
+    ENVIRONMENT_FILE,
+    OPTIONS_FILE,
+    PLAN_FILE,
+    RECORDING_FILE,
+    STEPS_FILE,
+)
+
+_OF_A_RECORDING = (COMMAND_FILE, ENVIRONMENT_FILE, OPTIONS_FILE, PLAN_FILE, RECORDING_FILE, STEPS_FILE)
+_OF_A_PROGRAM = (".py", ".pyi", ".ipynb", ".sh", ".toml", ".yaml", ".yml", ".cfg", ".ini")
 
 
 @contextmanager
@@ -32,21 +44,39 @@ def captures(paths: Sequence[str]) -> Iterator[list[str]]:
         yield [str(piped) if path == "-" else path for path in paths]
 
 
-def spare(sinks: Sequence[Sink], given: Sequence[str]) -> None:
-    """Raises UsageError where an output would take the place of what is read, or of any capture: nobody means that. A
-    capture with its tracks is written again, but not among those that are read."""
+def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None]) -> None:
+    """Raises UsageError where an output would take the place of what is read (captures, results, scripts, configuration, a
+    baseline; of a folder what is read in it), or of any capture: nobody means that. A capture with its tracks is written
+    again, but not among those that are read."""
+    given = [Path(path).resolve() for path in read if path is not None and path != "-"]
+    same = {(state.st_dev, state.st_ino) for path in given if (state := _state(path)) is not None}
     for sink in sinks:
         if sink.path is None or not sink.path.is_file():
             continue
-        path, read = sink.path.resolve(), [Path(p).resolve() for p in given if p != "-"]
-        beside = sink.format != "perfetto" or any(folder in path.parents for folder in read)
-        if path in read or (beside and _is_capture(path)):
-            raise UsageError(
-                f"--output: {sink.path} is a capture or a result that is read; it is not overwritten"
-            )
+        path, state = sink.path.resolve(), sink.path.stat()
+        inside = any(folder in path.parents for folder in given)
+        if (
+            (state.st_dev, state.st_ino) in same
+            or (inside and _is_read(path))
+            or ((inside or sink.format != "perfetto") and _is_capture(path))
+        ):
+            raise UsageError(f"--{sink.option}: {sink.path} is read or is a capture; it is not overwritten")
     paths = [s.path.resolve() for s in sinks if s.path is not None and not s.path.is_char_device()]
     if len(set(paths)) < len(paths):
         raise UsageError("--output: two formats cannot go to one file")
+
+
+def _state(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _is_read(path: Path) -> bool:
+    """Scripts, configuration and what belongs to a recording: what a folder is given for, beside captures."""
+    recorded = path.name in _OF_A_RECORDING or path.name.endswith((".recording.json", ".steps.csv"))
+    return path.suffix in _OF_A_PROGRAM or (recorded and (path.parent / RECORDING_FILE).exists())
 
 
 def _is_capture(path: Path) -> bool:

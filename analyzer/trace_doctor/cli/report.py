@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trace_doctor.cli import common as c
+from trace_doctor.cli.paths import spare
 from trace_doctor.errors import UsageError
 
 
@@ -33,6 +34,7 @@ def report(
         raise UsageError(
             "--output: perfetto is made from the capture: trace-doctor analyze CAPTURE -o perfetto=FILE"
         )
+    spare(sinks, [saved])
     c.emit(
         read_saved(saved),
         sinks,

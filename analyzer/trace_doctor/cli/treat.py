@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trace_doctor.cli import common as c
+from trace_doctor.cli.paths import spare
 from trace_doctor.errors import UsageError
+from trace_doctor.files import open_regular
 
 if TYPE_CHECKING:
     from trace_doctor.reporters import Options
@@ -101,6 +104,8 @@ def treat(
     sinks = sinks or [c.Sink("text", None), c.Sink("html", DEFAULT_PAGE, optional=True)]
     if wrong := [s.format for s in sinks if s.format not in _FORMATS]:
         raise UsageError(f"--output: treat writes {', '.join(_FORMATS)}, not {wrong[0]}")
+    spare([*sinks, c.Sink("patch", patch, option="patch")], [source, config])
+    _refuse_to_replace(sinks, patch)
     options = TreatOptions(
         unsafe=unsafe_fixes,
         select=tuple(c.overrides(select=select or [])["select"]),
@@ -134,6 +139,19 @@ def treat(
         if sink.path is not None and not quiet:
             c.note(f"{sink.format} report: {sink.path}")
     raise typer.Exit(made.treatment.code)
+
+
+def _refuse_to_replace(sinks: Sequence[c.Sink], patch: Path) -> None:
+    """What nobody has named takes the place of nothing but its like."""
+    if any(sink.optional and sink.path is not None and not c.is_replaceable(sink.path) for sink in sinks):
+        raise UsageError(f"{DEFAULT_PAGE} exists and is no page of ours; use --output html=PATH")
+    if patch == DEFAULT_PATCH and patch.is_file() and not _is_patch(patch):
+        raise UsageError(f"{patch} exists and is no patch of ours; use --patch FILE")
+
+
+def _is_patch(path: Path) -> bool:
+    with open_regular(path) as file:
+        return file.read(256).startswith((b"# safe: ", b"# unsafe: "))
 
 
 def _hand_over(made: Treated, patch: Path, apply: bool, allow_dirty: bool, quiet: int) -> None:

@@ -64,7 +64,7 @@ def verify(
         max_memory=max_memory,
     )
     settings = load_config(file=config, overrides=overrides)
-    spare(sinks, [before, after])
+    spare(sinks, [before, after, source, config])
     with c.progress(quiet, not no_progress) as progress:
         made = api_verify(
             before, after, source=source, select=c.overrides(select=select or [])["select"], fail_on=fail_on,

@@ -17,7 +17,15 @@ from trace_doctor.recording.harmless import HIDDEN, KNOWN, PROGRAMS, is_known, i
 from trace_doctor.recording.secret_names import is_known_option, kind, showable
 
 _Behind = Literal[
-    "nothing", "option", "letter", "user or port", "module", "number", "secret", "rest of a secret"
+    "nothing",
+    "option",
+    "unknown option",
+    "letter",
+    "user or port",
+    "module",
+    "number",
+    "secret",
+    "rest of a secret",
 ]
 """what the word before allows a word to be"""
 _OPTION = re.compile(r"(?P<dashes>--?)(?P<name>[A-Za-z][^=:]*)(?:(?P<sign>[=:])(?P<value>.*))?", re.DOTALL)
@@ -35,6 +43,8 @@ _FILE = re.compile(
 _RUNS_MODULES = re.compile(r"(python|pypy)[\d.]*|torchrun|accelerate|deepspeed|uv")
 _LIST = re.compile(r"\[(.*)\]|\((.*)\)|(.*)", re.DOTALL)
 _MOST_ITEMS = 16
+_MOST_DIGITS = 12
+"""of a list of numbers of four digits and more"""
 _USER_OR_PORT = frozenset("pPuUk")
 """letters of options that are a password, a user or a key to some programs, and a port or nothing at all to others"""
 _LONGEST_WORD = 1024
@@ -143,6 +153,7 @@ class _Reader:
     def _option(self, word: str) -> str:
         found = _OPTION.fullmatch(word)
         if found is None:
+            self._behind = "nothing" if "=" in word else "secret"
             return HIDDEN
         dashes, name, sign, value = found.group("dashes", "name", "sign", "value")
         if dashes == "-" and len(name) > 1 and not self._is_single_dashed(name, sign):
@@ -150,6 +161,7 @@ class _Reader:
         if sign:
             return f"{dashes}{self._assigned(name, sign, value)}"
         if not showable(name):
+            self._behind = "secret"
             return HIDDEN
         self._name = name
         self._behind = self._allows(name)
@@ -159,7 +171,7 @@ class _Reader:
         if (allowed := kind(name)) != "plain":
             return allowed
         if len(name) > 2:
-            return "option"
+            return "option" if is_known(name) else "unknown option"
         if name == "m" and self._python:
             return "module"
         return "user or port" if name in _USER_OR_PORT else "letter"
@@ -194,13 +206,14 @@ class _Reader:
         if behind == "user or port":
             return text if _PORT.fullmatch(text) else self._path(text, free=False)
         if is_number(text):
-            return text if behind != "number" or len(text) < 8 else None
+            digits = sum(map(str.isdigit, text)) if behind == "unknown option" else 0
+            return text if digits <= 5 and (behind != "number" or len(text) < 8) else None
         if is_known(text):
             return text
         if (seen := self._path(text, must_exist=True)) is not None:
             return seen
-        if behind == "number":
-            return None
+        if behind in ("number", "unknown option"):
+            return self._items(text, behind) if behind == "unknown option" else None
         if behind == "module":
             return text if is_word(text, longest=48) else None
         if address := _ADDRESS.fullmatch(text):
@@ -228,6 +241,12 @@ class _Reader:
         whole = _LIST.fullmatch(text)
         inner = next((group for group in whole.groups() if group is not None), "") if whole else ""
         items = re.split(", ?", inner)
+        if (
+            all(map(str.isdigit, items))
+            and min(map(len, items)) >= 4
+            and sum(map(len, items)) >= _MOST_DIGITS
+        ):
+            return None  # the number of a card, or codes
         if len(items) > _MOST_ITEMS or sum(map(len, items)) > 6 * _LONGEST_COMPONENT:
             return None
         unknown = [

@@ -28,6 +28,7 @@ def words(text: str) -> frozenset[str]:
 
 
 KNOWN = words("""
+    addr blr uri url
     abs accelerate accelerator accumulation accuracy activation activations actor acts adafactor adagrad
     adam adamw adapter add affinity after again agent aggressive alexnet alignment all alloc allocator
     allow allreduce alpha amount amp amsgrad anchor anchors and annealing answer answers any ap apex app

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_doctor.errors import UsageError
+from trace_doctor.files import check_folders
 from trace_doctor.recording import command_line, process_log, steps_csv
 from trace_doctor.recording.folder import RecordedStep, Recording, read, role_of
 from trace_doctor.recording.options import (
@@ -71,6 +72,7 @@ class Recorded:
 
 def new_folder(base: str | os.PathLike[str] = "logs") -> str:
     """A new folder below `base`, named by the time (UTC); its absolute path. Raises UsageError where none can be made."""
+    check_folders(Path(base) / "new")
     name = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     for attempt in range(100):
         folder = Path(base, name if not attempt else f"{name}-{attempt + 1}")
@@ -102,8 +104,11 @@ def record_command(
     Raises UsageError when the command cannot be started.
     """
     folder = Path(options.folder)
-    options.write(folder / OPTIONS_FILE)
-    (folder / COMMAND_FILE).write_text(command_line.masked(command, cwd) + "\n", encoding="utf-8")
+    try:
+        options.write(folder / OPTIONS_FILE)
+        (folder / COMMAND_FILE).write_text(command_line.masked(command, cwd) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write a recording to {folder}: {error.strerror or error}") from None
     try:
         ended = run(
             command,
@@ -119,7 +124,22 @@ def record_command(
         with suppress(OSError):  # there is more in it
             folder.rmdir()
         raise
-    return _sum_up(command, options, ended)
+    try:
+        return _sum_up(command, options, ended)
+    except (
+        OSError
+    ) as error:  # the disk is full, or the script took the folder away: the script's own end still counts
+        code = 0 if ended.why is not None else ended.exit_code
+        return Recorded(
+            folder=folder,
+            exit_code=code or NOTHING_RECORDED,
+            stopped_by_us=ended.why is not None,
+            seconds=round(ended.seconds, 3),
+            recording=None,
+            warnings=(f"the recording could not be finished: {error.strerror or error}",),
+            told=ended.told,
+            empty=not code,
+        )
 
 
 def _environment(given: Mapping[str, str], options_file: Path) -> dict[str, str]:

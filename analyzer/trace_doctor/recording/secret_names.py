@@ -13,6 +13,7 @@ _ALWAYS = words("""access account acct api apikey auth authentication authorizat
     cookies cred credential credentials creds cvv dsn email header headers iban jwt license login mail mfa mnemonic nonce
     oauth otp owner pass passcode passphrase passwd password passwords passwort pat person phone phrase private proxy pw pwd
     clave contrasena kennwort passe passw psw pswd senha tkn
+    code codes pincode
     salt sas secret secrets session sig signature ssh ssn subscription tenant totp user username usr wallet webhook
     """)
 _ELSEWHERE = words("key keys pass pin token tokens user")
@@ -68,7 +69,11 @@ def _without_said(part: str) -> str:
 
 
 def _is_secret(word: str) -> bool:
-    if word in _ALWAYS or word in _ELSEWHERE or word.endswith(("key", "pass", "pwd", "auth")):
+    if (
+        word in _ALWAYS
+        or word in _ELSEWHERE
+        or word.endswith(("key", "pass", "pwd", "auth", "pw", "user", "pin", "code"))
+    ):
         return True
     return any(stem in word for stem in _STEMS) and not _HARMLESS_STEM.search(word)
 

@@ -54,7 +54,10 @@ def shown(path: Path) -> str:
 
 def captures(folder: Path) -> list[Path]:
     """Traces and snapshots, in the order of ranks."""
-    found = [(role, path) for path in folder.iterdir() if (role := role_of(path.name)) is not None]
+    try:
+        found = [(role, path) for path in folder.iterdir() if (role := role_of(path.name)) is not None]
+    except OSError:  # the script took it away
+        return []
     return [path for _, path in sorted(found)]
 
 
