@@ -171,7 +171,7 @@ class _Reader:
         if (allowed := kind(name)) != "plain":
             return allowed
         if len(name) > 2:
-            return "option" if is_known(name) else "unknown option"
+            return "option" if _is_known_name(name) else "unknown option"
         if name == "m" and self._python:
             return "module"
         return "user or port" if name in _USER_OR_PORT else "letter"
@@ -261,10 +261,10 @@ class _Reader:
         name, sign, value = item.partition("=" if "=" in item else ":")
         if not sign or kind(name) != "plain" or not showable(name):
             return False
-        known = is_known(value) or (is_number(value) and len(value) <= 6)
+        known = len(value) <= 6 and _is_known_name(name) if is_number(value) else is_known(value)
         if sign == ":":
             return is_known(name) and known
-        return known or (behind == "option" and is_word(value))
+        return known or (behind == "option" and _is_known_name(name) and is_word(value))
 
     # -- paths
 
@@ -301,6 +301,11 @@ class _Reader:
         if len(self._home) > 1 and (text == self._home or text.startswith(self._home + "/")):
             return "~" + text[len(self._home) :]
         return text
+
+
+def _is_known_name(name: str) -> bool:
+    """Whether the name of an option says what it is: `--hf_t` may be the beginning of another's."""
+    return is_known(name) and all(len(part) > 1 for part in re.findall("[A-Za-z]+", name))
 
 
 def _is_component(text: str) -> bool:
