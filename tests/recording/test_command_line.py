@@ -136,17 +136,58 @@ def test_what_the_command_hides_is_hidden_in_what_it_says() -> None:
     assert said == "train.py: error: unrecognized arguments: --tokn *** --lr 0.1: ***, ***"
 
 
-NAMES = """tok toke tokn passwo pas secr hf-tok hf_t acc-t rootpw userpw sudopw mypw pword passw0rd pasword secert dbuser
-    gituser smtpuser httpuser proxyuser psk wpa luks hmac vault csrf sessionid sso ldap-bind authz security-answer pincode
-    security-code unlock-code one-time-code backup-code recovery-code code backup-codes 2fa""".split()
+NAMES = [
+    "tok",
+    "toke",
+    "tokn",
+    "passwo",
+    "pas",
+    "secr",
+    "hf-tok",
+    "hf_t",
+    "acc-t",
+    "rootpw",
+    "userpw",
+    "sudopw",
+    "mypw",
+    "pword",
+    "passw0rd",
+    "pasword",
+    "secert",
+    "dbuser",
+    "gituser",
+    "smtpuser",
+    "httpuser",
+    "proxyuser",
+    "psk",
+    "wpa",
+    "luks",
+    "hmac",
+    "vault",
+    "csrf",
+    "sessionid",
+    "sso",
+    "ldap-bind",
+    "authz",
+    "security-answer",
+    "pincode",
+    "security-code",
+    "unlock-code",
+    "one-time-code",
+    "backup-code",
+    "recovery-code",
+    "code",
+    "backup-codes",
+    "2fa",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", ["dragonfly", "918273", "12345678,23456789"])
 def test_an_option_whose_name_nobody_knows_shows_no_value(name: str, value: str, tmp_path: Path) -> None:
     """argparse takes any beginning of an option for the option."""
-    for given in ([f"--{name}", value], [f"--{name}={value}"], [f"{name}={value}"]):
-        assert value not in masked(["python", "train.py", *given, "--lr", "0.1"], tmp_path), given
+    for words in ([f"--{name}", value], [f"--{name}={value}"], [f"{name}={value}"]):
+        assert value not in masked(["python", "train.py", *words, "--lr", "0.1"], tmp_path), words
 
 
 def test_groups_of_figures_are_a_card_or_codes_and_short_ones_are_sizes(tmp_path: Path) -> None:

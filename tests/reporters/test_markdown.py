@@ -5,6 +5,7 @@ import re
 import msgspec
 import pytest
 from markdown_it import MarkdownIt
+from msgspec.structs import replace
 
 from trace_doctor.model import Budget, Finding, Fix, Gate, Result
 from trace_doctor.reporters import render
@@ -86,3 +87,14 @@ def test_too_much_is_cut_and_said() -> None:
     assert text.count("\n| ✖ critical | TD101-") == 100
     assert "more findings without details here" in text
     assert "… cut here" in text
+
+
+@pytest.mark.parametrize("count", [100, 300, 2_000])
+def test_however_many_findings_there_are_it_fits_a_comment_and_names_the_worst(
+    rich_result: Result, count: int
+) -> None:
+    many = [replace(rich_result.findings[0], id=f"TD101-{n}") for n in range(1, count + 1)]
+    page = render(replace(rich_result, findings=many), "markdown")
+    assert len(page.encode()) <= 1 << 16
+    assert "TD101-1 " in page and "TD101-100 " in page
+    assert (f"and {count - 100:,} more findings" in page) == (count > 100)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +12,7 @@ from trace_doctor.model import TorchVersion
 from trace_doctor.recording.options import ENVIRONMENT_FILE
 from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot
+from trace_doctor.sound_json import loads
 
 ALLOCATOR_SETTINGS = "allocator_settings"
 """key in `Run.meta`, with the form of `Snapshot.allocator_settings`"""
@@ -59,7 +59,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST:
             return {}
-        said = json.loads(path.read_bytes())
+        said = loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}

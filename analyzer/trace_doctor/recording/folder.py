@@ -8,7 +8,6 @@ passed over. Standard library only.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import re
@@ -30,6 +29,7 @@ from trace_doctor.recording.options import (
     rank_file,
     rank_steps_file,
 )
+from trace_doctor.sound_json import loads
 
 _LARGEST_MANIFEST = 1 << 20
 _LARGEST_TABLE = 64 << 20
@@ -261,7 +261,7 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_MANIFEST:
             return {}
-        said = json.loads(path.read_bytes())
+        said = loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", said) if isinstance(said, dict) else {}

@@ -32,7 +32,7 @@ from trace_doctor.reporters.source_locations import failing, line_of
 from trace_doctor.reporters.units import Scale, plural, visible
 
 MOST_BYTES = 64_000
-_LONGEST, _LONGEST_DIFF, _MOST_ROWS = 600, 4_000, 10
+_LONGEST, _LONGEST_DIFF, _MOST_ROWS, _MOST_FINDINGS = 600, 4_000, 10, 100
 _MARKUP = re.compile(
     r"[\\`*\[\]|~$!{}^<>&@]"
     r"|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])"  # inside a word it is no emphasis
@@ -57,9 +57,9 @@ def render(result: Result, options: Options) -> str:
     if left:
         details.append(f"{plural(left, 'more finding')} without details here; the HTML report has them.")
     page = no_command_at_start("\n\n".join([*head, *details, *tail]) + "\n")
-    return (
-        page if len(page.encode()) <= 1 << 20 else "\n\n".join([*head[:1], "Too long for this page."]) + "\n"
-    )
+    if len(page.encode()) <= 1 << 16:
+        return page
+    return "\n\n".join([*head[:1], "All of it is too long for this page; the HTML report has it."]) + "\n"
 
 
 def _bytes(blocks: Sequence[str]) -> int:
@@ -106,7 +106,7 @@ def _overview(result: Result) -> Iterator[str]:
     fails = failing(result)
     known = set(result.gate.known) if result.gate is not None else set()
     rows = []
-    for f in result.findings:
+    for f in result.findings[:_MOST_FINDINGS]:
         state = "fails" if f.id in fails and result.gate else "known" if f.id in known else ""
         place = where_briefly(f.location)
         rows.append(
@@ -120,6 +120,8 @@ def _overview(result: Result) -> Iterator[str]:
             ]
         )
     yield table(["severity", "finding", "place", "saving", "confidence", ""], rows)
+    if (left := len(result.findings) - _MOST_FINDINGS) > 0:
+        yield f"… and {plural(left, 'more finding')}."
 
 
 def _details(result: Result, finding: Finding) -> str:

@@ -105,7 +105,9 @@ class CommandRunner:
             taken = max((s.step for _, s in rows), default=-1) + 1
             late = f", stopped after {recorded.seconds:.0f} s" if recorded.stopped_by_us else ""
             why = "".join(f"; {warning}" for warning in recorded.warnings[:2])
-            raise RunFailed(f"only {taken} of {steps.warmup + steps.timed} steps{late}{why}")
+            wanted = steps.warmup + steps.timed
+            fewer = "" if late else "; --max-steps says how many to time"
+            raise RunFailed(f"it has only {taken} of {wanted} steps{late}{fewer}{why}")
         losses = {(rank, s.step): s.loss for rank, s in rows if s.loss is not None}
         waited = max(recorded.waited_for_cpu.values(), default=None)
         return Measured(timed, losses, _peak(recorded), steps.by, waited)

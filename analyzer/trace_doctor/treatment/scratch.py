@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from trace_doctor.errors import UsageError, printable
+from trace_doctor.files import check_folders
 from trace_doctor.model.treatment import FileChange
 from trace_doctor.treatment import worktree
 from trace_doctor.treatment.confined import Confined
@@ -315,6 +316,8 @@ class Scratch:
 
 def _made(folder: Path | None, original: Path) -> Path:
     """A new scratch folder. Raises UsageError where it would lie in what is to be copied."""
+    if folder is not None:
+        check_folders(folder / "new")
     place = Path(folder if folder is not None else tempfile.gettempdir()).resolve()
     if place.is_relative_to(original):
         if folder is not None:

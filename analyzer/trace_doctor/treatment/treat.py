@@ -205,7 +205,7 @@ def _pilot(runner: CommandRunner, setup: Setup, clock: Clock) -> None:
     try:
         clock.run(lambda: runner.pilot(setup))
     except RunFailed as failure:
-        raise UsageError(f"the command fails as it is when it is only timed: {failure}") from None
+        raise UsageError(f"the command cannot be timed as it is: {failure}") from None
     except OutOfTime:
         pass  # the loop says so of each fix
 

@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
+from trace_doctor.sound_json import loads, sound
+
 # A string, or all that follows a quote without a partner. Possessive: no input makes these search the same text twice.
 STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+'
 _TOKEN = re.compile(STRING.encode() + rb'(?:"|\\?\Z)|[{}\[\]]', re.S)
@@ -31,7 +33,7 @@ LONGEST = 1 << 20
 def strict(text: bytes) -> Any:
     """Raises ValueError for anything that is not JSON, the words NaN and Infinity included."""
     try:
-        return _STRICT.decode(text.decode("utf-8", "surrogatepass"))
+        return sound(_STRICT.decode(text.decode("utf-8", "surrogatepass")))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -87,7 +89,7 @@ def repair(text: bytes) -> Any:
     """The value of a damaged JSON text. Raises ValueError when no repair helps."""
     for mended in repairs(text):
         try:
-            return json.loads(mended)
+            return loads(mended)
         except (ValueError, RecursionError):
             continue
     raise ValueError("not repairable")

@@ -1,0 +1,174 @@
+"""What is read is not written over, whatever option names it; what nobody named takes the place of nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from example_files import SAMPLE, baseline, fed, job, saved
+
+MAIN = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
+REFUSED = "it is not overwritten"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("made")
+    job(here / "job")
+    saved()(here / "result.json")
+    fed(here / "fed.json")
+    baseline(fed)(here / "baseline.json")
+    shutil.copytree(SAMPLE / "cpu" / "fault", here / "logs")
+    (here / "own.toml").write_text('fail-on = "never"\n')
+    os.link(here / "result.json", here / "same.json")
+    return here
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "here", copy_function=shutil.copy2))
+
+
+def run(here: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*MAIN, *args], cwd=here, capture_output=True, text=True, timeout=120)
+
+
+def contents(here: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(here)): p.read_bytes() for p in sorted(here.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fix result.json --source job --patch job/train.py",
+        "fix result.json --source job --patch result.json",
+        "fix logs --source job --patch logs/rank0.light.json.gz",
+        "fix result.json --script job/train.py --patch job/train.py",
+        "fix result.json --source job --config own.toml --patch own.toml",
+        "report result.json -o text=result.json",
+        "report result.json -o html=result.json",
+        "analyze logs -o json=logs/steps.csv",
+        "analyze logs -o json=logs/recording.json",
+        "analyze logs -o json=logs/rank0.recording.json",
+        "analyze logs -o json=logs/environment.json",
+        "analyze fed.json --source job -o json=job/train.py",
+        "analyze fed.json --config own.toml -o json=own.toml",
+        "check fed.json --baseline baseline.json -o json=baseline.json",
+        "check fed.json --baseline baseline.json --update-baseline -o json=baseline.json",
+        "verify result.json fed.json -o json=result.json",
+        "diff result.json fed.json --source job -o json=job/train.py",
+        "treat --source job -o json=job/train.py -- python job/train.py",
+        "treat --source job --patch job/train.py -- python job/train.py",
+    ],
+)
+def test_what_is_read_stays(command: str, here: Path) -> None:
+    before = contents(here)
+    done = run(here, *command.split())
+    assert done.returncode == 2, done.stdout
+    assert REFUSED in done.stderr or "two formats cannot go to one file" in done.stderr
+    assert contents(here) == before
+
+
+def test_another_name_of_what_is_read_is_it_too(here: Path) -> None:
+    (here / "same.json").unlink()
+    os.link(here / "result.json", here / "same.json")
+    assert REFUSED in run(here, "report", "result.json", "-o", "text=same.json").stderr
+    assert json.loads((here / "result.json").read_text())["findings"]
+
+
+def test_a_report_beside_the_captures_is_replaced(here: Path) -> None:
+    for _ in range(2):
+        assert run(here, "analyze", "logs", "-o", "html=logs/report.html").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["trace-doctor-treat.html", "trace-doctor-treat.patch"])
+def test_treat_replaces_nothing_that_nobody_named(name: str, here: Path) -> None:
+    (here / name).write_text("mine")
+    done = run(here, "treat", "--source", "job", "--", "python", "job/train.py")
+    assert (done.returncode, name in done.stderr) == (2, True)
+    assert (here / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize(("option", "says"), [("json=new/", "is a folder"), ("json=logs/", "is a folder")])
+def test_a_folder_is_no_file(option: str, says: str, here: Path) -> None:
+    done = run(here, "analyze", "fed.json", "-o", option)
+    assert (done.returncode, says in done.stderr) == (2, True)
+    assert not (here / "new").exists()
+
+
+def test_a_patch_to_nowhere(here: Path) -> None:
+    done = run(here, "fix", "result.json", "--source", "job", "--patch", "-")
+    assert (done.returncode, "the patch is printed" in done.stderr) == (2, True)
+    assert not (here / "-").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a link away")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "analyze fed.json -o json=theirs/x.json",
+        "fix result.json --source job --patch theirs/x.patch",
+        "record --out theirs -- python job/train.py",
+        "treat --source job --logs theirs -- python job/train.py",
+        "treat --source job --scratch theirs -- python job/train.py",
+    ],
+)
+def test_no_folder_link_of_somebody_else_is_followed(command: str, here: Path) -> None:
+    (here / "mine").mkdir()
+    (here / "theirs").symlink_to(here / "mine")
+    os.chown(here / "theirs", 65534, 65534, follow_symlinks=False)
+    done = run(here, *command.split())
+    assert done.returncode in (2, 125)
+    assert "link of somebody else" in done.stderr
+    assert list((here / "mine").iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_a_pipe_that_nobody_reads_is_not_waited_for(here: Path) -> None:
+    os.mkfifo(here / "pipe")
+    done = run(here, "analyze", "fed.json", "-o", "json=pipe")
+    assert (done.returncode, "cannot write pipe" in done.stderr) == (2, True)
+
+
+def test_a_pipe_that_somebody_reads_gets_it(here: Path) -> None:
+    os.mkfifo(here / "pipe")
+    with subprocess.Popen(["cat", "pipe"], cwd=here, stdout=subprocess.PIPE) as reader:
+        assert run(here, "analyze", "fed.json", "-o", "json=pipe").returncode == 0
+        assert reader.stdout is not None and json.loads(reader.stdout.read())["inputs"]
+
+
+@pytest.mark.parametrize("form", ["json", "html", "text", "sarif", "markdown", "junit", "github"])
+def test_half_a_character_ends_no_report(form: str, here: Path) -> None:
+    """In what a trace says of its device, and in the manifests of a recording."""
+    trace = json.loads((here / "fed.json").read_text())
+    trace["deviceProperties"] = [{"id": 0, "name": "GPU \ud800", "totalGlobalMem": 1 << 30}]
+    trace["\udfff"] = "\ud800"
+    (here / "half.json").write_text(json.dumps(trace))
+    manifest = json.loads((here / "logs" / "rank0.recording.json").read_text())
+    manifest["warnings"] = ["half \udcff of it"]
+    (here / "logs" / "rank0.recording.json").write_text(json.dumps(manifest))
+    for given in ("half.json", "logs"):
+        done = run(here, "analyze", given, "-o", f"{form}=out")
+        assert (done.returncode, "internal error" in done.stderr) == (0, False), done.stderr
+        (here / "out").read_bytes().decode()
+
+
+def test_a_name_of_as_many_bytes_as_there_may_be(here: Path) -> None:
+    name = "é" * 125 + ".json"
+    assert len(os.fsencode(name)) == 255
+    assert run(here, "analyze", "fed.json", "-o", f"json={name}").returncode == 0
+    assert json.loads((here / name).read_text())["inputs"]
+
+
+@pytest.mark.parametrize(("code", "ends"), [(7, 7), (0, 125)])
+def test_a_script_that_takes_its_recording_away_keeps_its_code(code: int, ends: int, tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(f"import shutil, sys\nshutil.rmtree('logs')\nsys.exit({code})\n")
+    done = run(tmp_path, "record", "--out", "logs", "--", "python", "s.py")
+    assert done.returncode == ends
+    assert "could not be finished" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
