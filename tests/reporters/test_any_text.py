@@ -196,3 +196,19 @@ def test_json_with_a_command_is_the_same_json() -> None:
     made = Result(tool=Tool(name="##vso[task.complete]", version="\\##[x"))
     assert b"##vso[" not in made.to_json()
     assert Result.from_json(made.to_json()) == made
+
+
+def test_json_shows_what_would_be_obeyed_or_hidden() -> None:
+    text = "a\x9b31m\x7f\u202eb\u200b\u2066c\ufeff漢"
+    made = Result(tool=Tool(name=text, version="1"))
+    for data in (made.to_json(), difference(made, made).to_json(), verify(made, made).to_json()):
+        assert not set("\x9b\x7f\u202e\u200b\u2066\ufeff") & set(data.decode())
+        assert "漢" in data.decode()
+    assert Result.from_json(made.to_json()) == made
+
+
+def test_a_message_in_sarif_is_no_link() -> None:
+    sarif = render(result(lambda: "[click](javascript:alert(1)) [x](1)"), "sarif")
+    messages = re.findall(r'"(?:text|markdown)": "(.*)"', sarif)
+    assert messages
+    assert not [message for message in messages if "](" in message]

@@ -14,16 +14,20 @@ from urllib.parse import quote
 
 from trace_doctor.model import Finding, Fix, Outcome, Result, Suppressed
 from trace_doctor.model.html_safe_json import inert
-from trace_doctor.reporters import Options
+from trace_doctor.reporters import Options, units
 from trace_doctor.reporters.diffs import Edit, edits_of
 from trace_doctor.reporters.labels import is_patch, saving_words, shortages
 from trace_doctor.reporters.source_locations import anchor, capture_path, inside
-from trace_doctor.reporters.units import visible
 
 _LEVEL = {"critical": "error", "warning": "warning", "info": "note"}
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _ROOT = "%SRCROOT%"
 Object = dict[str, Any]
+
+
+def visible(text: str, *, block: bool = False) -> str:
+    """Foreign text that is no link to anybody: SARIF reads `[text](address)` in messages as one."""
+    return units.visible(text, block=block).replace("](", "] (")
 
 
 def render(result: Result, options: Options) -> str:
