@@ -165,9 +165,13 @@ def test_a_name_of_as_many_bytes_as_there_may_be(here: Path) -> None:
     assert json.loads((here / name).read_text())["inputs"]
 
 
-@pytest.mark.parametrize(("code", "ends"), [(7, 7), (0, 125)])
-def test_a_script_that_takes_its_recording_away_keeps_its_code(code: int, ends: int, tmp_path: Path) -> None:
-    (tmp_path / "s.py").write_text(f"import shutil, sys\nshutil.rmtree('logs')\nsys.exit({code})\n")
+@pytest.mark.parametrize(("pause", "code", "ends"), [(0, 7, 7), (0, 0, 125), (2, 7, 7)])
+def test_a_script_that_takes_its_recording_away_keeps_its_code(
+    pause: int, code: int, ends: int, tmp_path: Path
+) -> None:
+    (tmp_path / "s.py").write_text(
+        f"import shutil, sys, time\nshutil.rmtree('logs')\ntime.sleep({pause})\nsys.exit({code})\n"
+    )
     done = run(tmp_path, "record", "--out", "logs", "--", "python", "s.py")
     assert done.returncode == ends
     assert "could not be finished" in " ".join(done.stderr.split())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trace_doctor.cli.common import Sink
 from trace_doctor.errors import TraceDoctorError, UsageError
+from trace_doctor.files import check_folders, check_link
 from trace_doctor.loaders import identify
 from trace_doctor.loaders.discover import sniff
 from trace_doctor.recording.options import (
@@ -51,7 +52,11 @@ def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None]) -> None:
     given = [Path(path).resolve() for path in read if path is not None and path != "-"]
     same = {(state.st_dev, state.st_ino) for path in given if (state := _state(path)) is not None}
     for sink in sinks:
-        if sink.path is None or not sink.path.is_file():
+        if sink.path is None:
+            continue
+        if not sink.optional:  # before an hour of trials, not after it
+            _check_place(sink.path)
+        if not sink.path.is_file():
             continue
         path, state = sink.path.resolve(), sink.path.stat()
         inside = any(folder in path.parents for folder in given)
@@ -64,6 +69,15 @@ def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None]) -> None:
     paths = [s.path.resolve() for s in sinks if s.path is not None and not s.path.is_char_device()]
     if len(set(paths)) < len(paths):
         raise UsageError("--output: two formats cannot go to one file")
+
+
+def _check_place(path: Path) -> None:
+    """Raises UsageError where nothing could be written, or nothing is to be."""
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    check_folders(path)
+    if path.is_symlink():
+        check_link(path)
 
 
 def _state(path: Path) -> os.stat_result | None:

@@ -198,9 +198,7 @@ class _Watch:
             if torches > self._torches:
                 self._torches = torches
                 self._last = self._age + self._options.max_seconds
-        manifests = tuple(
-            sorted((p.name, p.stat().st_mtime_ns) for p in self._folder.glob("rank*.recording.json"))
-        )
+        manifests = tuple(sorted((p.name, _changed(p)) for p in self._folder.glob("rank*.recording.json")))
         if manifests == self._manifests:
             return
         if not self._manifests:
@@ -222,12 +220,21 @@ class _Watch:
         self._next = self._age + max(patience, self._options.grace_seconds if number == signal.SIGINT else 0)
 
 
+def _changed(path: Path) -> int:
+    """When, in ns; 0 where it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def _size(folder: Path) -> int:
-    """Bytes of all files in the folder; they come and go meanwhile."""
+    """Bytes of all files in the folder; they come and go meanwhile, and so may the folder."""
     total = 0
-    for entry in os.scandir(folder):
-        with suppress(OSError):
-            total += entry.stat().st_size
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                total += entry.stat().st_size
     return total
 
 
