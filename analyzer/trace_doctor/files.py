@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
 from trace_doctor.errors import UsageError
+
+_PATIENCE = 3.0
+"""Seconds in which a reader of a pipe is to come"""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -73,7 +78,15 @@ def _opened_as_it_is(path: Path) -> BinaryIO:
         return path.open("wb")
     if hasattr(os, "getuid") and state.st_uid != os.getuid():
         raise UsageError(f"{path} is a pipe of somebody else: it is left alone")
-    number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    patience = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        except OSError as error:  # nobody reads it, or not yet
+            if error.errno != errno.ENXIO or time.monotonic() > patience:
+                raise
+            time.sleep(0.02)
     os.set_blocking(number, True)
     return open(number, "wb")
 

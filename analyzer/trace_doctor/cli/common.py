@@ -287,7 +287,8 @@ def emit(
     """Renders the result once per sink; files are written whole or not at all. `given`: see `as_given`."""
     from trace_doctor.reporters import OF_CAPTURES, Options, render
 
-    options = Options(show_skipped=show_skipped, zoom=zoom, given=given or Options.given)
+    options = Options(show_skipped=show_skipped, zoom=zoom)
+    report: str | None = None
     for sink in sorted(sinks, key=lambda s: s.path is None):  # files first: the text says what they add
         if sink.format in OF_CAPTURES:
             if not quiet:
@@ -299,7 +300,9 @@ def emit(
                 sink,
                 color=wants_color(color),
                 quiet=quiet,
-                options=options,
+                options=options
+                if sink.path is not None
+                else replace(options, report=report, given=given or Options.given),
             )
         except UsageError as error:
             if not sink.optional:
@@ -307,7 +310,7 @@ def emit(
             note(f"no report: {error}; --output html=PATH writes it elsewhere")
             continue
         if sink.format == "html" and sink.path is not None:
-            options = replace(options, report=str(sink.path))
+            report = str(sink.path)
         if sink.path is not None and not quiet and not sink.optional:  # the text names that one
             note(f"{sink.format} report: {sink.path}")
 

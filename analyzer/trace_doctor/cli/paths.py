@@ -49,7 +49,7 @@ def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None]) -> None:
     """Raises UsageError where an output would take the place of what is read (captures, results, scripts, configuration, a
     baseline; of a folder what is read in it), or of any capture: nobody means that. A capture with its tracks is written
     again, but not among those that are read."""
-    given = [Path(path).resolve() for path in read if path is not None and path != "-"]
+    given = [Path(os.path.realpath(path)) for path in read if path is not None and path != "-"]
     same = {(state.st_dev, state.st_ino) for path in given if (state := _state(path)) is not None}
     for sink in sinks:
         if sink.path is None:
@@ -58,7 +58,7 @@ def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None]) -> None:
             _check_place(sink.path)
         if not sink.path.is_file():
             continue
-        path, state = sink.path.resolve(), sink.path.stat()
+        path, state = Path(os.path.realpath(sink.path)), sink.path.stat()
         inside = any(folder in path.parents for folder in given)
         if (
             (state.st_dev, state.st_ino) in same
@@ -66,7 +66,7 @@ def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None]) -> None:
             or ((inside or sink.format != "perfetto") and _is_capture(path))
         ):
             raise UsageError(f"--{sink.option}: {sink.path} is read or is a capture; it is not overwritten")
-    paths = [s.path.resolve() for s in sinks if s.path is not None and not s.path.is_char_device()]
+    paths = [os.path.realpath(s.path) for s in sinks if s.path is not None and not s.path.is_char_device()]
     if len(set(paths)) < len(paths):
         raise UsageError("--output: two formats cannot go to one file")
 
