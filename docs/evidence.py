@@ -12,8 +12,10 @@ from pathlib import Path
 from types import ModuleType
 
 from trace_doctor.evidence.base import Evidence
+from trace_doctor.evidence.rank_summary import JobEvidence
 from trace_doctor.registry import all_rules
 
+Kind = type[Evidence] | type[JobEvidence]
 PACKAGES = ("trace_doctor.evidence", "trace_doctor_rules")
 _HEAD = """# Evidence
 
@@ -21,7 +23,9 @@ What rules look at, and what this is made of: a class with `build(facts)`, made 
 (`ctx[TimeLedger]` in a rule, `facts[TimeLedger]` in evidence). Where a capture cannot tell, it raises `NotCaptured` with how to
 record it, and the rules that need it are skipped. Starts, ends and lengths in columns are integer nanoseconds (`_ns`), in what
 people read microseconds (`_us`); memory is bytes; shares are 0 to 1; intervals are arrays of shape (n, 2), sorted and disjoint.
-Evidence that one rule alone needs lives beside it, in `rules/`. This page is generated.
+Evidence that one rule alone needs lives beside it, in `rules/`. What several ranks show together is a class with
+`build(ranks)`, made of the summaries of the ranks of a job (`RankSummary`): a rule that needs such a class sees of each rank
+its summary, never its capture. This page is generated.
 """
 
 
@@ -39,14 +43,18 @@ def page() -> str:
 
 
 @cache
-def kinds() -> tuple[type[Evidence], ...]:
+def kinds() -> tuple[Kind, ...]:
     """All classes of evidence, by module and place."""
-    found: dict[str, type[Evidence]] = {}
+    found: dict[str, Kind] = {}
     for module in modules():
         for name, kind in vars(module).items():
-            if inspect.isclass(kind) and issubclass(kind, Evidence) and kind.__module__ == module.__name__:
+            if (
+                inspect.isclass(kind)
+                and issubclass(kind, Evidence | JobEvidence)
+                and kind.__module__ == module.__name__
+            ):
                 found[f"{module.__name__}.{name}"] = kind
-    return tuple(kind for kind in found.values() if kind is not Evidence)
+    return tuple(kind for kind in found.values() if kind not in (Evidence, JobEvidence))
 
 
 @cache
@@ -58,11 +66,11 @@ def modules() -> tuple[ModuleType, ...]:
     return tuple(sorted(found, key=lambda m: m.__name__))
 
 
-def _package(kind: type[Evidence]) -> str:
+def _package(kind: Kind) -> str:
     return kind.__module__.rpartition(".")[0]
 
 
-def _part(kind: type[Evidence]) -> Iterator[str]:
+def _part(kind: Kind) -> Iterator[str]:
     file = Path(inspect.getsourcefile(kind) or "")
     root = next(p for p in file.parents if p.name in ("analyzer", "rules"))
     yield f"### {kind.__name__}\n"
@@ -93,7 +101,7 @@ def _asked(module: str) -> frozenset[str]:
     )
 
 
-def _fields(kind: type[Evidence]) -> Iterator[tuple[str, str, str]]:
+def _fields(kind: Kind) -> Iterator[tuple[str, str, str]]:
     """Name, type and the text below it, of the fields that the class itself declares."""
     [body] = ast.parse(inspect.getsource(kind)).body
     assert isinstance(body, ast.ClassDef)

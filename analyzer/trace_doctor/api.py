@@ -11,10 +11,19 @@ import msgspec
 
 from trace_doctor.capture import Capture
 from trace_doctor.config import Config, Settings, defaults
-from trace_doctor.engine import Examination, conclude, examine, merged_findings
+from trace_doctor.engine import (
+    Sizes,
+    conclude,
+    examine,
+    judged,
+    merged_findings,
+    must_select,
+    numbered,
+    retime,
+)
 from trace_doctor.engine.coverage import Given, RecordedRanks
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UnusableResult, UsageError
-from trace_doctor.evidence.base import Options
+from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
 from trace_doctor.loaders.discover import Found, discover
 from trace_doctor.loaders.kineto.meta import rank_in_name
@@ -79,23 +88,31 @@ def analyze(
     options = _options(settings, source=script, steps=steps, device=device)
     progress = progress or Progress()
     read = _read(paths, _load_options(settings), progress)
-    captures = _captures(read, paths, rank)
+    captures = [Facts(capture, options) for capture in _captures(read, paths, rank)]
     rules = [config.rule(rule) for rule in settings.chosen()]
-    examinations = examine(captures, rules, options, progress)
+    sizes = Sizes.among(len(captures), sum(c.capture.run is not None for c in captures))
+    examinations = judged([examine(c, rules, sizes, progress) for c in captures], rules)
+    must_select(examinations, options)
     merged = merged_findings(examinations, config)
     suppressions = Suppressions.of(settings.suppress, script)
     suppressed = suppressions.silenced(merged.findings, lambda findings: _located(findings, script))
-    result = conclude(examinations, merged, rules, config, suppressed=suppressed, given=_given(read, rank))
+    left = merged.without({s.finding.id for s in suppressed})
+    numbers = [number for number, _ in numbered(examinations)]
+    retimed = [retime(c, left.removals(number)) for c, number in zip(captures, numbers, strict=True)]
+    result = conclude(
+        examinations, merged, retimed, rules, config, suppressed=suppressed, given=_given(read, rank)
+    )
     if script is not None:
         from trace_doctor.fixes import with_diffs
 
         result = with_diffs(
             result, script, torch_version=settings.torch_version or None, excerpts=with_source_lines
         )
+    traces = [(n, c) for n, c in zip(numbers, captures, strict=True) if c.capture.run is not None]
     if perfetto is not None:
-        _write_tracks(Path(perfetto), examinations, result)
+        _write_tracks(Path(perfetto), traces, result)
     if critical_path:
-        result = _with_critical_path(result, examinations)
+        result = _with_critical_path(result, [(n, c.run) for n, c in traces])
     return msgspec.structs.replace(result, limits=[*result.limits, *suppressions.said(result)])
 
 
@@ -108,10 +125,10 @@ def _located(findings: Sequence[Finding], script: Path | None) -> Sequence[Findi
     return with_diffs(Result(findings=list(findings)), script, excerpts=False).findings
 
 
-def _with_critical_path(result: Result, examinations: Sequence[Examination]) -> Result:
+def _with_critical_path(result: Result, runs: Sequence[tuple[int, Run]]) -> Result:
+    """`runs`: (number of the input, its trace)."""
     from trace_doctor.critical_path import critical_paths
 
-    runs = [(e.number, run) for e in examinations if (run := e.facts.capture.run) is not None]
     found, said = critical_paths(runs, result.steps)
     return msgspec.structs.replace(result, critical_path=found, limits=[*result.limits, *said])
 
@@ -131,12 +148,11 @@ def _options(settings: Settings, **given: Any) -> Options:
     )
 
 
-def _write_tracks(path: Path, examinations: Sequence[Examination], result: Result) -> None:
-    """The traces again with their tracks, each written whole or not at all."""
+def _write_tracks(path: Path, traces: Sequence[tuple[int, Facts]], result: Result) -> None:
+    """The traces again with their tracks, each written whole or not at all. `traces`: (number of the input, trace)."""
     from trace_doctor.exporters.perfetto import targets, write
     from trace_doctor.files import replacing
 
-    traces = [(e.number, e.facts) for e in examinations if e.facts.capture.run is not None]
     if not traces:
         raise UsageError("perfetto: a trace is needed, snapshots alone have no clock of a profiler")
     for target, number, facts in targets(path, traces):

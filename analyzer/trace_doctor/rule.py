@@ -6,10 +6,11 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts, Options
+from trace_doctor.evidence.rank_summary import JobEvidence
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.model import Confidence, Fix, Location, Saving, Severity, Span, Table
 
@@ -24,7 +25,8 @@ HEADINGS = (
     "References",
 )
 
-E = TypeVar("E", bound=Evidence)
+E = TypeVar("E", bound=Evidence | JobEvidence)
+Kind = type[Evidence] | type[JobEvidence]
 
 
 class Threshold(NamedTuple):
@@ -64,43 +66,55 @@ class Claim:
     """what tells this claim from others of the same rule, without times and line numbers (call site, op, frame)"""
 
 
+class View(Protocol):
+    """What a rule looks at: the evidence of one capture, or of one rank of a job."""
+
+    @property
+    def rank(self) -> int: ...
+    def __getitem__(self, kind: type[Any], /) -> Any: ...
+    def get(self, kind: type[Any], /) -> Any: ...
+
+
 class Context:
     """What a rule may see: the evidence it declared in `needs` and `wants`, nothing else."""
 
-    def __init__(self, facts: Facts, rule: Rule) -> None:
-        self._facts = facts
+    def __init__(self, view: View, rule: Rule) -> None:
+        self._view = view
         self._allowed = {*rule.needs, *rule.wants}
         self._rule = rule
 
     def __getitem__(self, kind: type[E]) -> E:
         self._declared(kind)
-        return self._facts[kind]
+        evidence: E = self._view[kind]
+        return evidence
 
     def get(self, kind: type[E]) -> E | None:
         """The evidence, or None where it was not captured."""
         self._declared(kind)
-        return self._facts.get(kind)
+        evidence: E | None = self._view.get(kind)
+        return evidence
 
-    def missing(self, kind: type[Evidence]) -> NotCaptured | None:
+    def missing(self, kind: type[Any]) -> NotCaptured | None:
         """Why this evidence is not there, or None when it is."""
         self._declared(kind)
         try:
-            self._facts[kind]
+            self._view[kind]
         except NotCaptured as reason:
             return reason
         return None
 
-    def _declared(self, kind: type[Evidence]) -> None:
+    def _declared(self, kind: type[Any]) -> None:
         if kind not in self._allowed:
             raise TypeError(f"{self._rule.code} reads {kind.__name__} without declaring it in needs or wants")
 
     @property
     def options(self) -> Options:
-        return self._facts.options
+        """What the user says about the capture; a rule over several ranks has none."""
+        return self._view.options if isinstance(self._view, Facts) else Options()
 
     @property
     def rank(self) -> int:
-        return self._facts.capture.rank
+        return self._view.rank
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(threshold,))
@@ -111,8 +125,8 @@ class Rule:
     code: ClassVar[str] = ""
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
-    needs: ClassVar[tuple[type[Evidence], ...]] = ()
-    wants: ClassVar[tuple[type[Evidence], ...]] = ()
+    needs: ClassVar[tuple[Kind, ...]] = ()
+    wants: ClassVar[tuple[Kind, ...]] = ()
     yields_to: ClassVar[tuple[str, ...]] = ()
     explained_by: ClassVar[tuple[str, ...]] = ()
     """rules whose findings on the same capture and device say why: a finding refers to them and takes their fixes"""
@@ -125,6 +139,11 @@ class Rule:
     def check(self, ctx: Context) -> Iterator[Claim]:
         """Yields one claim per fault. Raises NotCaptured to abstain; yields nothing when the run is sound."""
         raise NotImplementedError
+
+    @classmethod
+    def over_ranks(cls) -> bool:
+        """Whether it looks at several ranks: it then sees of each what its summary holds."""
+        return any(issubclass(kind, JobEvidence) for kind in (*cls.needs, *cls.wants))
 
     known_thresholds: ClassVar[dict[str, Threshold]] = {}
 

@@ -17,7 +17,6 @@ from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Fix, Location, Result, Saving
-from trace_doctor.recording.folder import RankRecord
 from trace_doctor.rule import Claim, Context, Rule, threshold
 from trace_doctor.testing import Invalid, RunBuilder, run_case
 
@@ -293,10 +292,9 @@ def test_events_of_other_programs_are_none() -> None:
 def test_what_others_may_have_cost_makes_a_claim_less_sure(
     share: float, waited: float | None, confidence: str
 ) -> None:
-    record = RankRecord(rank=0, waited_for_cpu=waited)
-    busy = on_a_busy_machine(rule("TD901", costs_host_time=True)(), claim(share), record)
+    busy = on_a_busy_machine(rule("TD901", costs_host_time=True)(), claim(share), waited)
     assert (busy.confidence, "waited" in busy.message) == (confidence, confidence != "high")
-    assert on_a_busy_machine(rule("TD901")(), claim(share), record).confidence == "high"
+    assert on_a_busy_machine(rule("TD901")(), claim(share), waited).confidence == "high"
 
 
 def paced(us: float) -> RunBuilder:

@@ -12,10 +12,11 @@ import trace_doctor
 from trace_doctor.api import read_captures
 from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
-from trace_doctor.evidence.base import Facts, join_jobs
+from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.distributed.collectives import Collectives, RankedCollectives, kind_of
 from trace_doctor.evidence.intervals import intersect, intervals, total
 from trace_doctor.evidence.names.event_names import is_collective_kernel
+from trace_doctor.evidence.rank_summary import RankOfJob, RankSummary, ranks_of_jobs
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import RunBuilder
 
@@ -23,11 +24,13 @@ MEGATRON = "astra-sim_astra-sim/*megatron_kineto_*.json"
 DLRM = "facebookresearch_param/dlrm_kineto_worker*"
 
 
-def _joined(folder: Path, pattern: str) -> list[Facts]:
+def _joined(folder: Path, pattern: str) -> list[RankOfJob]:
     captures, _ = read_captures(sorted((folder / "traces").glob(pattern)))
-    everything = [Facts(capture) for capture in captures]
-    join_jobs(everything)
-    return everything
+    return _ranks([Facts(capture) for capture in captures])
+
+
+def _ranks(everything: list[Facts]) -> list[RankOfJob]:
+    return ranks_of_jobs([RankSummary.of(facts, (Collectives, Steps)) for facts in everything])
 
 
 @pytest.mark.parametrize("pattern", [MEGATRON, DLRM])
@@ -86,7 +89,7 @@ def _rank(rank: int, names: str, *, sequence: bool = False, later: float = 0.0) 
     ],
 )
 def test_collectives_are_matched_over_ranks(
-    names: tuple[str, str], sequence: bool, matched: int, make_job: Callable[..., list[Facts]]
+    names: tuple[str, str], sequence: bool, matched: int, make_job: Callable[..., list[RankOfJob]]
 ) -> None:
     everything = make_job(*(_rank(r, n, sequence=sequence) for r, n in enumerate(names)))
     [match] = everything[0][RankedCollectives].matches
@@ -94,13 +97,15 @@ def test_collectives_are_matched_over_ranks(
     assert (np.ptp(match.start, axis=0) == 0).all()
 
 
-def test_without_numbers_what_does_not_overlap_is_not_believed(make_job: Callable[..., list[Facts]]) -> None:
+def test_without_numbers_what_does_not_overlap_is_not_believed(
+    make_job: Callable[..., list[RankOfJob]],
+) -> None:
     everything = make_job(_rank(0, "12345"), _rank(1, "12345", later=500.0))
     with pytest.raises(NotCaptured, match="do not overlap"):
         everything[0][RankedCollectives]
 
 
-def test_clocks_that_differ_by_more_than_a_collective_takes(make_job: Callable[..., list[Facts]]) -> None:
+def test_clocks_that_differ_by_more_than_a_collective_takes(make_job: Callable[..., list[RankOfJob]]) -> None:
     """Rank 1 comes last to each and takes 9 us; its clock is 20 us ahead."""
     ranks = (RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2))
     for b, ahead, us in zip(ranks, (0.0, 20.0), (50.0, 9.0), strict=True):
@@ -139,13 +144,11 @@ def test_kernels_that_exchange_data_with_other_ranks(name: str, kind: str | None
 
 
 @pytest.fixture
-def make_job() -> Callable[..., list[Facts]]:
-    def made(*ranks: RunBuilder) -> list[Facts]:
-        everything = [Facts(Capture(n, b.run())) for n, b in enumerate(ranks)]
-        join_jobs(everything)
-        return everything
+def make_job() -> Callable[..., list[RankOfJob]]:
+    def make(*ranks: RunBuilder) -> list[RankOfJob]:
+        return _ranks([Facts(Capture(n, b.run())) for n, b in enumerate(ranks)])
 
-    return made
+    return make
 
 
 def test_short_collectives_at_once_upon_another_do_not_undo_the_match() -> None:
@@ -164,7 +167,6 @@ def test_short_collectives_at_once_upon_another_do_not_undo_the_match() -> None:
         run = b.run()
         run.ts[run.gpu] += 30_000 * rank
         everything.append(Facts(Capture(rank, run)))
-    join_jobs(everything)
-    ranked = everything[0][RankedCollectives]
+    ranked = _ranks(everything)[0][RankedCollectives]
     assert [m.start.shape[1] for m in ranked.matches] == [18]
     assert ranked.caused_ns[2] > 0.9 * sum(ranked.caused_ns)

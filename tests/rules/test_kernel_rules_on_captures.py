@@ -11,7 +11,7 @@ import pytest
 from trace_doctor.capture import Capture
 from trace_doctor.config import defaults
 from trace_doctor.engine.findings import severity
-from trace_doctor.engine.rule_runs import Verdict, run_rules
+from trace_doctor.engine.rule_runs import Verdict, one_owner, run_rules
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
@@ -162,7 +162,7 @@ def test_the_gradients_that_zero_grad_fills_belong_to_the_rule_that_saw_them_in_
     snapshot = SnapshotBuilder()
     snapshot.train(4, zero_grad="to_zero")
     facts = Facts(captures_of((ZeroedGradients.INVALID[0].build(), snapshot))[0])
-    of_time, of_memory = run_rules(facts, [ZeroedGradients(), RetainedGradients()])
+    of_time, of_memory = one_owner(run_rules(facts, [ZeroedGradients(), RetainedGradients()]))
     assert (of_time.outcome, of_time.refers_to) == ("passed", ("TD404",))
     (claim,) = of_memory.claims
     assert claim.saving is not None

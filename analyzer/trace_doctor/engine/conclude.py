@@ -1,51 +1,90 @@
-"""From examinations to the Result: the findings of all captures, the combined what-if, rows, limits."""
+"""From examinations to the Result: rules over several ranks, the findings of all captures, rows, limits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import msgspec
 
 from trace_doctor.config import Config
 from trace_doctor.engine.coverage import Given, incomplete, ranks_of
-from trace_doctor.engine.examine import Examination, rows_of, steps_of
-from trace_doctor.engine.findings import Filed, Merged, file_claim, merge, on_a_busy_machine
+from trace_doctor.engine.display import Display
+from trace_doctor.engine.examine import Examination, numbered
+from trace_doctor.engine.findings import Merged, file_claim, merge, on_a_busy_machine
+from trace_doctor.engine.rule_runs import one_owner, run_rules
 from trace_doctor.engine.sizes import (
     MAX_FINDINGS,
     MAX_IGNORED,
-    MAX_KERNELS,
     MAX_LANES,
-    MAX_OPERATORS,
     MAX_POINTS,
-    MAX_SEGMENTS,
     MAX_STEPS,
-    MAX_STRIP_SEGMENTS,
     detailed,
     limit,
     share,
 )
-from trace_doctor.engine.summary import outcomes, summary, what_if
-from trace_doctor.evidence.compute.operators import Operators
-from trace_doctor.evidence.idle.overview import Overview
-from trace_doctor.evidence.idle.time_ledger import TimeLedger
-from trace_doctor.evidence.memory.held import MemoryHeld
-from trace_doctor.evidence.memory.ledger import MemoryLedger
+from trace_doctor.engine.summary import outcomes, summary
+from trace_doctor.errors import UsageError
+from trace_doctor.evidence.base import Options
 from trace_doctor.evidence.memory.series import thinned
-from trace_doctor.evidence.trace.capture_health import CaptureHealth
-from trace_doctor.model import Lane, Result, Suppressed, Tool
+from trace_doctor.evidence.rank_summary import RankOfJob, ranks_of_jobs
+from trace_doctor.model import Result, Suppressed, Tool, WhatIf
 from trace_doctor.rule import Rule
 from trace_doctor.version import VERSION
 
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+def judged(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Examination]:
+    """The examinations of all captures with what rules over several ranks say of each, from the summaries alone; faults
+    with two names went to their owner. Each has one verdict for each rule, in their order."""
+    over_ranks = [r for r in rules if r.over_ranks()]
+    ranks = ranks_of_jobs([e.summary for e in examinations])
+    complete = []
+    for e, rank in zip(examinations, ranks, strict=True):
+        further = [RankOfJob(summary) for summary in e.further]
+        verdicts = {v.rule: v for v in (*e.verdicts, *run_rules(rank, over_ranks, further=further))}
+        complete.append(replace(e, verdicts=tuple(one_owner([verdicts[rule] for rule in rules]))))
+    return complete
+
+
+def must_select(examinations: Sequence[Examination], options: Options) -> None:
+    """Raises UsageError for steps or a device that no capture has: nothing would be looked at, and that would look like a
+    clean bill."""
+    displays = [e.display for e in examinations]
+    if displays and options.steps is not None and all(d.no_steps for d in displays):
+        raise UsageError(f"--steps: {displays[0].no_steps}")
+    if options.device is not None:
+        there = sorted({device for d in displays for device in d.devices})
+        if options.device not in there:
+            raise UsageError(
+                f"--device {options.device}: the captures have {', '.join(map(str, there)) or 'no GPU work'}"
+            )
+
 
 def merged_findings(examinations: Sequence[Examination], config: Config) -> Merged:
-    """The findings of all captures, one for each fault."""
-    return merge(_filed(examinations, config), config.settings)
+    """The findings of all captures, one for each fault. The examinations are `judged`."""
+    filed = [
+        file_claim(
+            verdict.rule,
+            on_a_busy_machine(verdict.rule, claim, e.summary.waited_for_cpu),
+            number,
+            e.rank,
+            e.summary.path,
+            config.settings,
+        )
+        for number, e in numbered(examinations)
+        for verdict in e.verdicts
+        for claim in verdict.claims
+    ]
+    return merge(filed, config.settings)
 
 
 def conclude(
     examinations: Sequence[Examination],
     merged: Merged,
+    retimed: Sequence[Sequence[WhatIf]],
     rules: Sequence[Rule],
     config: Config,
     *,
@@ -53,40 +92,51 @@ def conclude(
     given: Given | None = None,
 ) -> Result:
     """The result of all captures together: findings that are not silenced, what they may save together, and the rows of
-    the evidence. `given` says what else was there."""
+    each capture. `retimed`: what `retime` says of each; `given` says what else was there."""
     given = given or Given()
     shown = merged.without({s.finding.id for s in suppressed})
-    limits = _left_out(shown.left_out) + [said for e in examinations if (said := _doubt(e))]
+    limits = _left_out(shown.left_out) + [e.display.doubt for e in examinations if e.display.doubt]
     findings = limit(shown.findings, MAX_FINDINGS, "findings", limits)
     findings = detailed(findings, limits)
-    replayed = [w for e in examinations for w in what_if(e, shown.numbered)]
-    captures = [e.facts.capture for e in examinations]
-    traces = sum(capture.run is not None for capture in captures)
-    memory = limit(
-        rows_of(examinations, MemoryLedger, lambda m: m.series), MAX_LANES, "memory charts", limits
-    )
+    displays = [(number, e.rank, e.display) for number, e in numbered(examinations)]
+
+    def rows(of: Callable[[Display], Sequence[R]]) -> list[R]:
+        return [
+            msgspec.structs.replace(row, input=number, rank=rank)
+            for number, rank, display in displays
+            for row in of(display)
+        ]
+
+    what_if = [
+        msgspec.structs.replace(w, input=number)
+        for (number, _), retiming in zip(numbered(examinations), retimed, strict=True)
+        for w in retiming
+    ]
+    memory = limit(rows(lambda d: d.memory_timeline), MAX_LANES, "memory charts", limits)
     return Result(
         tool=Tool(version=VERSION),
-        inputs=[file for e in examinations for file in e.inputs],
+        inputs=[file for e in examinations for file in e.display.inputs],
         ignored=limit(
             sorted(given.ignored, key=lambda i: not i.unread),
             MAX_IGNORED,
             "files that were not analysed",
             limits,
         ),
-        ranks=ranks_of(captures, given),
-        incomplete=incomplete([(e.facts.capture, e.shortage) for e in examinations], given),
-        summary=summary(examinations, replayed, findings, shown.left_out),
-        time_ledger=rows_of(examinations, TimeLedger, lambda t: t.rows),
-        memory_ledger=rows_of(examinations, MemoryLedger, lambda m: m.rows),
-        memory_held=rows_of(examinations, MemoryHeld, lambda m: m.rows),
-        steps=limit(steps_of(examinations), MAX_STEPS, "steps", limits),
-        timeline=_lanes(examinations, traces, limits),
+        ranks=ranks_of([e.summary for e in examinations], given),
+        incomplete=incomplete([(e.summary, e.display.shortage) for e in examinations], given),
+        summary=summary(examinations, what_if, findings, shown.left_out),
+        time_ledger=rows(lambda d: d.time_ledger),
+        memory_ledger=rows(lambda d: d.memory_ledger),
+        memory_held=rows(lambda d: d.memory_held),
+        steps=limit(
+            rows(lambda d: d.steps), MAX_STEPS, "steps", limits, of=sum(d.step_count for _, _, d in displays)
+        ),
+        timeline=limit(rows(lambda d: d.timeline), MAX_LANES, "device lanes", limits),
         memory_timeline=[thinned(m, share(MAX_POINTS, len(memory), 40, 400)) for m in memory],
-        kernels=rows_of(examinations, Overview, lambda o: o.kernels(share(MAX_KERNELS, traces, 2, 20))),
-        operators=rows_of(examinations, Operators, lambda o: o.rows(share(MAX_OPERATORS, traces, 2, 20))),
-        collectives=rows_of(examinations, Overview, lambda o: o.collectives()),
-        what_if=replayed,
+        kernels=rows(lambda d: d.kernels),
+        operators=rows(lambda d: d.operators),
+        collectives=rows(lambda d: d.collectives),
+        what_if=what_if,
         findings=findings,
         outcomes=outcomes(examinations, rules, shown.numbered),
         suppressed=list(suppressed),
@@ -95,51 +145,10 @@ def conclude(
     )
 
 
-def _filed(examinations: Sequence[Examination], config: Config) -> list[Filed]:
-    """Every claim as a finding, in the order of captures and rules."""
-    return [
-        file_claim(
-            verdict.rule,
-            on_a_busy_machine(verdict.rule, claim, e.facts.capture.record),
-            e.number,
-            e.rank,
-            e.facts.capture.path,
-            config.settings,
-        )
-        for e in examinations
-        for verdict in e.verdicts
-        for claim in verdict.claims
-    ]
-
-
 def _left_out(count: int) -> list[str]:
     if not count:
         return []
     return [f"{count} finding{'s' if count > 1 else ''} below min-confidence or min-saving left out"]
-
-
-def _lanes(examinations: Sequence[Examination], traces: int, limits: list[str]) -> list[Lane]:
-    """The timeline of each device; the more captures, the coarser."""
-    several = min(traces, MAX_LANES)
-    segments = share(MAX_SEGMENTS, several, 60, 600)
-    in_strip = share(MAX_STRIP_SEGMENTS, several, 12, 90)
-    lanes = rows_of(examinations, Overview, lambda o: o.lanes(segments, in_strip))
-    return limit(lanes, MAX_LANES, "device lanes", limits)
-
-
-def _doubt(e: Examination) -> str:
-    """How far a damaged file may put its time ledger off; "" for a sound one."""
-    health = e.facts.get(CaptureHealth)
-    if health is None or e.facts.get(TimeLedger) is None:
-        return ""
-    said = (
-        [f"its time ledger may be off by about {health.may_be_off:.2%} of the window"]
-        if health.may_be_off
-        else []
-    )
-    if health.damage.truncated:
-        said.append("what came behind the cut is unknown: steps that reach there look emptier than they were")
-    return f"{e.facts.capture.path}: damaged; {'; '.join(said)}" if said else ""
 
 
 def _config(config: Config) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.memory.ledger import MemoryLedger
+from trace_doctor.evidence.rank_summary import RankSummary
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Ignored, Ranks
 from trace_doctor.run import GPU_CATS, Cat
@@ -44,10 +44,10 @@ class Given:
     """the only one that was asked for"""
 
 
-def ranks_of(captures: Sequence[Capture], given: Given) -> Ranks:
+def ranks_of(summaries: Sequence[RankSummary], given: Given) -> Ranks:
     """Of several jobs the one with the most ranks counts."""
-    read = sorted({c.rank for c in captures})
-    worlds = [w for c in captures if (w := _world(c)) is not None]
+    read = sorted({s.rank for s in summaries})
+    worlds = [s.world for s in summaries if s.world is not None]
     world = max(worlds, default=None)
     note = ""
     if world is not None and len(read) < world:
@@ -58,7 +58,7 @@ def ranks_of(captures: Sequence[Capture], given: Given) -> Ranks:
     return Ranks(read=read, world=world, recorded=listed, note=note)
 
 
-def incomplete(shortages: Sequence[tuple[Capture, str]], given: Given) -> list[str]:
+def incomplete(shortages: Sequence[tuple[RankSummary, str]], given: Given) -> list[str]:
     """One line for each reason why this is not a diagnosis of all there is. `shortages`: every capture that was examined,
     with why it tells nothing."""
     unread = [file for file in given.ignored if file.unread]
@@ -67,8 +67,8 @@ def incomplete(shortages: Sequence[tuple[Capture, str]], given: Given) -> list[s
         found.append(f"{more} more capture{'s were' if more > 1 else ' was'} not read")
     for recording in given.recorded:
         found += _of_recording(recording, given.rank)
-    found += _of_worlds([capture for capture, _ in shortages])
-    empty = [(capture.path, why) for capture, why in shortages if why]
+    found += _of_worlds([summary for summary, _ in shortages])
+    empty = [(summary.path, why) for summary, why in shortages if why]
     if len(empty) == len(shortages):  # nothing at all can be judged: more than a part that is missing
         return found
     found += [f"{path} holds too little to be judged: {why}" for path, why in empty[:_MOST_NAMED]]
@@ -85,9 +85,9 @@ def _of_recording(recording: RecordedRanks, only: int | None) -> Iterable[str]:
         yield f"{what} has {_named(recording.listed)}, and nothing was read of {_named(missing)}"
 
 
-def _of_worlds(captures: Sequence[Capture]) -> Iterable[str]:
+def _of_worlds(summaries: Sequence[RankSummary]) -> Iterable[str]:
     """Several ranks of a job, but not all: of one folder, or of all folders with jobs of that size together."""
-    folders = _jobs(captures)
+    folders = _jobs(summaries)
     together: dict[int, set[int]] = {}
     for folder, (ranks, world) in folders.items():
         together.setdefault(world, set()).update(ranks)
@@ -101,13 +101,13 @@ def _of_worlds(captures: Sequence[Capture]) -> Iterable[str]:
             yield f"{_so_many(ranks, world)}: nothing of {_missing(ranks, world)}"
 
 
-def _jobs(captures: Sequence[Capture]) -> dict[str, tuple[set[int], int]]:
+def _jobs(summaries: Sequence[RankSummary]) -> dict[str, tuple[set[int], int]]:
     """Folder -> the ranks in it, and how many ranks its traces say the job has; 0: none says so."""
     folders: dict[str, tuple[set[int], int]] = {}
-    for capture in captures:
-        folder = str(PurePosixPath(capture.path).parent)
+    for summary in summaries:
+        folder = str(PurePosixPath(summary.path).parent)
         ranks, world = folders.get(folder, (set(), 0))
-        folders[folder] = ({*ranks, capture.rank}, max(world, _world(capture) or 0))
+        folders[folder] = ({*ranks, summary.rank}, max(world, summary.world or 0))
     return folders
 
 
@@ -128,13 +128,6 @@ def _missing(ranks: Set[int], world: int) -> str:
 def _named(ranks: Sequence[int]) -> str:
     more = ", …" if len(ranks) > _MOST_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"
-
-
-def _world(capture: Capture) -> int | None:
-    said = capture.run.meta.get("distributedInfo", {}).get("world_size") if capture.run is not None else None
-    if not said and capture.record is not None:
-        said = capture.record.world_size
-    return said if said is not None and said > 0 else None
 
 
 def too_little(files: Sequence[Facts]) -> str:

@@ -1,111 +1,86 @@
-"""One capture with every rule, and the rows that its evidence adds to the result."""
+"""One capture: every rule, the summary that rules over several ranks take of it, and what a result shows of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-import msgspec
-from msgspec.structs import replace
-
-from trace_doctor.capture import Capture
-from trace_doctor.engine.coverage import too_little
-from trace_doctor.engine.input_rows import inputs_of, must_select
+from trace_doctor.engine.display import Display, display_of
 from trace_doctor.engine.rule_runs import Verdict, run_rules
-from trace_doctor.engine.sizes import MAX_SHAPES, share
-from trace_doctor.evidence.base import Facts, Options, join_jobs
+from trace_doctor.engine.sizes import Sizes
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.idle.profiler_cost import PlainPace
+from trace_doctor.evidence.rank_summary import RankSummary, summarised
+from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.model import Input, StepRow
+from trace_doctor.model import WhatIf
 from trace_doctor.rule import Rule
-
-R = TypeVar("R", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
 class Examination:
-    """One capture with everything that was found on it."""
+    """All that the result takes of one capture. It holds nothing of the capture itself."""
 
-    number: int
-    """of its first file in Result.inputs"""
-    facts: Facts
-    verdicts: list[Verdict]
-    further: tuple[Facts, ...]
-    """of the other files of its recording"""
-    inputs: tuple[Input, ...]
-    """its files, as the result names them"""
-    shortage: str
-    """why it tells nothing, whatever rules are asked; "" where it does"""
+    summary: RankSummary
+    further: tuple[RankSummary, ...]
+    """of the other files of its recording, which are asked where it cannot tell"""
+    display: Display
+    verdicts: tuple[Verdict, ...]
+    """of the rules that look at one capture"""
 
     @property
     def rank(self) -> int:
-        return self.facts.capture.rank
+        return self.summary.rank
 
 
 def examine(
-    captures: Sequence[Capture],
-    rules: Sequence[Rule],
-    options: Options | None = None,
-    progress: Callable[[str, str], None] = lambda phase, what: None,
-) -> list[Examination]:
-    """Every capture with every rule, in the order given. Pure: no file is written and nothing of the inputs is executed.
-
-    `progress` is told the code of each rule and the file that it looks at. Raises UsageError where the options select
-    nothing of any capture.
-    """
-    everything = [Facts(capture, options) for capture in captures]
-    join_jobs(everything)
-    shapes = share(MAX_SHAPES, len(everything), 4, 24)
-    made: list[Examination] = []
-    for facts in everything:
-        number = sum(len(e.inputs) for e in made)
-        made.append(_examined(facts, rules, options, number, shapes, progress))
-    must_select([e.facts for e in made], options or Options())
-    return made
-
-
-def _examined(
     facts: Facts,
     rules: Sequence[Rule],
-    options: Options | None,
-    number: int,
-    shapes: int,
-    progress: Callable[[str, str], None],
+    sizes: Sizes,
+    progress: Callable[[str, str], None] = lambda phase, what: None,
 ) -> Examination:
-    """One capture with every rule. `number` is that of its first input."""
+    """One capture with every rule; needs nothing of any other. Pure: no file is written and nothing of the inputs is
+    executed. `progress` is told the code of each rule and the file that it looks at."""
     path = facts.capture.path
-    further = tuple(Facts(c, options) for c in facts.capture.others)
-    verdicts = run_rules(facts, rules, lambda code: progress(code, path), further)
-    shortage = too_little((facts, *further))
-    inputs = [replace(f, too_little=shortage) for f in inputs_of(facts, further, shapes)]
-    return Examination(number, facts, verdicts, further, tuple(inputs), shortage)
+    further = tuple(Facts(c, facts.options) for c in facts.capture.others)
+    verdicts = run_rules(
+        facts, [r for r in rules if not r.over_ranks()], lambda code: progress(code, path), further
+    )
+    kinds = summarised([*_ALWAYS, *(k for r in rules if r.over_ranks() for k in (*r.needs, *r.wants))])
+    return Examination(
+        summary=RankSummary.of(facts, kinds),
+        further=tuple(RankSummary.of(other, kinds) for other in further),
+        display=display_of(facts, further, sizes),
+        verdicts=tuple(verdicts),
+    )
 
 
-def rows_of(examined: Sequence[Examination], kind: type[Any], rows: Callable[[Any], Sequence[R]]) -> list[R]:
-    """The rows of one evidence over all captures, each with the number of its input."""
-    found: list[R] = []
-    for e in examined:
-        if (evidence := e.facts.get(kind)) is not None:
-            found += [replace(row, input=e.number, rank=e.rank) for row in rows(evidence)]
-    return found
+_ALWAYS = (Steps, PlainPace)
+"""evidence of a summary that the result needs, whatever rules there are"""
 
 
-def steps_of(examined: Sequence[Examination]) -> list[StepRow]:
-    found = []
-    for e in examined:
-        if (steps := e.facts.get(Steps)) is None or steps.source == "none":
-            continue
-        zero = steps.window[0]
-        found += [
-            StepRow(
-                input=e.number,
-                rank=e.rank,
-                index=s.index,
-                start_us=(s.start - zero) / 1e3,
-                dur_us=(s.end - s.start) / 1e3,
-                pace_us=s.pace / 1e3,
-                warmup=s.warmup,
-            )
-            for s in steps.steps
-        ]
-    return found
+def numbered(examinations: Sequence[Examination]) -> Iterator[tuple[int, Examination]]:
+    """Each with the number of its first file in `Result.inputs`."""
+    number = 0
+    for examination in examinations:
+        yield number, examination
+        number += len(examination.display.inputs)
+
+
+def retime(facts: Facts, removals: Sequence[tuple[str, Removal]]) -> list[WhatIf]:
+    """The step of a capture today, without each of the removals, and without all of them: one replay each, never a sum.
+    `removals`: (id of the finding, what its fixes take out). Empty where nothing can be replayed."""
+    replay = facts.get(Replay)
+    if not removals or replay is None:
+        return []
+    cases: list[tuple[list[str], Removal]] = [([], Removal()), *(([id], removal) for id, removal in removals)]
+    if len(removals) > 1:
+        together = Removal()
+        for _, removal in removals:
+            together |= removal
+        cases.append(([id for id, _ in removals], together))
+    outcomes = [(ids, replay.without(removal)) for ids, removal in cases]
+    return [
+        WhatIf(rank=facts.rank, fixes=ids, step_us=outcome.step_us, basis=outcome.basis)
+        for ids, outcome in outcomes
+    ]

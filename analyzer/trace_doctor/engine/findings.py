@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from msgspec.structs import replace
 
 from trace_doctor.config import Settings
+from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.model import (
     MAX_ROWS,
     Cell,
@@ -26,7 +27,7 @@ from trace_doctor.model import (
     Table,
 )
 from trace_doctor.model.parameters import misfit
-from trace_doctor.recording.folder import BUSY, RankRecord
+from trace_doctor.recording.folder import BUSY
 from trace_doctor.rule import Claim, Rule
 
 LEVEL: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
@@ -71,10 +72,9 @@ def file_claim(rule: Rule, claim: Claim, input: int, rank: int, path: str, setti
     return Filed(rule, claim, input, rank, path, finding)
 
 
-def on_a_busy_machine(rule: Rule, claim: Claim, record: RankRecord | None) -> Claim:
+def on_a_busy_machine(rule: Rule, claim: Claim, waited: float | None) -> Claim:
     """The claim, less sure of itself where the recording says that the training could have run and did not for as much
-    as half of what it costs."""
-    waited = record.waited_for_cpu if record is not None else None
+    as half of what it costs. `waited`: for which share of its time; None where nothing says."""
     cost = (claim.saving.share_of_step if claim.saving is not None else None) or 0.0
     if not rule.costs_host_time or waited is None or waited < max(BUSY, cost / 2):
         return claim
@@ -171,6 +171,16 @@ class Merged:
     @property
     def findings(self) -> list[Finding]:
         return [finding for finding, _ in self.numbered]
+
+    def removals(self, number: int) -> list[tuple[str, Removal]]:
+        """Of one input: (id of the finding, what its fixes take out), where a fix is more than shown."""
+        return [
+            (finding.id, filed.claim.removal)
+            for finding, filed in self.numbered
+            if filed.input == number
+            and filed.claim.removal
+            and any(f.safety != "display" for f in finding.fixes)
+        ]
 
     def without(self, silenced: Collection[str]) -> Merged:
         """Those whose ids are not among the silenced."""

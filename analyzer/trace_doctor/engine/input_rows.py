@@ -1,4 +1,4 @@
-"""What each file of a capture is: the inputs of the result, and whether the selection leaves anything to look at."""
+"""What each file of a capture is: the inputs of the result."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 from msgspec import structs
 
 from trace_doctor.capture import Capture
-from trace_doctor.errors import NotCaptured, UsageError
-from trace_doctor.evidence.base import Evidence, Facts, Options
+from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.compute.operators import Operators
 from trace_doctor.evidence.idle.overview import Overview
 from trace_doctor.evidence.idle.profiler_cost import PlainPace
@@ -21,9 +20,9 @@ from trace_doctor.run import Cat, Run
 from trace_doctor.snapshot import Snapshot
 
 
-def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int) -> list[Input]:
+def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int, shortage: str) -> list[Input]:
     """The files of a capture. The first one is what its rows and findings are about; `further` were asked where it
-    could not tell."""
+    could not tell. `shortage`: why the capture tells nothing."""
     capture, found = facts.capture, []
     if (run := capture.run) is not None:
         steps = facts.get(Steps)
@@ -53,7 +52,7 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int) -> list[Input
     ]
     if capture.warnings and found:
         found[0] = structs.replace(found[0], warnings=[*found[0].warnings, *capture.warnings])
-    return found
+    return [structs.replace(file, too_little=shortage) for file in found]
 
 
 def _trace(run: Run, capture: Capture, steps: Steps | None) -> Input:
@@ -136,27 +135,7 @@ def _plain(pace: PlainPace | None) -> Pace | None:
     return Pace(steps=pace.steps, median_us=pace.median_ns / 1e3, mad_us=pace.mad_ns / 1e3)
 
 
-def must_select(everything: Sequence[Facts], options: Options) -> None:
-    """Steps or a device that no capture has would leave nothing to look at, and look like a clean bill."""
-    if everything and options.steps is not None and not any(facts.get(Steps) for facts in everything):
-        raise UsageError(f"--steps: {_missing(everything[0], Steps)}")
-    if options.device is not None:
-        there = sorted({d for facts in everything for d in _devices(facts.capture)})
-        if options.device not in there:
-            raise UsageError(
-                f"--device {options.device}: the captures have {', '.join(map(str, there)) or 'no GPU work'}"
-            )
-
-
-def _missing(facts: Facts, kind: type[Evidence]) -> str:
-    try:
-        facts[kind]
-    except NotCaptured as missing:
-        return missing.reason
-    return ""
-
-
-def _devices(capture: Capture) -> set[int]:
+def devices_of(capture: Capture) -> set[int]:
     """Devices that worked or whose memory was recorded."""
     found: set[int] = set()
     if capture.run is not None:

@@ -11,18 +11,17 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from trace_doctor.errors import NotCaptured
-from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.intervals import intersect, intervals, total
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import OutcomeKind, Saving
-from trace_doctor.rule import Claim, Context, Rule
+from trace_doctor.rule import Claim, Context, Rule, View
 
 log = logging.getLogger("trace_doctor")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one rule ended on one capture."""
+    """How one rule ended on one capture, or on one rank of a job."""
 
     rule: Rule
     outcome: OutcomeKind
@@ -33,40 +32,40 @@ class Verdict:
 
 
 def run_rules(
-    facts: Facts,
+    view: View,
     rules: Sequence[Rule],
     progress: Callable[[str], None] = lambda _: None,
-    further: Sequence[Facts] = (),
+    further: Sequence[View] = (),
 ) -> list[Verdict]:
-    """One verdict per rule, in the order of the rules, after faults with two names went to their owner.
+    """One verdict per rule, in the order of the rules. `view` is a capture, or a rank for rules over several of them.
 
-    `further` are asked, one after the other, where the facts cannot tell: what they show besides is the doing of
-    their recording.
+    `further` are asked, one after the other, where it cannot tell: what they show besides is the doing of their
+    recording.
     """
     verdicts = []
     for rule in rules:
         progress(rule.code)
         started = time.perf_counter()
-        verdicts.append(_first_to_tell(facts, further, rule))
+        verdicts.append(_first_to_tell(view, further, rule))
         log.debug("%s %s in %.0f ms", rule.code, verdicts[-1].outcome, (time.perf_counter() - started) * 1e3)
-    return _one_owner(verdicts)
+    return verdicts
 
 
-def _first_to_tell(facts: Facts, further: Sequence[Facts], rule: Rule) -> Verdict:
-    verdict = _run(facts, rule)
+def _first_to_tell(view: View, further: Sequence[View], rule: Rule) -> Verdict:
+    verdict = _run(view, rule)
     for other in further:
         if verdict.outcome != "skipped":
             break
         told = _run(other, rule)
         if told.outcome in ("fired", "passed"):
-            verdict = replace(told, claims=tuple(_at_pace(c, other, facts) for c in told.claims))
+            verdict = replace(told, claims=tuple(_at_pace(c, other, view) for c in told.claims))
     return verdict
 
 
-def _at_pace(claim: Claim, other: Facts, facts: Facts) -> Claim:
+def _at_pace(claim: Claim, other: View, view: View) -> Claim:
     """A claim on another recording of the same run: its moments mean nothing here, and its time is the same share of
     the shorter step. It takes no part in the replay, which knows no row of the other recording."""
-    own, theirs = facts.get(Steps), other.get(Steps)
+    own, theirs = view.get(Steps), other.get(Steps)
     gain = claim.saving
     if gain is not None and gain.time_us_per_step is not None and own is not None and theirs is not None:
         pace = min(1.0, own.step_ns / max(theirs.step_ns, 1))
@@ -74,8 +73,8 @@ def _at_pace(claim: Claim, other: Facts, facts: Facts) -> Claim:
     return replace(claim, saving=gain, removal=None, owned=())
 
 
-def _run(facts: Facts, rule: Rule) -> Verdict:
-    ctx = Context(facts, rule)
+def _run(view: View, rule: Rule) -> Verdict:
+    ctx = Context(view, rule)
     try:
         for kind in rule.needs:
             ctx[kind]
@@ -83,14 +82,14 @@ def _run(facts: Facts, rule: Rule) -> Verdict:
     except NotCaptured as missing:
         return Verdict(rule, "skipped", reason=missing.reason, capture=missing.capture)
     except Exception as error:
-        log.debug("%s failed on %s", rule.code, facts.capture.path, exc_info=True)
+        log.debug("%s failed on rank %d", rule.code, view.rank, exc_info=True)
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
         return Verdict(rule, "error", reason=f"{type(error).__name__}: {error} ({place}); please report it")
     return Verdict(rule, "fired" if claims else "passed", claims)
 
 
-def _one_owner(verdicts: list[Verdict]) -> list[Verdict]:
+def one_owner(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """A rule gives up the claims that a rule it yields to also makes: same moments, or same call site. Time that the
     owner has not claimed goes with them."""
     fired = {v.rule.code: v for v in verdicts if v.claims}

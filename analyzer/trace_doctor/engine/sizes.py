@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -22,10 +23,34 @@ MAX_DETAIL = 60_000
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-def limit(rows: list[R], most: int, what: str, limits: list[str]) -> list[R]:
-    """The first of the rows; `limits` takes what was left out."""
-    if len(rows) > most:
-        limits.append(f"showing {most} of {len(rows)} {what}")
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything one capture may show, where there are others."""
+
+    segments: int
+    strip_segments: int
+    kernels: int
+    operators: int
+    shapes: int
+
+    @classmethod
+    def among(cls, captures: int, traces: int) -> Sizes:
+        """What each of so many captures may show, so many of them with a trace: the more, the coarser."""
+        lanes = min(traces, MAX_LANES)
+        return cls(
+            segments=share(MAX_SEGMENTS, lanes, 60, 600),
+            strip_segments=share(MAX_STRIP_SEGMENTS, lanes, 12, 90),
+            kernels=share(MAX_KERNELS, traces, 2, 20),
+            operators=share(MAX_OPERATORS, traces, 2, 20),
+            shapes=share(MAX_SHAPES, captures, 4, 24),
+        )
+
+
+def limit(rows: list[R], most: int, what: str, limits: list[str], of: int | None = None) -> list[R]:
+    """The first of the rows, of which there were `of`; `limits` takes what was left out."""
+    total = len(rows) if of is None else of
+    if total > most:
+        limits.append(f"showing {most} of {total} {what}")
     return rows[:most]
 
 

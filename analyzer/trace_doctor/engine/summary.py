@@ -5,42 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from trace_doctor.engine.examine import Examination
+from trace_doctor.engine.examine import Examination, numbered
 from trace_doctor.engine.findings import Filed
 from trace_doctor.evidence.idle.profiler_cost import PlainPace
-from trace_doctor.evidence.idle.time_ledger import TimeLedger
-from trace_doctor.evidence.memory.ledger import MemoryLedger
-from trace_doctor.evidence.replay.what_if import Removal, Replay
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import Finding, Outcome, OutcomeKind, ReplayQuality, SavingUpTo, Summary, WhatIf
 from trace_doctor.rule import Rule
-
-
-def what_if(e: Examination, numbered: Sequence[tuple[Finding, Filed]]) -> list[WhatIf]:
-    """Today, each fix alone, all fixes that are not display together: one replay each, never a sum."""
-    mine = [
-        (finding.id, filed.claim.removal)
-        for finding, filed in numbered
-        if filed.input == e.number
-        and filed.claim.removal
-        and any(f.safety != "display" for f in finding.fixes)
-    ]
-    replay = e.facts.get(Replay)
-    if not mine or replay is None:
-        return []
-    together = Removal()
-    for _, removal in mine:
-        together |= removal
-    cases: list[tuple[list[str], Removal]] = [([], Removal()), *(([id], removal) for id, removal in mine)]
-    if len(mine) > 1:
-        cases.append(([id for id, _ in mine], together))
-    found = []
-    for ids, removal in cases:
-        outcome = replay.without(removal)
-        found.append(
-            WhatIf(input=e.number, rank=e.rank, fixes=ids, step_us=outcome.step_us, basis=outcome.basis)
-        )
-    return found
 
 
 def summary(
@@ -48,17 +18,19 @@ def summary(
 ) -> Summary:
     """Of several captures: the slowest step, the busy share of all steady time, the highest peak, the largest saving."""
     with_steps = [
-        (s.step_ns, e) for e in examined if (s := e.facts.get(Steps)) is not None and s.source != "none"
+        (s.step_ns, e.summary)
+        for e in examined
+        if (s := e.summary.get(Steps)) is not None and s.source != "none"
     ]
     slowest = max(with_steps, key=lambda pair: pair[0], default=None)
-    plain = slowest[1].facts.get(PlainPace) if slowest else None
-    ledgers = [row for e in examined if (t := e.facts.get(TimeLedger)) is not None for row in t.rows]
+    plain = slowest[1].get(PlainPace) if slowest else None
+    ledgers = [row for e in examined for row in e.display.time_ledger]
     rows = [r for r in ledgers if r.phase == "steady"] or ledgers
     window = sum(r.window_ns for r in rows)
     idle = sum(r.idle_ns.total() for r in rows)
     on_gpu = bool(rows) and all(r.device >= 0 for r in rows)
-    memory = [row for e in examined if (m := e.facts.get(MemoryLedger)) is not None for row in m.rows]
-    replays = [r for e in examined if (r := e.facts.get(Replay)) is not None]
+    memory = [row for e in examined for row in e.display.memory_ledger]
+    replays = [e.display.replay for e in examined]
     errors = [r.base_error for r in replays if r.base_error is not None]
     unexplained = [r.unexplained_share for r in replays if r.unexplained_share is not None]
     reserved = [m.max_reserved_bytes for m in memory if m.max_reserved_bytes is not None]
@@ -116,7 +88,7 @@ def _verdict(findings: Sequence[Finding], left_out: int) -> str:
 
 
 def outcomes(
-    examined: Sequence[Examination], rules: Sequence[Rule], numbered: Sequence[tuple[Finding, Filed]]
+    examined: Sequence[Examination], rules: Sequence[Rule], findings: Sequence[tuple[Finding, Filed]]
 ) -> list[Outcome]:
     """One outcome per rule over all captures: the strongest of fired, error, passed, skipped."""
     order: tuple[OutcomeKind, ...] = ("fired", "error", "passed", "skipped")
@@ -134,9 +106,9 @@ def outcomes(
                 outcome=kind,
                 reason=speaking.reason if speaking else None,
                 capture=speaking.capture if speaking else None,
-                refers_to=[f.id for f, _ in numbered if f.code in owners],
+                refers_to=[f.id for f, _ in findings if f.code in owners],
                 inputs=[
-                    e.number for e, v in zip(examined, mine, strict=True) if v.outcome in ("fired", "passed")
+                    number for number, e in numbered(examined) if e.verdicts[i].outcome in ("fired", "passed")
                 ],
             )
         )

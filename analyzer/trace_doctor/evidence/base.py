@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -36,8 +36,6 @@ class Evidence(Struct, frozen=True, dict=True):
 
     kept: ClassVar[tuple[str, ...]] = ()
     """Its columns, where they and `run` are all it has and follow from the trace alone: `Run.derived` keeps them."""
-    of_job: ClassVar[bool] = False
-    """whether it looks at all ranks of the job: made once for them together"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -54,8 +52,11 @@ class Facts:
     def __init__(self, capture: Capture, options: Options | None = None) -> None:
         self.capture = capture
         self.options = options or Options()
-        self.job = Job([self])
         self._made: dict[type[Evidence], Evidence | NotCaptured] = {}
+
+    @property
+    def rank(self) -> int:
+        return self.capture.rank
 
     @property
     def run(self) -> Run:
@@ -76,14 +77,13 @@ class Facts:
         return self.capture.snapshot
 
     def __getitem__(self, kind: type[E]) -> E:
-        known = self.job.made if kind.of_job else self._made
-        made = known.get(kind)
+        made = self._made.get(kind)
         if made is None:
             try:
                 made = self._remembered(kind) if kind.kept else kind.build(self)
             except NotCaptured as missing:
                 made = missing
-            known[kind] = made
+            self._made[kind] = made
         if isinstance(made, NotCaptured):
             raise NotCaptured(made.reason, made.capture)
         assert isinstance(made, kind)
@@ -105,39 +105,3 @@ class Facts:
             return self[kind]
         except NotCaptured:
             return None
-
-
-class Job:
-    """The ranks of one job that were captured at the same time, by rank. A capture on its own is a job of one."""
-
-    def __init__(self, members: Iterable[Facts]) -> None:
-        self.members = tuple(sorted(members, key=lambda facts: facts.capture.rank))
-        self.made: dict[type[Evidence], Evidence | NotCaptured] = {}
-
-
-def join_jobs(everything: Iterable[Facts]) -> None:
-    """Tells the facts that belong together so: traces in one folder, of different ranks, that were recorded at the
-    same time. Where a rank has several captures, those that overlap belong together."""
-    folders: dict[str, list[Facts]] = {}
-    for facts in everything:
-        if facts.capture.run is not None and len(facts.capture.run):
-            folders.setdefault(facts.capture.path.rpartition("/")[0], []).append(facts)
-    for together in folders.values():
-        waiting = sorted(together, key=_begin)
-        while waiting:
-            members = {waiting[0].capture.rank: waiting[0]}
-            for facts in waiting[1:]:
-                if facts.capture.rank not in members and _begin(facts) < min(map(_end, members.values())):
-                    members[facts.capture.rank] = facts
-            waiting = [facts for facts in waiting if facts not in members.values()]
-            job = Job(members.values())
-            for facts in job.members:
-                facts.job = job
-
-
-def _begin(facts: Facts) -> int:
-    return int(facts.run.ts[0])
-
-
-def _end(facts: Facts) -> int:
-    return int(facts.run.end.max())

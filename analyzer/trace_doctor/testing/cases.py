@@ -3,16 +3,17 @@ pack calls `run_case`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
-from trace_doctor.evidence.base import Facts, Options, join_jobs
+from trace_doctor.evidence.base import Facts, Options
+from trace_doctor.evidence.rank_summary import RankSummary, ranks_of_jobs, summarised
 from trace_doctor.model import Confidence, Severity
 from trace_doctor.model.parameters import misfit
-from trace_doctor.rule import Claim, Context, Rule
+from trace_doctor.rule import Claim, Context, Rule, View
 from trace_doctor.testing.run_builder import RunBuilder
 
 Built = Any
@@ -73,10 +74,13 @@ def captures_of(built: Built) -> list[Capture]:
 def claims_of(rule: Rule, built: Built, options: Mapping[str, Any] | None = None) -> list[Claim]:
     """What the rule says of the captures built. Raises NotCaptured when it abstains."""
     everything = [Facts(capture, Options(**(options or {}))) for capture in captures_of(built)]
-    join_jobs(everything)
+    views: Sequence[View] = everything
+    if rule.over_ranks():
+        kinds = summarised((*rule.needs, *rule.wants))
+        views = ranks_of_jobs([RankSummary.of(facts, kinds) for facts in everything])
     claims: list[Claim] = []
-    for facts in everything:
-        ctx = Context(facts, rule)
+    for view in views:
+        ctx = Context(view, rule)
         for kind in rule.needs:
             ctx[kind]
         claims += rule.check(ctx)

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Self
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.names.image_names import dockerfile
+from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.run import Run
 
 
-class Environments(Evidence, frozen=True):
+class Environment(Evidence, frozen=True):
+    """What one rank ran on. Raises NotCaptured without a trace."""
+
+    values: dict[str, str]
+    """what (`GPU`, `PyTorch`, `CUDA runtime`, …) -> value, "" where the file does not say"""
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        return cls(_environment(facts.run))
+
+
+class Environments(JobEvidence, frozen=True):
     """Raises NotCaptured with fewer than two ranks."""
 
-    of_job = True
+    of_each = (Environment,)
 
     ranks: tuple[int, ...]
     values: dict[str, tuple[str, ...]]
@@ -35,16 +48,15 @@ class Environments(Evidence, frozen=True):
         return dockerfile(self.usual("PyTorch"), self.usual("CUDA runtime"))
 
     @classmethod
-    def build(cls, facts: Facts) -> Self:
-        members = facts.job.members
-        if len(members) < 2:
+    def build(cls, ranks: Sequence[RankSummary]) -> Self:
+        if len(ranks) < 2:
             raise NotCaptured(
                 "the trace of one rank only",
                 "record the same steps on every rank and analyse the folder with all traces",
             )
-        seen = [_environment(m.run) for m in members]
+        seen = [summary[Environment].values for summary in ranks]
         kinds = [what for what in seen[0] if any(s[what] for s in seen)]
-        return cls(tuple(m.capture.rank for m in members), {k: tuple(s[k] for s in seen) for k in kinds})
+        return cls(tuple(summary.rank for summary in ranks), {k: tuple(s[k] for s in seen) for k in kinds})
 
 
 def _environment(run: Run) -> dict[str, str]:

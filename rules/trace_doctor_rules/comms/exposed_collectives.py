@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Confidence, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
-from trace_doctor.evidence.distributed.collectives import Collectives, RankedCollectives, kind_of
-from trace_doctor.evidence.distributed.parallelism import Parallelism
+from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.intervals import intervals, total
-from trace_doctor.evidence.replay.what_if import Removal, Replay
-from trace_doctor.evidence.trace.spans import Moments
-from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules.comms._exposed_collectives_evidence import CollectiveExposure
 
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 _COMBINE = "void deep_ep::internode_ll::combine<3, 10, 7168, 9>(void*, void*, int*)"
@@ -118,8 +113,8 @@ class ExposedCollectives(Rule):
     code = "TD601"
     name = "exposed-collectives"
     title = "Communication is not hidden behind compute"
-    needs = (Collectives, Steps, Replay, Moments)
-    wants = (RankedCollectives, Parallelism, Threads)
+    needs = (CollectiveExposure,)
+    wants = (RankedCollectives,)
 
     min_share: float = threshold(
         0.05,
@@ -194,25 +189,13 @@ class ExposedCollectives(Rule):
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        own, steps, replay = ctx[Collectives], ctx[Steps], ctx[Replay]
-        if not own.compute:
-            raise NotCaptured(
-                "nothing but collectives is in the trace, so that nobody knows what ran beside them",
-                "the trace as the profiler wrote it",
-            )
-        transfer = _transfer(ctx)
-        guess = transfer is None and replay.graph is not None and not replay.usable
-        spans, alone = intervals(steps.spans("steady")), own.lasting
-        exposed = total(alone) / steps.count
-        if transfer is not None:
-            exposed = min(exposed, float(transfer))
+        own, transfer = ctx[CollectiveExposure], _transfer(ctx)
+        guess = transfer is None and own.has_gpu and not own.usable
+        exposed = own.exposed_ns if transfer is None else min(own.exposed_ns, float(transfer))
         least = self.min_share_unexplained if guess else self.min_share
-        if exposed < least * total(spans) / steps.count:
+        if exposed < least * own.steady_ns:
             return
-        removal = _removal(ctx, own)
-        outcome = replay.without(removal)
-        saving = outcome.saving()
-        saved_us, share = outcome.saved_us_per_step, outcome.share_of_step
+        saving, saved_us, share = own.saving, own.saved_us, own.share_of_step
         if transfer is not None and transfer / 1e3 < saved_us:
             saved_us, share = transfer / 1e3, share * transfer / 1e3 / saved_us
             saving = _capped(saving, saved_us, share)
@@ -223,10 +206,10 @@ class ExposedCollectives(Rule):
             if transfer is not None
             else "; how much of it is waiting for other ranks, one rank cannot tell"
         )
-        confidence: Confidence = "high" if transfer is not None and replay.usable else "medium"
-        if guess or steps.count == 1 or (transfer is None and replay.graph is None):
+        confidence: Confidence = "high" if transfer is not None and own.usable else "medium"
+        if guess or own.steps == 1 or (transfer is None and not own.has_gpu):
             confidence = "low"
-        kinds = [kind for kind, _, _ in _by_kind(own)]
+        kinds = [kind for kind, _, _ in own.kinds]
         yield Claim(
             message=(
                 f"For {milliseconds(exposed / 1e3)} of a step only {' and '.join(kinds[:2])} "
@@ -235,11 +218,11 @@ class ExposedCollectives(Rule):
             confidence=confidence,
             severity="info" if guess else None,
             saving=saving,
-            evidence=[_table(own, steps)],
-            spans=ctx[Moments].longest([(s, e) for s, e in alone.tolist()], "communication without compute"),
-            fixes=_fixes(kinds, ctx.get(Parallelism)),
-            removal=removal if transfer is None else None,
-            owned=[(s, e) for s, e in alone.tolist()],
+            evidence=[_table(own)],
+            spans=own.spans,
+            fixes=_fixes(kinds, own),
+            removal=own.removal if transfer is None else None,
+            owned=own.intervals,
             key=kinds[0],
         )
 
@@ -252,14 +235,6 @@ def _transfer(ctx: Context) -> int | None:
     )
 
 
-def _removal(ctx: Context, own: Collectives) -> Removal:
-    if ctx[Replay].graph is not None:
-        return Removal(gpu_rows=tuple(own.rows[~own.set_up].tolist()))
-    threads = ctx.get(Threads)
-    main = threads.main if threads is not None else -1
-    return Removal(host_spans=tuple((main, s, e) for s, e in own.lasting.tolist()))
-
-
 def _capped(saving: Saving, us: float, share: float) -> Saving:
     """The saving, but no more than so much."""
     return Saving(
@@ -270,30 +245,21 @@ def _capped(saving: Saving, us: float, share: float) -> Saving:
     )
 
 
-def _by_kind(own: Collectives) -> list[tuple[str, int, int]]:
-    """(kind, count, ns), the longest first."""
-    found: dict[str, tuple[int, int]] = {}
-    for (name, _), ns in zip(own.keys, (own.end - own.start).tolist(), strict=True):
-        count, before = found.get(kind_of(name), (0, 0))
-        found[kind_of(name)] = (count + 1, before + ns)
-    return sorted(((k, n, ns) for k, (n, ns) in found.items()), key=lambda f: (-f[2], f[0]))
-
-
-def _table(own: Collectives, steps: Steps) -> Table:
+def _table(own: CollectiveExposure) -> Table:
     return Table(
         title="Collectives of the capture by kind",
         columns=[Column("kind"), Column("number", "count"), Column("together", "us")],
-        rows=[[kind, count, ns / 1e3] for kind, count, ns in _by_kind(own)],
+        rows=[[kind, count, ns / 1e3] for kind, count, ns in own.kinds],
     )
 
 
 _VERIFY = "record the same steps again: TD601 is gone, or its time has fallen"
 
 
-def _fixes(kinds: list[str], wrappers: Parallelism | None) -> list[Fix]:
-    if wrappers is not None and wrappers.fsdp:
+def _fixes(kinds: list[str], own: CollectiveExposure) -> list[Fix]:
+    if own.fsdp:
         return [techniques.prefetch_shards(_VERIFY)]
-    if wrappers is not None and wrappers.ddp and kinds[0] == "all-reduce":
+    if own.ddp and kinds[0] == "all-reduce":
         return [techniques.ddp_arguments(_VERIFY), techniques.no_sync(_VERIFY)]
     if {"all-gather", "reduce-scatter"} & set(kinds[:2]):
         return [techniques.prefetch_shards(_VERIFY)]

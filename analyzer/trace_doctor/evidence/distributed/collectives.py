@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from trace_doctor.evidence.idle.time_ledger import exposed
 from trace_doctor.evidence.intervals import clip, covered, intersect, intervals, pairs, subtract, union
 from trace_doctor.evidence.names.event_arguments import count
 from trace_doctor.evidence.names.event_names import is_collective_kernel, is_host_collective
+from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.run import Cat
 
@@ -142,14 +143,14 @@ class Match(Struct, frozen=True):
         return np.asarray(self.members[np.argmin(self.end - self.start, axis=0)])
 
 
-class RankedCollectives(Evidence, frozen=True):
+class RankedCollectives(JobEvidence, frozen=True):
     """The collectives of all ranks of a job, matched: the k-th of a kind counted from the end of the capture.
 
     Raises NotCaptured for one rank alone, or where those of a kind that coincide on all ranks (overlap in time, or end
     nearer to one another than to the next) take less than 95 % of its time.
     """
 
-    of_job = True
+    of_each = (Collectives, Steps)
 
     ranks: tuple[int, ...]
     matches: tuple[Match, ...]
@@ -159,13 +160,11 @@ class RankedCollectives(Evidence, frozen=True):
     """per rank and steady step: time in collectives that is no waiting, with no compute beside it"""
     caused_ns: tuple[int, ...]
     """per rank: for how long the others together did nothing but wait for it, in all steady steps"""
-    members: tuple[Facts, ...]
+    members: tuple[RankSummary, ...]
 
     @classmethod
-    def build(cls, facts: Facts) -> Self:
-        members = [
-            m for m in facts.job.members if m.get(Collectives) is not None and m.get(Steps) is not None
-        ]
+    def build(cls, ranks: Sequence[RankSummary]) -> Self:
+        members = [m for m in ranks if m.get(Collectives) is not None and m.get(Steps) is not None]
         if len(members) < 2:
             raise NotCaptured(
                 "the collectives of one rank only",
@@ -179,7 +178,7 @@ class RankedCollectives(Evidence, frozen=True):
             )
         waits, transfers = zip(*(_alone(members, i, matches) for i in range(len(members))), strict=True)
         return cls(
-            ranks=tuple(m.capture.rank for m in members),
+            ranks=tuple(m.rank for m in members),
             matches=tuple(matches),
             wait_ns=waits,
             transfer_ns=transfers,
@@ -188,19 +187,19 @@ class RankedCollectives(Evidence, frozen=True):
         )
 
 
-def _kinds(members: list[Facts]) -> list[Key]:
+def _kinds(members: list[RankSummary]) -> list[Key]:
     """What at least two ranks have, in the order first seen."""
     seen: dict[Key, int] = {}
-    for facts in members:
-        for key in dict.fromkeys(facts[Collectives].keys):
+    for summary in members:
+        for key in dict.fromkeys(summary[Collectives].keys):
             seen[key] = seen.get(key, 0) + 1
     return [key for key, ranks in seen.items() if ranks > 1]
 
 
-def _matched(members: list[Facts], key: Key) -> Match | None:
+def _matched(members: list[RankSummary], key: Key) -> Match | None:
     """The collectives of one kind in the steady steps of all ranks that have it; None where they do not fit together. They
     are counted from the end of the capture, or from where the first of the captures ended."""
-    found = [_steady(facts, key) for facts in members]
+    found = [_steady(summary, key) for summary in members]
     taking = [i for i, (start, _, _) in enumerate(found) if len(start)]
     if len(taking) < 2:
         return None
@@ -247,14 +246,14 @@ def _together(start: I64, end: I64) -> Bool:
     return np.asarray(overlap | (last - first < np.minimum(apart[:-1], apart[1:])))
 
 
-def _steady(facts: Facts, key: Key) -> tuple[I64, I64, I64]:
+def _steady(summary: RankSummary, key: Key) -> tuple[I64, I64, I64]:
     """(start, end, number) of the collectives of a kind from the first steady step on."""
-    own = facts[Collectives]
-    mine = np.array([k == key for k in own.keys]) & (own.start >= facts[Steps].spans("steady")[0][0])
+    own = summary[Collectives]
+    mine = np.array([k == key for k in own.keys]) & (own.start >= summary[Steps].spans("steady")[0][0])
     return own.start[mine], own.end[mine], own.sequence[mine]
 
 
-def _alone(members: list[Facts], i: int, matches: list[Match]) -> tuple[int, int]:
+def _alone(members: list[RankSummary], i: int, matches: list[Match]) -> tuple[int, int]:
     """(waiting, transfer) of one rank per steady step, where no compute ran beside it, ns."""
     waiting, transferring = [], []
     for match in matches:
@@ -268,7 +267,7 @@ def _alone(members: list[Facts], i: int, matches: list[Match]) -> tuple[int, int
     return int(covered(still, alone).sum()) // count, int(covered(moving, alone).sum()) // count
 
 
-def _caused(members: list[Facts], matches: list[Match]) -> tuple[int, ...]:
+def _caused(members: list[RankSummary], matches: list[Match]) -> tuple[int, ...]:
     """Of each rank the waiting of all others, beside no compute, in collectives to which it came last, ns."""
     caused = np.zeros(len(members), dtype=np.int64)
     for match in matches:

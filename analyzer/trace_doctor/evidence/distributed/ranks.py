@@ -7,8 +7,8 @@ from statistics import median
 from typing import Self
 
 from trace_doctor.errors import NotCaptured
-from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.workload import Workload
 from trace_doctor.model import IDLE_CAUSES, Cell, Column, Table
@@ -28,10 +28,10 @@ PARTS = ("compute", "copies", *(_NAMES.get(cause, cause) for cause in IDLE_CAUSE
 MOST_CAUSES = 3
 
 
-class Ranks(Evidence, frozen=True):
+class Ranks(JobEvidence, frozen=True):
     """Per rank the parts of a steady step from its time ledger. Raises NotCaptured with fewer than two ranks."""
 
-    of_job = True
+    of_each = (TimeLedger, Steps, Workload)
 
     ranks: tuple[int, ...]
     step_ns: tuple[int, ...]
@@ -43,8 +43,8 @@ class Ranks(Evidence, frozen=True):
     """launched in a step"""
 
     @classmethod
-    def build(cls, facts: Facts) -> Self:
-        members = [m for m in facts.job.members if m.get(TimeLedger) is not None]
+    def build(cls, ranks: Sequence[RankSummary]) -> Self:
+        members = [m for m in ranks if m.get(TimeLedger) is not None]
         if len(members) < 2:
             raise NotCaptured(
                 "the trace of one rank only",
@@ -53,7 +53,7 @@ class Ranks(Evidence, frozen=True):
         found = [_parts(m) for m in members]
         loads = [m.get(Workload) for m in members]
         return cls(
-            ranks=tuple(m.capture.rank for m in members),
+            ranks=tuple(m.rank for m in members),
             step_ns=tuple(m[Steps].step_ns for m in members),
             comm_ns=tuple(comm for comm, _ in found),
             parts=tuple(parts for _, parts in found),
@@ -104,9 +104,9 @@ class Ranks(Evidence, frozen=True):
         )
 
 
-def _parts(facts: Facts) -> tuple[int, tuple[float, ...]]:
-    rows = [r for r in facts[TimeLedger].rows if r.phase == "steady"]
-    count = facts[Steps].count
+def _parts(summary: RankSummary) -> tuple[int, tuple[float, ...]]:
+    rows = [r for r in summary[TimeLedger].rows if r.phase == "steady"]
+    count = summary[Steps].count
     idle = [sum(getattr(r.idle_ns, cause) for r in rows) / count for cause in IDLE_CAUSES]
     compute, copies = sum(r.compute_ns for r in rows), sum(r.exposed_copy_ns for r in rows)
     return sum(r.exposed_comm_ns for r in rows) // count, (compute / count, copies / count, *idle)

@@ -1,0 +1,129 @@
+"""What a result shows of one capture: rows and series, as long as they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from trace_doctor.engine.coverage import too_little
+from trace_doctor.engine.input_rows import devices_of, inputs_of
+from trace_doctor.engine.sizes import MAX_STEPS, Sizes
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.compute.operators import Operators
+from trace_doctor.evidence.idle.overview import Overview
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
+from trace_doctor.evidence.memory.held import MemoryHeld
+from trace_doctor.evidence.memory.ledger import MemoryLedger
+from trace_doctor.evidence.replay.what_if import Replay
+from trace_doctor.evidence.trace.capture_health import CaptureHealth
+from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.model import (
+    CollectiveRow,
+    Input,
+    KernelRow,
+    Lane,
+    MemoryHeldRow,
+    MemoryLedgerRow,
+    MemorySeries,
+    OperatorRow,
+    ReplayQuality,
+    StepRow,
+    TimeLedgerRow,
+)
+
+
+class Display(Struct, frozen=True, kw_only=True):
+    """Rows say nothing of the place of their capture among others: `input` is 0 in all of them."""
+
+    inputs: tuple[Input, ...]
+    """its files, as the result names them"""
+    devices: tuple[int, ...]
+    """that worked, or whose memory was recorded"""
+    shortage: str
+    """why the capture tells nothing, whatever rules are asked; "" where it does"""
+    no_steps: str
+    """why there is no window to look at; "" where there is one"""
+    doubt: str
+    """how far damage may put the ledger off; "" for a sound file"""
+    replay: ReplayQuality
+    time_ledger: tuple[TimeLedgerRow, ...] = ()
+    memory_ledger: tuple[MemoryLedgerRow, ...] = ()
+    memory_held: tuple[MemoryHeldRow, ...] = ()
+    memory_timeline: tuple[MemorySeries, ...] = ()
+    steps: tuple[StepRow, ...] = ()
+    """the first of them"""
+    step_count: int = 0
+    timeline: tuple[Lane, ...] = ()
+    kernels: tuple[KernelRow, ...] = ()
+    operators: tuple[OperatorRow, ...] = ()
+    collectives: tuple[CollectiveRow, ...] = ()
+
+
+def display_of(facts: Facts, further: Sequence[Facts], sizes: Sizes) -> Display:
+    """What is shown of a capture; `further` are the other files of its recording."""
+    time, memory, held = facts.get(TimeLedger), facts.get(MemoryLedger), facts.get(MemoryHeld)
+    overview, operators, steps = facts.get(Overview), facts.get(Operators), _steps(facts)
+    shortage = too_little((facts, *further))
+    replay = facts.get(Replay)
+    return Display(
+        inputs=tuple(inputs_of(facts, further, sizes.shapes, shortage)),
+        devices=tuple(sorted(devices_of(facts.capture))),
+        shortage=shortage,
+        no_steps=_missing_steps(facts),
+        doubt=_doubt(facts),
+        replay=ReplayQuality(
+            base_error=replay.base_error if replay else None,
+            unexplained_share=replay.unexplained_share if replay else None,
+        ),
+        time_ledger=tuple(time.rows) if time else (),
+        memory_ledger=tuple(memory.rows) if memory else (),
+        memory_held=tuple(held.rows) if held else (),
+        memory_timeline=tuple(memory.series) if memory else (),
+        steps=tuple(steps[:MAX_STEPS]),
+        step_count=len(steps),
+        timeline=tuple(overview.lanes(sizes.segments, sizes.strip_segments)) if overview else (),
+        kernels=tuple(overview.kernels(sizes.kernels)) if overview else (),
+        operators=tuple(operators.rows(sizes.operators)) if operators else (),
+        collectives=tuple(overview.collectives()) if overview else (),
+    )
+
+
+def _steps(facts: Facts) -> list[StepRow]:
+    if (steps := facts.get(Steps)) is None or steps.source == "none":
+        return []
+    zero = steps.window[0]
+    return [
+        StepRow(
+            rank=facts.rank,
+            index=s.index,
+            start_us=(s.start - zero) / 1e3,
+            dur_us=(s.end - s.start) / 1e3,
+            pace_us=s.pace / 1e3,
+            warmup=s.warmup,
+        )
+        for s in steps.steps
+    ]
+
+
+def _missing_steps(facts: Facts) -> str:
+    try:
+        facts[Steps]
+    except NotCaptured as missing:
+        return missing.reason
+    return ""
+
+
+def _doubt(facts: Facts) -> str:
+    health = facts.get(CaptureHealth)
+    if health is None or facts.get(TimeLedger) is None:
+        return ""
+    parts = []
+    if health.may_be_off:
+        parts.append(f"its time ledger may be off by about {health.may_be_off:.2%} of the window")
+    if health.damage.truncated:
+        parts.append(
+            "what came behind the cut is unknown: steps that reach there look emptier than they were"
+        )
+    return f"{facts.capture.path}: damaged; {'; '.join(parts)}" if parts else ""

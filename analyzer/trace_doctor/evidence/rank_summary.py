@@ -1,0 +1,201 @@
+"""What rules over several ranks see of each of them: its summary, and the ranks of one job side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Evidence, Facts
+
+
+class Refusal(Struct, frozen=True):
+    """Why a capture cannot tell, and how to record it."""
+
+    reason: str
+    capture: str | None
+
+
+class RankSummary(Struct, frozen=True):
+    """All that rules over several ranks, and the result, know of one rank: evidence by the name of its class. Nothing of
+    it refers to the capture, so that it can be made elsewhere and kept (`encode`, `decode`)."""
+
+    rank: int
+    path: str
+    world: int | None
+    """ranks of the job, where the capture names it"""
+    begin: int | None
+    """first event of the trace, ns on the clock of its file; None without one"""
+    end: int | None
+    waited_for_cpu: float | None
+    """share of its time in which the training could have run and did not, where a recording says so"""
+    evidence: Mapping[str, Evidence | Refusal]
+
+    @classmethod
+    def of(cls, facts: Facts, kinds: Iterable[type[Evidence]]) -> Self:
+        """The summary of a capture, with these kinds of evidence."""
+        run, record = facts.capture.run, facts.capture.record
+        world = run.meta.get("distributedInfo", {}).get("world_size") if run is not None else None
+        world = world or (record.world_size if record is not None else None)
+        timed = run is not None and len(run) > 0
+        return cls(
+            rank=facts.rank,
+            path=facts.capture.path,
+            world=world if world is not None and world > 0 else None,
+            begin=int(run.ts[0]) if run is not None and timed else None,
+            end=int(run.end.max()) if run is not None and timed else None,
+            waited_for_cpu=record.waited_for_cpu if record is not None else None,
+            evidence={kind.__name__: _taken(facts, kind) for kind in kinds},
+        )
+
+    def __getitem__(self, kind: type[E]) -> E:
+        evidence = self.evidence[kind.__name__]
+        if isinstance(evidence, Refusal):
+            raise NotCaptured(evidence.reason, evidence.capture)
+        assert isinstance(evidence, kind)
+        return evidence
+
+    def get(self, kind: type[E]) -> E | None:
+        """The evidence, or None where it was not captured."""
+        evidence = self.evidence[kind.__name__]
+        return evidence if isinstance(evidence, kind) else None
+
+
+def _taken(facts: Facts, kind: type[Evidence]) -> Evidence | Refusal:
+    try:
+        return facts[kind]
+    except NotCaptured as missing:
+        return Refusal(missing.reason, missing.capture)
+
+
+class JobEvidence(Struct, frozen=True, dict=True):
+    """Base of what the ranks of a job show together."""
+
+    of_each: ClassVar[tuple[type[Evidence], ...]] = ()
+    """what it is made of, of each rank"""
+
+    @classmethod
+    def build(cls, ranks: Sequence[RankSummary]) -> Self:
+        """Derives it from the ranks of one job, in their order. Raises NotCaptured where they cannot tell."""
+        raise NotImplementedError
+
+
+E = TypeVar("E", bound=Evidence)
+A = TypeVar("A", bound=Evidence | JobEvidence)
+
+
+class Job:
+    """The ranks of one job that were captured at the same time, by rank. A capture on its own is a job of one."""
+
+    def __init__(self, ranks: Iterable[RankSummary]) -> None:
+        self.ranks = tuple(sorted(ranks, key=lambda summary: summary.rank))
+        self._built: dict[type[JobEvidence], JobEvidence | NotCaptured] = {}
+
+    def evidence(self, kind: type[JobEvidence]) -> JobEvidence:
+        """Made once for all ranks. Raises NotCaptured."""
+        if kind not in self._built:
+            try:
+                self._built[kind] = kind.build(self.ranks)
+            except NotCaptured as missing:
+                self._built[kind] = missing
+        built = self._built[kind]
+        if isinstance(built, NotCaptured):
+            raise NotCaptured(built.reason, built.capture)
+        return built
+
+
+class RankOfJob:
+    """One rank as a rule over several of them sees it: its own summary, and what the job shows."""
+
+    def __init__(self, summary: RankSummary, job: Job | None = None) -> None:
+        self.summary = summary
+        self.job = job or Job([summary])
+        self.rank = summary.rank
+
+    def __getitem__(self, kind: type[A]) -> A:
+        evidence = self.job.evidence(kind) if issubclass(kind, JobEvidence) else self.summary[kind]
+        assert isinstance(evidence, kind)
+        return evidence
+
+    def get(self, kind: type[A]) -> A | None:
+        """The evidence, or None where it was not captured."""
+        try:
+            return self[kind]
+        except NotCaptured:
+            return None
+
+
+def summarised(kinds: Iterable[type[Evidence | JobEvidence]]) -> tuple[type[Evidence], ...]:
+    """The evidence of one capture that these kinds are, or are made of: each once."""
+    of_one = [one for kind in kinds for one in (kind.of_each if issubclass(kind, JobEvidence) else (kind,))]
+    return tuple(dict.fromkeys(of_one))
+
+
+def ranks_of_jobs(summaries: Sequence[RankSummary]) -> list[RankOfJob]:
+    """Each summary with those that belong to it, in the order given: traces in one folder, of different ranks, that were
+    recorded at the same time. Where a rank has several captures, those that overlap belong together."""
+    folders: dict[str, list[RankSummary]] = {}
+    for summary in summaries:
+        if summary.begin is not None:
+            folders.setdefault(summary.path.rpartition("/")[0], []).append(summary)
+    jobs: dict[int, Job] = {}
+    for together in folders.values():
+        waiting = sorted(together, key=_begin)
+        while waiting:
+            members = {waiting[0].rank: waiting[0]}
+            for summary in waiting[1:]:
+                if summary.rank not in members and _begin(summary) < min(map(_end, members.values())):
+                    members[summary.rank] = summary
+            job = Job(members.values())
+            jobs |= {id(summary): job for summary in job.ranks}
+            waiting = [summary for summary in waiting if id(summary) not in jobs]
+    return [RankOfJob(summary, jobs.get(id(summary))) for summary in summaries]
+
+
+def _begin(summary: RankSummary) -> int:
+    return summary.begin or 0
+
+
+def _end(summary: RankSummary) -> int:
+    return summary.end or 0
+
+
+_REFUSED = "refused"
+
+
+def encode(summary: RankSummary) -> bytes:
+    """As msgpack: columns as bytes of little-endian numbers with their type and shape."""
+    fields = {name: getattr(summary, name) for name in summary.__struct_fields__}
+    fields["evidence"] = {
+        name: {_REFUSED: kind} if isinstance(kind, Refusal) else kind
+        for name, kind in summary.evidence.items()
+    }
+    return msgspec.msgpack.encode(fields, enc_hook=_column)
+
+
+def decode(data: bytes, kinds: Iterable[type[Evidence]]) -> RankSummary:
+    """What `encode` made, with evidence of these kinds. Raises msgspec.ValidationError for anything else."""
+    by_name = {kind.__name__: kind for kind in kinds}
+    fields: dict[str, Any] = msgspec.msgpack.decode(data)
+    fields["evidence"] = {
+        name: msgspec.convert(raw[_REFUSED], Refusal)
+        if _REFUSED in raw
+        else msgspec.convert(raw, by_name[name], dec_hook=_restored)
+        for name, raw in fields["evidence"].items()
+    }
+    return RankSummary(**fields)
+
+
+def _column(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(f"a {type(value).__name__} is no part of a summary")
+    return [value.dtype.str, value.shape, value.tobytes()]
+
+
+def _restored(kind: Any, value: Any) -> Any:
+    form, shape, data = value
+    return np.frombuffer(data, dtype=np.dtype(form)).reshape(shape)

@@ -1,0 +1,69 @@
+"""Rules over several ranks see summaries alone: written out and read again, these give the same findings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.api import read_captures
+from trace_doctor.config import defaults
+from trace_doctor.engine import Sizes, conclude, examine, judged, merged_findings
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.rank_summary import RankSummary, decode, encode, summarised
+from trace_doctor.model import Result
+from trace_doctor.registry import all_rules
+from trace_doctor.testing import captures_of
+
+RULES = [rule() for rule in all_rules()]
+OVER_RANKS = [rule for rule in RULES if rule.over_ranks()]
+KINDS = summarised([kind for rule in OVER_RANKS for kind in (*rule.needs, *rule.wants)])
+JOBS = (
+    "astra-sim_astra-sim/*megatron_kineto_*.json",
+    "facebookresearch_param/dlrm_kineto_worker*",
+)
+
+
+def _again(summary: RankSummary) -> RankSummary:
+    kinds = {k.__name__: k for k in KINDS} | {type(e).__name__: type(e) for e in summary.evidence.values()}
+    return decode(encode(summary), kinds.values())
+
+
+def _results(everything: list[Facts]) -> list[Result]:
+    """From the summaries as they are, and from the same written out and read again."""
+    examinations = [
+        examine(facts, RULES, Sizes.among(len(everything), len(everything))) for facts in everything
+    ]
+    read = [
+        replace(e, summary=_again(e.summary), further=tuple(map(_again, e.further))) for e in examinations
+    ]
+    results = []
+    for each in (examinations, read):
+        complete = judged(each, RULES)
+        merged = merged_findings(complete, defaults())
+        results.append(conclude(complete, merged, [[] for _ in complete], RULES, defaults()))
+    return results
+
+
+def test_rules_over_several_ranks_are_those_that_say_so() -> None:
+    assert {rule.code for rule in OVER_RANKS} == {"TD005", "TD601", "TD602", "TD606"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "case"),
+    [(rule, case) for rule in OVER_RANKS for case in rule.INVALID],
+    ids=lambda v: getattr(v, "name", None),
+)
+def test_cases_say_the_same_of_summaries_that_were_kept(rule: object, case: object) -> None:
+    now, kept = _results([Facts(c) for c in captures_of(case.build())])  # type: ignore[attr-defined]
+    assert rule.code in {f.code for f in now.findings}  # type: ignore[attr-defined]
+    assert kept == now
+
+
+@pytest.mark.parametrize("pattern", JOBS)
+def test_real_jobs_say_the_same_of_summaries_that_were_kept(captures_dir: Path, pattern: str) -> None:
+    captures, _ = read_captures(sorted((captures_dir / "traces").glob(pattern)))
+    now, kept = _results([Facts(capture) for capture in captures])
+    assert len(now.ranks.read) == 8
+    assert kept == now
