@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from trace_doctor.capture import Capture
 from trace_doctor.errors import NotACapture
@@ -21,6 +22,8 @@ from trace_doctor.evidence.base import Facts
 from trace_doctor.loaders.kineto.trace import load_trace
 
 CAPTURES = Path(__file__).resolve().parents[2] / "shared"
+settings.register_profile("unhurried", deadline=None)  # how long an example takes is no verdict on the code
+settings.load_profile("unhurried")
 _ABSENT = "the real captures are not there (../shared, beside the checkout)"
 
 
