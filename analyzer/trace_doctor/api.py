@@ -150,14 +150,28 @@ def _options(settings: Settings, **given: Any) -> Options:
 
 def _write_tracks(path: Path, traces: Sequence[tuple[int, Facts]], result: Result) -> None:
     """The traces again with their tracks, each written whole or not at all. `traces`: (number of the input, trace)."""
+    from trace_doctor.engine.tracks import tracks_of
     from trace_doctor.exporters.perfetto import targets, write
     from trace_doctor.files import replacing
+    from trace_doctor.loaders.kineto.args import ArgsReader
 
     if not traces:
         raise UsageError("perfetto: a trace is needed, snapshots alone have no clock of a profiler")
-    for target, number, facts in targets(path, traces):
+    for target, (number, facts) in zip(targets(path, [f.rank for _, f in traces]), traces, strict=True):
+        run = facts.run
+        offsets, source = run.offset[run.offset >= 0], run.read_args
+        if not len(offsets) or not isinstance(source, ArgsReader):
+            raise UsageError(f"perfetto: {run.path} holds no event")
+        findings = [f for f in result.findings if f.input == number]
         with replacing(target) as file:
-            write(file, facts, number, result, packed=target.name.endswith(".gz"))
+            write(
+                file,
+                source.pieces(),
+                int(offsets.min()),
+                tracks_of(facts),
+                findings,
+                packed=target.name.endswith(".gz"),
+            )
 
 
 def verify(
