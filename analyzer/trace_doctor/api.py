@@ -21,7 +21,7 @@ from trace_doctor.engine import (
     numbered,
     retime,
 )
-from trace_doctor.engine.coverage import Given, RecordedRanks
+from trace_doctor.engine.coverage import RecordedRanks, Scope
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UnusableResult, UsageError
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.gate.suppressions import Suppressions
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 def load(path: str | Path) -> Run | Snapshot:
     """One trace or snapshot as columns. Raises NotACapture or DamagedCapture with one line that says why."""
-    found = discover([path]).found
-    if len(found) != 1:
-        raise NoCaptures(f"{path}: {len(found)} captures below; name one file")
-    [loaded] = load_inputs(found)
+    files = discover([path]).found
+    if len(files) != 1:
+        raise NoCaptures(f"{path}: {len(files)} captures below; name one file")
+    [loaded] = load_inputs(files)
     if isinstance(loaded.outcome, TraceDoctorError):
         raise loaded.outcome
     return loaded.outcome  # type: ignore[return-value]  # of a TORCH_TRACE log: a CompileLog
@@ -100,7 +100,7 @@ def analyze(
     numbers = [number for number, _ in numbered(examinations)]
     retimed = [retime(c, left.removals(number)) for c, number in zip(captures, numbers, strict=True)]
     result = conclude(
-        examinations, merged, retimed, rules, config, suppressed=suppressed, given=_given(read, rank)
+        examinations, merged, retimed, rules, config, suppressed=suppressed, scope=_scope(read, rank)
     )
     if script is not None:
         from trace_doctor.fixes import with_diffs
@@ -129,8 +129,8 @@ def _with_critical_path(result: Result, runs: Sequence[tuple[int, Run]]) -> Resu
     """`runs`: (number of the input, its trace)."""
     from trace_doctor.critical_path import critical_paths
 
-    found, said = critical_paths(runs, result.steps)
-    return msgspec.structs.replace(result, critical_path=found, limits=[*result.limits, *said])
+    paths, limits = critical_paths(runs, result.steps)
+    return msgspec.structs.replace(result, critical_path=paths, limits=[*result.limits, *limits])
 
 
 def _load_options(settings: Settings) -> LoadOptions:
@@ -207,10 +207,10 @@ def verify(
         there = ", ".join(f.id for f in old.findings) or "none"
         raise UsageError(f"no finding of BEFORE is {', '.join(select)}; it has {there}")
     ranks = ranks or (config.settings.ranks if config is not None else "")
-    made = compare(
+    verification = compare(
         old, new, chosen=chosen if select else None, fail_on=fail_on, ranks=ranks, allow_partial=allow_partial
     )
-    return _told_apart(made, before, after)
+    return _with_folders(verification, before, after)
 
 
 def diff(
@@ -238,26 +238,30 @@ def diff(
         for r in (before, after)
     )
     ranks = ranks or (config.settings.ranks if config is not None else "")
-    return _told_apart(difference(old, new, ranks=ranks, allow_partial=allow_partial), before, after)
+    return _with_folders(difference(old, new, ranks=ranks, allow_partial=allow_partial), before, after)
 
 
 C = TypeVar("C", bound="Comparison")
 
 
-def _told_apart(made: C, before: str | Path | Result, after: str | Path | Result) -> C:
+def _with_folders(comparison: C, before: str | Path | Result, after: str | Path | Result) -> C:
     """Recordings have files of the same names: their folders are named with them, as far as the two differ."""
-    if isinstance(before, Result) or isinstance(after, Result) or made.before.paths != made.after.paths:
-        return made
+    if (
+        isinstance(before, Result)
+        or isinstance(after, Result)
+        or comparison.before.paths != comparison.after.paths
+    ):
+        return comparison
     old, new = list(Path(before).parts), list(Path(after).parts)
     while len(old) > 1 and len(new) > 1 and old[0] == new[0]:
         del old[0], new[0]
     if old == new or not (Path(before).is_dir() and Path(after).is_dir()):
-        return made
+        return comparison
     sides = (
         msgspec.structs.replace(side, paths=[PurePosixPath(*parts, p).as_posix() for p in side.paths])
-        for side, parts in ((made.before, old), (made.after, new))
+        for side, parts in ((comparison.before, old), (comparison.after, new))
     )
-    return msgspec.structs.replace(made, **dict(zip(("before", "after"), sides, strict=True)))
+    return msgspec.structs.replace(comparison, **dict(zip(("before", "after"), sides, strict=True)))
 
 
 def _result(given: str | Path | Result, **options: Any) -> Result:
@@ -344,7 +348,7 @@ def _read(paths: Sequence[str | Path], options: LoadOptions | None, progress: Pr
     return read
 
 
-def _given(read: _Read, rank: int | None) -> Given:
+def _scope(read: _Read, rank: int | None) -> Scope:
     """What an analysis of all ranks, or of one, has to say of what it was not made of."""
     ignored = [
         msgspec.structs.replace(i, unread=i.unread and (rank is None or rank_in_name(i.path) in (None, rank)))
@@ -356,7 +360,7 @@ def _given(read: _Read, rank: int | None) -> Given:
         mine = [f.found.path.name for f in read.files if f.found.recording == folder]
         ranks = {named[0] for name in mine if (named := recordings.role_of(name)) is not None}
         recorded.append(RecordedRanks(shown, listed, ranks, unreadable))
-    return Given(ignored, recorded, rank)
+    return Scope(ignored, recorded, rank)
 
 
 def _without_path(message: str, path: str) -> str:

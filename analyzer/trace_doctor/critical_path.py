@@ -29,17 +29,17 @@ def critical_paths(
 ) -> tuple[list[CriticalPath], list[str]]:
     """One path per (number of the input, trace), through the steady step nearest the median, and one line for each trace
     that has none."""
-    found, said = [], []
+    paths, missing = [], []
     for number, run in runs:
         step = _typical([s for s in steps if s.input == number])
         if step is None or step.index < 0:
-            said.append(f"critical path of {run.path}: HTA needs two steps marked by prof.step()")
+            missing.append(f"critical path of {run.path}: HTA needs two steps marked by prof.step()")
             continue
         try:
-            found.append(_path(number, run, step))
+            paths.append(_path(number, run, step))
         except Exception as error:  # whatever a foreign analysis raises on a trace that it does not expect
-            said.append(f"critical path of {run.path}: HTA failed ({type(error).__name__}: {error})")
-    return found, said
+            missing.append(f"critical path of {run.path}: HTA failed ({type(error).__name__}: {error})")
+    return paths, missing
 
 
 def usable() -> None:

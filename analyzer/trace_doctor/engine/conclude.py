@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from trace_doctor.config import Config
-from trace_doctor.engine.coverage import Given, incomplete, ranks_of
+from trace_doctor.engine.coverage import Scope, incomplete, ranks_of
 from trace_doctor.engine.display import Display
 from trace_doctor.engine.examine import Examination, numbered
 from trace_doctor.engine.findings import Merged, file_claim, merge, on_a_busy_machine
@@ -89,11 +89,11 @@ def conclude(
     config: Config,
     *,
     suppressed: Sequence[Suppressed] = (),
-    given: Given | None = None,
+    scope: Scope | None = None,
 ) -> Result:
     """The result of all captures together: findings that are not silenced, what they may save together, and the rows of
-    each capture. `retimed`: what `retime` says of each; `given` says what else was there."""
-    given = given or Given()
+    each capture. `retimed`: what `retime` says of each; `scope` says what else was there."""
+    scope = scope or Scope()
     shown = merged.without({s.finding.id for s in suppressed})
     limits = _left_out(shown.left_out) + [e.display.doubt for e in examinations if e.display.doubt]
     findings = limit(shown.findings, MAX_FINDINGS, "findings", limits)
@@ -117,13 +117,13 @@ def conclude(
         tool=Tool(version=VERSION),
         inputs=[file for e in examinations for file in e.display.inputs],
         ignored=limit(
-            sorted(given.ignored, key=lambda i: not i.unread),
+            sorted(scope.ignored, key=lambda i: not i.unread),
             MAX_IGNORED,
             "files that were not analysed",
             limits,
         ),
-        ranks=ranks_of([e.summary for e in examinations], given),
-        incomplete=incomplete([(e.summary, e.display.shortage) for e in examinations], given),
+        ranks=ranks_of([e.summary for e in examinations], scope),
+        incomplete=incomplete([(e.summary, e.display.shortage) for e in examinations], scope),
         summary=summary(examinations, what_if, findings, shown.left_out),
         time_ledger=rows(lambda d: d.time_ledger),
         memory_ledger=rows(lambda d: d.memory_ledger),

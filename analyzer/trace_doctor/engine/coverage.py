@@ -1,4 +1,4 @@
-"""Whether all of what was given and recorded was looked at: the ranks of the job, and traces that hold enough to be judged."""
+"""Whether all of what was scope and recorded was looked at: the ranks of the job, and traces that hold enough to be judged."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class RecordedRanks:
 
 
 @dataclass(frozen=True)
-class Given:
-    """What an analysis was given beside the captures that were read."""
+class Scope:
+    """What an analysis was scope beside the captures that were read."""
 
     ignored: Sequence[Ignored] = ()
     recorded: Sequence[RecordedRanks] = ()
@@ -44,7 +44,7 @@ class Given:
     """the only one that was asked for"""
 
 
-def ranks_of(summaries: Sequence[RankSummary], given: Given) -> Ranks:
+def ranks_of(summaries: Sequence[RankSummary], scope: Scope) -> Ranks:
     """Of several jobs the one with the most ranks counts."""
     read = sorted({s.rank for s in summaries})
     worlds = [s.world for s in summaries if s.world is not None]
@@ -54,27 +54,27 @@ def ranks_of(summaries: Sequence[RankSummary], given: Given) -> Ranks:
         note = f"{len(read)} of {world} ranks"
         if len(read) == 1:
             note += "; rules over several ranks did not run"
-    listed = sorted({rank for recording in given.recorded for rank in recording.listed})
+    listed = sorted({rank for recording in scope.recorded for rank in recording.listed})
     return Ranks(read=read, world=world, recorded=listed, note=note)
 
 
-def incomplete(shortages: Sequence[tuple[RankSummary, str]], given: Given) -> list[str]:
+def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> list[str]:
     """One line for each reason why this is not a diagnosis of all there is. `shortages`: every capture that was examined,
     with why it tells nothing."""
-    unread = [file for file in given.ignored if file.unread]
-    found = [f"{file.path} was not read: {file.reason}" for file in unread[:_MOST_NAMED]]
-    if (more := len(unread) - len(found)) > 0:
-        found.append(f"{more} more capture{'s were' if more > 1 else ' was'} not read")
-    for recording in given.recorded:
-        found += _of_recording(recording, given.rank)
-    found += _of_worlds([summary for summary, _ in shortages])
+    unread = [file for file in scope.ignored if file.unread]
+    reasons = [f"{file.path} was not read: {file.reason}" for file in unread[:_MOST_NAMED]]
+    if (more := len(unread) - len(reasons)) > 0:
+        reasons.append(f"{more} more capture{'s were' if more > 1 else ' was'} not read")
+    for recording in scope.recorded:
+        reasons += _of_recording(recording, scope.rank)
+    reasons += _of_worlds([summary for summary, _ in shortages])
     empty = [(summary.path, why) for summary, why in shortages if why]
     if len(empty) == len(shortages):  # nothing at all can be judged: more than a part that is missing
-        return found
-    found += [f"{path} holds too little to be judged: {why}" for path, why in empty[:_MOST_NAMED]]
+        return reasons
+    reasons += [f"{path} holds too little to be judged: {why}" for path, why in empty[:_MOST_NAMED]]
     if len(empty) > _MOST_NAMED:
-        found.append(f"{len(empty) - _MOST_NAMED} more captures hold too little to be judged")
-    return found
+        reasons.append(f"{len(empty) - _MOST_NAMED} more captures hold too little to be judged")
+    return reasons
 
 
 def _of_recording(recording: RecordedRanks, only: int | None) -> Iterable[str]:

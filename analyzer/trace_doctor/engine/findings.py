@@ -192,29 +192,29 @@ def merge(filed: Sequence[Filed], settings: Settings) -> Merged:
     groups: dict[tuple[str, str], list[Filed]] = {}
     for f in filed:
         groups.setdefault((f.finding.fingerprint, str(PurePosixPath(f.path).parent)), []).append(f)
-    found = []
+    merged = []
     for group in groups.values():
         group.sort(key=lambda f: (-score(f.finding), f.rank, f.path))
         worst = group[0]
         same_file = [f for f in group if f.input == worst.input]
         for own in same_file:
             others = [f for f in group if f.input != worst.input] if own is worst else []
-            found.append((_with_others(own.finding, others), own))
+            merged.append((_with_others(own.finding, others), own))
     at_least = WEIGHT[_confidence(settings.min_confidence)]
-    kept = [
+    shown = [
         (finding, f)
-        for finding, f in found
+        for finding, f in merged
         if WEIGHT[finding.confidence] >= at_least and not _too_small(finding, settings.min_saving)
     ]
-    kept.sort(key=lambda pair: _order(pair[0], pair[1].path))
+    shown.sort(key=lambda pair: _order(pair[0], pair[1].path))
     counted: Counter[str] = Counter()
     numbered = []
-    for finding, f in kept:
+    for finding, f in shown:
         counted[finding.code] += 1
         numbered.append((replace(finding, id=f"{finding.code}-{counted[finding.code]}"), f))
     inputs = {key: {f.input for f in group} for key, group in groups.items()}
     explained = tuple((_explained(finding, f, numbered, inputs), f) for finding, f in numbered)
-    return Merged(explained, len(found) - len(kept))
+    return Merged(explained, len(merged) - len(shown))
 
 
 def _explained(

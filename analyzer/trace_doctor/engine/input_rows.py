@@ -23,10 +23,10 @@ from trace_doctor.snapshot import Snapshot
 def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int, shortage: str) -> list[Input]:
     """The files of a capture. The first one is what its rows and findings are about; `further` were asked where it
     could not tell. `shortage`: why the capture tells nothing."""
-    capture, found = facts.capture, []
+    capture, files = facts.capture, []
     if (run := capture.run) is not None:
         steps = facts.get(Steps)
-        found.append(
+        files.append(
             structs.replace(
                 _trace(run, capture, steps),
                 steps=len(steps.steps) if steps else 0,
@@ -37,22 +37,22 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int, shortage: str
             )
         )
     if capture.snapshot is not None:
-        found.append(_snapshot(capture.snapshot, capture))
+        files.append(_snapshot(capture.snapshot, capture))
     for each in further:
         other = each.capture
         if other.run is not None:
-            found.append(_trace(other.run, capture, each.get(Steps)))
+            files.append(_trace(other.run, capture, each.get(Steps)))
         if other.snapshot is not None:
-            found.append(_snapshot(other.snapshot, capture))
-    found += [
+            files.append(_snapshot(other.snapshot, capture))
+    files += [
         Input(
             path=log.path, kind="torch_trace", rank=capture.rank, events=len(log), warnings=list(log.warnings)
         )
         for log in capture.torch_logs
     ]
-    if capture.warnings and found:
-        found[0] = structs.replace(found[0], warnings=[*found[0].warnings, *capture.warnings])
-    return [structs.replace(file, too_little=shortage) for file in found]
+    if capture.warnings and files:
+        files[0] = structs.replace(files[0], warnings=[*files[0].warnings, *capture.warnings])
+    return [structs.replace(file, too_little=shortage) for file in files]
 
 
 def _trace(run: Run, capture: Capture, steps: Steps | None) -> Input:
@@ -137,9 +137,9 @@ def _plain(pace: PlainPace | None) -> Pace | None:
 
 def devices_of(capture: Capture) -> set[int]:
     """Devices that worked or whose memory was recorded."""
-    found: set[int] = set()
+    devices: set[int] = set()
     if capture.run is not None:
-        found |= set(np.unique(capture.run.device[capture.run.gpu]).tolist())
+        devices |= set(np.unique(capture.run.device[capture.run.gpu]).tolist())
     if capture.snapshot is not None:
-        found |= set(capture.snapshot.devices)
-    return found
+        devices |= set(capture.snapshot.devices)
+    return devices

@@ -56,9 +56,9 @@ def _first_to_tell(view: View, further: Sequence[View], rule: Rule) -> Verdict:
     for other in further:
         if verdict.outcome != "skipped":
             break
-        told = _run(other, rule)
-        if told.outcome in ("fired", "passed"):
-            verdict = replace(told, claims=tuple(_at_pace(c, other, view) for c in told.claims))
+        answer = _run(other, rule)
+        if answer.outcome in ("fired", "passed"):
+            verdict = replace(answer, claims=tuple(_at_pace(c, other, view) for c in answer.claims))
     return verdict
 
 
@@ -97,16 +97,18 @@ def one_owner(verdicts: Sequence[Verdict]) -> list[Verdict]:
     handed: dict[int, Claim] = {}
     for verdict in verdicts:
         owners = [fired[c] for c in verdict.rule.yields_to if c in fired]
-        theirs = [(w, c, o) for c in verdict.claims for w in owners for o in w.claims if _same(c, o)]
-        if not theirs:
+        shared = [(w, c, o) for c in verdict.claims for w in owners for o in w.claims if _same(c, o)]
+        if not shared:
             settled.append(verdict)
             continue
-        given_up = {id(c) for _, c, _ in theirs}
-        kept = tuple(c for c in verdict.claims if id(c) not in given_up)
-        codes = tuple(dict.fromkeys(w.rule.code for w, _, _ in theirs))
-        for _, claim, owner in theirs:
+        given_up = {id(c) for _, c, _ in shared}
+        remaining = tuple(c for c in verdict.claims if id(c) not in given_up)
+        codes = tuple(dict.fromkeys(w.rule.code for w, _, _ in shared))
+        for _, claim, owner in shared:
             handed.setdefault(id(owner), claim)
-        settled.append(replace(verdict, outcome="fired" if kept else "passed", claims=kept, refers_to=codes))
+        settled.append(
+            replace(verdict, outcome="fired" if remaining else "passed", claims=remaining, refers_to=codes)
+        )
     return [replace(v, claims=tuple(_with_time_of(c, handed.get(id(c))) for c in v.claims)) for v in settled]
 
 

@@ -54,8 +54,8 @@ def _saving_up_to(what_if: Sequence[WhatIf], findings: Sequence[Finding]) -> Sav
     """Of several captures the one that gains the largest share, as findings are ordered by share too."""
     best: tuple[float, float] | None = None
     for number in sorted({w.input for w in what_if}):
-        mine = [w for w in what_if if w.input == number]
-        today, least = mine[0].step_us, min(w.step_us for w in mine)
+        steps = [w.step_us for w in what_if if w.input == number]
+        today, least = steps[0], min(steps)
         if today > 0 and (best is None or (today - least) / today > best[1]):
             best = (today - least, (today - least) / today)
     if best is None:
@@ -92,13 +92,13 @@ def outcomes(
 ) -> list[Outcome]:
     """One outcome per rule over all captures: the strongest of fired, error, passed, skipped."""
     order: tuple[OutcomeKind, ...] = ("fired", "error", "passed", "skipped")
-    found = []
+    rows = []
     for i, rule in enumerate(rules):
-        mine = [e.verdicts[i] for e in examined]
-        kind = next(k for k in order if any(v.outcome == k for v in mine) or k == "skipped")
-        speaking = next((v for v in mine if v.outcome == kind and v.reason), None)
-        owners = sorted({c for v in mine if v.outcome != "fired" for c in v.refers_to})
-        found.append(
+        verdicts = [e.verdicts[i] for e in examined]
+        kind = next(k for k in order if any(v.outcome == k for v in verdicts) or k == "skipped")
+        speaking = next((v for v in verdicts if v.outcome == kind and v.reason), None)
+        owners = sorted({c for v in verdicts if v.outcome != "fired" for c in v.refers_to})
+        rows.append(
             Outcome(
                 code=rule.code,
                 name=rule.name,
@@ -112,4 +112,4 @@ def outcomes(
                 ],
             )
         )
-    return found
+    return rows

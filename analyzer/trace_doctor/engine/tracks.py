@@ -52,16 +52,16 @@ def _idle(run: Run, idle: IdleLedger) -> Iterator[SliceTrack]:
     owners = np.where(idle.row >= 0, run.name[np.maximum(idle.row, 0)], -1)
     waits = np.where(idle.sync_row >= 0, run.name[np.maximum(idle.sync_row, 0)], -1)
     for device in idle.devices:
-        mine = np.flatnonzero(idle.device == device)
+        rows = np.flatnonzero(idle.device == device)
         kinds, kind = np.unique(
-            np.column_stack([idle.cause[mine], owners[mine], waits[mine]]), axis=0, return_inverse=True
+            np.column_stack([idle.cause[rows], owners[rows], waits[rows]]), axis=0, return_inverse=True
         )
         yield SliceTrack(
             name=f"{device_name(device)}: {'waiting, by cause' if device < 0 else 'idle, by cause'}",
             kinds=tuple(_idle_kind(run, *row) for row in kinds.tolist()),
             kind=kind.reshape(-1).astype(np.int32),
-            start=idle.start[mine],
-            end=idle.end[mine],
+            start=idle.start[rows],
+            end=idle.end[rows],
         )
 
 
