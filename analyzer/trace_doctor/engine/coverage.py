@@ -1,4 +1,4 @@
-"""Whether all of what was scope and recorded was looked at: the ranks of the job, and traces that hold enough to be judged."""
+"""Whether all of what was given and recorded was looked at: the ranks of the job, and traces that hold enough to be judged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RecordedRanks:
 
 @dataclass(frozen=True)
 class Scope:
-    """What an analysis was scope beside the captures that were read."""
+    """What an analysis was given beside the captures that were read."""
 
     ignored: Sequence[Ignored] = ()
     recorded: Sequence[RecordedRanks] = ()
