@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from trace_doctor.model.parameters import parameters
 from trace_doctor.registry import all_rules
 from trace_doctor.rule import HEADINGS, Rule
 from trace_doctor.testing import Invalid, Valid, run_case
@@ -24,6 +25,11 @@ def test_case(rule: type[Rule], case: Valid | Invalid) -> None:
         for fix in claim.fixes:
             assert fix.text or fix.codemod, fix.title
             assert fix.verify, f"{fix.title}: no way to verify"
+            if fix.codemod:
+                shown_only = parameters(fix.codemod, fix.params).shown_only
+                assert (fix.safety == "display") == shown_only, (
+                    f"{fix.title}: who decides on it is the codemod's to say"
+                )
             assert fix.kind == "advice" or fix.safety == "display" or fix.codemod or fix.text, fix.title
 
 

@@ -160,7 +160,8 @@ def saved(tmp_path: Path, fix: Fix) -> Fix:
     ("codemod", "claimed", "read"),
     [
         ("zero-grad", "safe", "unsafe"),
-        ("replace-optimizer", "safe", "unsafe"),
+        ("replace-optimizer", "safe", "display"),
+        ("gradient-accumulation", "unsafe", "display"),
         ("zero-grad", "display", "display"),
         ("pinned-copies", "unsafe", "unsafe"),
         ("not-yet", "safe", "display"),
@@ -172,6 +173,31 @@ def test_a_claim_of_safety_only_restricts(
 ) -> None:
     fix = Fix(title="t", kind="patch", safety=claimed, codemod=codemod, diff="--- a\n+++ b\n")
     assert saved(tmp_path, fix).safety == read
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [({"fullgraph": True}, "display"), ({"fullgraph": "True"}, "display"), ({"dynamic": True}, "unsafe")],
+)
+def test_what_people_decide_on_is_never_made_because_a_result_says_so(
+    tmp_path: Path, arguments: dict[str, Any], read: str
+) -> None:
+    fix = Fix(
+        title="t",
+        kind="patch",
+        safety="safe",
+        codemod="set-call-args",
+        params={"callee": "torch.compile", "args": arguments},
+    )
+    assert saved(tmp_path, fix).safety == read
+
+
+@pytest.mark.parametrize("schema", [0, -1])
+def test_a_schema_that_never_was_is_refused(tmp_path: Path, rich_result: Result, schema: int) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(json.loads(rich_result.to_json()) | {"schema_version": schema}))
+    with pytest.raises(UnusableResult, match=f"schema {schema}"):
+        read_saved(path)
 
 
 def test_a_damaged_result_is_no_capture_that_might_be_analyzed(tmp_path: Path, rich_result: Result) -> None:

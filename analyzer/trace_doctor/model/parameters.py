@@ -39,6 +39,11 @@ def _require_name(text: str) -> None:
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all; of a codemod that takes none."""
 
+    @property
+    def shown_only(self) -> bool:
+        """Whether people decide on the edit, and it is never made unasked, whatever a result claims."""
+        return False
+
     def given(self) -> dict[str, bool | int | str]:
         """Those that are not None, in the order of their fields; truth values as such."""
         said = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -98,6 +103,10 @@ class DeepSpeedZero(Parameters, frozen=True, kw_only=True):
     offload_optimizer: bool = False
     offload_param: bool = False
 
+    @property
+    def shown_only(self) -> bool:
+        return self.offload_optimizer or self.offload_param
+
 
 class EveryN(Parameters, frozen=True, kw_only=True):
     every: Share = 50
@@ -105,6 +114,10 @@ class EveryN(Parameters, frozen=True, kw_only=True):
 
 class GradientAccumulation(Parameters, frozen=True, kw_only=True):
     steps: Share = 2
+
+    @property
+    def shown_only(self) -> bool:
+        return True
 
 
 class GraphBreakLine(Parameters, frozen=True, kw_only=True):
@@ -124,6 +137,10 @@ class MarkDynamic(Parameters, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _require_name(self.name)
 
+    @property
+    def shown_only(self) -> bool:
+        return True
+
 
 class OptimizerArgs(Parameters, frozen=True, kw_only=True):
     fused: bool | None = None
@@ -138,6 +155,10 @@ class OptimizerArgs(Parameters, frozen=True, kw_only=True):
 class PinContainer(Parameters, frozen=True, kw_only=True):
     torch: Version = ""
     cuda: Version = ""
+
+    @property
+    def shown_only(self) -> bool:
+        return True
 
 
 class RemoveCall(Parameters, frozen=True, kw_only=True):
@@ -155,12 +176,20 @@ class ReplaceOptimizer(Parameters, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _require_name(self.optimizer)
 
+    @property
+    def shown_only(self) -> bool:
+        return True
+
 
 class SdpaBackend(Parameters, frozen=True, kw_only=True):
     backends: Annotated[
         tuple[Literal["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"], ...],
         Meta(min_length=1, max_length=4),
     ] = ("FLASH_ATTENTION",)
+
+    @property
+    def shown_only(self) -> bool:
+        return True
 
 
 class CallArguments(Parameters, frozen=True, kw_only=True, tag_field="callee"):
@@ -178,6 +207,10 @@ class CallArguments(Parameters, frozen=True, kw_only=True, tag_field="callee"):
 class CompileCall(CallArguments, frozen=True, kw_only=True, tag="torch.compile"):
     args: Compile = Compile()
     remove: Annotated[tuple[Literal["mode", "dynamic", "fullgraph", "backend"], ...], Meta(max_length=4)] = ()
+
+    @property
+    def shown_only(self) -> bool:
+        return self.args.fullgraph in (True, "True")
 
 
 class Distributed(Parameters, frozen=True, kw_only=True):
@@ -205,6 +238,12 @@ class SetConfig(Parameters, frozen=True, kw_only=True):
         "torch._dynamo.config.capture_scalar_outputs",
     ]
     value: Flag
+
+
+class ShardIterable(Parameters, frozen=True, kw_only=True):
+    @property
+    def shown_only(self) -> bool:
+        return True
 
 
 class ZeroGrad(Parameters, frozen=True, kw_only=True):
@@ -239,7 +278,7 @@ PARAMETERS: Mapping[str, Any] = {
     "sdpa-backend": SdpaBackend,
     "set-call-args": CompileCall | DistributedCall,
     "set-config": SetConfig,
-    "shard-iterable": Parameters,
+    "shard-iterable": ShardIterable,
     "sum-on-device": Parameters,
     "tensor-device": Parameters,
     "use-sdpa": Parameters,

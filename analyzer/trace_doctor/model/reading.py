@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from trace_doctor.errors import UnusableResult, one_line
 from trace_doctor.model.findings import Finding, Fix
-from trace_doctor.model.parameters import PARAMETERS, misfit
+from trace_doctor.model.parameters import PARAMETERS, misfit, parameters
 from trace_doctor.model.pictures import Lane, MemorySeries
 
 MAY_BE_SAFE = frozenset({"allocator-setting", "dataloader-args", "detach-accumulation", "pinned-copies"})
@@ -67,7 +67,7 @@ def _doubted(fix: Fix) -> Fix:
     """Safe is what a codemod finds safe in the script; a patch without a codemod is only shown."""
     if fix.kind != "patch" or fix.safety == "display":
         return fix
-    if fix.codemod not in PARAMETERS:
+    if fix.codemod is None or fix.codemod not in PARAMETERS or parameters(fix.codemod, fix.params).shown_only:
         return replace(fix, safety="display")
     return replace(fix, safety="unsafe") if fix.codemod not in MAY_BE_SAFE else fix
 

@@ -36,6 +36,8 @@ def read_saved(path: Path) -> Result:
         raise NotACapture(f"{path.name}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotACapture(f"{path.name} is no trace-doctor result: {error}") from error
+    if schema < 1:
+        raise UnusableResult(f"{path.name}: schema {schema} is none that trace-doctor ever wrote")
     if schema > SCHEMA_VERSION:
         raise UnusableResult(
             f"{path.name}: written by a newer trace-doctor (schema {schema}, this one reads {SCHEMA_VERSION})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.model.parameters import Parameters
+from trace_doctor.model.parameters import ShardIterable
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_before
 from trace_doctor.program.place import Place, candidate, only
@@ -18,13 +18,13 @@ first, stride = (info.id, info.num_workers) if info is not None else (0, 1)"""
 
 @codemod(
     "shard-iterable",
-    Parameters,
+    ShardIterable,
     adds="torch utils data get_worker_info itertools islice info first stride id num_workers None",
     scope="call",
     words=("IterableDataset",),
     elsewhere=True,
 )
-def shard_iterable(place: Place, params: Parameters) -> Change:
+def shard_iterable(place: Place, params: ShardIterable) -> Change:
     """Lets __iter__ of an IterableDataset deliver only the worker's share, by get_worker_info()."""
     found = [
         (script, owner)
