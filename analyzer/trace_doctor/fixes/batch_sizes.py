@@ -8,7 +8,7 @@ import libcst as cst
 
 from trace_doctor.fixes.nodes import written
 from trace_doctor.program.edits import Change, NoEdit
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, candidate, only, refusal
 from trace_doctor.program.queries.dataloaders import training_loaders
 from trace_doctor.program.queries.values import WhereSet, divided, set_origin, where_set
 from trace_doctor.program.script import Script, argument, literal
@@ -30,18 +30,16 @@ def part_of_batch(place: Place, script: Script, call: cst.Call, count: int) -> t
     """Where a loader's batch size is set, and the size of one of `count` equal parts of it."""
     origin, size = batch_size_of(place, script, call)
     if size % count:
-        here = [candidate(origin.script, origin.value)]
-        raise NoEdit("display", f"a batch of {size} cannot be divided by {count}", here)
+        raise refusal(origin.script, origin.value, f"a batch of {size} cannot be divided by {count}")
     return origin, size // count
 
 
 def batch_size_of(place: Place, script: Script, call: cst.Call) -> tuple[WhereSet, int]:
     """Where a loader's batch size is set, and its value."""
     given = argument(call, "batch_size", 1)
-    where = [candidate(script, call)]
     if given is None:
-        raise NoEdit(
-            "display", "the loader takes no batch_size (a batch sampler, or batches as they are)", where
+        raise refusal(
+            script, call, "the loader takes no batch_size (a batch sampler, or batches as they are)"
         )
     size = literal(given.value)
     if isinstance(size, int):
@@ -49,15 +47,14 @@ def batch_size_of(place: Place, script: Script, call: cst.Call) -> tuple[WhereSe
     origin = where_set(script, given.value, place.program)
     size = literal(origin.value) if origin is not None else ...
     if origin is None or not isinstance(size, int):
-        raise NoEdit("display", f"batch_size={script.code(given.value)} is set somewhere else", where)
+        raise refusal(script, call, f"batch_size={script.code(given.value)} is set somewhere else")
     return origin, size
 
 
 def resized(place: Place, origin: WhereSet, size: int) -> Change:
     """Another batch size, where no learning rate or number of steps is computed from it."""
     if (user := divided(origin, place.program)) is not None:
-        why = f"other values are computed from {user[0].code(user[1])}"
-        raise NoEdit("display", why, [candidate(*user)])
+        raise NoEdit("display", f"other values are computed from {user[0].code(user[1])}", [candidate(*user)])
     edits = set_origin(origin, written(size), "batch-size")
     notes = (f"a command line that passes {origin.flag} decides itself",) if origin.flag else ()
     return Change(origin.script, tuple(edits), origin.script.line(origin.value), notes=notes)

@@ -19,7 +19,7 @@ from trace_doctor.fixes.frameworks.trainers import MANAGED, TRAINING_ARGUMENTS, 
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import DataLoaderArgs, Parameters
 from trace_doctor.program.edits import Candidate, Change, NoEdit, remove_argument
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments
 from trace_doctor.program.queries.dataloaders import training_loops
@@ -290,10 +290,10 @@ def _accumulated(place: Place, script: Script, call: cst.Call, steps: int) -> di
     size = literal(batch.value) if batch is not None else 8
     passes = literal(now.value) if now is not None else 1
     if not isinstance(size, int) or passes != 1 or size % steps:
-        raise NoEdit(
-            "display",
+        raise refusal(
+            script,
+            call,
             f"divide per_device_train_batch_size by {steps} and multiply gradient_accumulation_steps by it",
-            [candidate(script, call)],
             framework="transformers",
         )
     return {"batch_size": written(size // steps), "accumulate": written(steps)}
@@ -306,11 +306,7 @@ def _no_empty_cache(place: Place, trainers: list[Call]) -> Change | None:
             for arg in call.args:
                 if arg.keyword is not None and arg.keyword.value == "torch_empty_cache_steps":
                     if literal(arg.value) is None:
-                        raise NoEdit(
-                            "already",
-                            f"{script.name}:{script.line(call)} empties no cache",
-                            framework="transformers",
-                        )
+                        raise already(script, call, "empties no cache", framework="transformers")
                     edit = remove_argument(script, call, arg)
                     return Change(script, (edit,), script.line(arg), framework="transformers")
     return None

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import libcst as cst
 
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Candidate, NoEdit
+from trace_doctor.program.edits import Candidate, NoEdit, Refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.script import Script
 from trace_doctor.program.versions import TorchBounds
@@ -46,6 +46,16 @@ class Place:
 def candidate(script: Script, node: cst.CSTNode) -> Candidate:
     line = script.line(node)
     return Candidate(script.name, line, script.line_text(line).strip())
+
+
+def refusal(script: Script, node: cst.CSTNode, why: str, kind: Refusal = "display", **further: str) -> NoEdit:
+    """A refusal that points at a node. `further`: the `framework` and the `command` of a NoEdit."""
+    return NoEdit(kind, why, [candidate(script, node)], **further)
+
+
+def already(script: Script, node: cst.CSTNode, what: str, framework: str | None = None) -> NoEdit:
+    """The refusal of an edit that a node of the script makes superfluous: `what` it does."""
+    return NoEdit("already", f"{script.name}:{script.line(node)} {what}", framework=framework)
 
 
 def only(found: Sequence[tuple[Script, Any]], what: str, missing: str) -> tuple[Script, Any]:

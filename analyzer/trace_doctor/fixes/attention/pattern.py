@@ -30,7 +30,7 @@ from trace_doctor.fixes.attention.matmuls import (
 )
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import NoEdit
-from trace_doctor.program.place import candidate
+from trace_doctor.program.place import refusal
 from trace_doctor.program.queries.loops import names_in
 from trace_doctor.program.script import Script, argument, dotted, literal
 
@@ -66,7 +66,7 @@ class _Chain:
         self.moved: list[cst.BaseExpression] = []
 
     def refuse(self, why: str, node: cst.CSTNode) -> NoEdit:
-        return NoEdit("display", why, [candidate(self.script, node)])
+        return refusal(self.script, node, why)
 
     # ------------------------------------------------------------------ one operation
 

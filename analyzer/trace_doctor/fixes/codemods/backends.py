@@ -8,7 +8,7 @@ from typing import Any
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import SdpaBackend
 from trace_doctor.program.edits import Change, NoEdit, wrap
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.training import whole_line
 from trace_doctor.program.script import Script, argument, literal
@@ -37,13 +37,11 @@ def sdpa_backend(place: Place, params: SdpaBackend) -> Change:
     if "sdpa_kernel" in script.text or "sdp_kernel" in script.text:
         raise NoEdit("already", f"{script.name} chooses its attention kernels already")
     if not place.torch.at_least(2, 3):
-        raise NoEdit(
-            "display", "sdpa_kernel needs torch 2.3 or newer (say --torch-version)", [candidate(script, call)]
-        )
+        raise refusal(script, call, "sdpa_kernel needs torch 2.3 or newer (say --torch-version)")
     mask = argument(call, "attn_mask", 3)
     if names == ["FLASH_ATTENTION"] and mask is not None and literal(mask.value) is not None:
         why = "FlashAttention takes no attn_mask: is_causal=True says the same of a causal one"
-        raise NoEdit("display", why, [candidate(script, call)])
+        raise refusal(script, call, why)
     line = whole_line(script, call)
     kernel, imports = name_for(script, "torch.nn.attention.sdpa_kernel", call)
     backend, more = name_for(script, "torch.nn.attention.SDPBackend", call)

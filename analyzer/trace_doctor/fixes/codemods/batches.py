@@ -12,7 +12,7 @@ from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import BatchSize, GradientAccumulation
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, remove, wrap
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, already, candidate, only, refusal
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps, zero_grads
 from trace_doctor.program.queries.training import Step, find_step, refuse_frameworks, whole_line
@@ -61,22 +61,16 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     step = find_step(place)
     script, loop = step.script, step.home
     if not isinstance(loop, cst.For):
-        raise NoEdit(
-            "display", "the step is in no `for` loop over batches", [candidate(script, step.backward)]
-        )
+        raise refusal(script, step.backward, "the step is in no `for` loop over batches")
     if any(
         isinstance(c, cst.If)
         for call, _ in optimizer_steps(script, loop)
         for c in _between(script, call, loop)
     ):
-        raise NoEdit("already", f"{script.name}:{script.line(loop)} steps under a condition already")
+        raise already(script, loop, "steps under a condition already")
     loaders = [o for o in dataflow_of(script).of(loop.iter) if dataflow_of(script).is_dataloader(o)]
     if len(loaders) != 1 or not isinstance(loaders[0], cst.Call):
-        raise NoEdit(
-            "display",
-            "the loader of the loop, whose batches get smaller, was not found",
-            [candidate(script, loop)],
-        )
+        raise refusal(script, loop, "the loader of the loop, whose batches get smaller, was not found")
     smaller = resized(place, *part_of_batch(place, script, loaders[0], count))
     counter, counting = _counter(script, loop)
     run, moved = _stepping(step, loop)
@@ -112,11 +106,11 @@ def _counter(script: Script, loop: cst.For) -> tuple[str, list[Edit]]:
     if enumerated and isinstance(loop.iter, cst.Call) and isinstance(loop.target, cst.Tuple):
         name = dotted(loop.target.elements[0].value)
         if name is None or len(loop.iter.args) != 1:
-            raise NoEdit("display", "the loop counts its batches in another way", [candidate(script, loop)])
+            raise refusal(script, loop, "the loop counts its batches in another way")
         return name, []
     name = next((n for n in ("step", "batch_index", "micro_step") if not _named(script, n)), None)
     if name is None:
-        raise NoEdit("display", "the loop has no counter", [candidate(script, loop)])
+        raise refusal(script, loop, "the loop has no counter")
     (start, end), (first, last) = script.outer_span(loop.target), script.span(loop.iter)
     target = script.text[start:end].strip()
     bare = isinstance(loop.target, cst.Tuple) and not loop.target.lpar
@@ -166,19 +160,15 @@ def _stepping(
             break
         run.append(line)
     if not any(script.lines(line)[0] <= script.line(steps[0][0]) <= script.lines(line)[1] for line in run):
-        raise NoEdit(
-            "display",
-            "other statements stand between backward() and step()",
-            [candidate(script, steps[0][0])],
-        )
+        raise refusal(script, steps[0][0], "other statements stand between backward() and step()")
     while run and not any(_called(script, run[-1]) == w for w in _AFTER_BACKWARD):
         run.pop()
     clears = [script.statement_of(c) for c, _ in zero_grads(script, loop)]
     if len(clears) != 1 or not isinstance(clears[0], cst.Expr):
-        raise NoEdit("display", "not exactly one zero_grad() in the loop", [candidate(script, loop)])
+        raise refusal(script, loop, "not exactly one zero_grad() in the loop")
     inside = any(script.parent(clears[0]) is line for line in run)
     if not inside and script.span(clears[0])[0] > script.span(backward)[0]:
-        raise NoEdit("display", "zero_grad() is apart from step()", [candidate(script, clears[0])])
+        raise refusal(script, clears[0], "zero_grad() is apart from step()")
     if not inside:
         whole_line(script, clears[0])
     return run, None if inside else clears[0]

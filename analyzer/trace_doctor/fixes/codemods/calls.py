@@ -22,7 +22,7 @@ from trace_doctor.program.edits import (
     remove_argument,
     set_argument,
 )
-from trace_doctor.program.place import Place, candidate, in_function, only
+from trace_doctor.program.place import Place, already, candidate, in_function, only, refusal
 from trace_doctor.program.queries.loops import enclosing_loop, of_steps
 from trace_doctor.program.script import Script, argument
 
@@ -46,7 +46,7 @@ def remove_call(place: Place, params: RemoveCall) -> Change:
     script, call = only(found, f"call {name}", f"no call of {name} was found there")
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr) or statement.value is not call:
-        raise NoEdit("display", f"the value of {name}() is used", [candidate(script, call)])
+        raise refusal(script, call, f"the value of {name}() is used")
     if name.endswith(".synchronize") and (clock := _measured(script, statement)) is not None:
         why = "the clock is read right after it: without the wait the time that is taken means nothing"
         raise NoEdit("display", why, [candidate(script, call), candidate(script, clock)])
@@ -101,7 +101,7 @@ def set_call_args(place: Place, params: CompileCall | DistributedCall) -> Change
     script, node = only(found, f"call {callee}", f"no call of {callee} was found")
     if isinstance(node, cst.Decorator):
         if not wanted:
-            raise NoEdit("already", f"{script.name}:{script.line(node)} passes no arguments")
+            raise already(script, node, "passes no arguments")
         end = script.span(node.decorator)[1]
         text = "(" + ", ".join(f"{name}={value}" for name, value in wanted.items()) + ")"
         return Change(script, (Edit(end, end, text, f"decorator:{end}", text),), script.line(node))
@@ -113,12 +113,10 @@ def _edits(
 ) -> list[Edit]:
     positions = _POSITIONS[callee]
     if any(a.star for a in call.args):
-        raise NoEdit(
-            "display", "the call takes *args or **kwargs that may hold these", [candidate(script, call)]
-        )
+        raise refusal(script, call, "the call takes *args or **kwargs that may hold these")
     for one, other in _EXCLUSIVE.get(callee, ()):
         if (one in wanted and argument(call, other)) or (other in wanted and argument(call, one)):
-            raise NoEdit("display", f"{one} and {other} exclude each other", [candidate(script, call)])
+            raise refusal(script, call, f"{one} and {other} exclude each other")
     edits, added = [], {}
     for name, value in wanted.items():
         there = argument(call, name, positions.get(name))
@@ -132,5 +130,5 @@ def _edits(
             edits.append(remove_argument(script, call, there))
     edits += add_arguments(script, call, added)
     if not edits:
-        raise NoEdit("already", f"{script.name}:{script.line(call)} has these arguments already")
+        raise already(script, call, "has these arguments already")
     return edits

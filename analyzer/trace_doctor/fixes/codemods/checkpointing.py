@@ -7,7 +7,7 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, add_arguments, insert_after
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, already, candidate, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.repeated_blocks import Blocks, repeated_blocks
 from trace_doctor.program.queries.training import find_model, find_step, refuse_frameworks, trained_classes
@@ -34,7 +34,7 @@ def checkpoint_blocks(place: Place, params: Parameters) -> Change:
         refuse_frameworks(script, _INSTEAD)
         done = [*script.calls(_CHECKPOINT, _SEQUENTIAL), *_enabled(script)]
         if done:
-            raise NoEdit("already", f"{script.name}:{script.line(done[0])} recomputes activations already")
+            raise already(script, done[0], "recomputes activations already")
     uses = [(s, u) for s in place.scripts for b in repeated_blocks(s) for u in _uses(s, b)]
     here = [(s, u) for s, u in uses if place.line is not None and _around(s, u, place.line)]
     if not uses:
@@ -45,7 +45,7 @@ def checkpoint_blocks(place: Place, params: Parameters) -> Change:
         return _sequential(script, call)
     name, imports = name_for(script, _CHECKPOINT, call)
     if not call.args or any(a.star for a in call.args):
-        raise NoEdit("display", "what the block is called with cannot be seen", [candidate(script, call)])
+        raise refusal(script, call, "what the block is called with cannot be seen")
     start, end = script.span(call.func)
     first = script.span(call.args[0])[0]
     edits = [Edit(start, end, name), Edit(first, first, f"{script.code(call.func)}, ")]
@@ -122,7 +122,7 @@ def _is_list(script: Script, call: cst.Call) -> bool:
 def _sequential(script: Script, call: cst.Call) -> Change:
     """`self.layers(x)` of an nn.Sequential of blocks."""
     if len(call.args) != 1 or call.args[0].star or call.args[0].keyword is not None:
-        raise NoEdit("display", "what the blocks are called with cannot be seen", [candidate(script, call)])
+        raise refusal(script, call, "what the blocks are called with cannot be seen")
     name, imports = name_for(script, _SEQUENTIAL, call)
     path, value = script.code(call.func), script.code(call.args[0].value)
     text = f"{name}({path}, len({path}), {value}, use_reentrant=False)"

@@ -11,7 +11,7 @@ from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import ChunkedLoss
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, NoEdit, line_span
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, already, candidate, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.script import Script, argument, dotted
 
@@ -37,7 +37,7 @@ def chunked_loss(place: Place, params: ChunkedLoss) -> Change:
         found = [(s, c) for s, c in found if _in_function(s, c, place.line)]
     script, call = only(found, "compute a cross-entropy", "no F.cross_entropy was found there")
     if any("chunk" in script.code(a) for a in script.ancestors(call) if isinstance(a, cst.FunctionDef)):
-        raise NoEdit("already", f"{script.name}:{script.line(call)} is computed in chunks already")
+        raise already(script, call, "is computed in chunks already")
     chunks = params.chunks
     return _change(script, call, chunks)
 
@@ -53,21 +53,21 @@ def _change(script: Script, call: cst.Call, chunks: int) -> Change:
     statement = script.statement_of(call)
     value = statement.value if isinstance(statement, cst.Return | cst.Assign) else None
     if statement is None or value is not call:
-        raise NoEdit("display", "the loss is part of a larger expression", where)
+        raise refusal(script, call, "the loss is part of a larger expression")
     given, target = argument(call, "input", 0), argument(call, "target", 1)
     others = [a for a in call.args if a is not given and a is not target]
     allowed = all(
         a.keyword is not None and a.keyword.value in ("ignore_index", "label_smoothing") for a in others
     )
     if given is None or target is None or not allowed:
-        raise NoEdit("display", "the loss takes weights or another reduction", where)
+        raise refusal(script, call, "the loss takes weights or another reduction")
     block, index = script.block_of(statement)
     logits, head, made = _logits(script, given.value, block.body[index - 1] if index else None, where)
     _refuse_other_uses(script, logits, made, call)
     hidden = head.args[0].value
     labels = _root(target.value)
     if dotted(hidden) is None or labels is None or not _only_shaped(script, target.value, labels):
-        raise NoEdit("display", "hidden states and labels have no plain names", where)
+        raise refusal(script, call, "hidden states and labels have no plain names")
     loss, more = name_for(script, _LOSS, call)
     checkpoint, imports = name_for(script, _CHECKPOINT, call)
     inner = [
@@ -146,9 +146,7 @@ def _refuse_other_uses(script: Script, logits: str, made: cst.CSTNode, call: cst
     for name in script.all(cst.Name, within=home):
         at = script.span(name)[0]
         if name.value == logits and not any(a <= at < b for a, b in inside):
-            raise NoEdit(
-                "display", f"{logits} are used for something else as well", [candidate(script, name)]
-            )
+            raise refusal(script, name, f"{logits} are used for something else as well")
 
 
 def _code(

@@ -12,7 +12,7 @@ from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import Compile, MarkDynamic
 from trace_doctor.program.dataflow import dataflow_of, parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import Loop
 from trace_doctor.program.queries.repeated_blocks import repeated_blocks
@@ -69,11 +69,11 @@ def compile_model(place: Place, params: Compile) -> Change:
         edit = insert_after(script, model.made, f"{model.name}.compile({given})", "compile-model")
         return Change(script, (edit,), script.line(model.made))
     if any(word in script.text for word in _STATE):
-        raise NoEdit(
-            "display",
+        raise refusal(
+            script,
+            model.made,
             "torch.compile(model) puts `_orig_mod.` before the names in checkpoints, and the script saves or loads some; "
             "from torch 2.2 on model.compile() keeps them (say --torch-version)",
-            [candidate(script, model.made)],
         )
     torch, imports = name_for(script, "torch", model.made)
     code = f"{model.name} = {torch}.compile({', '.join(filter(None, [model.name, given]))})"
@@ -89,7 +89,7 @@ def _model(place: Place, instead: Mapping[str, str]) -> Model:
     decorated = [d for d in script.all(cst.Decorator) if "torch.compile" in script.code(d)]
     done = [*script.calls("torch.compile"), *_compile_methods(script), *decorated]
     if done:
-        raise NoEdit("already", f"{script.name}:{script.line(done[0])} compiles already")
+        raise already(script, done[0], "compiles already")
     return find_model(step)
 
 
@@ -132,8 +132,7 @@ def compile_blocks(place: Place, params: Compile) -> Change:
         return Change(script, (edit,), script.line(model.made))
     forward = _method(blocks.block, "forward")
     if forward is None:
-        where = [candidate(home, chosen)]
-        raise NoEdit("display", "the block's forward is not where its list is made", where)
+        raise refusal(home, chosen, "the block's forward is not where its list is made")
     torch, imports = name_for(home, "torch", forward)
     return Change(home, (*imports, _decorate(home, forward, torch, given)), home.line(forward))
 
@@ -177,9 +176,9 @@ def compile_loss(place: Place, params: Compile) -> Change:
     target = dataflow_of(script).definition(call.func)
     if isinstance(target, cst.FunctionDef):
         if any("compile" in script.code(d) for d in target.decorators):
-            raise NoEdit("already", f"{script.name}:{script.line(target)} is compiled already")
+            raise already(script, target, "is compiled already")
         if script.nearest(target, cst.ClassDef) is not None:
-            raise NoEdit("display", "the loss is a method", [candidate(script, target)])
+            raise refusal(script, target, "the loss is a method")
         return Change(script, (*imports, _decorate(script, target, torch, given)), script.line(target))
     made = [o for o in dataflow_of(script).of(call.func) if o is not call.func]
     if len(made) == 1 and isinstance(made[0], cst.Call):
@@ -187,7 +186,7 @@ def compile_loss(place: Place, params: Compile) -> Change:
             isinstance(up, cst.Call) and script.callee(up) == "torch.compile"
             for up in script.ancestors(made[0])
         ):
-            raise NoEdit("already", f"{script.name}:{script.line(made[0])} is compiled already")
+            raise already(script, made[0], "is compiled already")
         start, end = script.span(made[0])
         text = f"{torch}.compile({', '.join(filter(None, [script.text[start:end], given]))})"
         return Change(script, (*imports, Edit(start, end, text, "compile-loss", text)), script.line(made[0]))
@@ -244,11 +243,7 @@ def _compile_function(
     """`compiled_cross_entropy = torch.compile(F.cross_entropy)` above the loop, and its use in it."""
     script = step.script
     if not isinstance(step.home, Loop):
-        raise NoEdit(
-            "display",
-            "the step is a function: compile its loss function once outside",
-            [candidate(script, call)],
-        )
+        raise refusal(script, call, "the step is a function: compile its loss function once outside")
     text = script.code(call.func)
     name = f"compiled_{text.split('.')[-1]}"
     if name in script.text:
@@ -284,7 +279,7 @@ def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
     script, call = only(found, "call a compiled function", "no call of a compiled function was found")
     given = _input(script, call, params.name)
     if given is None or not isinstance(given, cst.Name | cst.Attribute):
-        raise NoEdit("display", "the input has no name at the call", [candidate(script, call)])
+        raise refusal(script, call, "the input has no name at the call")
     text, dim = script.code(given), params.dim
     line = (
         whole_line(script, call)
@@ -292,7 +287,7 @@ def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
         else None
     )
     if line is None:
-        raise NoEdit("display", "the call stands in the head of a block", [candidate(script, call)])
+        raise refusal(script, call, "the call stands in the head of a block")
     if re.search(rf"mark_dynamic\(\s*{re.escape(text)}\s*,\s*{dim}\b", script.text):
         raise NoEdit("already", f"{script.name} marks dimension {dim} of {text} already")
     module, imports = name_for(script, "torch._dynamo", call)

@@ -18,7 +18,7 @@ from trace_doctor.program.edits import (
     insert_before,
     set_argument,
 )
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, already, candidate, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import loops, names_in, trains
 from trace_doctor.program.queries.training import find_model, find_step, refuse_frameworks, whole_line
@@ -61,21 +61,17 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     loader = _loader(script, loop)
     assert loader is not None
     if any(a.star for a in loader.args):
-        raise NoEdit(
-            "display", "the loader takes *args or **kwargs that may pin", [candidate(script, loader)]
-        )
+        raise refusal(script, loader, "the loader takes *args or **kwargs that may pin")
     pinned = argument(loader, "pin_memory", 7)
     if pinned is None:
         edits += add_arguments(script, loader, {"pin_memory": "True"})
     elif literal(pinned.value) is False:
         edits.append(set_argument(script, loader, pinned, "True"))
     if not edits:
-        raise NoEdit("already", f"{script.name}:{script.line(copies[0])} copies from pinned memory already")
+        raise already(script, copies[0], "copies from pinned memory already")
     changed = [c for c in copies if _written_later(script, loop, c)]
     if changed:
-        raise NoEdit(
-            "display", "what is copied is changed in place afterwards", [candidate(script, changed[0])]
-        )
+        raise refusal(script, changed[0], "what is copied is changed in place afterwards")
     return Change(script, tuple(edits), script.line(copies[0]), "safe")
 
 
@@ -181,9 +177,7 @@ def channels_last(place: Place, params: Parameters) -> Change:
         raise NoEdit("display", "the model has no Conv2d in these scripts", [candidate(*model.construction)])
     given = call.args[0].value if call.args and call.args[0].keyword is None else None
     if given is None or not isinstance(given, cst.Name) or len(model.calls) > 1:
-        raise NoEdit(
-            "display", "the images have no name where the model is called", [candidate(script, call)]
-        )
+        raise refusal(script, call, "the images have no name where the model is called")
     torch, imports = name_for(script, "torch", call)
     layout = {"memory_format": f"{torch}.channels_last"}
     edits = [

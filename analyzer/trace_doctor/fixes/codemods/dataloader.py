@@ -13,7 +13,7 @@ from trace_doctor.model import Safety
 from trace_doctor.model.parameters import DataLoaderArgs
 from trace_doctor.program.dataflow import method_of
 from trace_doctor.program.edits import Change, Edit, NoEdit
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments, Given, set_value
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
@@ -112,18 +112,12 @@ class _Loader:
     def _refuse_hidden(self, wanted: dict[str, Any]) -> None:
         hidden = self.arguments.hidden
         if hidden:
-            raise NoEdit(
-                "display",
-                f"the loader's arguments come from {hidden}: set them there",
-                [candidate(self.script, self.call)],
+            raise refusal(
+                self.script, self.call, f"the loader's arguments come from {hidden}: set them there"
             )
         for name in wanted:
             if self.arguments.times(name) > 1:
-                raise NoEdit(
-                    "display",
-                    f"{name} is set in {self.arguments.times(name)} places",
-                    [candidate(self.script, self.call)],
-                )
+                raise refusal(self.script, self.call, f"{name} is set in {self.arguments.times(name)} places")
 
     def _refuse_explained(self, names: set[str]) -> None:
         """A comment at the loader that speaks of what would change may say why it is as it is."""
@@ -134,8 +128,7 @@ class _Loader:
         said = [script.line_text(n).partition("#")[2].lower() for n in range(first, last + 1)]
         about = [name for name in names & set(_ORDER) if any(name in comment for comment in said)]
         if about:
-            why = f"a comment at the loader speaks of {about[0]}"
-            raise NoEdit("display", why, [candidate(script, self.call)])
+            raise refusal(script, self.call, f"a comment at the loader speaks of {about[0]}")
 
     def _set_workers(self, workers: Given | None, target: int) -> int:
         """Raises the worker count where it is set. Returns the count afterwards."""
@@ -146,16 +139,17 @@ class _Loader:
             if value < target:
                 self._keep(workers.script, [set_value(workers, written(target))])
             return max(value, target)
-        here = [candidate(workers.script, workers.value)]
         text = workers.script.code(workers.value)
         origin = where_set(workers.script, workers.value, self.project)
         if origin is None:
             if not target:
                 return 0
-            raise NoEdit("display", f"num_workers={text} is set somewhere else", here)
+            raise refusal(workers.script, workers.value, f"num_workers={text} is set somewhere else")
         current = literal(origin.value)
         if not isinstance(current, int):
-            raise NoEdit("display", f"num_workers comes from {origin.script.code(origin.value)}", here)
+            raise refusal(
+                workers.script, workers.value, f"num_workers comes from {origin.script.code(origin.value)}"
+            )
         if current < target:
             self._keep(origin.script, set_origin(origin, written(target), "default"))
             where = f"{origin.script.name}:{origin.script.line(origin.value)}"
@@ -200,16 +194,16 @@ def _refuse_iterable(project: Project, script: Script, call: cst.Call) -> None:
             return
     dataset = argument(call, "dataset", 0)
     if dataset is None:
-        raise NoEdit("display", "the loader's dataset is not visible", [candidate(script, call)])
+        raise refusal(script, call, "the loader's dataset is not visible")
     for where, origin in project.of(script, dataset.value):
         style = _style(project, where, origin)
         if style == "iterable":
-            raise NoEdit("display", _SHARDING, [candidate(script, call)])
+            raise refusal(script, call, _SHARDING)
         if style == "unknown":
-            raise NoEdit(
-                "display",
+            raise refusal(
+                script,
+                call,
                 f"cannot see whether {where.code(origin)} is an IterableDataset, whose data workers would repeat",
-                [candidate(script, call)],
             )
 
 

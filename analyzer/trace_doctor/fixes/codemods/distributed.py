@@ -8,7 +8,7 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, NoEdit, line_span, wrap
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, already, candidate, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import is_optimizer, optimizer_steps
 from trace_doctor.program.queries.repeated_blocks import repeated_blocks
@@ -50,9 +50,7 @@ def no_sync(place: Place, params: Parameters) -> Change:
     calls = [c for c in script.all(cst.Call, within=step.home) if _is_wrapped(script, c.func)]
     calls = [c for c in calls if script.span(c)[0] < script.span(step.backward)[0]]
     if not calls:
-        raise NoEdit(
-            "unresolved", "the step calls no DistributedDataParallel", [candidate(script, step.backward)]
-        )
+        raise refusal(script, step.backward, "the step calls no DistributedDataParallel", kind="unresolved")
     test = _step_condition(step)
     first, last = _from_forward(script, calls[0], step.backward)
     null, imports = name_for(script, "contextlib.nullcontext", step.backward)
@@ -89,15 +87,12 @@ def _step_condition(step: Step) -> str:
     backward = whole_line(script, step.backward)
     inside = condition is not None and script.span(condition)[0] > script.span(step.home)[0]
     if condition is None or not inside:
-        raise NoEdit(
-            "already",
-            f"{script.name}:{script.line(steps[0][0])} steps after every backward: nothing is accumulated",
-        )
+        raise already(script, steps[0][0], "steps after every backward: nothing is accumulated")
     if (
         script.parent(condition) is not script.parent(backward)
         or script.span(condition)[0] < script.span(backward)[0]
     ):
-        raise NoEdit("display", "backward and step are in different blocks", [candidate(script, condition)])
+        raise refusal(script, condition, "backward and step are in different blocks")
     return " ".join(script.code(condition.test).split())
 
 
@@ -107,7 +102,7 @@ def _from_forward(script: Script, forward: cst.Call, backward: cst.Call) -> tupl
     for line in block.body[: end + 1]:
         if script.span(line)[0] <= script.span(forward)[0] < script.span(line)[1]:
             return line, last
-    raise NoEdit("display", "forward and backward are in different blocks", [candidate(script, forward)])
+    raise refusal(script, forward, "forward and backward are in different blocks")
 
 
 # ---------------------------------------------------------------------- FSDP2
@@ -131,8 +126,7 @@ def fully_shard(place: Place, params: Parameters) -> Change:
         wraps, "wrap a model in DistributedDataParallel", "no DistributedDataParallel was found"
     )
     if not place.torch.at_least(2, 6):
-        where = [candidate(script, call)]
-        raise NoEdit("display", "fully_shard needs torch 2.6 or newer (say --torch-version)", where)
+        raise refusal(script, call, "fully_shard needs torch 2.6 or newer (say --torch-version)")
     line = whole_line(script, call)
     statement = line.body[0]
     inner = call.args[0].value if call.args else None
@@ -143,15 +137,13 @@ def fully_shard(place: Place, params: Parameters) -> Change:
         or not isinstance(statement, cst.Assign)
         or statement.value is not call
     ):
-        raise NoEdit(
-            "display", "the wrapped model is bound by no plain assignment", [candidate(script, call)]
-        )
+        raise refusal(script, call, "the wrapped model is bound by no plain assignment")
     _refuse_unsharded(script, call, target)
     owner = _class_of(script, inner)
     blocks = repeated_blocks(script, owner) if owner is not None else []
     if len(blocks) != 1:
         why = "which blocks to shard cannot be told: the model has no single list of repeated blocks in this script"
-        raise NoEdit("display", why, [candidate(script, call)])
+        raise refusal(script, call, why)
     name, imports = name_for(script, "torch.distributed.fsdp.fully_shard", call)
     indent, unit = script.indent(line), script.module.default_indent
     model = script.code(inner)
@@ -178,7 +170,7 @@ def _refuse_unsharded(script: Script, call: cst.CSTNode, target: str) -> None:
         ),
     ):
         if word in script.text:
-            raise NoEdit("display", why, here)
+            raise refusal(script, call, why)
     for made in script.all(cst.Assign):
         before = script.function_of(made) is script.function_of(call) and script.line(made) < script.line(
             call

@@ -11,7 +11,7 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.program import configure
 from trace_doctor.model.parameters import GraphBreakLine
 from trace_doctor.program.edits import Change, NoEdit, remove, shares_line, wrap
-from trace_doctor.program.place import Place, candidate
+from trace_doctor.program.place import Place, candidate, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.script import Script, Statement, dotted
 from trace_doctor.program.versions import TorchBounds, accepts
@@ -49,11 +49,11 @@ def graph_break_line(place: Place, params: GraphBreakLine) -> Change:
         raise NoEdit("already", f"{script.name}:{line} is left out of compiled code already")
     branch = _branch(script, statements, line)
     if branch is not None:
-        raise NoEdit("display", _BRANCH, [candidate(script, branch)])
+        raise refusal(script, branch, _BRANCH)
     if _reads_scalar(script, statement):
         change = configure(script, "torch._dynamo.config.capture_scalar_outputs", True)
         return replace(change, line=line)
-    raise NoEdit("display", _why(script, statement), [candidate(script, statement)])
+    raise refusal(script, statement, _why(script, statement))
 
 
 _BRANCH = (

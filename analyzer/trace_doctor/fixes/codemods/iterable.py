@@ -7,8 +7,8 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import ShardIterable
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Edit, NoEdit, insert_before
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.edits import Change, Edit, insert_before
+from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.script import Script
 
@@ -35,10 +35,10 @@ def shard_iterable(place: Place, params: ShardIterable) -> Change:
     script, owner = only(found, "define an IterableDataset", "no IterableDataset is defined in this script")
     methods = [f for f in script.all(cst.FunctionDef, within=owner) if f.name.value == "__iter__"]
     if len(methods) != 1:
-        raise NoEdit("display", "the class has no __iter__ of its own", [candidate(script, owner)])
+        raise refusal(script, owner, "the class has no __iter__ of its own")
     method = methods[0]
     if "get_worker_info" in script.code(owner) or "num_workers" in script.code(owner):
-        raise NoEdit("already", f"{script.name}:{script.line(method)} looks at its worker already")
+        raise already(script, method, "looks at its worker already")
     source, statement = _source(script, method)
     worker, imports = name_for(script, "torch.utils.data.get_worker_info", method)
     islice, more = name_for(script, "itertools.islice", method)
@@ -75,5 +75,5 @@ def _source(script: Script, method: cst.FunctionDef) -> tuple[cst.BaseExpression
     yields = len(script.all(cst.Yield, within=method))
     inside = sum(len(script.all(cst.Yield, within=line)) for _, line in found)
     if len(found) != 1 or yields != inside:
-        raise NoEdit("display", "__iter__ is not one loop over its samples", [candidate(script, method)])
+        raise refusal(script, method, "__iter__ is not one loop over its samples")
     return found[0]

@@ -12,7 +12,7 @@ from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import OptimizerArgs, ReplaceOptimizer
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, NoEdit, add_arguments, remove_argument, set_argument
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, already, candidate, only
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.training import refuse_frameworks
@@ -62,7 +62,7 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
     if there is not None:
         now = literal(there.value)
         if now is value:
-            raise NoEdit("already", f"{script.name}:{script.line(call)} passes {option}={value} already")
+            raise already(script, call, f"passes {option}={value} already")
         if now is not None and option == "fused":
             raise NoEdit("display", f"{option} is set on purpose", where)
         edits.append(set_argument(script, call, there, written(value)))
@@ -154,7 +154,7 @@ def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
     name, where = script.callee(call) or "", [candidate(script, call)]
     new = _EIGHT_BIT.get(name) if goal == "adamw-8bit" else "torch.optim.Adafactor"
     if name == new:
-        raise NoEdit("already", f"{script.name}:{script.line(call)} uses Adafactor already")
+        raise already(script, call, "uses Adafactor already")
     if new is None or name not in _EIGHT_BIT:
         raise NoEdit("display", f"{name} is not replaced: its update is another one", where)
     if goal == "adafactor" and not place.torch.at_least(2, 5):

@@ -10,7 +10,7 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import Autocast, Parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before, wrap
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, already, candidate, only, refusal
 from trace_doctor.program.queries.imports import below_imports, last_import, name_for
 from trace_doctor.program.queries.loops import Loop, method_calls, optimizer_steps
 from trace_doctor.program.queries.training import (
@@ -67,9 +67,9 @@ def autocast(place: Place, params: Autocast) -> Change:
     script = step.script
     for method in _CASTS:
         for call, _ in method_calls(script, method):
-            raise NoEdit("display", f"the script casts with .{method}() itself", [candidate(script, call)])
+            raise refusal(script, call, f"the script casts with .{method}() itself")
     if next(method_calls(script, "scale"), None) is not None:
-        raise NoEdit("display", "the script scales its loss itself", [candidate(script, step.backward)])
+        raise refusal(script, step.backward, "the script scales its loss itself")
     first, last = _forward(step)
     torch, imports = name_for(script, "torch", step.backward)
     header = f"with {torch}.autocast(device_type={written(device)}, dtype={torch}.{dtype}):"
@@ -83,11 +83,7 @@ def _forward(step: Step) -> tuple[cst.CSTNode, cst.CSTNode]:
     """The run of statements of one block from the first call of the model to the one that computes the loss."""
     script, loss = step.script, dotted(step.loss)
     if loss is None:
-        raise NoEdit(
-            "display",
-            "the loss is computed and differentiated on one line",
-            [candidate(script, step.backward)],
-        )
+        raise refusal(script, step.backward, "the loss is computed and differentiated on one line")
     before = script.span(step.backward)[0]
     targets = [
         a
@@ -95,26 +91,20 @@ def _forward(step: Step) -> tuple[cst.CSTNode, cst.CSTNode]:
         if script.span(a)[1] <= before and any(dotted(t.target) == loss for t in a.targets)
     ]
     if not targets:
-        raise NoEdit(
-            "unresolved", f"where {loss} is computed was not found", [candidate(script, step.backward)]
-        )
+        raise refusal(script, step.backward, f"where {loss} is computed was not found", kind="unresolved")
     last = whole_line(script, targets[-1])
     calls = [c for c in model_calls(step, step.home) if script.span(c)[0] < script.span(last)[1]]
     if not calls:
-        raise NoEdit(
-            "unresolved", "the step calls no model that is made in this script", [candidate(script, last)]
-        )
+        raise refusal(script, last, "the step calls no model that is made in this script", kind="unresolved")
     parts = [c for c in part_calls(step, step.home) if script.span(c)[0] < script.span(calls[0])[0]]
     calls = [*parts, *calls]
     block, end = script.block_of(targets[-1])
     for index, line in enumerate(block.body[: end + 1]):
         if script.span(line)[0] <= script.span(calls[0])[0] < script.span(line)[1]:
             if index < end and _leaves(script, block.body[index : end + 1]):
-                raise NoEdit(
-                    "display", "backward() lies between the model and the loss", [candidate(script, last)]
-                )
+                raise refusal(script, last, "backward() lies between the model and the loss")
             return line, last
-    raise NoEdit("display", "model and loss are in different blocks", [candidate(script, last)])
+    raise refusal(script, last, "model and loss are in different blocks")
 
 
 def _leaves(script: Script, lines: Any) -> bool:
@@ -187,19 +177,17 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
         where = f"{script.name}:{script.line(call)}"
         if value in ("high", "medium"):
             raise NoEdit("already", f"{where} allows TF32 already")
-        raise NoEdit("display", "the precision of fp32 products is set on purpose", [candidate(script, call)])
+        raise refusal(script, call, "the precision of fp32 products is set on purpose")
     for assign in script.all(cst.Assign):
         names = [script.qualified(t.target) or "" for t in assign.targets]
         if f"{_MATMUL}.allow_tf32" in names:
             if literal(assign.value) is True:
-                raise NoEdit("already", f"{script.name}:{script.line(assign)} allows TF32 already")
-            raise NoEdit("display", "TF32 is switched off on purpose", [candidate(script, assign)])
+                raise already(script, assign, "allows TF32 already")
+            raise refusal(script, assign, "TF32 is switched off on purpose")
         if any(n in (f"{_MATMUL}.{_NEW}", f"torch.backends.{_NEW}") for n in names):
             if literal(assign.value) == "tf32":
-                raise NoEdit("already", f"{script.name}:{script.line(assign)} allows TF32 already")
-            raise NoEdit(
-                "display", "the precision of fp32 products is set on purpose", [candidate(script, assign)]
-            )
+                raise already(script, assign, "allows TF32 already")
+            raise refusal(script, assign, "the precision of fp32 products is set on purpose")
         new |= any(n.startswith("torch.backends.") and n.endswith(f".{_NEW}") for n in names)
     anchor = last_import(script)
     if anchor is None or (not script.frameworks and "torch" not in script.text):

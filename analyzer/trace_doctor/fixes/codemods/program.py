@@ -11,7 +11,7 @@ from trace_doctor.fixes.frameworks.launch_environment import assigned
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, candidate, only, refusal
 from trace_doctor.program.queries.imports import below_imports, last_import
 from trace_doctor.program.script import Script, dotted, imported_modules, literal
 from trace_doctor.program.versions import allocator_variable
@@ -80,10 +80,10 @@ def _extend(script: Script, key: str, setting: str) -> Change | None:
     for value, node in _settings(script):
         text = literal(value)
         if not isinstance(text, str):
-            raise NoEdit("display", f"add {setting} to what this line sets", [candidate(script, node)])
+            raise refusal(script, node, f"add {setting} to what this line sets")
         options = _with(text, key, setting, candidate(script, node))
         if not isinstance(value, cst.SimpleString):
-            raise NoEdit("display", f"add {setting} to what this line sets", [candidate(script, node)])
+            raise refusal(script, node, f"add {setting} to what this line sets")
         as_it_is = value.raw_value == text
         new = value.prefix + value.quote + options + value.quote if as_it_is else written(options)
         start, end = script.span(value)
@@ -204,16 +204,14 @@ def configure(script: Script, name: str, wanted: bool) -> Change:
         if any(script.qualified(t.target) in against for t in a.targets) and literal(a.value) is not False
     ]
     for node in (*script.calls(*against), *set_here):
-        raise NoEdit(
-            "display", "the script asks for the same results in every run", [candidate(script, node)]
-        )
+        raise refusal(script, node, "the script asks for the same results in every run")
     for assign in script.all(cst.Assign):
         if any(script.qualified(t.target) == name or dotted(t.target) == name for t in assign.targets):
             where = f"{script.name}:{script.line(assign)}"
             if script.code(assign.value) == value:
                 raise NoEdit("already", f"{where} sets {name} already")
             if literal(assign.value) is ...:
-                raise NoEdit("display", f"{name} is set from something else", [candidate(script, assign)])
+                raise refusal(script, assign, f"{name} is set from something else")
             start, end = script.span(assign.value)
             return Change(script, (Edit(start, end, value, f"config:{name}", value),), script.line(assign))
     last = last_import(script)

@@ -6,8 +6,8 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
-from trace_doctor.program.edits import Change, Edit, NoEdit
-from trace_doctor.program.place import Place, candidate, in_function, only
+from trace_doctor.program.edits import Change, Edit
+from trace_doctor.program.place import Place, in_function, only, refusal
 from trace_doctor.program.queries.loops import conditional, enclosing_loop, of_steps
 from trace_doctor.program.script import Script, dotted, literal
 
@@ -27,15 +27,13 @@ def sum_on_device(place: Place, params: Parameters) -> Change:
         assign = script.parent(binding)
         if dotted(binding.target) == total and isinstance(assign, cst.Assign):
             if literal(assign.value) not in (0, 0.0):
-                raise NoEdit(
-                    "display", f"{total} starts with something else than 0", [candidate(script, assign)]
-                )
+                raise refusal(script, assign, f"{total} starts with something else than 0")
         elif any(isinstance(n, cst.Name) and n.value == total for n in script.below(binding.target)):
-            raise NoEdit("display", f"{total} is bound together with others", [candidate(script, binding)])
+            raise refusal(script, binding, f"{total} is bound together with others")
     if any(n.name.value == total for g in script.all(cst.Global, within=home) for n in g.names):
-        raise NoEdit("display", f"{total} is a global name", [candidate(script, addition)])
+        raise refusal(script, addition, f"{total} is a global name")
     if any(script.function_of(n) is not script.function_of(addition) for n in _names(script, total, home)):
-        raise NoEdit("display", f"{total} is used in an inner function", [candidate(script, addition)])
+        raise refusal(script, addition, f"{total} is used in an inner function")
     edits = [
         Edit(*script.span(c.func.attr), "detach")
         for c in _items(script, addition)
@@ -48,9 +46,7 @@ def sum_on_device(place: Place, params: Parameters) -> Change:
         if enclosing_loop(script, n) is enclosing_loop(script, addition) and not conditional(script, n)
     ]
     if in_step:
-        raise NoEdit(
-            "display", f"{total} is read in every step, which waits as well", [candidate(script, in_step[0])]
-        )
+        raise refusal(script, in_step[0], f"{total} is read in every step, which waits as well")
     edits += [Edit(*script.span(n), f"float({total})") for n in reads]
     return Change(script, tuple(edits), script.line(addition))
 

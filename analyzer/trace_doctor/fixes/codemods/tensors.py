@@ -10,8 +10,8 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import EveryN, Parameters
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Edit, NoEdit, add_arguments, shares_line, wrap
-from trace_doctor.program.place import Place, candidate, in_function, only
+from trace_doctor.program.edits import Change, Edit, add_arguments, shares_line, wrap
+from trace_doctor.program.place import Place, in_function, only, refusal
 from trace_doctor.program.queries.loops import (
     backward_values,
     conditional,
@@ -175,11 +175,9 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
     loop = enclosing_loop(script, statement)
     counter = _counter(script, loop)
     if counter is None:
-        raise NoEdit(
-            "display", "the loop has no counter to guard the line with", [candidate(script, statement)]
-        )
+        raise refusal(script, statement, "the loop has no counter to guard the line with")
     if shares_line(script, statement):
-        raise NoEdit("display", "other statements share the line", [candidate(script, statement)])
+        raise refusal(script, statement, "other statements share the line")
     return Change(
         script,
         tuple(wrap(script, statement, statement, f"if {counter} % {every} == 0:")),
@@ -230,7 +228,7 @@ def tensor_device(place: Place, params: Parameters) -> Change:
     assert made is not None
     create, device = made
     if any(a.star for a in create.args):
-        raise NoEdit("display", "the tensor's arguments are not visible", [candidate(script, copy)])
+        raise refusal(script, copy, "the tensor's arguments are not visible")
     notes: tuple[str, ...] = ()
     if (script.callee(create) or "").split(".")[-1] in _RANDOM:
         notes = ("the random numbers of the device differ from those of the CPU",)

@@ -8,7 +8,7 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import ZeroGrad
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, NoEdit, insert_after, remove, remove_argument
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, already, candidate, only, refusal
 from trace_doctor.program.queries.loops import (
     Loop,
     backward_values,
@@ -35,9 +35,7 @@ def zero_grad(place: Place, params: ZeroGrad) -> Change:
     if not isinstance(statement, cst.Expr) or (
         any(a.keyword is None for a in call.args) and _closure(script, call)
     ):
-        raise NoEdit(
-            "display", "step() is called with a closure or its value is used", [candidate(script, call)]
-        )
+        raise refusal(script, call, "step() is called with a closure or its value is used")
     home = _home(script, call)
     clears = [(c, r) for c, r in zero_grads(script, home) if r == optimizer or _is_model(script, c)]
     if not clears:
@@ -162,7 +160,7 @@ def _refuse_own_optimizer(place: Place, script: Script, call: cst.Call) -> None:
         )
         if (known or where.callee(origin)) and not any(b.startswith("torch.optim.") for b in bases):
             why = "the optimizer is of a class of its own, which may clear the gradients in its step"
-            raise NoEdit("display", why, [candidate(where, origin)])
+            raise refusal(where, origin, why)
 
 
 def _move(script: Script, statement: cst.Expr, optimizer: str, clears: list[Step], home: Home) -> Change:
@@ -176,7 +174,7 @@ def _move(script: Script, statement: cst.Expr, optimizer: str, clears: list[Step
     old = script.statement_of(call)
     anchor = _last_of_step(script, statement)
     if not isinstance(old, cst.Expr):
-        raise NoEdit("display", "zero_grad() is part of a larger expression", [candidate(script, call)])
+        raise refusal(script, call, "zero_grad() is part of a larger expression")
     together = _home(script, old) is home and not isinstance(home, cst.Module)
     if together and _frees_in_time(script, statement, old, home):
         return _clean(script, call, "between the step and the next forward pass")
@@ -190,7 +188,7 @@ def _clean(script: Script, call: cst.Call, where: str) -> Change:
     """The place is right: what is left is an argument that keeps the memory."""
     given = _keeps_zeros(call)
     if given is None:
-        raise NoEdit("already", f"{script.name}:{script.line(call)} clears the gradients {where} already")
+        raise already(script, call, f"clears the gradients {where} already")
     return Change(script, (remove_argument(script, call, given),), script.line(call))
 
 

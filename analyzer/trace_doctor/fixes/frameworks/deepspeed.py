@@ -17,7 +17,7 @@ from trace_doctor.fixes.frameworks.documents import OTHER, Document, Wanted
 from trace_doctor.fixes.frameworks.launchers import documents, named, starts
 from trace_doctor.fixes.nodes import written
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit
-from trace_doctor.program.place import Place, candidate
+from trace_doctor.program.place import Place, refusal
 from trace_doctor.program.queries.arguments import add_entries
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.values import where_set
@@ -69,25 +69,23 @@ class InScript:
 
     def merged(self, wanted: Wanted) -> list[Edit]:
         if self.changed & {*wanted, "*"}:
-            raise NoEdit(
-                "display", "the dictionary is changed in other places", [candidate(self.file, self.node)]
-            )
+            raise refusal(self.file, self.node, "the dictionary is changed in other places")
         return list(self._merged(self.node, wanted))
 
     def _merged(self, node: cst.Dict, wanted: Wanted) -> Iterator[Edit]:
         entries, added = self._entries(node), {}
         if len(entries) != len(node.elements):
-            raise NoEdit("display", "the dictionary has entries of other kinds", [candidate(self.file, node)])
+            raise refusal(self.file, node, "the dictionary has entries of other kinds")
         for key, value in wanted.items():
             there = entries.get(key)
             if there is None:
                 added[key] = written(value)
             elif isinstance(value, Mapping):
                 if not isinstance(there, cst.Dict):
-                    raise NoEdit("display", f"{key} is no dictionary here", [candidate(self.file, there)])
+                    raise refusal(self.file, there, f"{key} is no dictionary here")
                 yield from self._merged(there, value)
             elif (now := literal(there)) is ...:
-                raise NoEdit("display", f"{key} comes from something else", [candidate(self.file, there)])
+                raise refusal(self.file, there, f"{key} comes from something else")
             elif now != value:
                 start, end = self.file.outer_span(there)
                 yield Edit(start, end, written(value), f"entry:{start}:{key}", written(value))

@@ -16,8 +16,8 @@ from trace_doctor.fixes.frameworks.trainers import FABRIC, LIGHTNING
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import Compile, Parameters
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, NoEdit, insert_before
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.edits import Change, insert_before
+from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.arguments import Arguments
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls
@@ -65,19 +65,16 @@ def _compiled(place: Place, framework: str, calls: list[Call], params: Compile) 
     ]
     missing = f"no call of {method}() was found that takes the model"
     script, call = only(found, f"call {method}()", missing)
-    where = [candidate(script, call)]
     given = argument(call, "model" if framework == "lightning" else "module", 0)
     name = dotted(given.value) if given is not None else None
     if given is None or not isinstance(given.value, cst.Name) or name is None:
-        raise NoEdit("display", f"the model has no name at {method}()", where, framework="lightning")
+        raise refusal(script, call, f"the model has no name at {method}()", framework="lightning")
     if _is_compiled(script, given.value):
-        raise NoEdit(
-            "already", f"{script.name}:{script.line(call)} takes a compiled model", framework="lightning"
-        )
+        raise already(script, call, "takes a compiled model", framework="lightning")
     version = place.packages.get("lightning")
     if version is None or version < since:
         why = f"a compiled model needs lightning {'.'.join(map(str, since))} or newer in {method}()"
-        raise NoEdit("display", why, where, framework="lightning")
+        raise refusal(script, call, why, framework="lightning")
     line = whole_line(script, call)
     torch, imports = name_for(script, "torch", call)
     options = [f"{name}={written(value)}" for name, value in params.given().items()]

@@ -11,7 +11,7 @@ import libcst as cst
 from trace_doctor.fixes.frameworks.trainers import Plugin, Setting
 from trace_doctor.fixes.nodes import written
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, union
-from trace_doctor.program.place import Place, candidate
+from trace_doctor.program.place import Place, candidate, refusal
 from trace_doctor.program.queries.arguments import Arguments, Given, add_entries, set_value
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.values import divided, set_origin, where_set
@@ -91,7 +91,7 @@ def _set(
     here = [candidate(script, node)]
     if arguments.hidden:
         why = f"the arguments come from {arguments.hidden}: set them there"
-        raise NoEdit("display", why, here, framework=framework)
+        raise refusal(script, node, why, framework=framework)
     added: dict[str, str] = {}
     inside: dict[Plugin, dict[str, str]] = {}
     for wish, value in wanted.items():
@@ -126,8 +126,7 @@ def _refuse_excluded(
     for other in excludes:
         there = arguments.find(other)
         if there is not None and literal(there.value) not in (None, False):
-            why = f"{other} is set, which excludes {name}"
-            raise NoEdit("display", why, here, framework=framework)
+            raise NoEdit("display", f"{other} is set, which excludes {name}", here, framework=framework)
 
 
 def refuse_chosen(name: str, now: object, wished: object, instead_of: tuple[object, ...]) -> None:
@@ -213,7 +212,7 @@ def _set_inside(
         made = place.program.of(given.script, given.value)
         if len(made) != 1 or not isinstance(made[0][1], cst.Call):
             why = f"{plugin.name} is made somewhere else"
-            raise NoEdit("display", why, [candidate(given.script, given.value)], framework=framework)
+            raise refusal(given.script, given.value, why, framework=framework)
         _set(place, (made[0][0], made[0][1]), framework, own, wishes, edits, notes)
         return
     _refuse_excluded(arguments, plugin.name, plugin.excludes, here, framework)

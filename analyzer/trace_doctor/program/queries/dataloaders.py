@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import libcst as cst
 
-from trace_doctor.program.edits import NoEdit
-from trace_doctor.program.place import Place, candidate
+from trace_doctor.program.place import Place, refusal
 from trace_doctor.program.queries.loops import loops, optimizer_steps, trains, zero_grads
 from trace_doctor.program.script import Script, argument, dotted
 
@@ -54,9 +53,7 @@ def training_loaders(place: Place) -> list[Loader]:
             for where, origin in place.program.of(script, loop.iter):
                 if isinstance(origin, cst.Call):
                     made = where.code(origin.func)
-                    raise NoEdit(
-                        "display", f"the training loop draws from {made}(...)", [candidate(where, origin)]
-                    )
+                    raise refusal(where, origin, f"the training loop draws from {made}(...)")
     return [f for f in every if not _for_validation(*f)]
 
 

@@ -10,7 +10,7 @@ import libcst as cst
 
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import NoEdit, shares_line
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.place import Place, candidate, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.loops import Loop, enclosing_loop, method_calls
 from trace_doctor.program.script import Script, argument, dotted
@@ -205,10 +205,11 @@ def find_model(step: Step) -> Model:
     script = step.script
     calls = model_calls(step, step.home)
     if not calls:
-        raise NoEdit(
-            "unresolved",
+        raise refusal(
+            script,
+            step.backward,
             "which module the step trains cannot be told: its construction is not in these scripts",
-            [candidate(script, step.backward)],
+            kind="unresolved",
         )
     made = {id(o): (s, o) for c in calls for s, o in step.program.of(script, c.func)}
     if len(made) > 1:
@@ -236,8 +237,7 @@ def _binding(script: Script, node: cst.BaseExpression, depth: int = 0) -> tuple[
         s for s in statements if isinstance(s, cst.Assign) and [dotted(t.target) for t in s.targets] == [name]
     ]
     if not found or name is None or len(found) != len(statements):
-        where = [candidate(script, node)]
-        raise NoEdit("display", "the model is bound by no plain assignment", where)
+        raise refusal(script, node, "the model is bound by no plain assignment")
     last: cst.BaseSmallStatement = found[0]
     block, index = script.block_of(last)
     for line in block.body[index + 1 :]:
@@ -290,7 +290,7 @@ def whole_line(script: Script, node: cst.CSTNode) -> cst.SimpleStatementLine:
     statement = script.statement_of(node)
     line = script.parent(statement) if statement is not None else None
     if statement is None or not isinstance(line, cst.SimpleStatementLine) or shares_line(script, statement):
-        raise NoEdit("display", "other statements share the line", [candidate(script, node)])
+        raise refusal(script, node, "other statements share the line")
     return line
 
 
