@@ -7,14 +7,14 @@ threading.py` and `/home/me/train.py` arrive as `torch/nn/modules/module.py`, `t
 
 from __future__ import annotations
 
+import ntpath
+import posixpath
 import re
 import sys
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
-
-from trace_doctor.captured_paths import plain_path
 
 _LIBRARY_NAMES = """
 torch functorch torchgen torchvision torchaudio torchtext torchdata torchao torchmetrics torch_xla
@@ -45,6 +45,7 @@ _LIBRARY_PATH = re.compile(
     r"|\.so(?:[.\d]*)?$",
     re.IGNORECASE,
 )
+_DETOUR = re.compile(r"(?:^|[/\\])\.\.?[/\\]")
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
 
 
@@ -75,6 +76,14 @@ def _looks_like_python(path: str) -> bool:
         or name.endswith((".py", ".pyw", ".ipynb", ".pyx"))
         or path.startswith("/tmp/ipykernel")
     )
+
+
+@lru_cache(maxsize=65536)
+def plain_path(name: str) -> str:
+    """`pkg/../train.py` and `./train.py` as `train.py`, so that one file has one name. Other names stay as they are."""
+    if _DETOUR.search(name) is None:
+        return name
+    return ntpath.normpath(name) if "\\" in name else posixpath.normpath(name)
 
 
 class Frame(Struct, frozen=True, array_like=True):

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from trace_doctor.captured_paths import plain_path
 from trace_doctor.loaders.torch_trace import LogFrame
 from trace_doctor.testing import SnapshotBuilder
-from trace_doctor.user_frames import Frame, is_user_frame, python_frame
+from trace_doctor.user_frames import Frame, is_user_frame, plain_path, python_frame
 
 
 @pytest.mark.parametrize(

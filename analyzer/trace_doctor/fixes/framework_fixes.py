@@ -253,7 +253,7 @@ def _refuse_iterable(place: Place) -> None:
     for word in _ITERABLE:
         for script in place.program.mentioning(word):
             line = script.line_of(script.text.index(word))
-            where = [Candidate(script.name, line, script.line_text(line).strip())]
+            where = [Candidate.of(script, line)]
             why = f"{word}: each worker would deliver all of it unless its __iter__ takes a share"
             raise NoEdit("display", why, where, framework="transformers")
 

@@ -258,10 +258,8 @@ def _once(mod: Codemod, place: Place, params: Parameters, change: Change) -> Cha
         return change
     if again.script is not after or checked(after, again.edits) == after.data:
         return change
-    where = Candidate(script.name, change.line, script.line_text(change.line).strip())
-    raise NoEdit(
-        "display", f"after the edit {after.name}:{place.line} would be another place like it", [where]
-    )
+    why = f"after the edit {after.name}:{place.line} would be another place like it"
+    raise NoEdit("display", why, [Candidate.of(script, change.line)])
 
 
 def _packages(tree: SourceTree, names: list[str]) -> dict[str, tuple[int, int]]:

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from trace_doctor.captured_paths import plain_path
 from trace_doctor.errors import NotACapture
 from trace_doctor.loaders.stream import ByteStream
+from trace_doctor.user_frames import plain_path
 
 _HEADER = re.compile(rb"(?:\[rank\d+\]:)?[VDIWECF]\d{4} \d\d:\d\d:\d\d\.\d+ (\S+) \S+:\d+\] *(\{.*)")
 _MOST_PAYLOAD = 1 << 20

@@ -68,6 +68,11 @@ class Candidate:
     line: int
     code: str
 
+    @classmethod
+    def of(cls, file: TextFile, line: int) -> Candidate:
+        """A line of a file, with its text."""
+        return cls(file.name, line, file.line_text(line).strip())
+
 
 class NoEdit(Exception):
     """A codemod that leaves the script alone, and why.
@@ -233,9 +238,8 @@ def wrap(script: Script, first: cst.CSTNode, last: cst.CSTNode, header: str) -> 
     strings stay where they are."""
     begin = script.line_starts[script.line(first) - 1]
     end = script.span(last)[1]
-    indent, unit = script.indent(first), script.module.default_indent
-    if "\t" in indent:
-        unit = "\t"
+    indent = script.indent(first)
+    unit = script.level(indent)
     strings = [
         script.lines(n)
         for kind in (cst.SimpleString, cst.FormattedString)

@@ -44,8 +44,8 @@ class Place:
 
 
 def candidate(script: Script, node: cst.CSTNode) -> Candidate:
-    line = script.line(node)
-    return Candidate(script.name, line, script.line_text(line).strip())
+    """The place of a node, as people are shown it."""
+    return Candidate.of(script, script.line(node))
 
 
 def refusal(script: Script, node: cst.CSTNode, why: str, kind: Refusal = "display", **further: str) -> NoEdit:
@@ -67,6 +67,11 @@ def only(found: Sequence[tuple[Script, Any]], what: str, missing: str) -> tuple[
     raise NoEdit("ambiguous", f"{len(found)} places {what}", [candidate(s, n) for s, n in found])
 
 
+def on_line(place: Place, found: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
+    """Those on the line that the capture names; all where it names none."""
+    return [(s, n) for s, n in found if place.line is None or s.covers(n, place.line)]
+
+
 def in_function(place: Place, found: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
     """Those in the function that the capture names, where the line is not known: captures of today name no lines."""
     script, name = place.script, (place.function or "").replace("<locals>.", "").split(".")[-1]
@@ -74,9 +79,4 @@ def in_function(place: Place, found: Sequence[tuple[Script, N]]) -> list[tuple[S
         return list(found)
     if name != "<module>" and name not in dataflow_of(script).definitions:
         return list(found)
-    return [(s, n) for s, n in found if _function_name(s, n) == name]
-
-
-def _function_name(script: Script, node: cst.CSTNode) -> str:
-    function = script.function_of(node)
-    return "<module>" if function is None else function.name.value
+    return [(s, n) for s, n in found if s.function_name(n) == name]

@@ -152,6 +152,11 @@ class Project:
             return self._method(*owner, func.attr.value) if owner is not None else None
         return None
 
+    def class_named(self, script: Script, func: cst.BaseExpression) -> tuple[Script, cst.ClassDef] | None:
+        """The class of this program that an expression names."""
+        found = self.definition(script, func)
+        return (found[0], found[1]) if found is not None and isinstance(found[1], cst.ClassDef) else None
+
     def class_of(self, script: Script, receiver: cst.BaseExpression) -> tuple[Script, cst.ClassDef] | None:
         """The class of this program that a receiver is an instance of."""
         own = dataflow_of(script).class_of(receiver)
@@ -171,8 +176,7 @@ class Project:
             or isinstance(made[0][1].func, cst.Attribute)
         ):
             return None
-        found = self.definition(made[0][0], made[0][1].func)
-        return (found[0], found[1]) if found is not None and isinstance(found[1], cst.ClassDef) else None
+        return self.class_named(made[0][0], made[0][1].func)
 
     def _method(self, script: Script, owner: cst.ClassDef, name: str) -> tuple[Script, Definition] | None:
         """A method by its name, in a class or in the classes of this program that it descends from."""
@@ -192,9 +196,8 @@ class Project:
                 continue
             found.append((where, node))
             for base in node.bases:
-                up = self.definition(where, base.value)
-                if up is not None and isinstance(up[1], cst.ClassDef):
-                    open_.append((up[0], up[1]))
+                if (up := self.class_named(where, base.value)) is not None:
+                    open_.append(up)
         return found
 
     def bases(self, script: Script, owner: cst.ClassDef) -> set[str]:
@@ -282,8 +285,7 @@ class Project:
         name = script.qualified(func) or dotted(func) or ""
         if name.rpartition(".")[2] not in self._derived:
             return None
-        found = self.definition(script, func)
-        return (found[0], found[1]) if found is not None and isinstance(found[1], cst.ClassDef) else None
+        return self.class_named(script, func)
 
     @cached_property
     def _derived(self) -> frozenset[str]:
@@ -323,13 +325,8 @@ class Project:
 
 
 def _last_name(func: cst.BaseExpression) -> str | None:
-    return (
-        func.attr.value
-        if isinstance(func, cst.Attribute)
-        else func.value
-        if isinstance(func, cst.Name)
-        else None
-    )
+    name = func.attr if isinstance(func, cst.Attribute) else func
+    return name.value if isinstance(name, cst.Name) else None
 
 
 def _at_top(script: Script, names: list[str]) -> cst.CSTNode | None:

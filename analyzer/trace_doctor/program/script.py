@@ -62,6 +62,11 @@ class Script(TextFile, SyntaxTree):
     def line(self, node: cst.CSTNode) -> int:
         return self.lines(node)[0]
 
+    def covers(self, node: cst.CSTNode, line: int) -> bool:
+        """Whether a node stands on a line."""
+        first, last = self.lines(node)
+        return first <= line <= last
+
     def code(self, node: cst.CSTNode) -> str:
         start, end = self.span(node)
         return self.text[start:end]
@@ -122,12 +127,31 @@ class Script(TextFile, SyntaxTree):
                 best = (first, node)
         return self.function_path(best[1]) if best else None
 
+    def function_name(self, node: cst.CSTNode) -> str:
+        """Name of the innermost function around a node, as a capture has it at module level as well."""
+        function = self.function_of(node)
+        return "<module>" if function is None else function.name.value
+
     def function_path(self, node: cst.FunctionDef | cst.ClassDef) -> str:
         """`Class.method`, `outer.inner`: the names of the definitions around and including one."""
         outer = [a.name.value for a in self.ancestors(node) if isinstance(a, cst.FunctionDef | cst.ClassDef)]
         return ".".join([*reversed(outer), node.name.value])
 
+    def level(self, indent: str) -> str:
+        """The white space that puts a line one level below a line with this indentation."""
+        return "\t" if "\t" in indent else self.module.default_indent
+
     # ------------------------------------------------------------------ names
+
+    def variables(self, name: str, within: cst.CSTNode | None = None) -> list[cst.Name]:
+        """Where a name stands for a variable: not for an attribute, nor for the keyword of an argument."""
+        return [
+            n
+            for n in self.all(cst.Name, within)
+            if n.value == name
+            and not (isinstance(up := self.parent(n), cst.Attribute) and up.attr is n)
+            and not (isinstance(up, cst.Arg) and up.keyword is n)
+        ]
 
     def qualified(self, node: cst.CSTNode) -> str | None:
         """Dotted name of an expression through imports and aliases: `torch.utils.data.DataLoader`.
@@ -201,6 +225,13 @@ def dotted(node: cst.CSTNode) -> str | None:
         left = dotted(node.value)
         return f"{left}.{node.attr.value}" if left is not None else None
     return None
+
+
+def method_name(node: cst.CSTNode | None) -> str | None:
+    """`step` of the call `optimizer.step()`; None for what is no call of an attribute."""
+    return (
+        node.func.attr.value if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) else None
+    )
 
 
 def argument(call: cst.Call, name: str, position: int | None = None) -> cst.Arg | None:

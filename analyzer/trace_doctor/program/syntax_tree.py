@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import TypeVar
 
 import libcst as cst
@@ -39,6 +40,10 @@ class SyntaxTree:
         while (up := self._layout.parents.get(node)) is not None:
             yield up
             node = up
+
+    def between(self, node: cst.CSTNode, outer: cst.CSTNode | None) -> Iterator[cst.CSTNode]:
+        """From the parent outwards, up to an ancestor that does not count."""
+        return takewhile(lambda up: up is not outer, self.ancestors(node))
 
     def nearest(self, node: cst.CSTNode, *kinds: type[N]) -> N | None:
         """The innermost enclosing node of one of these types; the node itself does not count."""

@@ -11,14 +11,20 @@ import numpy as np
 from msgspec import Struct
 
 from trace_doctor.arrays import I64, Bool
-from trace_doctor.captured_paths import plain_path
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.model import Location, Target
 from trace_doctor.run import Cat, Run
-from trace_doctor.user_frames import Frame, is_user_frame, is_user_function, python_frame, shown_path
+from trace_doctor.user_frames import (
+    Frame,
+    is_user_frame,
+    is_user_function,
+    plain_path,
+    python_frame,
+    shown_path,
+)
 
 WITH_STACK = "profile(..., with_stack=True)"
 _RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")

@@ -9,8 +9,8 @@ from typing import Literal
 import libcst as cst
 
 from trace_doctor.fixes.attention.mask import called
-from trace_doctor.program.queries.loops import names_in
-from trace_doctor.program.script import Script, dotted, literal
+from trace_doctor.program.queries.loops import changes_in_place, names_in
+from trace_doctor.program.script import Script, literal, method_name
 
 _EINSUM = re.compile(r"(\w+),(\w+)->(\w+)")
 
@@ -121,39 +121,22 @@ def changes(statement: cst.BaseSmallStatement) -> str | None:
         return statement.target.value if isinstance(statement.target, cst.Name) else None
     if isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Call):
         func = statement.value.func
-        if (
-            isinstance(func, cst.Attribute)
-            and func.attr.value == "masked_fill_"
-            and isinstance(func.value, cst.Name)
-        ):
-            return func.value.value
+        filled = method_name(statement.value) == "masked_fill_"
+        receiver = func.value if filled and isinstance(func, cst.Attribute) else None
+        return receiver.value if isinstance(receiver, cst.Name) else None
     return None
 
 
-def is_target(script: Script, node: cst.Name) -> bool:
-    """Whether a name is only assigned here."""
-    up = script.parent(node)
-    return (
-        isinstance(up, cst.AssignTarget)
-        or (isinstance(up, cst.Arg) and up.keyword is node)
-        or (isinstance(up, cst.Attribute) and up.attr is node)
-    )
+def reads(script: Script, name: str, within: cst.CSTNode) -> list[cst.Name]:
+    """Where a variable is read: anything but the target of an assignment."""
+    return [n for n in script.variables(name, within) if not isinstance(script.parent(n), cst.AssignTarget)]
 
 
 def binds(script: Script, line: cst.CSTNode, name: str) -> bool:
     """Whether a statement may give a name (or what it refers to) another value."""
-    for target in script.all(cst.AssignTarget, within=line):
-        if name in names_in(script, target.target):
-            return True
-    for augmented in script.all(cst.AugAssign, within=line):
-        if name in names_in(script, augmented.target):
-            return True
-    for call in script.all(cst.Call, within=line):
-        func = call.func
-        if isinstance(func, cst.Attribute) and func.attr.value.endswith("_") and dotted(func.value) == name:
-            return True
-    targets = [
-        *(loop.target for loop in script.all(cst.For, within=line)),
-        *(walrus.target for walrus in script.all(cst.NamedExpr, within=line)),
-    ]
-    return any(name in names_in(script, target) for target in targets)
+    if any(changes_in_place(call, name) for call in script.all(cst.Call, within=line)):
+        return True
+    targets: list[cst.AssignTarget | cst.AugAssign | cst.For | cst.NamedExpr]
+    targets = [*script.all(cst.AssignTarget, line), *script.all(cst.AugAssign, line)]
+    targets += [*script.all(cst.For, line), *script.all(cst.NamedExpr, line)]
+    return any(name in names_in(script, node.target) for node in targets)

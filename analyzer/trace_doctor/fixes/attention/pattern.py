@@ -24,8 +24,8 @@ from trace_doctor.fixes.attention.matmuls import (
     Layer,
     binds,
     changes,
-    is_target,
     product,
+    reads,
     scores,
 )
 from trace_doctor.program.dataflow import dataflow_of
@@ -345,31 +345,19 @@ class _Chain:
         begin, end = script.span(self.block.body[self.first])[0], script.span(self.block.body[self.at])[1]
         final = script.statement_of(self.found.matmul)
         for name in self.used:
-            reads = [
-                n
-                for n in script.all(cst.Name, within=self.function)
-                if n.value == name and not is_target(script, n)
-            ]
+            everywhere = reads(script, name, self.function)
             kept_names = {n for node in self.moved for n in names_in(script, node)}
             if name in kept_names:
                 raise self.refuse(f"{name} is scores and operand at once", self.found.matmul)
             rebound = isinstance(final, cst.Assign) and any(dotted(t.target) == name for t in final.targets)
-            inside = [n for n in reads if begin <= script.span(n)[0] < end]
-            after = [n for n in reads if script.span(n)[0] >= end]
-            if len(inside) != self.reads_of_chain(name) or (after and not rebound):
+            inside = [n for n in everywhere if begin <= script.span(n)[0] < end]
+            after = [n for n in everywhere if script.span(n)[0] >= end]
+            by_chain = sum(len(reads(script, name, line)) for line in (*self.found.drop, self.found.matmul))
+            if len(inside) != by_chain or (after and not rebound):
                 raise self.refuse(
                     f"{name} is read elsewhere as well, and the fused call does not make it",
                     self.found.matmul,
                 )
-
-    def reads_of_chain(self, name: str) -> int:
-        """Names in the dropped statements and the last one, each of which the chain accounts for."""
-        lines = [*self.found.drop, self.found.matmul]
-        counted = 0
-        for line in lines:
-            names = [n for n in self.script.all(cst.Name, within=line) if n.value == name]
-            counted += sum(not is_target(self.script, n) for n in names)
-        return counted
 
     def check_moved(self) -> None:
         """No statement in between gives an operand another value."""

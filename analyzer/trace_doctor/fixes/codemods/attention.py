@@ -31,10 +31,7 @@ def use_sdpa(place: Place, params: Parameters) -> Change:
     refused: list[NoEdit] = []
     for script in place.scripts:
         for function in script.all(cst.FunctionDef):
-            if (
-                place.line is not None
-                and not script.lines(function)[0] <= place.line <= script.lines(function)[1]
-            ):
+            if place.line is not None and not script.covers(function, place.line):
                 continue
             if "scaled_dot_product_attention" in script.code(function):
                 continue  # written out only for a torch that has none
@@ -97,5 +94,5 @@ def _call(script: Script, a: Attention, name: str, values: list[str], start: int
     if column + len(text) + behind <= min(max(longest, 100), 120):
         return text
     indent = script.indent(a.matmul)
-    inner = indent + ("\t" if "\t" in indent else script.module.default_indent)
+    inner = indent + script.level(indent)
     return f"{name}(\n" + "".join(f"{inner}{v},\n" for v in values) + f"{indent})"

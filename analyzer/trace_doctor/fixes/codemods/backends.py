@@ -8,7 +8,7 @@ from typing import Any
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import SdpaBackend
 from trace_doctor.program.edits import Change, NoEdit, wrap
-from trace_doctor.program.place import Place, only, refusal
+from trace_doctor.program.place import Place, on_line, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.training import whole_line
 from trace_doctor.program.script import Script, argument, literal
@@ -29,8 +29,7 @@ def sdpa_backend(place: Place, params: SdpaBackend) -> Change:
     """
     names = list(params.backends)
     found: list[tuple[Script, Any]] = [(s, c) for s in place.scripts for c in s.calls(_SDPA)]
-    if place.line is not None:
-        found = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]] or found
+    found = on_line(place, found) or found
     script, call = only(
         found, "call scaled_dot_product_attention", "scaled_dot_product_attention is not called"
     )

@@ -62,11 +62,8 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     script, loop = step.script, step.home
     if not isinstance(loop, cst.For):
         raise refusal(script, step.backward, "the step is in no `for` loop over batches")
-    if any(
-        isinstance(c, cst.If)
-        for call, _ in optimizer_steps(script, loop)
-        for c in _between(script, call, loop)
-    ):
+    steps = optimizer_steps(script, loop)
+    if any(isinstance(up, cst.If) for call, _ in steps for up in script.between(call, loop)):
         raise already(script, loop, "steps under a condition already")
     loaders = [o for o in dataflow_of(script).of(loop.iter) if dataflow_of(script).is_dataloader(o)]
     if len(loaders) != 1 or not isinstance(loaders[0], cst.Call):
@@ -81,7 +78,7 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     edits += wrap(script, run[0], run[-1], header)
     if moved is not None:
         edits.append(remove(script, moved))
-        inner = "\t" if "\t" in script.indent(run[-1]) else script.module.default_indent
+        inner = script.level(script.indent(run[-1]))
         after = insert_after(script, run[-1].body[-1], inner + script.code(moved), "accumulate")
         edits.append(after)
     line = script.line(step.backward)
@@ -89,15 +86,6 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
         more = ((smaller.script, smaller.edits),)
         return Change(script, tuple(edits), line, notes=smaller.notes, more=more)
     return Change(script, (*smaller.edits, *edits), line, notes=smaller.notes)
-
-
-def _between(script: Script, node: cst.CSTNode, home: cst.CSTNode) -> list[cst.CSTNode]:
-    found = []
-    for up in script.ancestors(node):
-        if up is home:
-            break
-        found.append(up)
-    return found
 
 
 def _counter(script: Script, loop: cst.For) -> tuple[str, list[Edit]]:
@@ -124,12 +112,8 @@ def _counter(script: Script, loop: cst.For) -> tuple[str, list[Edit]]:
 
 
 def _named(script: Script, name: str) -> bool:
-    return any(n.value == name for n in script.all(cst.Name) if not _is_attribute(script, n))
-
-
-def _is_attribute(script: Script, node: cst.Name) -> bool:
-    up = script.parent(node)
-    return isinstance(up, cst.Attribute) and up.attr is node
+    names = ((n, script.parent(n)) for n in script.all(cst.Name) if n.value == name)
+    return any(not (isinstance(up, cst.Attribute) and up.attr is n) for n, up in names)
 
 
 def _length(script: Script, loop: cst.For) -> str | None:
@@ -159,7 +143,7 @@ def _stepping(
         if not isinstance(line, cst.SimpleStatementLine) or not _is_stepping(script, line):
             break
         run.append(line)
-    if not any(script.lines(line)[0] <= script.line(steps[0][0]) <= script.lines(line)[1] for line in run):
+    if not any(script.covers(line, script.line(steps[0][0])) for line in run):
         raise refusal(script, steps[0][0], "other statements stand between backward() and step()")
     while run and not any(_called(script, run[-1]) == w for w in _AFTER_BACKWARD):
         run.pop()

@@ -22,7 +22,7 @@ from trace_doctor.program.edits import (
     remove_argument,
     set_argument,
 )
-from trace_doctor.program.place import Place, already, candidate, in_function, only, refusal
+from trace_doctor.program.place import Place, already, candidate, in_function, on_line, only, refusal
 from trace_doctor.program.queries.loops import enclosing_loop, of_steps
 from trace_doctor.program.script import Script, argument
 
@@ -39,9 +39,8 @@ def remove_call(place: Place, params: RemoveCall) -> Change:
     """Takes out a statement that calls a named function, from the loop it slows down."""
     name = params.call
     found = [(s, c) for s in place.scripts for c in s.calls(name)]
-    if place.line is not None:
-        found = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]]
-    else:
+    found = on_line(place, found)
+    if place.line is None:
         found = of_steps([(s, c) for s, c in in_function(place, found) if _repeats(s, c)])
     script, call = only(found, f"call {name}", f"no call of {name} was found there")
     statement = script.statement_of(call)
@@ -96,9 +95,7 @@ def set_call_args(place: Place, params: CompileCall | DistributedCall) -> Change
     calls: list[tuple[Script, Any]] = [(s, c) for s in place.scripts for c in s.calls(callee)]
     bare = [(s, d) for s in place.scripts for d in s.all(cst.Decorator) if s.qualified(d.decorator) == callee]
     found = [*calls, *[(s, d) for s, d in bare if not isinstance(d.decorator, cst.Call)]]
-    if place.line is not None:
-        found = [(s, n) for s, n in found if s.lines(n)[0] <= place.line <= s.lines(n)[1]] or found
-    script, node = only(found, f"call {callee}", f"no call of {callee} was found")
+    script, node = only(on_line(place, found) or found, f"call {callee}", f"no call of {callee} was found")
     if isinstance(node, cst.Decorator):
         if not wanted:
             raise already(script, node, "passes no arguments")

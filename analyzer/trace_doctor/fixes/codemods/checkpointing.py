@@ -9,6 +9,7 @@ from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, add_arguments, insert_after
 from trace_doctor.program.place import Place, already, candidate, only, refusal
 from trace_doctor.program.queries.imports import name_for
+from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.repeated_blocks import Blocks, repeated_blocks
 from trace_doctor.program.queries.training import find_model, find_step, refuse_frameworks, trained_classes
 from trace_doctor.program.script import Script, dotted
@@ -68,9 +69,8 @@ def _of_trained(place: Place, uses: list[tuple[Script, cst.Call]]) -> list[tuple
         for line, node in program.lineage(where, owner):
             seen.add(id(node))
             for name in line.all(cst.Name, within=node):
-                found = program.definition(line, name) if name.value[:1].isupper() else None
-                if found is not None and isinstance(found[1], cst.ClassDef):
-                    classes.append((found[0], found[1]))
+                part = program.class_named(line, name) if name.value[:1].isupper() else None
+                classes += [part] if part is not None else []
     found_uses = [(s, u) for s, u in uses if id(s.nearest(u, cst.ClassDef)) in seen]
     if not found_uses:
         why = "cannot see whether the model that is trained is made of these blocks"
@@ -79,16 +79,12 @@ def _of_trained(place: Place, uses: list[tuple[Script, cst.Call]]) -> list[tuple
 
 
 def _enabled(script: Script) -> list[cst.Call]:
-    return [
-        c
-        for c in script.all(cst.Call)
-        if isinstance(c.func, cst.Attribute) and c.func.attr.value == "gradient_checkpointing_enable"
-    ]
+    return [c for c, _ in method_calls(script, "gradient_checkpointing_enable")]
 
 
 def _around(script: Script, call: cst.Call, line: int) -> bool:
     owner = script.nearest(call, cst.ClassDef)
-    return owner is not None and script.lines(owner)[0] <= line <= script.lines(owner)[1]
+    return owner is not None and script.covers(owner, line)
 
 
 def _uses(script: Script, blocks: Blocks) -> list[cst.Call]:
@@ -109,9 +105,9 @@ def _variable(script: Script, loop: cst.For, path: str) -> str | None:
     if dotted(loop.iter) == path:
         return dotted(loop.target)
     if isinstance(loop.iter, cst.Call) and loop.iter.args and dotted(loop.iter.args[0].value) == path:
-        enumerated = script.callee(loop.iter) == "enumerate" and isinstance(loop.target, cst.Tuple)
-        if enumerated and isinstance(loop.target, cst.Tuple) and len(loop.target.elements) == 2:
-            return dotted(loop.target.elements[1].value)
+        pair = loop.target if script.callee(loop.iter) == "enumerate" else None
+        if isinstance(pair, cst.Tuple) and len(pair.elements) == 2:
+            return dotted(pair.elements[1].value)
     return None
 
 

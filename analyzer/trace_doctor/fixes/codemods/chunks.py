@@ -33,19 +33,12 @@ def chunked_loss(place: Place, params: ChunkedLoss) -> Change:
     params: `chunks`. Only where the logits are made on the line above and used for nothing else.
     """
     found = [(s, c) for s in place.scripts for c in s.calls(_LOSS)]
-    if place.line is not None:
-        found = [(s, c) for s, c in found if _in_function(s, c, place.line)]
+    line = place.line
+    found = [(s, c) for s, c in found if line is None or s.covers(s.function_of(c) or c, line)]
     script, call = only(found, "compute a cross-entropy", "no F.cross_entropy was found there")
     if any("chunk" in script.code(a) for a in script.ancestors(call) if isinstance(a, cst.FunctionDef)):
         raise already(script, call, "is computed in chunks already")
-    chunks = params.chunks
-    return _change(script, call, chunks)
-
-
-def _in_function(script: Script, call: cst.Call, line: int) -> bool:
-    function = script.function_of(call)
-    first, last = script.lines(function) if function is not None else script.lines(call)
-    return first <= line <= last
+    return _change(script, call, params.chunks)
 
 
 def _change(script: Script, call: cst.Call, chunks: int) -> Change:

@@ -10,11 +10,11 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import Compile, MarkDynamic
-from trace_doctor.program.dataflow import dataflow_of, parameters
+from trace_doctor.program.dataflow import dataflow_of, method_of, parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before
-from trace_doctor.program.place import Place, already, only, refusal
+from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.queries.imports import name_for
-from trace_doctor.program.queries.loops import Loop
+from trace_doctor.program.queries.loops import Loop, method_calls
 from trace_doctor.program.queries.repeated_blocks import repeated_blocks
 from trace_doctor.program.queries.training import (
     Model,
@@ -96,11 +96,8 @@ def _model(place: Place, instead: Mapping[str, str]) -> Model:
 def _compile_methods(script: Script) -> list[cst.Call]:
     return [
         c
-        for c in script.all(cst.Call)
-        if isinstance(c.func, cst.Attribute)
-        and c.func.attr.value == "compile"
-        and script.qualified(c.func) is None
-        and all(a.keyword is not None for a in c.args)
+        for c, _ in method_calls(script, "compile")
+        if script.qualified(c.func) is None and all(a.keyword is not None for a in c.args)
     ]
 
 
@@ -130,7 +127,7 @@ def compile_blocks(place: Place, params: Compile) -> Change:
         code = f"for block in {model.name}.{blocks.path}:\n{unit}block.compile({given})"
         edit = _lines_after(script, model.made, code)
         return Change(script, (edit,), script.line(model.made))
-    forward = _method(blocks.block, "forward")
+    forward = method_of(blocks.block, "forward") if blocks.block is not None else None
     if forward is None:
         raise refusal(home, chosen, "the block's forward is not where its list is made")
     torch, imports = name_for(home, "torch", forward)
@@ -142,11 +139,6 @@ def _lines_after(script: Script, statement: cst.BaseSmallStatement, code: str) -
     whole_line(script, statement)
     indent = script.indent(statement)
     return insert_after(script, statement, code.replace("\n", f"\n{indent}"), "compile-blocks")
-
-
-def _method(owner: cst.ClassDef | None, name: str) -> cst.FunctionDef | None:
-    body = owner.body.body if owner is not None else []
-    return next((s for s in body if isinstance(s, cst.FunctionDef) and s.name.value == name), None)
 
 
 def _decorate(script: Script, function: cst.FunctionDef, torch: str, given: str) -> Edit:
@@ -273,21 +265,16 @@ def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
     params: `name` (of the parameter of the compiled function; else its first), `dim`.
     """
     found = [(s, c) for s in place.scripts for c in s.all(cst.Call) if _is_compiled(s, c)]
-    if place.line is not None:
-        here = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]]
-        found = here or found
-    script, call = only(found, "call a compiled function", "no call of a compiled function was found")
+    script, call = only(
+        on_line(place, found) or found, "call a compiled function", "no call of a compiled function was found"
+    )
     given = _input(script, call, params.name)
     if given is None or not isinstance(given, cst.Name | cst.Attribute):
         raise refusal(script, call, "the input has no name at the call")
     text, dim = script.code(given), params.dim
-    line = (
-        whole_line(script, call)
-        if not isinstance(script.statement_of(call), cst.BaseCompoundStatement)
-        else None
-    )
-    if line is None:
+    if isinstance(script.statement_of(call), cst.BaseCompoundStatement):
         raise refusal(script, call, "the call stands in the head of a block")
+    line = whole_line(script, call)
     if re.search(rf"mark_dynamic\(\s*{re.escape(text)}\s*,\s*{dim}\b", script.text):
         raise NoEdit("already", f"{script.name} marks dimension {dim} of {text} already")
     module, imports = name_for(script, "torch._dynamo", call)
@@ -316,7 +303,7 @@ def _input(script: Script, call: cst.Call, name: str) -> cst.BaseExpression | No
     if target is None:
         made = [o for o in tracked.of(call.func) if isinstance(o, cst.Call)]
         owner = tracked.definition(made[0].func) if len(made) == 1 else None
-        target = _method(owner, "forward") if isinstance(owner, cst.ClassDef) else None
+        target = method_of(owner, "forward") if isinstance(owner, cst.ClassDef) else None
     names = [p.name.value for p in target.params.params] if isinstance(target, cst.FunctionDef) else []
     names = names[1:] if names[:1] == ["self"] else names
     if name and name in names:

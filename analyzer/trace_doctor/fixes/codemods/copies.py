@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import libcst as cst
 
@@ -18,9 +17,9 @@ from trace_doctor.program.edits import (
     insert_before,
     set_argument,
 )
-from trace_doctor.program.place import Place, already, candidate, only, refusal
+from trace_doctor.program.place import Place, already, candidate, on_line, only, refusal
 from trace_doctor.program.queries.imports import name_for
-from trace_doctor.program.queries.loops import loops, names_in, trains
+from trace_doctor.program.queries.loops import changes_in_place, loops, method_calls, names_in, trains
 from trace_doctor.program.queries.training import find_model, find_step, refuse_frameworks, whole_line
 from trace_doctor.program.script import Script, argument, dotted, literal
 
@@ -45,8 +44,7 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
         for loop in loops(s)
         if isinstance(loop, cst.For) and _copies(s, loop)
     ]
-    if place.line is not None:
-        found = [(s, f) for s, f in found if s.lines(f)[0] <= place.line <= s.lines(f)[1]] or found
+    found = on_line(place, found) or found
     found = [(s, f) for s, f in found if trains(s, f)] or (found if place.line is not None else [])
     script, loop = only(
         found, "copy a loader's batches", "no loop copies the batches of a DataLoader to a device"
@@ -55,7 +53,7 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     edits = [
         e
         for c in copies
-        if not _set(c, "non_blocking")
+        if argument(c, "non_blocking") is None
         for e in add_arguments(script, c, {"non_blocking": "True"})
     ]
     loader = _loader(script, loop)
@@ -97,21 +95,14 @@ def _copies(script: Script, loop: cst.For) -> list[cst.Call]:
             continue
         if not names_in(script, func.value) & batch or isinstance(func.value, cst.Call):
             continue
-        if any(_loader(script, f) is not None for f in _loops_between(script, call, loop)):
+        inner = (up for up in script.between(call, loop) if isinstance(up, cst.For))
+        if any(_loader(script, f) is not None for f in inner):
             continue  # a loop over another loader: validation between the steps
         device = argument(call, "device", 0)
         if func.attr.value == "to" and (device is None or not _is_device(script, device.value)):
             continue
         found.append(call)
     return found
-
-
-def _loops_between(script: Script, node: cst.CSTNode, outer: cst.For) -> Iterator[cst.For]:
-    for up in script.ancestors(node):
-        if up is outer:
-            return
-        if isinstance(up, cst.For):
-            yield up
 
 
 def _is_device(script: Script, node: cst.BaseExpression) -> bool:
@@ -131,10 +122,6 @@ def _batch_names(script: Script, loop: cst.For) -> set[str]:
     return found
 
 
-def _set(call: cst.Call, name: str) -> bool:
-    return argument(call, name) is not None
-
-
 def _written_later(script: Script, loop: cst.For, copy: cst.Call) -> bool:
     """Whether the source of a copy that does not wait is written to while the copy may still run."""
     assert isinstance(copy.func, cst.Attribute)
@@ -144,13 +131,8 @@ def _written_later(script: Script, loop: cst.For, copy: cst.Call) -> bool:
         source in names_in(script, t.target) for t in statement.targets
     ):
         return False
-    return source is not None and any(
-        isinstance(c.func, cst.Attribute)
-        and c.func.attr.value.endswith("_")
-        and dotted(c.func.value) == source
-        for c in script.all(cst.Call, within=loop.body)
-        if script.span(c)[0] > end
-    )
+    calls = (c for c in script.all(cst.Call, within=loop.body) if script.span(c)[0] > end)
+    return source is not None and any(changes_in_place(c, source) for c in calls)
 
 
 # ---------------------------------------------------------------------- channels last
@@ -187,7 +169,7 @@ def channels_last(place: Place, params: Parameters) -> Change:
         ),
     ]
     moves = [b.value for b in dataflow_of(script).bound(given) if isinstance(b.value, cst.Call | cst.Tuple)]
-    copies = [c for m in moves for c in script.all(cst.Call, within=m) if _moves(c, given.value)]
+    copies = [c for m in moves for c, r in method_calls(script, "to", m) if dotted(r) == given.value]
     if len(copies) == 1:
         edits += add_arguments(script, copies[0], layout)
     else:
@@ -195,8 +177,3 @@ def channels_last(place: Place, params: Parameters) -> Change:
         code = f"{given.value} = {given.value}.to(memory_format={torch}.channels_last)"
         edits.append(insert_before(script, line, code, "channels-last-input"))
     return Change(script, tuple(edits), script.line(model.made))
-
-
-def _moves(call: cst.Call, name: str) -> bool:
-    func = call.func
-    return isinstance(func, cst.Attribute) and func.attr.value == "to" and dotted(func.value) == name

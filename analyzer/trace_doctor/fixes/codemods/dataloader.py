@@ -18,7 +18,7 @@ from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments, Given, set_value
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.values import set_origin, where_set
-from trace_doctor.program.script import Script, argument, literal
+from trace_doctor.program.script import Script, argument, literal, method_name
 from trace_doctor.program.text_file import TextFile
 
 _POSITIONS = {"num_workers": 5, "pin_memory": 7}
@@ -171,15 +171,13 @@ class _Loader:
 
 def _inner(project: Project, script: Script, call: cst.Call) -> tuple[Script, cst.Call]:
     """The call that takes DataLoader's arguments: of a subclass that does not pass its keywords on, its `super().__init__`."""
-    found = project.definition(script, call.func)
-    for where, owner in (
-        project.lineage(found[0], found[1]) if found and isinstance(found[1], cst.ClassDef) else ()
-    ):
+    subclass = project.class_named(script, call.func)
+    for where, owner in project.lineage(*subclass) if subclass is not None else ():
         init = method_of(owner, "__init__")
         if init is None or init.params.star_kwarg is not None:
             continue
         for made in where.all(cst.Call, within=init):
-            if isinstance(made.func, cst.Attribute) and made.func.attr.value == "__init__":
+            if method_name(made) == "__init__":
                 return where, made
     return script, call
 
@@ -229,11 +227,10 @@ def _style(project: Project, script: Script, origin: cst.BaseExpression) -> str:
 
 
 def _local_style(project: Project, script: Script, origin: cst.Call) -> str:
-    found = project.definition(script, origin.func)
-    if found is None or not isinstance(found[1], cst.ClassDef):
+    owner = project.class_named(script, origin.func)
+    if owner is None:
         return "unknown"
-    lineage = project.lineage(found[0], found[1])
-    bases = project.bases(found[0], found[1])
+    lineage, bases = project.lineage(*owner), project.bases(*owner)
     if any("Iterable" in base for base in bases):
         return "iterable"
     methods = {m.name.value for where, owner in lineage for m in where.all(cst.FunctionDef, within=owner)}

@@ -13,14 +13,13 @@ from trace_doctor.model.parameters import GraphBreakLine
 from trace_doctor.program.edits import Change, NoEdit, remove, shares_line, wrap
 from trace_doctor.program.place import Place, candidate, refusal
 from trace_doctor.program.queries.imports import name_for
-from trace_doctor.program.script import Script, Statement, dotted
+from trace_doctor.program.script import Script, Statement, dotted, method_name
 from trace_doctor.program.versions import TorchBounds, accepts
 
 _PRINTS = ("print", "breakpoint", "pdb.set_trace", "warnings.warn", "sys.stdout.write", "sys.stderr.write")
 _LOGGER = re.compile(
     r"(?:self\.)?_?(?:log|logger|logging)\.(?:debug|info|warning|error|critical|exception|log)", re.I
 )
-_SCALARS = ("item",)
 _IS_COMPILING = "torch.compiler.is_compiling"
 
 
@@ -111,7 +110,7 @@ def _branch(script: Script, statements: list[Statement], line: int) -> cst.CSTNo
 
 def _reads_scalar(script: Script, statement: Statement) -> bool:
     for call in script.all(cst.Call, within=statement):
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value in _SCALARS and not call.args:
+        if method_name(call) == "item" and not call.args:
             return True
         if script.callee(call) in ("float", "int") and len(call.args) == 1:
             return True

@@ -11,15 +11,16 @@ from trace_doctor.fixes.nodes import written
 from trace_doctor.model.parameters import EveryN, Parameters
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, add_arguments, shares_line, wrap
-from trace_doctor.program.place import Place, in_function, only, refusal
+from trace_doctor.program.place import Place, in_function, on_line, only, refusal
 from trace_doctor.program.queries.loops import (
     backward_values,
     conditional,
     enclosing_loop,
+    method_calls,
     names_in,
     of_steps,
 )
-from trace_doctor.program.script import Script, argument, dotted
+from trace_doctor.program.script import Script, argument, dotted, method_name
 
 _LOG_CALLS = re.compile(
     r"print|(.*\.)?(log|logger|logging|wandb|writer|tb|pbar|bar|tqdm|progress\w*|run|mlflow)\."
@@ -70,7 +71,7 @@ def detach_accumulation(place: Place, params: Parameters) -> Change:
 
 def _made_or_kept_at(script: Script, value: cst.BaseExpression, line: int) -> bool:
     nodes = [value, *(b.value for b in dataflow_of(script).bound(value) if b.value is not None)]
-    return any(first <= line <= last for first, last in map(script.lines, nodes))
+    return any(script.covers(node, line) for node in nodes)
 
 
 def _sums(script: Script) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
@@ -89,10 +90,8 @@ def _sums(script: Script) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]
             target = assign.targets[0].target
             if script.code(value.left) == script.code(target):
                 found.append((target, value.right))
-    for call in script.all(cst.Call):
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "append" and len(call.args) == 1:
-            found.append((call.func.value, call.args[0].value))
-    return found
+    appended = [(r, c) for c, r in method_calls(script, "append") if len(c.args) == 1]
+    return [*found, *((receiver, call.args[0].value) for receiver, call in appended)]
 
 
 def _keeps_graph(
@@ -167,10 +166,7 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
     every = written(params.every)
     found = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
     found = in_function(place, found)
-    if place.line is None:
-        found = of_steps(found)
-    else:
-        found = [(s, e) for s, e in found if s.lines(e)[0] <= place.line <= s.lines(e)[1]]
+    found = of_steps(found) if place.line is None else on_line(place, found)
     script, statement = only(found, "log a value in a loop", "no log line with .item() was found there")
     loop = enclosing_loop(script, statement)
     counter = _counter(script, loop)
@@ -192,12 +188,8 @@ def _logs_a_value(script: Script, statement: cst.Expr) -> bool:
     short = dotted(statement.value.func) or ""
     if not (_LOG_CALLS.fullmatch(name) or _LOG_CALLS.fullmatch(short)):
         return False
-    reads = [
-        c
-        for c in script.all(cst.Call, within=statement)
-        if isinstance(c.func, cst.Attribute) and c.func.attr.value in ("item", "cpu", "tolist")
-    ]
-    return bool(reads) and not conditional(script, statement)
+    reads = any(method_name(c) in ("item", "cpu", "tolist") for c in script.all(cst.Call, within=statement))
+    return reads and not conditional(script, statement)
 
 
 def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
@@ -219,9 +211,8 @@ def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
 def tensor_device(place: Place, params: Parameters) -> Change:
     """Creates a tensor on the device instead of copying it there."""
     found = [(s, c) for s in place.scripts for c in s.all(cst.Call) if _made_then_copied(s, c) is not None]
-    if place.line is not None:
-        found = [(s, c) for s, c in found if s.lines(c)[0] <= place.line <= s.lines(c)[1]]
-    else:
+    found = on_line(place, found)
+    if place.line is None:
         found = [(s, c) for s, c in found if enclosing_loop(s, c) is not None or s.function_of(c) is not None]
     script, copy = only(found, "create a tensor and then copy it", "no tensor is created and copied there")
     made = _made_then_copied(script, copy)

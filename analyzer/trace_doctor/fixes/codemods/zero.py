@@ -7,7 +7,7 @@ from typing import Any
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.frameworks.accelerate import launch_config
-from trace_doctor.fixes.frameworks.deepspeed import Config, change, find_config, shown_in
+from trace_doctor.fixes.frameworks.deepspeed import Config, change, find_config
 from trace_doctor.fixes.frameworks.documents import Document
 from trace_doctor.model.parameters import DeepSpeedZero
 from trace_doctor.program.edits import Candidate, Change, NoEdit
@@ -40,7 +40,7 @@ def deepspeed_zero(place: Place, params: DeepSpeedZero) -> Change:
         raise NoEdit("unresolved", "the program has no configuration of DeepSpeed")
     now = config.value("zero_optimization", "stage")
     if now is not None and not isinstance(now, int):
-        here = [shown_in(config, "zero_optimization", "stage")]
+        here = [config.shown("zero_optimization", "stage")]
         raise NoEdit("display", "the stage of ZeRO is not set to a number", here, framework="deepspeed")
     last = max(int(now or 0), stage)
     if last > 1 and place.program.mentioning("PipelineModule"):
@@ -50,7 +50,7 @@ def deepspeed_zero(place: Place, params: DeepSpeedZero) -> Change:
         if getattr(params, name) and config.value("zero_optimization", name, "device") not in _OFFLOADED:
             wanted[name] = dict(_HOST)
     if config.value("zero_optimization", "offload_param", "device") in _OFFLOADED:
-        _refuse_woken(wanted, shown_in(config, "zero_optimization", "offload_param"))
+        _refuse_woken(wanted, config.shown("zero_optimization", "offload_param"))
     _refuse(place, config, last, int(now or 0), wanted)
     return change(config, {"zero_optimization": wanted} if wanted else {}, *_notes(last, wanted))
 
@@ -64,7 +64,7 @@ def _refuse_woken(wanted: Mapping[str, Any], where: Candidate) -> None:
 
 def _refuse(place: Place, config: Config, stage: int, now: int, wanted: Mapping[str, Any]) -> None:
     """What raises when DeepSpeed starts."""
-    here = [shown_in(config, "zero_optimization")]
+    here = [config.shown("zero_optimization")]
     if "offload_optimizer" in wanted and not stage:
         raise NoEdit("display", "offloading needs ZeRO stage 1 or higher", here, framework="deepspeed")
     if "offload_param" in wanted and stage < 3:
@@ -105,7 +105,7 @@ def _in_settings(settings: Document, stage: int, params: DeepSpeedZero) -> Chang
         if getattr(params, name) and settings.value("deepspeed_config", key) not in _OFFLOADED:
             wanted[key] = "cpu"
     if last != now and settings.value("deepspeed_config", "offload_param_device") in _OFFLOADED:
-        _refuse_woken(wanted, shown_in(settings, "deepspeed_config", "offload_param_device"))
+        _refuse_woken(wanted, settings.shown("deepspeed_config", "offload_param_device"))
     if "offload_param_device" in wanted and last < 3:
         raise NoEdit("display", "only ZeRO stage 3 offloads parameters", framework="accelerate")
     return change(settings, {"deepspeed_config": wanted}, *_notes(last, wanted if last != now else {}))

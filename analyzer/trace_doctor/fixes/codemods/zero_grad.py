@@ -8,19 +8,17 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import ZeroGrad
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, NoEdit, insert_after, remove, remove_argument
-from trace_doctor.program.place import Place, already, candidate, only, refusal
+from trace_doctor.program.place import Place, already, candidate, on_line, only, refusal
 from trace_doctor.program.queries.loops import (
-    Loop,
     backward_values,
     enclosing_loop,
     optimizer_steps,
     zero_grads,
 )
-from trace_doctor.program.script import Script, argument, literal
+from trace_doctor.program.queries.training import Home, home_of
+from trace_doctor.program.script import Script, argument, literal, method_name
 
 Step = tuple[cst.Call, str]
-Home = Loop | cst.FunctionDef | cst.Module
-"""what is run once per step: the loop, else the function that some loop calls"""
 
 
 @codemod(
@@ -36,7 +34,7 @@ def zero_grad(place: Place, params: ZeroGrad) -> Change:
         any(a.keyword is None for a in call.args) and _closure(script, call)
     ):
         raise refusal(script, call, "step() is called with a closure or its value is used")
-    home = _home(script, call)
+    home = home_of(script, call)
     clears = [(c, r) for c, r in zero_grads(script, home) if r == optimizer or _is_model(script, c)]
     if not clears:
         if isinstance(home, cst.FunctionDef):
@@ -53,7 +51,7 @@ def _step(place: Place) -> tuple[Script, Step]:
     """The optimizer step that the finding is about; steps outside loops count only where there is no other."""
     found = [(s, step) for s in place.scripts for step in optimizer_steps(s)]
     if place.line is not None and place.script is not None:
-        exact = [(s, step) for s, step in found if _within(s.lines(step[0]), place.line)]
+        exact = [(s, step) for s, step in found if s.covers(step[0], place.line)]
         found = exact or [(s, step) for s, step in found if _loops_over(s, step[0], place.line)] or found
     looped = [(s, step) for s, step in found if enclosing_loop(s, step[0]) is not None]
     found = looped or found
@@ -66,18 +64,10 @@ def _step(place: Place) -> tuple[Script, Step]:
     return only(found, "", "no optimizer.step() was found")
 
 
-def _within(lines: tuple[int, int], line: int) -> bool:
-    return lines[0] <= line <= lines[1]
-
-
 def _loops_over(script: Script, call: cst.Call, line: int) -> bool:
     """Whether a line is in the same loop as the step."""
     loop = enclosing_loop(script, call)
-    return loop is not None and _within(script.lines(loop), line)
-
-
-def _home(script: Script, node: cst.CSTNode) -> Home:
-    return enclosing_loop(script, node) or script.function_of(node) or script.module
+    return loop is not None and script.covers(loop, line)
 
 
 def _closure(script: Script, call: cst.Call) -> bool:
@@ -100,12 +90,8 @@ def _last_of_step(script: Script, statement: cst.Expr) -> cst.BaseSmallStatement
     """The statement to insert after: the step, or the `scaler.update()` that follows it."""
     following = _following(script, statement)
     if isinstance(following, cst.Expr) and isinstance(following.value, cst.Call):
-        func = following.value.func
-        if (
-            isinstance(func, cst.Attribute)
-            and func.attr.value == "update"
-            and "scaler" in script.code(func.value).lower()
-        ):
+        update = method_name(following.value) == "update"
+        if update and "scaler" in script.code(following.value.func).lower():
             return following
     return statement
 
@@ -153,12 +139,11 @@ def _refuse_own_optimizer(place: Place, script: Script, call: cst.Call) -> None:
     for where, origin in place.program.of(script, receiver):
         if not isinstance(origin, cst.Call) or dataflow_of(where).is_optimizer(origin):
             continue
-        found = place.program.definition(where, origin.func)
-        known = found is not None and isinstance(found[1], cst.ClassDef)
-        bases = (
-            place.program.bases(found[0], found[1]) if found and isinstance(found[1], cst.ClassDef) else set()
-        )
-        if (known or where.callee(origin)) and not any(b.startswith("torch.optim.") for b in bases):
+        owner = place.program.class_named(where, origin.func)
+        bases = place.program.bases(*owner) if owner is not None else set()
+        if (owner is not None or where.callee(origin)) and not any(
+            b.startswith("torch.optim.") for b in bases
+        ):
             why = "the optimizer is of a class of its own, which may clear the gradients in its step"
             raise refusal(where, origin, why)
 
@@ -175,7 +160,7 @@ def _move(script: Script, statement: cst.Expr, optimizer: str, clears: list[Step
     anchor = _last_of_step(script, statement)
     if not isinstance(old, cst.Expr):
         raise refusal(script, call, "zero_grad() is part of a larger expression")
-    together = _home(script, old) is home and not isinstance(home, cst.Module)
+    together = home_of(script, old) is home and not isinstance(home, cst.Module)
     if together and _frees_in_time(script, statement, old, home):
         return _clean(script, call, "between the step and the next forward pass")
     _refuse_changed_meaning(script, statement, old, home)
@@ -195,7 +180,7 @@ def _clean(script: Script, call: cst.Call, where: str) -> Change:
 def _refuse_changed_meaning(script: Script, step: cst.Expr, old: cst.Expr, home: Home) -> None:
     """Moving is right only when both run equally often and nothing reads a gradient between."""
     here = [candidate(script, old), candidate(script, step)]
-    if isinstance(home, cst.Module) or _home(script, old) is not home:
+    if isinstance(home, cst.Module) or home_of(script, old) is not home:
         raise NoEdit("display", "zero_grad() and step() are not in the same loop", here)
     if _conditions(script, old, home) != _conditions(script, step, home):
         raise NoEdit("display", "zero_grad() and step() run under different conditions", here)
@@ -207,9 +192,7 @@ def _conditions(script: Script, node: cst.CSTNode, home: Home) -> list[str]:
     """Tests and other blocks between a statement and its loop or function. A `with` changes nothing about how often it runs."""
     found = []
     inner: cst.CSTNode = node
-    for up in script.ancestors(node):
-        if up is home:
-            break
+    for up in script.between(node, home):
         if isinstance(up, cst.If):
             found.append(script.code(up.test) if up.body is inner else f"not {script.code(up.test)}")
         elif isinstance(up, cst.Try | cst.TryStar | cst.ExceptHandler | cst.Finally | cst.Else | cst.Match):
@@ -254,9 +237,7 @@ def _without_false(script: Script, call: cst.Call) -> str:
 def _drop(place: Place) -> Change:
     """`zero_grad(set_to_none=False)` writes zeros and keeps the memory; the default frees it (torch 2.0 and later)."""
     calls = [(s, c) for s in place.scripts for c, _ in zero_grads(s)]
-    named = [
-        (s, c) for s, c in calls if place.line is not None and s.lines(c)[0] <= place.line <= s.lines(c)[1]
-    ]
+    named = on_line(place, calls) if place.line is not None else []
     found = [(s, c) for s, c in named or calls if _keeps_zeros(c) is not None]
     if named and not found:
         raise NoEdit("already", f"{named[0][0].name}:{place.line} frees the gradients already")

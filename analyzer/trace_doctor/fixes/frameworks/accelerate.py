@@ -48,7 +48,7 @@ def launch_config(place: Place, *, guess: bool = True) -> Document | None:
     if len(found) > 1:
         if not guess:
             return None
-        where = [Candidate(d.file.name, 1, d.file.line_text(1).strip()) for d in found]
+        where = [Candidate.of(d.file, 1) for d in found]
         raise NoEdit("ambiguous", f"{len(found)} files can be Accelerate's configuration", where)
     return found[0] if found else None
 
@@ -148,7 +148,7 @@ def _in_file(place: Place, call: Call, wanted: Mapping[str, str]) -> Change | No
         now = settings.value("mixed_precision")
         if now not in (None, wish, "no", False):
             why = f"{settings.file.name} sets mixed_precision to {now} on purpose"
-            raise NoEdit("display", why, [_line(settings, "mixed_precision")], framework="accelerate")
+            raise NoEdit("display", why, [settings.shown("mixed_precision")], framework="accelerate")
         options = {c.option("mixed_precision") for c in starts(place)} - {None}
         if now is None or options or find_config(place) is not None:
             return None
@@ -176,23 +176,14 @@ def _dynamo(settings: Document, wanted: Mapping[str, str]) -> dict[str, Any]:
     }
     made: dict[str, Any] = {}
     for wish, text in wanted.items():
-        value = {"compile": "INDUCTOR", "compile_regions": True}.get(wish, _value(text))
+        value = {"compile": "INDUCTOR", "compile_regions": True}.get(
+            wish, literal(cst.parse_expression(text))
+        )
         there = settings.value("dynamo_config", keys[wish])
         if wish == "compile" and there not in (None, "NO", "no", False):
             continue
         made[keys[wish]] = value.upper() if wish == "compile_backend" and isinstance(value, str) else value
     return made
-
-
-def _value(text: str) -> Any:
-    import ast
-
-    return ast.literal_eval(text)
-
-
-def _line(settings: Document, *path: str) -> Candidate:
-    line = settings.line(*path)
-    return Candidate(settings.file.name, line, settings.file.line_text(line).strip())
 
 
 def _merged(settings: Document, wanted: Mapping[str, Any]) -> Change:

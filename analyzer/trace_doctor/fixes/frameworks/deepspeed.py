@@ -17,7 +17,7 @@ from trace_doctor.fixes.frameworks.documents import OTHER, Document, Wanted
 from trace_doctor.fixes.frameworks.launchers import documents, named, starts
 from trace_doctor.fixes.nodes import written
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit
-from trace_doctor.program.place import Place, refusal
+from trace_doctor.program.place import Place, candidate, refusal
 from trace_doctor.program.queries.arguments import add_entries
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.values import where_set
@@ -64,8 +64,8 @@ class InScript:
             return None
         return OTHER if isinstance(node, cst.Dict) else literal(node)
 
-    def line(self, *path: str) -> int:
-        return self.file.line(self.node)
+    def shown(self, *path: str) -> Candidate:
+        return candidate(self.file, self.node)
 
     def merged(self, wanted: Wanted) -> list[Edit]:
         if self.changed & {*wanted, "*"}:
@@ -102,11 +102,6 @@ class InScript:
 Config = Document | InScript
 
 
-def shown_in(config: Config, *path: str) -> Candidate:
-    line = config.line(*path)
-    return Candidate(config.file.name, line, config.file.line_text(line).strip())
-
-
 # ---------------------------------------------------------------------- which one
 
 
@@ -116,7 +111,7 @@ def find_config(place: Place) -> Config | None:
     for found in (list(_in_code(place)), list(_in_commands(place))):
         unique = {(c.file.name, id(getattr(c, "node", None))): c for c in found}
         if len(unique) > 1:
-            where = [shown_in(c) for c in unique.values()]
+            where = [c.shown() for c in unique.values()]
             raise NoEdit(
                 "ambiguous",
                 f"{len(unique)} configurations of DeepSpeed are named",
@@ -129,7 +124,7 @@ def find_config(place: Place) -> Config | None:
         return None
     every = [d for d in documents(place.program.files(".json")) if any(d.find(k) for k in _KEYS)]
     if len(every) > 1:
-        where = [shown_in(d) for d in every]
+        where = [d.shown() for d in every]
         raise NoEdit(
             "ambiguous", f"{len(every)} files can be DeepSpeed's configuration", where, framework="deepspeed"
         )
@@ -239,7 +234,7 @@ def agreeing(config: Config, wanted: Mapping[str, str]) -> Change | None:
             and config.value("train_batch_size") not in (None, AUTO)
         ):
             why = "train_batch_size of the DeepSpeed configuration has to follow"
-            raise NoEdit("display", why, [shown_in(config, "train_batch_size")], framework="deepspeed")
+            raise NoEdit("display", why, [config.shown("train_batch_size")], framework="deepspeed")
         more[path[0]] = {path[1]: AUTO} if len(path) > 1 else new
     return change(config, more) if more else None
 
@@ -248,7 +243,7 @@ def _refuse_other_type(config: Config, wish: str) -> None:
     other = _OTHER_TYPE[wish]
     now = config.value(other, "enabled")
     if now in (True, OTHER) or (now is None and config.value(other) is not None):
-        here = [shown_in(config, other, "enabled")]
+        here = [config.shown(other, "enabled")]
         why = f"{other} {'is' if now is True else 'may be'} enabled, which excludes {wish}"
         raise NoEdit("display", why, here, framework="deepspeed")
 

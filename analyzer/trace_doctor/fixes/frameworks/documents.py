@@ -109,9 +109,12 @@ class Document:
         if added:
             yield self._insertion(node, added, path)
 
+    def shown(self, *path: str) -> Candidate:
+        """The line of a value, as people are shown it."""
+        return Candidate.of(self.file, self.line(*path))
+
     def _refused(self, path: tuple[str, ...], why: str) -> NoEdit:
-        line = self.line(*path)
-        return NoEdit("display", why, [Candidate(self.file.name, line, self.file.line_text(line).strip())])
+        return NoEdit("display", why, [self.shown(*path)])
 
     def _scalar(self, value: Any) -> str:
         return json.dumps(value) if self.is_json else _yaml_scalar(value)

@@ -58,8 +58,7 @@ class Command:
 
 def shown(file: TextFile, offset: int) -> Candidate:
     """The line that a place of a file is on."""
-    line = file.line_of(offset)
-    return Candidate(file.name, line, file.line_text(line).strip())
+    return Candidate.of(file, file.line_of(offset))
 
 
 def commands(place: Place, script: str) -> list[Command]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from trace_doctor.arrays import I16, I32, I64, U8
-from trace_doctor.captured_paths import plain_path
 from trace_doctor.model import TorchVersion
 from trace_doctor.snapshot import NO_STACK, Action, Annotation, BlockState, Snapshot, StackFrame
+from trace_doctor.user_frames import plain_path
 
 _ACTIONS = {
     "alloc": Action.ALLOC,

@@ -43,7 +43,7 @@ def training_loaders(place: Place) -> list[Loader]:
         _unique(f for s in place.scripts for f in _in_function(place, s, place.function)),
         _unique(f for s in trainers for loop in training_loops(s) for f in _drawn_from(place, s, loop.iter)),
         _unique(f for s in trainers for f in _handed_over(place, s)),
-        [(s, c) for s, c in _constructed(place) if _name_of_function(s, c) in _HOOKS],
+        [(s, c) for s, c in _constructed(place) if s.function_name(c) in _HOOKS],
     ):
         if found:
             return found
@@ -80,18 +80,13 @@ def _in_function(place: Place, script: Script, function: str | None) -> Iterator
     if function is None:
         return
     wanted = function.replace("<locals>.", "").split(".")[-1]
-    own = [n for n in loops(script) if isinstance(n, cst.For) and _name_of_function(script, n) == wanted]
+    own = [n for n in loops(script) if isinstance(n, cst.For) and script.function_name(n) == wanted]
     trained = [n for n in training_loops(script) if any(n is o for o in own)]
     for loop in trained or own:
         yield from _drawn_from(place, script, loop.iter)
     for call in script.all(cst.Call):
-        if script.callee(call) == "next" and _name_of_function(script, call) == wanted:
+        if script.callee(call) == "next" and script.function_name(call) == wanted:
             yield from _drawn_from(place, script, call)
-
-
-def _name_of_function(script: Script, node: cst.CSTNode) -> str:
-    function = script.function_of(node)
-    return function.name.value if function is not None else "<module>"
 
 
 def _drawn_from(place: Place, script: Script, within: cst.CSTNode) -> list[Loader]:
@@ -121,7 +116,7 @@ def _handed_over(place: Place, script: Script) -> Iterator[Loader]:
 def _for_validation(script: Script, call: cst.Call) -> bool:
     """Whether the name that a loader is bound to, or the function that returns it, says that it does not train."""
     statement = script.statement_of(call)
-    names = [_name_of_function(script, call)]
+    names = [script.function_name(call)]
     if isinstance(statement, cst.Assign):
         names += [dotted(t.target) or "" for t in statement.targets]
     return any(_NOT_TRAINING.search(part) for name in names for part in name.split("."))

@@ -129,19 +129,19 @@ def _rebound(script: Script, name: str, at: cst.CSTNode) -> bool:
 
 def _taken(script: Script, name: str) -> bool:
     """Whether a script uses an identifier for anything of its own or of another import."""
-    return any(n.value == name and not _binds_nothing(script, n) for n in script.all(cst.Name))
+    return bool(_uses(script, name))
 
 
-def _binds_nothing(script: Script, node: cst.Name) -> bool:
-    up = script.parent(node)
-    return (
-        (isinstance(up, cst.Attribute) and up.attr is node)
-        or (isinstance(up, cst.Arg) and up.keyword is node)
-        or any(_holds(script, outer, node) for a in script.ancestors(node) for outer in _imported(a))
-    )
+def _uses(script: Script, name: str) -> list[cst.Name]:
+    """Where a name stands for a variable, or is bound by an import."""
+    return [
+        n
+        for n in script.variables(name)
+        if not any(_holds(script, outer, n) for a in script.ancestors(n) for outer in _unbound(a))
+    ]
 
 
-def _imported(node: cst.CSTNode) -> list[cst.CSTNode]:
+def _unbound(node: cst.CSTNode) -> list[cst.CSTNode]:
     """The parts of an import statement that bind no name: `a.b` of `from a.b import c` and of `import a.b as c`."""
     if isinstance(node, cst.ImportFrom) and node.module is not None:
         return [node.module]
@@ -155,9 +155,8 @@ def _holds(script: Script, outer: cst.CSTNode, node: cst.CSTNode) -> bool:
 
 def _is_package(script: Script, name: str) -> bool:
     """Whether a name is an imported top-level package everywhere it is used."""
-    uses = [n for n in script.all(cst.Name) if n.value == name and not _binds_nothing(script, n)]
     imported = any(bound == full == name for bound, full in _bindings(script))
     targets = {id(t.target) for t in script.all(cst.AssignTarget)} | {
         id(p.name) for p in script.all(cst.Param)
     }
-    return imported and not any(id(u) in targets for u in uses)
+    return imported and not any(id(u) in targets for u in _uses(script, name))

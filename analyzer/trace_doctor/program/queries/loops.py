@@ -30,6 +30,12 @@ def method_calls(
             yield call, call.func.value
 
 
+def changes_in_place(call: cst.Call, name: str) -> bool:
+    """`x.add_(...)`: whether a call changes what a name refers to."""
+    func = call.func
+    return isinstance(func, cst.Attribute) and func.attr.value.endswith("_") and dotted(func.value) == name
+
+
 def backward_values(script: Script, within: cst.CSTNode) -> list[cst.BaseExpression]:
     """What is differentiated: `loss` of `loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`."""
     found: list[cst.BaseExpression] = []
@@ -112,10 +118,4 @@ def _between_steps(script: Script, node: cst.CSTNode) -> bool:
 
 def conditional(script: Script, node: cst.CSTNode) -> bool:
     """Whether something happens only under a condition within its loop."""
-    loop = enclosing_loop(script, node)
-    for up in script.ancestors(node):
-        if up is loop:
-            return False
-        if isinstance(up, cst.If):
-            return True
-    return False
+    return any(isinstance(up, cst.If) for up in script.between(node, enclosing_loop(script, node)))

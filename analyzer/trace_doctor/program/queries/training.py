@@ -13,7 +13,7 @@ from trace_doctor.program.edits import NoEdit, shares_line
 from trace_doctor.program.place import Place, candidate, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.loops import Loop, enclosing_loop, method_calls
-from trace_doctor.program.script import Script, argument, dotted
+from trace_doctor.program.script import Script, argument, dotted, method_name
 
 Home = Loop | cst.FunctionDef | cst.Module
 """what is run once per step: the loop, else the function that some loop calls"""
@@ -73,9 +73,8 @@ def find_step(place: Place) -> Step:
         for call, receiver in method_calls(script, "backward")
         if (loss := _differentiated(script, call, receiver)) is not None
     ]
-    if place.line is not None and place.script is not None:
-        here = [(s, f) for s, f in found if s.lines(f.home)[0] <= place.line <= s.lines(f.home)[1]]
-        found = here or found
+    if (line := place.line) is not None and place.script is not None:
+        found = [(s, f) for s, f in found if s.covers(f.home, line)] or found
     found = [(s, f) for s, f in found if not isinstance(f.home, cst.Module)] or found
     if len(found) > 1:
         raise NoEdit(
@@ -90,8 +89,8 @@ def _differentiated(
 ) -> cst.BaseExpression | None:
     """`loss` of `loss.backward()` and `scaler.scale(loss).backward()`; None for a method of another kind."""
     if isinstance(receiver, cst.Call):
-        method = receiver.func.attr.value if isinstance(receiver.func, cst.Attribute) else ""
-        return receiver.args[0].value if method == "scale" and len(receiver.args) == 1 else receiver
+        scaled = method_name(receiver) == "scale" and len(receiver.args) == 1
+        return receiver.args[0].value if scaled else receiver
     if dotted(receiver) is None or (call.args and call.args[0].keyword is None):
         return None  # accelerator.backward(loss), engine.backward(loss), ctx.backward(grad)
     return receiver
@@ -125,6 +124,9 @@ def model_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
     return found
 
 
+_READYING = frozenset(
+    ["to", "cuda", "train", "load_state_dict", "apply", "requires_grad_", "half", "bfloat16", "float"]
+)
 _NO_FORWARD = re.compile(
     r"train|eval|zero_grad|(?:named_)?(?:parameters|buffers|modules|children)|to|cuda|cpu|half|float|bfloat16|apply|requires_grad_"
     r"|(?:load_)?state_dict|register_\w+|get_\w+|set_\w+|save\w*|update\w*|no_sync|compile|backward|step"
@@ -152,10 +154,8 @@ def _is_model(program: Project, script: Script, origin: cst.BaseExpression) -> b
         return False
     if dataflow_of(script).is_model(origin):
         return True
-    owner = program.definition(script, origin.func)
-    return (
-        owner is not None and isinstance(owner[1], cst.ClassDef) and _is_module(program, owner[0], owner[1])
-    )
+    owner = program.class_named(script, origin.func)
+    return owner is not None and _is_module(program, *owner)
 
 
 def _is_module(program: Project, script: Script, owner: cst.ClassDef) -> bool:
@@ -218,8 +218,7 @@ def find_model(step: Step) -> Model:
     where, construction = next(iter(made.values()))
     assert isinstance(construction, cst.Call)
     name, statement = _binding(script, calls[0].func)
-    found = step.program.definition(where, construction.func)
-    owner = (found[0], found[1]) if found is not None and isinstance(found[1], cst.ClassDef) else None
+    owner = step.program.class_named(where, construction.func)
     return Model(script, name, tuple(calls), statement, (where, construction), owner)
 
 
@@ -256,7 +255,7 @@ def _passed(script: Script, function: cst.FunctionDef, name: str) -> list[cst.Ba
     callers = [c for c in script.all(cst.Call) if dataflow_of(script).definition(c.func) is function]
     if len(callers) != 1 or name not in parameters:
         return []
-    method = isinstance(script.nearest(function, cst.ClassDef, cst.FunctionDef), cst.ClassDef)
+    method = dataflow_of(script).owner(function) is not None
     given = argument(callers[0], name, parameters.index(name) - method)
     return [given.value] if given is not None else []
 
@@ -269,13 +268,8 @@ def _readies(script: Script, line: cst.SimpleStatementLine, name: str) -> bool:
     value = node.value if isinstance(node, cst.Expr | cst.Assign) else None
     if isinstance(node, cst.Assign) and [dotted(t.target) for t in node.targets] != [name]:
         return False
-    return (
-        isinstance(value, cst.Call)
-        and isinstance(value.func, cst.Attribute)
-        and dotted(value.func.value) == name
-        and value.func.attr.value
-        in ("to", "cuda", "train", "load_state_dict", "apply", "requires_grad_", "half", "bfloat16", "float")
-    )
+    func = value.func if isinstance(value, cst.Call) else None
+    return isinstance(func, cst.Attribute) and dotted(func.value) == name and func.attr.value in _READYING
 
 
 def _uses(script: Script, node: cst.CSTNode, name: str) -> bool:

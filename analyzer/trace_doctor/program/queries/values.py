@@ -11,7 +11,7 @@ import libcst as cst
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Edit
 from trace_doctor.program.project import Project
-from trace_doctor.program.script import Script, argument, dotted, literal
+from trace_doctor.program.script import Script, argument, dotted, literal, method_name
 
 
 @dataclass(frozen=True)
@@ -189,10 +189,8 @@ def _parsed_field(project: Project, script: Script, node: cst.Attribute) -> Wher
         if item is not None and item < len(several)
         else None
     )
-    owner = project.definition(where, chosen) if chosen is not None else None
-    if owner is None or not isinstance(owner[1], cst.ClassDef):
-        return None
-    return _default_in(owner[0], owner[1], node.attr.value, f"--{node.attr.value}")
+    owner = project.class_named(where, chosen) if chosen is not None else None
+    return _default_in(*owner, node.attr.value, f"--{node.attr.value}") if owner is not None else None
 
 
 def _default_in(where: Script, owner: cst.ClassDef, name: str, flag: str = "") -> WhereSet | None:
@@ -215,7 +213,7 @@ def _option_default(project: Project, name: str) -> WhereSet | None:
         (s, c)
         for s in project.mentioning("add_argument")
         for c in s.all(cst.Call)
-        if _method(c) == "add_argument" and _destination(c) == name
+        if method_name(c) == "add_argument" and _destination(c) == name
     ]
     if len(options) != 1:
         return None
@@ -226,10 +224,6 @@ def _option_default(project: Project, name: str) -> WhereSet | None:
     if default is None or literal(default.value) is ...:
         return None
     return WhereSet(default.value, "default", script, _flag(call))
-
-
-def _method(call: cst.Call) -> str | None:
-    return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
 
 
 def _names(call: cst.Call) -> list[str]:
