@@ -9,7 +9,8 @@ from typing import Any
 from trace_doctor.loaders.kineto import meta, salvage
 from trace_doctor.loaders.kineto.borders import AHEAD, EVENT
 from trace_doctor.loaders.kineto.decode import Columns
-from trace_doctor.loaders.kineto.events import EventList, GivenUp
+from trace_doctor.loaders.kineto.events import EventList
+from trace_doctor.loaders.kineto.recovery import GivenUp
 from trace_doctor.run import Damage
 
 _STRING = salvage.STRING.encode()
@@ -37,9 +38,9 @@ class Document(EventList):
         try:
             self._walk()
         except GivenUp:
-            self._flush()
-            self._finish()
-            self.damage.truncated, self.damage.given_up = True, self._unreadable
+            self._store()
+            self.tally.finish()
+            self.damage.truncated, self.damage.given_up = True, self.tally.unreadable
 
     def _walk(self) -> None:
         """Also through what does not begin like JSON: its first bytes may be damaged."""
