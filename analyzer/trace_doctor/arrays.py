@@ -21,11 +21,5 @@ def order_of(numbers: I32, count: int) -> I64:
 
 
 def begins(numbers: I32, order: npt.NDArray[Any], count: int) -> I64:
-    """Where each number from 0 to `count` begins in the order of them. Bisected: without a pass over all."""
-    wanted = np.arange(count + 1)
-    low, high = np.zeros(count + 1, dtype=np.int64), np.full(count + 1, len(order))
-    while (open_ := low < high).any():
-        middle = (low + high) // 2
-        before = open_ & (numbers[order[np.minimum(middle, len(order) - 1)]] < wanted)
-        low, high = np.where(before, middle + 1, low), np.where(open_ & ~before, middle, high)
-    return low
+    """Where each number from 0 to `count` begins in the order of them."""
+    return np.searchsorted(numbers[order], np.arange(count + 1, dtype=numbers.dtype))

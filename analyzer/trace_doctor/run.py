@@ -11,29 +11,25 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor.arrays import I16, I32, I64, U8, Bool, begins, order_of
+from trace_doctor.arrays import I16, I32, I64, U8, Bool, order_of
 from trace_doctor.model import Recorded, TorchVersion
+from trace_doctor.name_index import NameIndex, Predicate
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Named = Callable[[str], bool]
-"""says something of one name"""
-
 
 MOST_COUNTED = 1 << 53
 """No number of bytes, blocks, devices … is larger; a float holds every smaller one."""
 
 
-def is_count(said: object) -> TypeGuard[int]:
+def is_count(value: object) -> TypeGuard[int]:
     """What a file says is a number of things. Anything may stand in one that is damaged, or that others wrote."""
-    return type(said) is int and 0 <= said < MOST_COUNTED
+    return type(value) is int and 0 <= value < MOST_COUNTED
 
 
 class Cat(enum.IntEnum):
@@ -56,8 +52,6 @@ class Cat(enum.IntEnum):
 
 BORROWED = -2
 """Offsets from here downwards are events of another file."""
-_DENSE = 64
-"""One row in so many: from there on a pass over all is quicker than sorting those."""
 GPU_CATS = (Cat.KERNEL, Cat.MEMCPY, Cat.MEMSET)
 HOST_CATS = (Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.PYTHON, Cat.RUNTIME, Cat.DRIVER, Cat.OVERHEAD)
 
@@ -137,16 +131,10 @@ class Run:
     """byte offsets -> `args` objects; set by the loader"""
     derived: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
     """columns of evidence that follow from these alone, by `Evidence.field`: made once. A `replace` begins without."""
-    _masks: dict[tuple[Cat, ...], Bool] = field(default_factory=dict, init=False, compare=False, repr=False)
-
-    _said: dict[Named, npt.NDArray[np.int8]] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
-    """of each predicate, by name: 1 satisfies it, -1 does not, 0 was not asked"""
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is only there to be quick."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"_masks": {}, "_said": {}}
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __repr__(self) -> str:
         return f"Run({self.path!r}, {len(self)} events)"
@@ -159,14 +147,10 @@ class Run:
         return self.ts + self.dur
 
     def is_cat(self, *cats: Cat) -> Bool:
-        """Mask of the rows of these categories, read-only: made once, for a dozen pieces of evidence ask for the same."""
-        mask = self._masks.get(cats)
-        if mask is None:
-            mask = np.zeros(len(self), dtype=bool) if len(cats) != 1 else self.cat == cats[0]
-            for cat in cats if len(cats) > 1 else ():
-                mask |= self.is_cat(cat)
-            mask.flags.writeable = False
-            self._masks[cats] = mask
+        """Mask of the rows of these categories."""
+        mask = self.cat == int(cats[0]) if cats else np.zeros(len(self), dtype=bool)
+        for cat in cats[1:]:
+            mask |= self.cat == int(cat)  # an enum is compared as int64: ten times as slow
         return mask
 
     @property
@@ -185,73 +169,27 @@ class Run:
         """Row numbers of kernels, copies and memsets, by start."""
         return np.flatnonzero(self.is_cat(*GPU_CATS))
 
-    def name_ids(self, *matches: Named) -> I32:
-        """Ids of the names that satisfy any of the predicates: each distinct name is tested once."""
-        return self._matching(matches, np.arange(len(self.names), dtype=np.int32))
+    @cached_property
+    def by_name(self) -> NameIndex:
+        """The rows by name."""
+        if "by_name" not in self.derived:
+            self.derived["by_name"] = order_of(self.name, len(self.names)).astype(np.int32)
+        return NameIndex(self.names, self.name, self.derived["by_name"])
 
-    def is_named(self, *matches: Named) -> Bool:
+    def name_ids(self, *predicates: Predicate) -> I32:
+        """Ids of the names that satisfy any of the predicates: each distinct name is asked once."""
+        return self.by_name.ids(predicates)
+
+    def is_named(self, *predicates: Predicate) -> Bool:
         """Mask of the rows whose name satisfies any of the predicates."""
         mask = np.zeros(len(self), dtype=bool)
-        mask[self.rows_of(self.name_ids(*matches).tolist())] = True
+        mask[self.by_name.rows(self.name_ids(*predicates).tolist())] = True
         return mask
 
-    def named(self, matches: Named, *cats: Cat) -> I64:
+    def named(self, predicate: Predicate, *cats: Cat) -> I64:
         """Row numbers of the events whose name satisfies the predicate, optionally of some categories."""
-        wanted = sum(1 << cat for cat in set(cats)) if cats else -1
-        among = np.flatnonzero(self._cats_by_name & wanted).astype(np.int32)
-        rows = self.rows_of(self._matching((matches,), among).tolist())
-        rows = rows[self.is_cat(*cats)[rows]] if cats else rows
-        if len(rows) < len(self) // _DENSE:
-            return np.sort(rows).astype(np.int64)
-        mask = np.zeros(len(self), dtype=bool)
-        mask[rows] = True
-        return np.flatnonzero(mask)
-
-    def _matching(self, matches: Iterable[Named], among: I32) -> I32:
-        """Those of the names (ids) that satisfy any of the predicates."""
-        found = np.zeros(len(among), dtype=bool)
-        for one in matches:
-            open_ = np.flatnonzero(~found)
-            found[open_] = self._satisfy(one, among[open_])
-        return among[found]
-
-    def _satisfy(self, one: Named, among: I32) -> Bool:
-        """Which of the names satisfy a predicate. What functions of a module say is remembered: many ask the same ones."""
-        names = self.names
-        if not isinstance(one, FunctionType) or one.__closure__ or one.__name__ == "<lambda>":
-            return np.fromiter((one(names[i]) for i in among.tolist()), dtype=bool, count=len(among))
-        said = self._said.setdefault(one, np.zeros(len(names), dtype=np.int8))
-        new = among[said[among] == 0]
-        said[new] = [1 if one(names[i]) else -1 for i in new.tolist()]
-        return said[among] > 0
-
-    def rows_of(self, names: Iterable[int]) -> I32:
-        """The rows of these names (ids), one name after another."""
-        first, rows = self._first_by_name.tolist(), self._by_name
-        return np.concatenate([rows[:0], *(rows[first[i] : first[i + 1]] for i in names)])
-
-    @property
-    def _by_name(self) -> I32:
-        """All rows by name: what has a name is looked up instead of sought in all rows. Kept with the columns."""
-        rows = self.derived.get("by_name")
-        if rows is None:
-            rows = self.derived["by_name"] = order_of(self.name, len(self.names)).astype(np.int32)
-        return rows
-
-    @cached_property
-    def _first_by_name(self) -> I64:
-        """Where the rows of each name begin in `_by_name`; one entry more for the end of the last."""
-        return begins(self.name, self._by_name, len(self.names))
-
-    @cached_property
-    def _cats_by_name(self) -> I32:
-        """For each name one bit for each category that its rows have."""
-        found = np.zeros(len(self.names), dtype=np.int32)
-        used = np.flatnonzero(np.diff(self._first_by_name))
-        if len(used):
-            bits = np.left_shift(1, np.arange(len(Cat), dtype=np.int32))
-            found[used] = np.bitwise_or.reduceat(bits[self.cat[self._by_name]], self._first_by_name[used])
-        return found
+        mask = self.is_named(predicate)
+        return np.flatnonzero(mask & self.is_cat(*cats) if cats else mask)
 
     def text(self, row: int) -> str:
         """The name of one event."""

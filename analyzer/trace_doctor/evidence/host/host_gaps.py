@@ -226,7 +226,7 @@ def _wrapping(run: Run, nesting: Nesting, rows: I64) -> Bool:
 def _usually(facts: Facts, run: Run, rows: I64, main: int) -> Bool:
     """Which of these long and quiet rows bear a name that is long and quiet in half of the cases: else it is work that
     the machine held up. The cases in the trace that lent its frames count as well."""
-    alike = run.rows_of(np.unique(run.name[rows]).tolist())
+    alike = run.by_name.rows(np.unique(run.name[rows]).tolist())
     often = np.bincount(run.name[alike[run.thread[alike] == main]], minlength=len(run.names))
     long = np.bincount(run.name[rows], minlength=len(run.names))
     for other in facts.capture.further:

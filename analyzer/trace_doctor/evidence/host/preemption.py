@@ -22,7 +22,7 @@ def held_up(run: Run, nesting: Nesting, rows: I64, thread: int) -> I64:
             for around in _with(nesting, inner, row):
                 held = found.setdefault((int(run.name[around]), int(run.name[inner])), {})
                 held[around] = held.get(around, 0) + length
-    alike = run.rows_of(np.unique(run.name[rows]).tolist())
+    alike = run.by_name.rows(np.unique(run.name[rows]).tolist())
     cases = np.bincount(run.name[alike[run.thread[alike] == thread]], minlength=len(run.names))
     lost = dict.fromkeys(rows.tolist(), 0)
     for (name, _), held in found.items():
