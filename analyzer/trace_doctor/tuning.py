@@ -1,5 +1,10 @@
 """How the interpreter is set up in processes of our own: for short runs over large columns. A program that uses the library
-keeps its own settings."""
+keeps its own settings.
+
+Least user and system seconds of six turns of `trace-doctor analyze`, on a busy machine, as it is, without one of the three,
+and without all: 300 MB of `bench/amplify.py` 1.24; 1.28 (collector), 1.30 (malloc), 1.36 (BLAS threads); 1.34. A small
+sample trace 0.73; 0.75, 0.76, 0.76; 0.79.
+"""
 
 from __future__ import annotations
 
