@@ -1,15 +1,16 @@
 """What each block of memory is: parameter, gradient, optimizer state, activation ...
 
 Allocators know nothing of tensors. A block is classed by where it was allocated and by which parts of the training
-step it outlives; blocks older than the record by their own frames, by who frees them, or by their sizes. Every class
-comes with the reason it was given.
+step it outlives; blocks older than the record by their own frames, or by who frees them: `EVIDENT` is the list. What is
+left is inferred from the classes of other blocks: `INFERRED`. Every class comes with its reason.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from msgspec import Struct
@@ -77,216 +78,294 @@ class Classes(Struct, frozen=True):
         return mask
 
 
+class Blocks(Struct, frozen=True):
+    """What each block of a history shows by itself. Masks and columns are aligned with the history's blocks."""
+
+    history: DeviceHistory
+    stacks: MemoryStacks
+    phases: Phases
+    older: Bool
+    """than the record"""
+    freed: I64
+    """entry of the free; n for what stands at the end, or at an out-of-memory error, whose unwinding frees everything"""
+    kept: Bool
+    """never freed"""
+    stage: U8
+    """that the block was allocated in; UNKNOWN for an older one without frames"""
+
+    @classmethod
+    def of(cls, history: DeviceHistory, stacks: MemoryStacks, phases: Phases) -> Blocks:
+        """Stages of recorded blocks are those of their entries; Python outside of modules is of the phase it lies in."""
+        older = history.born == BEFORE
+        freed = history.freed.copy()
+        for at in np.flatnonzero(history.action == Action.OOM):
+            freed[(history.born < at) & (history.freed > at)] = history.n
+        stage = stacks.stages(history.stack)
+        stage[~older] = phases.entry_stage[history.born[~older]]
+        script = ~older & (stage == Stage.SCRIPT)
+        stage[script] = phases.stage[phases.of(history.born[script])]
+        return cls(history, stacks, phases, older, freed, freed == history.n, stage)
+
+    def recorded(self, *stages: Stage) -> Bool:
+        """Blocks that the record saw being allocated in one of these stages."""
+        return ~self.older & np.isin(self.stage, stages)
+
+    def marked(self, column: Bool) -> Bool:
+        """Blocks whose stack has a flag of `MemoryStacks`."""
+        return self.stacks.marked(column, self.history.stack)
+
+    def lives_into(self, stage: Stage) -> Bool:
+        """Blocks that are there when the next phase of a stage begins."""
+        return np.asarray(self.freed >= self.phases.next_of(self.history.born + 1, stage))
+
+    @property
+    def outlives_phase(self) -> Bool:
+        return np.asarray(self.freed >= self.phases.next_start(self.history.born))
+
+    @property
+    def freed_in(self) -> U8:
+        """Stage of the entry that frees each block, UNKNOWN for what stands at the end."""
+        return np.append(self.phases.entry_stage, np.uint8(Stage.UNKNOWN))[self.history.freed]
+
+
+# -- what a block shows by itself ------------------------------------------------------------------------------
+
+
+def library_workspace(b: Blocks) -> Bool:
+    """Allocated under a frame of cuBLAS or cuDNN that asks for scratch space."""
+    return b.marked(b.stacks.workspace)
+
+
+def workspace_sized(b: Blocks) -> Bool:
+    """As large as a workspace of cuBLAS, never freed and without C++ frames, which would show one. 32 MiB is also a common
+    weight (4096 x 4096 in bf16), so only where there are few of that size."""
+    hidden = ~b.marked(b.stacks.native) & b.kept
+    found = np.zeros(len(b.older), dtype=np.bool_)
+    for size in WORKSPACE_BYTES:
+        alike = (b.history.size == size) & ~library_workspace(b)
+        if alike.sum() <= MOST_WORKSPACES and hidden[alike].all():
+            found |= alike & (b.stage != Stage.OPTIMIZER)
+    return found
+
+
+def older_from_setup(b: Blocks) -> Bool:
+    """Older than the record, with frames that build, move or load a module."""
+    return b.older & b.marked(b.stacks.setup)
+
+
+def older_from(b: Blocks, *, stage: Stage) -> Bool:
+    """Older than the record, with frames of a stage."""
+    return b.older & (b.stage == stage)
+
+
+def older_freed_in(b: Blocks, *, stage: Stage) -> Bool:
+    """Older than the record, and freed by a stage."""
+    return b.older & (b.freed_in == stage)
+
+
+def built(b: Blocks) -> Bool:
+    """Made when a module (or a user's own optimizer) was built, moved or loaded, and there in the next forward."""
+    return ~b.older & b.marked(b.stacks.setup) & (b.lives_into(Stage.FORWARD) | b.kept)
+
+
+def kept_from_the_start(b: Blocks) -> Bool:
+    """Made by the script before any forward, and never freed: a weight or a batch, its size may tell."""
+    forward = b.phases.next_of(np.zeros(1, np.int64), Stage.FORWARD)
+    return b.recorded(Stage.SCRIPT) & b.kept & (b.history.born < forward) & ~b.marked(b.stacks.transfer)
+
+
+def let_go_with_a_graph(b: Blocks) -> Bool:
+    """A forward's blocks that no backward sees and that die together with many others: what one layer needs dies before
+    the next allocates, what a graph keeps dies with the graph."""
+    unused = b.recorded(Stage.FORWARD) & ~b.lives_into(Stage.BACKWARD) & ~b.kept
+    blocks = np.flatnonzero(unused & (b.history.stack != NO_STACK))
+    allocations = np.flatnonzero(b.history.action == Action.ALLOC)
+    moment = np.searchsorted(allocations, b.freed[blocks])
+    of_stack = moment * (int(b.history.stack.max(initial=0)) + 1) + b.history.stack[blocks]
+    _, first, which, count = np.unique(of_stack, return_index=True, return_inverse=True, return_counts=True)
+    stacks = np.bincount(moment[first[count >= GRAPH_BLOCKS]], minlength=len(allocations) + 1)
+    graph = np.zeros(len(b.older), dtype=np.bool_)
+    graph[blocks[(count[which] >= GRAPH_BLOCKS) & (stacks[moment] >= GRAPH_STACKS)]] = True
+    return graph
+
+
+def transferred(b: Blocks) -> Bool:
+    """Copied to the device outside of modules, and there for a later forward or backward."""
+    used = b.lives_into(Stage.BACKWARD) | b.lives_into(Stage.FORWARD) | b.kept
+    return b.recorded(Stage.FORWARD, Stage.SCRIPT) & b.marked(b.stacks.transfer) & used
+
+
+def made_for_forward(b: Blocks) -> Bool:
+    """Made by the script, and there in the next forward."""
+    return b.recorded(Stage.SCRIPT) & b.lives_into(Stage.FORWARD)
+
+
+def saved_for_backward(b: Blocks) -> Bool:
+    """Made by a forward, and there in the next backward, or never freed."""
+    return b.recorded(Stage.FORWARD) & (b.lives_into(Stage.BACKWARD) | b.kept)
+
+
+def outlives_step(b: Blocks) -> Bool:
+    """Made by an optimizer, and there after its step."""
+    return b.recorded(Stage.OPTIMIZER, Stage.ZERO_GRAD) & b.outlives_phase
+
+
+def outlives_backward(b: Blocks) -> Bool:
+    """Made by a backward, and there after it."""
+    return b.recorded(Stage.BACKWARD) & b.outlives_phase
+
+
+def short_lived(b: Blocks) -> Bool:
+    """Made by any stage, and nothing of the above."""
+    return np.asarray(~b.older & (b.stage != Stage.UNKNOWN))
+
+
+Predicate = Callable[[Blocks], Bool]
+EVIDENT: tuple[tuple[Predicate, int, Reason], ...] = (
+    (library_workspace, WORKSPACES, Reason.FRAMES),
+    (workspace_sized, WORKSPACES, Reason.SIZES),
+    (older_from_setup, PARAMETERS, Reason.FRAMES),
+    (partial(older_from, stage=Stage.FORWARD), ACTIVATIONS, Reason.FRAMES),
+    (partial(older_from, stage=Stage.OPTIMIZER), OPTIMIZER_STATE, Reason.FRAMES),
+    (partial(older_from, stage=Stage.BACKWARD), GRADIENTS, Reason.FRAMES),
+    (partial(older_freed_in, stage=Stage.OPTIMIZER), OPTIMIZER_STATE, Reason.FREED_IN_STEP),
+    (partial(older_freed_in, stage=Stage.ZERO_GRAD), GRADIENTS, Reason.FREED_IN_ZERO_GRAD),
+    (partial(older_freed_in, stage=Stage.BACKWARD), ACTIVATIONS, Reason.FREED_IN_BACKWARD),
+    (built, PARAMETERS, Reason.FRAMES),
+    (kept_from_the_start, UNKNOWN, Reason.NONE),
+    (let_go_with_a_graph, ACTIVATIONS, Reason.LET_GO),
+    (transferred, INPUTS, Reason.FRAMES),
+    (made_for_forward, INPUTS, Reason.LIFETIME),
+    (saved_for_backward, ACTIVATIONS, Reason.LIFETIME),
+    (outlives_step, OPTIMIZER_STATE, Reason.LIFETIME),
+    (outlives_backward, GRADIENTS, Reason.LIFETIME),
+    (short_lived, TEMPORARIES, Reason.LIFETIME),
+)
+"""The first that holds gives a block its class; UNKNOWN where none does."""
+
+# -- what the classes of others tell ---------------------------------------------------------------------------
+
+Assignment = tuple[Bool | I64 | int, int, Reason]
+"""blocks (mask, positions or one position), class, reason"""
+
+
+def by_size(b: Blocks, category: U8) -> Iterator[Assignment]:
+    """Unclassed blocks of a gradient's size: the first copy is the parameter, more are state. So are a built module's."""
+    unknown = (category == UNKNOWN) & (b.older | (b.kept & (b.stage == Stage.SCRIPT)))
+    gradients = _gradient_sizes(b, category)
+    if not gradients:
+        yield from _in_place(b, np.flatnonzero(unknown))
+        return
+    size = b.history.size
+    setup = built(b) & (category == PARAMETERS)
+    parameters = Counter(size[(category == PARAMETERS) & ~setup].tolist())
+    state = _state_sizes(b, category)
+    pool = np.flatnonzero(unknown | (setup & np.isin(size, list(gradients))))
+    for block in pool[np.lexsort((b.history.addr[pool], b.history.born[pool]))].tolist():
+        of = int(size[block])
+        if parameters[of] < gradients[of]:
+            parameters[of] += 1
+            yield block, PARAMETERS, Reason.SIZES
+        elif setup[block] or (b.older[block] and state[of] < MOST_STATE_COPIES * gradients[of]):
+            state[of] += 1
+            yield block, OPTIMIZER_STATE, Reason.SIZES
+
+
+def _gradient_sizes(b: Blocks, category: U8) -> Counter[int]:
+    """Sizes of the gradients of one backward, the one that left most."""
+    gradients = np.flatnonzero(category == GRADIENTS)
+    phase = np.where(b.older[gradients], BEFORE, b.phases.of(b.history.born[gradients]))
+    sets = [gradients[phase == p] for p in dict.fromkeys(phase.tolist())]
+    most = max(sets, key=lambda blocks: int(b.history.size[blocks].sum()), default=gradients)
+    return Counter(b.history.size[most].tolist())
+
+
+def _state_sizes(b: Blocks, category: U8) -> Counter[int]:
+    """Known optimizer state alive together, at the first moment of most of it."""
+    state = category == OPTIMIZER_STATE
+    moment = int(b.history.bytes_over_time(state).argmax())
+    return Counter(b.history.size[state & b.history.alive(moment)].tolist())
+
+
+def _in_place(b: Blocks, pool: I64) -> Iterator[Assignment]:
+    """No gradient outlives backward: they are older than the record, one more equal copy of each parameter."""
+    size = b.history.size
+    computed = size[b.recorded(Stage.BACKWARD)]
+    pool = pool[np.isin(size[pool], computed) & b.kept[pool]]
+    counts = Counter(size[pool].tolist())
+    copies = int(np.gcd.reduce(list(counts.values()))) if counts else 0
+    if not 2 <= copies <= 2 + MOST_STATE_COPIES:
+        return
+    for of, count in counts.items():
+        blocks = pool[size[pool] == of]
+        each = count // copies
+        yield blocks[:each], PARAMETERS, Reason.IN_PLACE
+        yield blocks[each : 2 * each], GRADIENTS, Reason.IN_PLACE
+        yield blocks[2 * each :], OPTIMIZER_STATE, Reason.IN_PLACE
+
+
+def replaced(b: Blocks, category: U8) -> Iterator[Assignment]:
+    """A block that takes the place of a parameter in step() is a parameter, not state: the known block of its size that is
+    freed next."""
+    h = b.history
+    known = np.isin(category, (PARAMETERS, GRADIENTS, OPTIMIZER_STATE)) & (h.freed < h.n)
+    phase_born, phase_freed = b.phases.of(h.born), b.phases.of(h.freed)
+    gone: dict[tuple[int, int], list[int]] = defaultdict(list)
+    order = np.argsort(h.freed, kind="stable")
+    for block in order[known[order]].tolist():
+        gone[int(phase_freed[block]), int(h.size[block])].append(block)
+    state = np.flatnonzero((category == OPTIMIZER_STATE) & ~b.older)
+    for block in state[np.argsort(h.born[state], kind="stable")].tolist():
+        candidates = gone.get((int(phase_born[block]), int(h.size[block])), [])
+        old = next((c for c in candidates if h.born[c] < h.born[block] < h.freed[c]), None)
+        if old is not None:
+            candidates.remove(old)
+            yield block, int(category[old]), Reason.REPLACED
+
+
+def graph_before(b: Blocks, category: U8) -> Iterator[Assignment]:
+    """Of the blocks older than the record: the graph of the forward before it, which goes at once, by the sizes of one that
+    the record saw being made and going at once (or standing at its end)."""
+    size = b.history.size
+    allocations = np.flatnonzero(b.history.action == Action.ALLOC)
+    older = np.flatnonzero(b.older & (category == UNKNOWN) & ~b.kept)
+    recorded = np.flatnonzero((category == ACTIVATIONS) & ~b.older)
+    if not len(older) or not len(recorded):
+        return
+    gone, went = (np.searchsorted(allocations, b.freed[blocks]) for blocks in (older, recorded))
+    went[b.kept[recorded]] = len(allocations) + 1  # not with what went last
+    pool = older[gone == np.bincount(gone, weights=size[older]).argmax()]
+    available = Counter(size[pool].tolist())
+    for moment in np.flatnonzero(np.bincount(went) >= GRAPH_STACKS * GRAPH_BLOCKS)[::-1]:
+        sizes = size[recorded[went == moment]]
+        graph = Counter(sizes.tolist())
+        shared = sum(of * count for of, count in (graph & available).items())
+        if shared >= SAME_GRAPH * int(sizes.sum()):
+            seen = Counter[int]()
+            for block in pool.tolist():
+                of = int(size[block])
+                if seen[of] < graph[of]:
+                    yield block, ACTIVATIONS, Reason.LET_GO
+                seen[of] += 1
+            return
+
+
+def held(b: Blocks, category: U8) -> Iterator[Assignment]:
+    """What is older than the record and nothing tells about."""
+    yield b.older & (category == UNKNOWN), HELD, Reason.NONE
+
+
+INFERRED = (by_size, replaced, graph_before, held)
+"""One after the other, each on the classes that the ones before have left; an assignment counts from the next one on."""
+
+
 def classify(history: DeviceHistory, stacks: MemoryStacks, phases: Phases) -> Classes:
-    return _Classifier(history, stacks, phases).run()
-
-
-class _Classifier:
-    def __init__(self, history: DeviceHistory, stacks: MemoryStacks, phases: Phases) -> None:
-        self.h, self.stacks, self.phases = history, stacks, phases
-        self.category = np.full(len(history.size), UNKNOWN, dtype=np.uint8)
-        self.reason = np.zeros(len(history.size), dtype=np.uint8)
-        self.older = history.born == BEFORE
-        self.freed = _as_of_oom(history)
-        self.kept = self.freed == history.n
-        self.setup = stacks.marked(stacks.setup, history.stack)
-        self.stage = stacks.stages(history.stack)
-        recorded = ~self.older
-        self.stage[recorded] = phases.entry_stage[history.born[recorded]]
-        script = recorded & (self.stage == Stage.SCRIPT)
-        self.stage[script] = phases.stage[phases.of(history.born[script])]
-
-    def run(self) -> Classes:
-        self._recorded()
-        self._older()
-        self._workspaces()
-        self._by_size()
-        self._replaced()
-        self._set(self._graph_before(), ACTIVATIONS, Reason.LET_GO)
-        self._set(self.older & (self.category == UNKNOWN), HELD, Reason.NONE)
-        return Classes(self.category, self.reason)
-
-    def _set(self, blocks: Bool | I64, category: int, reason: Reason) -> None:
-        self.category[blocks] = category
-        self.reason[blocks] = reason
-
-    def _workspaces(self) -> None:
-        by_frame = self.stacks.marked(self.stacks.workspace, self.h.stack)
-        self._set(by_frame, WORKSPACES, Reason.FRAMES)
-        blind = ~self.stacks.marked(self.stacks.native, self.h.stack) & self.kept
-        for size in WORKSPACE_BYTES:  # 32 MiB is also a common weight: 4096 x 4096 in bf16
-            alike = np.flatnonzero((self.h.size == size) & ~by_frame)
-            if len(alike) <= MOST_WORKSPACES and blind[alike].all():
-                self._set(alike[self.stage[alike] != Stage.OPTIMIZER], WORKSPACES, Reason.SIZES)
-
-    def _recorded(self) -> None:
-        """Blocks that the record saw being born: by their stage and by which phases they outlive."""
-        born, phases = self.h.born, self.phases
-        outlives = self.freed >= phases.next_start(born)
-        into_backward = self.freed >= phases.next_of(born + 1, Stage.BACKWARD)
-        into_forward = self.freed >= phases.next_of(born + 1, Stage.FORWARD)
-        forward = ~self.older & (self.stage == Stage.FORWARD)
-        script = ~self.older & (self.stage == Stage.SCRIPT)
-        backward = ~self.older & (self.stage == Stage.BACKWARD)
-        optimizer = ~self.older & np.isin(self.stage, (Stage.OPTIMIZER, Stage.ZERO_GRAD))
-        transfer = self.stacks.marked(self.stacks.transfer, self.h.stack)
-
-        self._set(forward | script | backward | optimizer, TEMPORARIES, Reason.LIFETIME)
-        self._set(backward & outlives, GRADIENTS, Reason.LIFETIME)
-        self._set(optimizer & outlives, OPTIMIZER_STATE, Reason.LIFETIME)
-        self._set(forward & (into_backward | self.kept), ACTIVATIONS, Reason.LIFETIME)
-        self._set(script & into_forward, INPUTS, Reason.LIFETIME)
-        self._set(
-            (forward | script) & transfer & (into_backward | into_forward | self.kept), INPUTS, Reason.FRAMES
-        )
-        self._set(self._let_go(forward & ~into_backward & ~self.kept), ACTIVATIONS, Reason.LET_GO)
-        lasting = script & self.kept & (born < phases.next_of(np.zeros(1, np.int64), Stage.FORWARD))
-        self._set(lasting & ~transfer, UNKNOWN, Reason.NONE)
-        self._set(self._built(), PARAMETERS, Reason.FRAMES)
-
-    def _let_go(self, temporary: Bool) -> I64:
-        """Of a forward's blocks those that die together with many of its others: what one layer needs dies before the
-        next allocates, what a graph keeps dies with the graph."""
-        blocks = np.flatnonzero(temporary & (self.h.stack != NO_STACK))
-        allocations = np.flatnonzero(self.h.action == Action.ALLOC)
-        moment = np.searchsorted(allocations, self.freed[blocks])
-        of_stack = moment * (int(self.h.stack.max(initial=0)) + 1) + self.h.stack[blocks]
-        _, first, which, count = np.unique(
-            of_stack, return_index=True, return_inverse=True, return_counts=True
-        )
-        stacks = np.bincount(moment[first[count >= GRAPH_BLOCKS]], minlength=len(allocations) + 1)
-        graph: I64 = blocks[(count[which] >= GRAPH_BLOCKS) & (stacks[moment] >= GRAPH_STACKS)]
-        return graph
-
-    def _graph_before(self) -> I64:
-        """Of the blocks older than the record: the graph of the forward before it, which goes at once, by the sizes of one
-        that the record saw being made and going at once (or standing at its end)."""
-        allocations = np.flatnonzero(self.h.action == Action.ALLOC)
-        older = np.flatnonzero(self.older & (self.category == UNKNOWN) & ~self.kept)
-        made = np.flatnonzero((self.category == ACTIVATIONS) & ~self.older)
-        if not len(older) or not len(made):
-            return older[:0]
-        gone, went = (np.searchsorted(allocations, self.freed[blocks]) for blocks in (older, made))
-        went[self.kept[made]] = len(allocations) + 1  # not with what went last
-        pool = older[gone == np.bincount(gone, weights=self.h.size[older]).argmax()]
-        there = Counter(self.h.size[pool].tolist())
-        for moment in np.flatnonzero(np.bincount(went) >= GRAPH_STACKS * GRAPH_BLOCKS)[::-1]:
-            sizes = self.h.size[made[went == moment]]
-            graph = Counter(sizes.tolist())
-            shared = sum(size * count for size, count in (graph & there).items())
-            if shared >= SAME_GRAPH * int(sizes.sum()):
-                alike = [nth < graph[size] for size, nth in _numbered(self.h.size[pool].tolist())]
-                return np.asarray(pool[alike])
-        return older[:0]
-
-    def _built(self) -> Bool:
-        """Recorded blocks that a module (or a user's own optimizer) made when it was built, moved or loaded."""
-        later = self.phases.next_of(self.h.born + 1, Stage.FORWARD)
-        made: Bool = ~self.older & self.setup & ((self.freed >= later) | self.kept)
-        return made
-
-    def _older(self) -> None:
-        """Blocks older than the record: their own frames, else the stage that frees them."""
-        older = self.older & (self.h.stack != NO_STACK)
-        self._set(older & (self.stage == Stage.BACKWARD), GRADIENTS, Reason.FRAMES)
-        self._set(older & (self.stage == Stage.OPTIMIZER), OPTIMIZER_STATE, Reason.FRAMES)
-        self._set(older & (self.stage == Stage.FORWARD), ACTIVATIONS, Reason.FRAMES)
-        self._set(older & self.setup, PARAMETERS, Reason.FRAMES)
-        freed = np.append(self.phases.entry_stage, np.uint8(Stage.UNKNOWN))[self.h.freed]
-        for stage, category, reason in (
-            (Stage.OPTIMIZER, OPTIMIZER_STATE, Reason.FREED_IN_STEP),
-            (Stage.ZERO_GRAD, GRADIENTS, Reason.FREED_IN_ZERO_GRAD),
-            (Stage.BACKWARD, ACTIVATIONS, Reason.FREED_IN_BACKWARD),
-        ):
-            self._set(self.older & (freed == stage) & (self.category == UNKNOWN), category, reason)
-
-    def _replaced(self) -> None:
-        """A block that takes the place of a parameter in step() is a parameter, not state: the known block of its
-        size that is freed next."""
-        known = np.isin(self.category, (PARAMETERS, GRADIENTS, OPTIMIZER_STATE)) & (self.h.freed < self.h.n)
-        born_in_step = (self.category == OPTIMIZER_STATE) & ~self.older
-        phase_freed = self.phases.of(self.h.freed)
-        gone: dict[tuple[int, int], list[int]] = defaultdict(list)
-        order = np.argsort(self.h.freed, kind="stable")
-        for block in order[known[order]]:
-            gone[int(phase_freed[block]), int(self.h.size[block])].append(int(block))
-        made = np.flatnonzero(born_in_step)
-        phase_born = self.phases.of(self.h.born)
-        for block in made[np.argsort(self.h.born[made], kind="stable")]:
-            candidates = gone.get((int(phase_born[block]), int(self.h.size[block])), [])
-            born = self.h.born[block]
-            old = next(
-                (b for b in candidates if self.h.born[b] < born < self.h.freed[b] and b != block), None
-            )
-            if old is not None:
-                candidates.remove(old)
-                self._set(np.array([block]), int(self.category[old]), Reason.REPLACED)
-
-    def _by_size(self) -> None:
-        """Blocks nothing else tells about: the first copy of a gradient's size is the parameter, more are state."""
-        unknown = (self.category == UNKNOWN) & (self.older | (self.kept & (self.stage == Stage.SCRIPT)))
-        gradients = self._gradient_sizes()
-        if not gradients:
-            self._in_place(np.flatnonzero(unknown))
-            return
-        built = self._built() & (self.category == PARAMETERS)
-        parameters = Counter(self.h.size[(self.category == PARAMETERS) & ~built].tolist())
-        state = self._state_sizes()
-        pool = np.flatnonzero(unknown | (built & np.isin(self.h.size, list(gradients))))
-        for block in pool[np.lexsort((self.h.addr[pool], self.h.born[pool]))]:
-            size = int(self.h.size[block])
-            if parameters[size] < gradients[size]:
-                parameters[size] += 1
-                self._set(np.array([block]), PARAMETERS, Reason.SIZES)
-            elif built[block] or (self.older[block] and state[size] < MOST_STATE_COPIES * gradients[size]):
-                state[size] += 1
-                self._set(np.array([block]), OPTIMIZER_STATE, Reason.SIZES)
-
-    def _gradient_sizes(self) -> Counter[int]:
-        """Sizes of the gradients of one backward, the one that left most."""
-        sets: dict[int, list[int]] = defaultdict(list)
-        for block in np.flatnonzero(self.category == GRADIENTS):
-            born = int(self.h.born[block])
-            sets[BEFORE if born == BEFORE else int(self.phases.of(np.array([born]))[0])].append(int(block))
-        best = max(sets.values(), key=lambda blocks: int(self.h.size[blocks].sum()), default=[])
-        return Counter(self.h.size[best].tolist())
-
-    def _state_sizes(self) -> Counter[int]:
-        """Known optimizer state alive together, at the first moment of most of it."""
-        known = self.category == OPTIMIZER_STATE
-        if not known.any():
-            return Counter()
-        moment = int(self.h.bytes_over_time(known).argmax())
-        return Counter(self.h.size[known & self.h.alive(moment)].tolist())
-
-    def _in_place(self, pool: I64) -> None:
-        """No gradient outlives backward: they are older than the record, one more equal copy of each parameter."""
-        backward = ~self.older & (self.stage == Stage.BACKWARD)
-        computed = set(self.h.size[backward].tolist())
-        pool = np.array([b for b in pool if int(self.h.size[b]) in computed and self.kept[b]], dtype=np.int64)
-        counts = Counter(self.h.size[pool].tolist())
-        copies = int(np.gcd.reduce(list(counts.values()))) if counts else 0
-        if not 2 <= copies <= 2 + MOST_STATE_COPIES:
-            return
-        for size, count in counts.items():
-            blocks = pool[self.h.size[pool] == size]
-            each = count // copies
-            self._set(blocks[:each], PARAMETERS, Reason.IN_PLACE)
-            self._set(blocks[each : 2 * each], GRADIENTS, Reason.IN_PLACE)
-            self._set(blocks[2 * each :], OPTIMIZER_STATE, Reason.IN_PLACE)
-
-
-def _numbered(sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Each size with how many equal ones stand before it."""
-    seen = Counter[int]()
-    for size in sizes:
-        yield size, seen[size]
-        seen[size] += 1
-
-
-def _as_of_oom(history: DeviceHistory) -> I64:
-    """Where each block was freed; n for blocks alive at an out-of-memory error, whose unwinding frees everything."""
-    freed = history.freed.copy()
-    for at in np.flatnonzero(history.action == Action.OOM):
-        freed[(history.born < at) & (history.freed > at)] = history.n
-    return freed
+    """The class of every block of a device, and how it is known."""
+    b = Blocks.of(history, stacks, phases)
+    masks = [predicate(b) for predicate, _, _ in EVIDENT]
+    category = np.select(masks, [np.uint8(c) for _, c, _ in EVIDENT], np.uint8(UNKNOWN))
+    reason = np.select(masks, [np.uint8(r) for _, _, r in EVIDENT], np.uint8(Reason.NONE))
+    for infer in INFERRED:
+        for blocks, of, why in infer(b, category):
+            category[blocks], reason[blocks] = of, why
+    return Classes(category, reason)
