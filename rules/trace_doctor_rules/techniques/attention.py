@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules.techniques._making import LOWER_PEAK, advice, patch
+from trace_doctor_rules._shared import LOWER_PEAK, advice, patch
 
 
 def use_sdpa(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules.techniques._making import LAST_BITS, advice, patch
+from trace_doctor_rules._shared import LAST_BITS, advice, patch
 
 
 def compile_model(verify: str, mode: str | None = None) -> Fix:

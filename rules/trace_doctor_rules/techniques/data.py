@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules.techniques._making import advice, patch
+from trace_doctor_rules._shared import advice, patch
 
 _WORKERS_RISK = (
     "each worker has its own random state, so augmentation and losses change; each holds a copy of the dataset object; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules.techniques._making import LAST_BITS, advice, patch
+from trace_doctor_rules._shared import LAST_BITS, advice, patch
 
 
 def create_on_device(verify: str, target: Target | None = None) -> Fix:

@@ -1,9 +1,9 @@
-"""Several ranks."""
+"""Several ranks, and the machines they run on."""
 
 from __future__ import annotations
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules.techniques._making import LAST_BITS, advice, patch
+from trace_doctor_rules._shared import LAST_BITS, advice, patch
 
 
 def no_sync(verify: str) -> Fix:
@@ -111,4 +111,17 @@ def grouped_gemm(verify: str, target: Target | None = None) -> Fix:
         "the stacked weights have other names in checkpoints",
         verify,
         target=target,
+    )
+
+
+def one_image(dockerfile: str, verify: str, *, torch: str, cuda: str) -> Fix:
+    """`dockerfile`: one with the captured versions, for people who have none."""
+    return patch(
+        "Run all ranks from one image",
+        "pin-container",
+        dockerfile,
+        "the driver is the host's: it has to be new enough for the image's CUDA",
+        verify,
+        safety="display",
+        params={"torch": torch, "cuda": cuda},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trace_doctor import Fix, Target
-from trace_doctor_rules.techniques._making import advice, patch
+from trace_doctor_rules._shared import advice, patch
 
 _LATER = "code that acts on the value in every step (early stopping, NaN checks) sees it later"
 

@@ -1,0 +1,34 @@
+"""What rules of several families share: how a fix, a table and a place are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trace_doctor import Column, Context, Fix, Table
+from trace_doctor.evidence.trace.call_sites import CallSites, Site
+
+LAST_BITS = "results differ in the last bits"
+LOWER_PEAK = "record the memory again: the peak has fallen and this finding is gone"
+
+
+def patch(title: str, codemod: str, text: str, risk: str, verify: str, **more: Any) -> Fix:
+    """A fix that a codemod makes."""
+    return Fix(title=title, kind="patch", codemod=codemod, text=text, risk=risk, verify=verify, **more)
+
+
+def advice(title: str, text: str, risk: str, verify: str, **more: Any) -> Fix:
+    """A fix that people make by hand."""
+    return Fix(title=title, kind="advice", safety="display", text=text, risk=risk, verify=verify, **more)
+
+
+def top(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Any]], most: int) -> Table:
+    """The first rows of a table, which says how many there are where some are left out."""
+    shown = [list(row) for row in rows[:most]]
+    return Table(title=title, columns=list(columns), rows=shown, of=len(rows) if len(rows) > most else None)
+
+
+def site_of(ctx: Context, row: int) -> Site | None:
+    """The user's frame around an event, where stacks were recorded. For rules that want `CallSites`."""
+    sites = ctx.get(CallSites)
+    return sites.site(row) if sites is not None else None
