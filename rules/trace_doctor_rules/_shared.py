@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trace_doctor import Column, Context, Fix, Table
+from trace_doctor import Column, Context, Fix, Table, Target
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
 
 LAST_BITS = "results differ in the last bits"
@@ -32,3 +32,8 @@ def site_of(ctx: Context, row: int) -> Site | None:
     """The user's frame around an event, where stacks were recorded. For rules that want `CallSites`."""
     sites = ctx.get(CallSites)
     return sites.site(row) if sites is not None else None
+
+
+def target(site: Site | None) -> Target | None:
+    """What a fix is to edit at a place, where one is known."""
+    return site.target if site is not None else None

@@ -23,6 +23,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import target
 from trace_doctor_rules.kernels._shared import by_model, promise
 
 Rows = npt.NDArray[np.int64]
@@ -239,7 +240,7 @@ class ManySmallGemms(Rule):
             ),
             evidence=[_table(loops, per_step)],
             spans=ctx[Moments].longest(spans, "loop over small products"),
-            fixes=[techniques.grouped_gemm(_VERIFY, site.target if site else None)],
+            fixes=[techniques.grouped_gemm(_VERIFY, target(site))],
             owned=_everywhere(ctx, spans),
             key="loop",
         )

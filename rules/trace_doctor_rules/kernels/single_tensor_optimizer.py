@@ -21,6 +21,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import target
 from trace_doctor_rules.kernels._updates import (
     Rows,
     Update,
@@ -393,7 +394,7 @@ _VERIFY_LOOP = (
 
 def _fixes(update: Update, site: Site | None, *, on_gpu: bool) -> list[Fix]:
     if update.loop is not None:
-        return [techniques.update_together(_VERIFY_LOOP, site.target if site else None)]
+        return [techniques.update_together(_VERIFY_LOOP, target(site))]
     if update.fused:
         return [techniques.fused_optimizer(update.optimizer, _VERIFY, on_gpu=on_gpu)]
     return [techniques.foreach_optimizer(update.optimizer, _VERIFY)]

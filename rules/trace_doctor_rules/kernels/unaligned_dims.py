@@ -16,6 +16,7 @@ from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
+from trace_doctor_rules._shared import target
 from trace_doctor_rules.kernels._shared import by_model, longest_of, promise
 
 _GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x3_tn_align8>"
@@ -286,7 +287,7 @@ def _fix(size: int, multiple: int, site: Site | None) -> Fix:
         title=f"Pad the size {size} to {padded}",
         kind="advice",
         safety="display",
-        target=site.target if site else None,
+        target=target(site),
         text=(
             f"a layer with {size} inputs or outputs: use {padded} (a multiple of {multiple}, better of 64)\n"
             f"# vocabulary: nn.Embedding({padded}, ...), nn.Linear(..., {padded}); ignore the logits from {size} on\n"

@@ -15,6 +15,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import target
 from trace_doctor_rules.kernels._shared import by_model, kernel_table, longest_of, promise
 from trace_doctor_rules.kernels._unfused_attention_evidence import MATH, SDPA, AttentionForm
 
@@ -386,10 +387,10 @@ _VERIFY = (
 
 
 def _fixes(form: AttentionForm, site: Site | None, *, on_gpu: bool) -> list[Fix]:
-    target = site.target if site else None
+    place = target(site)
     if form.in_module:
-        return [techniques.no_attention_weights(_VERIFY, target)]
+        return [techniques.no_attention_weights(_VERIFY, place)]
     if form.fell_back:
         others = [techniques.attention_libraries(_VERIFY)] if on_gpu else []
-        return [techniques.sdpa_backend(_VERIFY, target), *others]
-    return [techniques.use_sdpa(_VERIFY, target)]
+        return [techniques.sdpa_backend(_VERIFY, place), *others]
+    return [techniques.use_sdpa(_VERIFY, place)]

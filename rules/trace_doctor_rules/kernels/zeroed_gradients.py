@@ -14,6 +14,7 @@ from trace_doctor.evidence.trace.operator_inputs import OperatorInputs, tensor_b
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules._shared import target
 from trace_doctor_rules.kernels._shared import HARDLY
 from trace_doctor_rules.kernels._zeroed_gradients_evidence import GradientFills
 
@@ -255,7 +256,7 @@ def _fix(site: Site | None) -> Fix:
         kind="patch",
         codemod="zero-grad",
         params={"mode": "drop-set-to-none-false"},
-        target=site.target if site else None,
+        target=target(site),
         text="optimizer.zero_grad()   # before torch 2.0: zero_grad(set_to_none=True)",
         verify="record the same steps again: no zero_ operators inside Optimizer.zero_grad",
         risk="parameters without a gradient are skipped by the optimizer; code that reads .grad after step() sees None",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trace_doctor import Context, Saving, Span
+from trace_doctor import Claim, Context, Saving, Span
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.memory.allocator import DriverCalls
 from trace_doctor.evidence.replay.what_if import Removal, Replay
@@ -23,8 +23,20 @@ class Cost:
     spans: Sequence[Span] = ()
     owned: Sequence[tuple[int, int]] = ()
 
+    def added_to(self, claim: Claim) -> Claim:
+        """The claim with what the calls cost: a warning where no trace tells."""
+        return replace(
+            claim,
+            severity=None if self.saving else "warning",
+            saving=self.saving,
+            spans=self.spans,
+            removal=self.removal,
+            owned=claim.owned or self.owned,
+        )
+
 
 def cost_of(ctx: Context, calls: DriverCalls | None) -> Cost:
+    """By the replay of the steady steps without these calls."""
     replay, moments, idle = ctx.get(Replay), ctx.get(Moments), ctx.get(IdleLedger)
     if calls is None or replay is None:
         return Cost()

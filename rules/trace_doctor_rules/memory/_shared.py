@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trace_doctor import Column, Fix, Table, Target
+from trace_doctor import Column, Fix, Saving, Table
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
-from trace_doctor.evidence.trace.call_sites import Site
+from trace_doctor_rules._shared import top
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 NEARLY_FULL = 0.80
@@ -25,11 +25,23 @@ def size(count: float) -> str:
 
 
 def times(count: int) -> str:
+    """How often, in words: `once`, `twice`, `3 times`."""
     return "once" if count == 1 else "twice" if count == 2 else f"{count} times"
 
 
-def target(site: Site | None) -> Target | None:
-    return None if site is None else Target(file=site.file, line=site.line, function=site.function)
+def peak_saving(before: int, after: int, change: str) -> Saving:
+    """What a change to the record takes off its highest live bytes, `before` and `after` it: a bound."""
+    return Saving(
+        bytes=before - after,
+        share_of_peak=(before - after) / before,
+        basis="bound",
+        how=f"highest live bytes {size(before)}, {size(after)} {change}",
+    )
+
+
+def already(settings: Mapping[str, Any]) -> str:
+    """The end of a sentence about memory that `expandable_segments` should have saved."""
+    return ", although expandable_segments is on" if settings.get("expandable_segments") else ""
 
 
 def expandable_segments(settings: Mapping[str, Any]) -> list[Fix]:
@@ -90,15 +102,10 @@ def make_up(blocks: DeviceBlocks, moment: int, title: str) -> Table:
 
 def holders(rows: Iterable[tuple[str, str, int, int]], title: str, most: int = 12) -> Table:
     """(category, place, bytes, blocks) rows, largest first."""
-    every = list(rows)
-    return Table(
-        title=title,
-        columns=[
-            Column("category"),
-            Column("allocated at", "location"),
-            Column("bytes", "bytes"),
-            Column("blocks", "count"),
-        ],
-        rows=[[c.replace("_", " "), place, held, count] for c, place, held, count in every[:most]],
-        of=len(every) if len(every) > most else None,
-    )
+    columns = [
+        Column("category"),
+        Column("allocated at", "location"),
+        Column("bytes", "bytes"),
+        Column("blocks", "count"),
+    ]
+    return top(title, columns, [[c.replace("_", " "), *more] for c, *more in rows], most)

@@ -17,8 +17,16 @@ from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import target, top
 from trace_doctor_rules.memory._activation_bound_evidence import Repeats, peak_when_recomputed, repeats
-from trace_doctor_rules.memory._shared import NEARLY_FULL, how_full, make_up, size, target, where_tightest
+from trace_doctor_rules.memory._shared import (
+    NEARLY_FULL,
+    how_full,
+    make_up,
+    peak_saving,
+    size,
+    where_tightest,
+)
 
 Mask = npt.NDArray[np.bool_]
 _CHECKPOINT = re.compile(r"(?:^|[\\/])torch[\\/]utils[\\/]checkpoint\.py$")
@@ -293,31 +301,22 @@ def _saving(
     without = min(peak_when_recomputed(device, found, until, stale), before)
     if without == before:
         return None
-    return Saving(
-        bytes=before - without,
-        share_of_peak=(before - without) / before,
-        basis="bound",
-        how=f"highest live bytes {size(before)}, {size(without)} when each of {found.count} layers keeps only the last block it makes "
-        f"until {'the graph goes' if unused else 'backward comes to it'}",
-    )
+    until_then = "the graph goes" if unused else "backward comes to it"
+    change = f"when each of {found.count} layers keeps only the last block it makes until {until_then}"
+    return peak_saving(before, without, change)
 
 
 def _table(device: DeviceBlocks, found: Repeats) -> Table:
-    rows: list[list[str | int | float | None]] = []
-    for stack, each in zip(found.stacks.tolist(), found.per_layer.tolist(), strict=True):
-        sizes = device.history.size[device.history.stack == stack]
-        rows.append(
-            [device.place(stack), device.stacks.op(stack) or "", each, int(sizes.max()), each * found.count]
-        )
-    return Table(
-        title=f"What each of {found.count} layers keeps for backward",
-        columns=[
-            Column("allocated at", "location"),
-            Column("operator", "code"),
-            Column("blocks a layer", "count"),
-            Column("largest", "bytes"),
-            Column("blocks in all", "count"),
-        ],
-        rows=rows[:12],
-        of=len(rows) if len(rows) > 12 else None,
-    )
+    history, stacks = device.history, device.stacks
+    rows = [
+        (device.place(s), stacks.op(s) or "", n, int(history.size[history.stack == s].max()), n * found.count)
+        for s, n in zip(found.stacks.tolist(), found.per_layer.tolist(), strict=True)
+    ]
+    columns = [
+        Column("allocated at", "location"),
+        Column("operator", "code"),
+        Column("blocks a layer", "count"),
+        Column("largest", "bytes"),
+        Column("blocks in all", "count"),
+    ]
+    return top(f"What each of {found.count} layers keeps for backward", columns, rows, 12)

@@ -6,16 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from trace_doctor import (
-    Claim,
-    Column,
-    Context,
-    Fix,
-    NotCaptured,
-    Rule,
-    Table,
-    threshold,
-)
+from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.memory.allocator import (
     AllocatorActivity,
@@ -23,7 +14,7 @@ from trace_doctor.evidence.memory.allocator import (
     DriverCalls,
     Episode,
     asked_again,
-)
+)  # fmt: skip
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
@@ -31,8 +22,9 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import site_of, target, top
 from trace_doctor_rules.memory._driver_time import cost_of
-from trace_doctor_rules.memory._shared import expandable_segments, size, target, times
+from trace_doctor_rules.memory._shared import already, expandable_segments, size, times
 
 WHY = {
     "pressure": "the device has no memory left for a segment, so malloc gives cached ones back first",
@@ -243,25 +235,21 @@ class AllocatorChurn(Rule):
         causes = [e.cause for e in episodes]
         cause = max(sorted(set(causes)), key=causes.count)
         site = _site(blocks, episodes, cause)
-        cost = cost_of(ctx, activity.calls)
         why = f": {WHY[cause]}" if device.source == "snapshot" else ""
         evidence = [_summary(device, episodes, again)]
         if blocks is not None:
             evidence.append(_askers(blocks, episodes))
-        return Claim(
+        claim = Claim(
             message=f"Device memory is given back and taken again {times(len(episodes))}, {size(again)} in all "
-            f"({again / device.max_reserved:.1f}x the most ever reserved){why}{_already(activity.settings)}.",
+            f"({again / device.max_reserved:.1f}x the most ever reserved){why}{already(activity.settings)}.",
             confidence="high",
-            severity=None if cost.saving else "warning",
-            saving=cost.saving,
             location=location(site, device=device.device),
             evidence=evidence,
-            spans=cost.spans,
             fixes=_fixes(cause, site, activity.settings),
-            removal=cost.removal,
-            owned=cost.owned if blocks is None else [(e.given, e.taken + 1) for e in episodes],
+            owned=() if blocks is None else [(e.given, e.taken + 1) for e in episodes],
             key=cause,
         )
+        return cost_of(ctx, activity.calls).added_to(claim)
 
     def _from_calls(
         self, ctx: Context, calls: DriverCalls, settings: Mapping[str, object]
@@ -279,27 +267,21 @@ class AllocatorChurn(Rule):
         both = [c for c in within if c.takes.any() and not c.takes.all()]
         if len(both) < self.min_steps:
             return
-        cost = cost_of(ctx, calls)
-        sites = ctx.get(CallSites)
-        site = sites.site(int(both[0].row[both[0].takes][0])) if sites is not None else None
-        yield Claim(
+        site = site_of(ctx, int(both[0].row[both[0].takes][0]))
+        claim = Claim(
             message=f"Segments are taken from the driver and freed in {len(both)} of {steps.count} steps.",
             confidence="medium",
-            severity=None if cost.saving else "warning",
-            saving=cost.saving,
             location=location(site),
             evidence=[_call_table(calls)],
-            spans=cost.spans,
             fixes=_fixes("unknown", site, settings),
-            removal=cost.removal,
-            owned=cost.owned,
             key="calls",
         )
+        yield cost_of(ctx, calls).added_to(claim)
 
 
 def _blocks(ctx: Context, device: int) -> DeviceBlocks | None:
-    found = ctx.get(MemoryBlocks)
-    return next((d for d in found.devices if d.device == device), None) if found is not None else None
+    blocks = ctx.get(MemoryBlocks)
+    return next((d for d in blocks.devices if d.device == device), None) if blocks is not None else None
 
 
 def _site(blocks: DeviceBlocks | None, episodes: Sequence[Episode], cause: str) -> Site | None:
@@ -317,21 +299,15 @@ def _site(blocks: DeviceBlocks | None, episodes: Sequence[Episode], cause: str) 
 def _askers(blocks: DeviceBlocks, episodes: Sequence[Episode]) -> Table:
     asked = asked_again(blocks.history, episodes)
     order = sorted(asked, key=lambda stack: (-sum(asked[stack]), stack))
-    return Table(
-        title="Allocations for which memory was taken again",
-        columns=[
-            Column("allocated at", "location"),
-            Column("times", "count"),
-            Column("smallest", "bytes"),
-            Column("largest", "bytes"),
-            Column("different sizes", "count"),
-        ],
-        rows=[
-            [blocks.place(s), len(asked[s]), min(asked[s]), max(asked[s]), len(set(asked[s]))]
-            for s in order[:10]
-        ],
-        of=len(order) if len(order) > 10 else None,
-    )
+    columns = [
+        Column("allocated at", "location"),
+        Column("times", "count"),
+        Column("smallest", "bytes"),
+        Column("largest", "bytes"),
+        Column("different sizes", "count"),
+    ]
+    rows = [(blocks.place(s), len(asked[s]), min(asked[s]), max(asked[s]), len(set(asked[s]))) for s in order]
+    return top("Allocations for which memory was taken again", columns, rows, 10)
 
 
 def _summary(device: DeviceActivity, episodes: Sequence[Episode], again: int) -> Table:
@@ -358,16 +334,7 @@ def _call_table(calls: DriverCalls) -> Table:
     return Table(title="Driver calls of the capture", columns=columns, rows=rows)
 
 
-def _already(settings: Mapping[str, object]) -> str:
-    return ", although expandable_segments is on" if settings.get("expandable_segments") else ""
-
-
 def _fixes(cause: str, site: Site | None, settings: Mapping[str, object]) -> list[Fix]:
-    fixes: list[Fix] = []
-    if cause == "empty_cache":
-        fixes.append(techniques.keep_the_cache(_VERIFY, target(site)))
-    fixes += expandable_segments(settings)
-    return [
-        *fixes,
-        techniques.steady_shapes("segments are taken in the first step only"),
-    ]
+    kept = [techniques.keep_the_cache(_VERIFY, target(site))] if cause == "empty_cache" else []
+    shapes = techniques.steady_shapes("segments are taken in the first step only")
+    return [*kept, *expandable_segments(settings), shapes]

@@ -15,9 +15,10 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import target, top
 from trace_doctor_rules.memory._driver_time import cost_of
 from trace_doctor_rules.memory._empty_cache_in_loop_evidence import Burst, CacheEmptying
-from trace_doctor_rules.memory._shared import size, target, times
+from trace_doctor_rules.memory._shared import size, times
 
 _VERIFY = "no segment is given back between steps"
 
@@ -222,29 +223,22 @@ class EmptyCacheInLoop(Rule):
             for e in d.episodes
             if e.cause == "empty_cache"
         ]
-        cost = cost_of(ctx, activity.calls)
-        return Claim(
+        claim = Claim(
             message=f"torch.cuda.empty_cache() gives memory back {times(len(bursts))} in the record, {size(given)} in all"
             + (f", which is taken again {times(len(taken))}." if taken else "."),
             confidence="high",
-            severity=None if cost.saving else "warning",
-            saving=cost.saving,
             location=location(site, device=device),
             evidence=[_table(bursts)],
-            spans=cost.spans,
             fixes=[techniques.keep_the_cache(_VERIFY, target(site))],
-            removal=cost.removal,
             owned=taken or [(b.start, b.end) for b in bursts],
             key="snapshot",
         )
+        return cost_of(ctx, activity.calls).added_to(claim)
 
     def _of_trace(self, ctx: Context, bursts: Sequence[Burst], *, named: bool) -> Claim:
         steps, sites = ctx.get(Steps), ctx.get(CallSites)
-        site: Site | None = None
-        if sites is not None:
-            found = [s for b in bursts if (s := sites.site(b.row)) is not None]
-            site = Counter(found).most_common(1)[0][0] if found else None
-        cost = cost_of(ctx, ctx[AllocatorActivity].calls)
+        called = Counter(s for b in bursts if sites is not None and (s := sites.site(b.row)) is not None)
+        site: Site | None = next(iter(called.most_common(1)), (None, 0))[0]
         of = f" in {steps.count} steps" if steps is not None and steps.steps else ""
         who = (
             "torch.cuda.empty_cache() gives"
@@ -252,30 +246,22 @@ class EmptyCacheInLoop(Rule):
             else "Outside of every operator, as empty_cache() does it, the script gives"
         )
         segments = sum(b.segments for b in bursts)
-        return Claim(
+        claim = Claim(
             message=f"{who} {segments} segments back to the driver, {times(len(bursts))}{of}; the next operators take them again.",
             confidence="high" if named else "medium",
-            severity=None if cost.saving else "warning",
-            saving=cost.saving,
             location=location(site),
             evidence=[_table(bursts)],
-            spans=cost.spans,
-            fixes=[techniques.keep_the_cache(_VERIFY, site.target if site is not None else None)],
-            removal=cost.removal,
-            owned=cost.owned,
+            fixes=[techniques.keep_the_cache(_VERIFY, target(site))],
             key="trace",
         )
+        return cost_of(ctx, ctx[AllocatorActivity].calls).added_to(claim)
 
 
 def _table(bursts: Sequence[Burst]) -> Table:
     of_trace = all(b.bytes is None for b in bursts)
-    rows: list[list[str | int | float | None]] = [
-        [i, b.segments, (b.end - b.start) / 1e3 if of_trace else b.bytes] for i, b in enumerate(bursts, 1)
+    rows = [
+        (i, b.segments, (b.end - b.start) / 1e3 if of_trace else b.bytes) for i, b in enumerate(bursts, 1)
     ]
     last = Column("took", "us") if of_trace else Column("bytes", "bytes")
-    return Table(
-        title="Memory given back by empty_cache()",
-        columns=[Column("call", "count"), Column("segments", "count"), last],
-        rows=rows[:20],
-        of=len(rows) if len(rows) > 20 else None,
-    )
+    columns = [Column("call", "count"), Column("segments", "count"), last]
+    return top("Memory given back by empty_cache()", columns, rows, 20)

@@ -16,7 +16,8 @@ from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.memory._shared import MiB, expandable_segments, size
+from trace_doctor_rules._shared import top
+from trace_doctor_rules.memory._shared import MiB, already, expandable_segments, size
 
 _VERIFY = "largest reserved and largest live bytes of a new snapshot are closer together"
 Bytes = npt.NDArray[np.int64]
@@ -188,7 +189,7 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
             f"device and {size(failure.cached or 0)} in the cache, in pieces of at most {size(failure.largest_gap or 0)}"
         )
     return Claim(
-        message=f"{'; '.join(said)}{_already(history.settings)}.",
+        message=f"{'; '.join(said)}{already(history.settings)}.",
         confidence="high",
         severity="warning",
         saving=Saving(
@@ -213,32 +214,17 @@ def _growths(device: DeviceBlocks, reserved: Bytes) -> Table:
     free = reserved[taken] - history.live[taken]
     needless = free >= history.entry_size[taken]
     chosen = taken[needless][np.argsort(-history.entry_size[taken][needless], kind="stable")]
-    rows: list[list[str | int | float | None]] = [
-        [
-            device.place(asker(history, int(at))),
-            int(history.entry_size[at]),
-            int(reserved[at]),
-            int(history.live[at]),
-            int(reserved[at] - history.live[at]),
-        ]
-        for at in chosen
+    columns = [
+        Column("for", "location"),
+        *(Column(what, "bytes") for what in ("segment", "reserved", "live", "free")),
     ]
-    return Table(
-        title=f"Segments taken while as many bytes were free in the cache ({len(rows)} of {len(taken)})",
-        columns=[
-            Column("for", "location"),
-            Column("segment", "bytes"),
-            Column("reserved", "bytes"),
-            Column("live", "bytes"),
-            Column("free", "bytes"),
-        ],
-        rows=rows[:10],
-        of=len(rows) if len(rows) > 10 else None,
-    )
-
-
-def _already(settings: Mapping[str, object]) -> str:
-    return ", although expandable_segments is on" if settings.get("expandable_segments") else ""
+    rows = [
+        (device.place(asker(history, at)), int(history.entry_size[at]), held, live, held - live)
+        for at in chosen.tolist()
+        for held, live in [(int(reserved[at]), int(history.live[at]))]
+    ]
+    title = f"Segments taken while as many bytes were free in the cache ({len(rows)} of {len(taken)})"
+    return top(title, columns, rows, 10)
 
 
 def _fixes(settings: Mapping[str, object]) -> list[Fix]:

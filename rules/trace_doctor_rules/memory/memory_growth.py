@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Table, Target, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
+from trace_doctor_rules._shared import top
 from trace_doctor_rules.memory._memory_growth_evidence import Growth, explaining_frame, growth
-from trace_doctor_rules.memory._shared import MiB, holders, size, target
+from trace_doctor_rules.memory._shared import MiB, holders, peak_saving, size
 from trace_doctor_rules.memory._trace_growth_evidence import ADVICE as TRACE_ADVICE
 from trace_doctor_rules.memory._trace_growth_evidence import AllocationRecord, TraceGrowth
 
@@ -248,12 +249,11 @@ class MemoryGrowth(Rule):
             f"{site}{left}.",
             confidence="high" if sure else "medium",
             severity=None if fall else "warning",
-            saving=Saving(
-                bytes=fall,
-                share_of_peak=fall / history.peak_bytes,
-                basis="bound",
-                how=f"highest live bytes {size(history.peak_bytes)}, {size(without)} when what is kept is freed at the end of its "
-                f"step; a longer run gains {size(per_step)} more with every step",
+            saving=peak_saving(
+                history.peak_bytes,
+                without,
+                "when what is kept is freed at the end of its step; "
+                f"a longer run gains {size(per_step)} more with every step",
             )
             if fall
             else None,
@@ -273,15 +273,9 @@ def _steps_left(device: DeviceBlocks, device_bytes: int | None, per_step: int) -
 
 
 def _table(g: Growth) -> Table:
-    rows: list[list[str | int | float | None]] = [
-        [i, int(live), None if i == 0 else int(g.rises[i - 1])] for i, live in enumerate(g.live.tolist())
-    ]
-    return Table(
-        title=f"Live memory after each {g.of}",
-        columns=[Column("step", "count"), Column("live", "bytes"), Column("rise", "bytes")],
-        rows=rows[:20],
-        of=len(rows) if len(rows) > 20 else None,
-    )
+    rows = list(zip(range(len(g.live)), g.live.tolist(), [None, *g.rises.tolist()], strict=True))
+    columns = [Column("step", "count"), Column("live", "bytes"), Column("rise", "bytes")]
+    return top(f"Live memory after each {g.of}", columns, rows, 20)
 
 
 def _fix(site: Site | None) -> Fix:
@@ -290,7 +284,7 @@ def _fix(site: Site | None) -> Fix:
         kind="patch",
         safety="unsafe",
         codemod="detach-accumulation",
-        target=target(site),
+        target=None if site is None else Target(file=site.file, line=site.line, function=site.function),
         text="total += loss.detach()          # or loss.item()\noutputs.append(out.detach().cpu())",
         verify="a new snapshot of at least four steps ends every step with the same live bytes",
         risk="code that calls backward() through the kept tensor needs its graph",

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Context, NotCaptured, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Column, Context, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules._shared import target, top
 from trace_doctor_rules.memory._memory_spike_evidence import made_again_after, made_within
 from trace_doctor_rules.memory._remedies import remedies
-from trace_doctor_rules.memory._shared import MiB, make_up, size, target
+from trace_doctor_rules.memory._shared import MiB, make_up, peak_saving, size
 
 Mask = npt.NDArray[np.bool_]
 MOST_THERE = 0.5
@@ -285,6 +286,7 @@ class MemorySpike(Rule):
         twins = _twins(device, at_peak)
         site = device.stacks.site(stacks[0])
         forward = device.stacks.site(twins[stacks[0]]) if site is None and stacks[0] in twins else None
+        place = site or forward
         held = int(history.size[at_peak].sum())
         what = f"{device.place(stacks[0])}" + (f" ({op})" if op and op not in device.place(stacks[0]) else "")
         of = f", by its size of {forward}" if forward is not None else ""
@@ -292,16 +294,14 @@ class MemorySpike(Rule):
             message=f"Short-lived blocks hold {size(held)} of the {size(history.peak_bytes)} at the peak, first of all from "
             f"{what}{of}; without them the peak falls by {size(fall)}.",
             confidence="high" if sure else "medium",
-            saving=Saving(
-                bytes=fall,
-                share_of_peak=fall / history.peak_bytes,
-                basis="bound",
-                how=f"highest live bytes {size(history.peak_bytes)}, {size(without)} when the short-lived blocks of these "
-                "places are left out of the record",
+            saving=peak_saving(
+                history.peak_bytes,
+                without,
+                "when the short-lived blocks of these places are left out of the record",
             ),
-            location=location(site or forward, device=device.device),
+            location=location(place, device=device.device),
             evidence=[_table(device, at_peak, twins), make_up(device, history.peak, "Live at the peak")],
-            fixes=remedies(device.stacks, stacks, target(site or forward), twins),
+            fixes=remedies(device.stacks, stacks, target(place), twins),
             key=what.split(":")[0],
         )
 
@@ -393,16 +393,12 @@ def _table(device: DeviceBlocks, blocks: Mask, twins: dict[int, int]) -> Table:
                 device.place(twins[stack]) if stack in twins else None,
             ]
         )
-    return Table(
-        title="Short-lived blocks at the peak",
-        columns=[
-            Column("allocated at", "location"),
-            Column("operator", "code"),
-            Column("size", "bytes"),
-            Column("lived for (allocations)", "count"),
-            Column("lived for", "us"),
-            Column("forward of the same size", "location"),
-        ],
-        rows=rows[:15],
-        of=len(rows) if len(rows) > 15 else None,
-    )
+    columns = [
+        Column("allocated at", "location"),
+        Column("operator", "code"),
+        Column("size", "bytes"),
+        Column("lived for (allocations)", "count"),
+        Column("lived for", "us"),
+        Column("forward of the same size", "location"),
+    ]
+    return top("Short-lived blocks at the peak", columns, rows, 15)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Context, Rule, Saving, threshold
+from trace_doctor import Claim, Context, Rule, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import OPTIMIZER_STATE
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
@@ -12,7 +12,15 @@ from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.memory._shared import NEARLY_FULL, holders, how_full, make_up, size, where_tightest
+from trace_doctor_rules.memory._shared import (
+    NEARLY_FULL,
+    holders,
+    how_full,
+    make_up,
+    peak_saving,
+    size,
+    where_tightest,
+)  # fmt: skip
 
 _VERIFY = "optimizer state in a new snapshot is smaller"
 
@@ -123,20 +131,14 @@ class OptimizerStateBound(Rule):
         state = device.classes.where(OPTIMIZER_STATE)
         gone = (1 - self.left) * history.bytes_over_time(state)
         before = int(history.live[: moment + 1].max()) if failed else history.peak_bytes
-        fall = before - int((history.live - gone)[: moment + 1 if failed else None].max())
+        after = int((history.live - gone)[: moment + 1 if failed else None].max())
         alive = state & history.alive(moment)
         return Claim(
             message=f"The optimizer keeps {size(held)} of the {size(live)} live {where} ({held / live:.0%})"
             f"{how_full(memory, device)}.",
             confidence="high" if sure else "medium",
             severity="warning" if memory.pressed(device, self.nearly_full) else "info",
-            saving=Saving(
-                bytes=fall,
-                share_of_peak=fall / before,
-                basis="bound",
-                how=f"highest live bytes {size(before)}, {size(before - fall)} with {self.left:.0%} of the state (8 bits instead "
-                "of 32)",
-            ),
+            saving=peak_saving(before, after, f"with {self.left:.0%} of the state (8 bits instead of 32)"),
             location=location(device.caller(Stage.OPTIMIZER), device=device.device),
             evidence=[
                 make_up(device, moment, f"Live {where}"),

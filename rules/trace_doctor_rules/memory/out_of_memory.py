@@ -10,8 +10,9 @@ from trace_doctor.evidence.memory.out_of_memory import Failure, OutOfMemory
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import target
 from trace_doctor_rules.memory._remedies import remedies
-from trace_doctor_rules.memory._shared import MiB, expandable_segments, holders, make_up, size, target, times
+from trace_doctor_rules.memory._shared import MiB, expandable_segments, holders, make_up, size, times
 
 
 def _fails(*, fragmented: bool, free: int = 100 * MIB, retries: bool = True) -> SnapshotBuilder:

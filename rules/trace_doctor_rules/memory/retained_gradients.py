@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Severity, Table, threshold
+from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Severity, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
+from trace_doctor_rules._shared import target
 from trace_doctor_rules.memory._retained_gradients_evidence import Retention, peak_when_freed, retentions
-from trace_doctor_rules.memory._shared import MiB, make_up, size, target
+from trace_doctor_rules.memory._shared import MiB, make_up, peak_saving, size
 
 _HOW = {
     "after_forward": "zero_grad() runs after the forward",
@@ -210,12 +211,8 @@ class RetainedGradients(Rule):
             + (f"freed after step() the peak falls by {size(fall)}." if fall else "the peak lies elsewhere."),
             confidence="high" if sure else "medium",
             severity=severity,
-            saving=Saving(
-                bytes=fall,
-                share_of_peak=fall / history.peak_bytes,
-                basis="bound",
-                how=f"highest live bytes {size(history.peak_bytes)}, {size(without)} when these gradients are freed at the end of "
-                "step()",
+            saving=peak_saving(
+                history.peak_bytes, without, "when these gradients are freed at the end of step()"
             )
             if fall
             else None,

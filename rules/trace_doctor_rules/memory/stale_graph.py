@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trace_doctor import Claim, Context, NotCaptured, Rule, Saving, threshold
+from trace_doctor import Claim, Context, NotCaptured, Rule, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
@@ -16,7 +16,8 @@ from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.memory._shared import MiB, holders, make_up, size, target
+from trace_doctor_rules._shared import target
+from trace_doctor_rules.memory._shared import MiB, holders, make_up, peak_saving, size
 
 _VERIFY = "in a new snapshot each forward begins with the live bytes of the one before"
 OF_A_GRAPH = 3
@@ -267,12 +268,7 @@ def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
         message=f"Up to {size(found.most(device))} of a forward stay until the next one has ended, held{at}: {how}.",
         confidence="medium",
         severity=None if fall and graph else "info",
-        saving=Saving(
-            bytes=fall,
-            share_of_peak=fall / history.peak_bytes,
-            basis="bound",
-            how=f"highest live bytes {size(history.peak_bytes)}, {size(without)} when these blocks are freed before the next forward",
-        )
+        saving=peak_saving(history.peak_bytes, without, "when these blocks are freed before the next forward")
         if fall
         else None,
         location=location(site, device=device.device),

@@ -155,12 +155,12 @@ def older_from_setup(b: Blocks) -> Bool:
 
 def older_from(b: Blocks, *, stage: Stage) -> Bool:
     """Older than the record, with frames of a stage."""
-    return b.older & (b.stage == stage)
+    return np.asarray(b.older & (b.stage == stage))
 
 
 def older_freed_in(b: Blocks, *, stage: Stage) -> Bool:
     """Older than the record, and freed by a stage."""
-    return b.older & (b.freed_in == stage)
+    return np.asarray(b.older & (b.freed_in == stage))
 
 
 def built(b: Blocks) -> Bool:
