@@ -34,6 +34,8 @@ _HOMES = {
     "Span": "trace_doctor.model",
     "Table": "trace_doctor.model",
     "Column": "trace_doctor.model",
+    "Cell": "trace_doctor.model",
+    "Unit": "trace_doctor.model",
     "Target": "trace_doctor.model",
     "Run": "trace_doctor.run",
     "Cat": "trace_doctor.run",
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from trace_doctor.api import verify as verify
     from trace_doctor.errors import NotCaptured as NotCaptured
     from trace_doctor.hta import to_hta as to_hta
+    from trace_doctor.model import Cell as Cell
     from trace_doctor.model import Column as Column
     from trace_doctor.model import Confidence as Confidence
     from trace_doctor.model import Finding as Finding
@@ -78,6 +81,7 @@ if TYPE_CHECKING:
     from trace_doctor.model import Span as Span
     from trace_doctor.model import Table as Table
     from trace_doctor.model import Target as Target
+    from trace_doctor.model import Unit as Unit
     from trace_doctor.model.difference import Difference as Difference
     from trace_doctor.model.verification import Verification as Verification
     from trace_doctor.notebook import Result as Result

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trace_doctor import Column, Context, Fix, Table, Target
+from trace_doctor import Cell, Column, Context, Fix, Table, Target, Unit
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
 
 LAST_BITS = "results differ in the last bits"
@@ -22,10 +22,14 @@ def advice(title: str, text: str, risk: str, verify: str, **more: Any) -> Fix:
     return Fix(title=title, kind="advice", safety="display", text=text, risk=risk, verify=verify, **more)
 
 
-def top(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Any]], most: int) -> Table:
-    """The first rows of a table, which says how many there are where some are left out."""
-    shown = [list(row) for row in rows[:most]]
-    return Table(title=title, columns=list(columns), rows=shown, of=len(rows) if len(rows) > most else None)
+def table(
+    title: str, columns: Mapping[str, Unit], rows: Iterable[Sequence[Cell]], most: int | None = None
+) -> Table:
+    """`columns`: title -> unit. A table shows its first rows, and says how many there are where some are left out."""
+    every = [list(row) for row in rows]
+    left_out = most is not None and len(every) > most
+    heads = [Column(name, unit) for name, unit in columns.items()]
+    return Table(title=title, columns=heads, rows=every[:most], of=len(every) if left_out else None)
 
 
 def site_of(ctx: Context, row: int) -> Site | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Context, Rule, Saving, Table
+from trace_doctor import Claim, Context, Rule, Saving
 from trace_doctor.evidence.distributed.parallelism import Parallelism
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.intervals import intersect, intervals, total
@@ -12,6 +12,7 @@ from trace_doctor.evidence.trace.gpu_timeline import COMPUTE, GpuTimeline
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import table
 
 
 def _training(devices: int, *, marked: bool = True, stacks: bool = False) -> RunBuilder:
@@ -103,14 +104,10 @@ class DataParallelModule(Rule):
                 how="a step that takes as long as the device that computes longest, with all communication hidden",
             ),
             evidence=[
-                Table(
-                    title="Compute of a steady step",
-                    columns=[
-                        Column("device", "count"),
-                        Column("computes", "us"),
-                        Column("of the step", "share"),
-                    ],
-                    rows=[[device, ns / 1e3, ns / step] for device, ns in computing.items()],
+                table(
+                    "Compute of a steady step",
+                    {"device": "count", "computes": "us", "of the step": "share"},
+                    [[device, ns / 1e3, ns / step] for device, ns in computing.items()],
                 )
             ],
             fixes=[

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.comms._exposed_collectives_evidence import CollectiveExposure
 
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
@@ -246,10 +247,10 @@ def _capped(saving: Saving, us: float, share: float) -> Saving:
 
 
 def _table(own: CollectiveExposure) -> Table:
-    return Table(
-        title="Collectives of the capture by kind",
-        columns=[Column("kind"), Column("number", "count"), Column("together", "us")],
-        rows=[[kind, count, ns / 1e3] for kind, count, ns in own.kinds],
+    return table(
+        "Collectives of the capture by kind",
+        {"kind": "text", "number": "count", "together": "us"},
+        [[kind, count, ns / 1e3] for kind, count, ns in own.kinds],
     )
 
 

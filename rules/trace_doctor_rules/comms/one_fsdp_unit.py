@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, Rule, Saving, threshold
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.comms._one_fsdp_unit_evidence import Gathers
 
 _ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
@@ -98,15 +99,10 @@ class OneFsdpUnit(Rule):
             else None,
             severity="info",
             evidence=[
-                Table(
-                    title="All-gathers of the steady steps",
-                    columns=[
-                        Column("steps", "count"),
-                        Column("a step", "count"),
-                        Column("largest", "bytes"),
-                        Column("together", "us"),
-                    ],
-                    rows=[[seen.steps, seen.per_step, seen.bytes, seen.ns / 1e3]],
+                table(
+                    "All-gathers of the steady steps",
+                    {"steps": "count", "a step": "count", "largest": "bytes", "together": "us"},
+                    [[seen.steps, seen.per_step, seen.bytes, seen.ns / 1e3]],
                 )
             ],
             fixes=[

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Context, Location, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, Location, Rule, Saving, threshold
 from trace_doctor.evidence.distributed.parallelism import Parallelism
 from trace_doctor.evidence.memory.blocks import MemoryBlocks
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.memory._shared import size
 
 
@@ -112,10 +113,10 @@ class ReplicatedStates(Rule):
                 ),
                 location=Location(device=device.device),
                 evidence=[
-                    Table(
-                        title="What sharing frees on each rank",
-                        columns=[Column("shared"), Column("frees", "bytes"), Column("of the peak", "share")],
-                        rows=[
+                    table(
+                        "What sharing frees on each rank",
+                        {"shared": "text", "frees": "bytes", "of the peak": "share"},
+                        [
                             ["optimizer state (ZeRO-1)", gone[0], gone[0] / peak],
                             ["and gradients (ZeRO-2)", gone[1], gone[1] / peak],
                             ["and parameters (ZeRO-3, FSDP)", gone[2], gone[2] / peak],

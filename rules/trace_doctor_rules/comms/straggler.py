@@ -9,12 +9,13 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules._shared import table
 
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 
@@ -228,16 +229,16 @@ def _errors(values: npt.NDArray[np.number]) -> float:
 
 def _waits(seen: RankedCollectives, late: list[int]) -> Table:
     everything = max(sum(seen.caused_ns), 1)
-    return Table(
-        title="Collectives of a steady step on each rank, beside no compute",
-        columns=[
-            Column("rank", "count"),
-            Column("waiting for others", "us"),
-            Column("transferring", "us"),
-            Column("of all waiting for it", "share"),
-            Column("late"),
-        ],
-        rows=[
+    return table(
+        "Collectives of a steady step on each rank, beside no compute",
+        {
+            "rank": "count",
+            "waiting for others": "us",
+            "transferring": "us",
+            "of all waiting for it": "share",
+            "late": "text",
+        },
+        [
             [
                 rank,
                 seen.wait_ns[i] / 1e3,

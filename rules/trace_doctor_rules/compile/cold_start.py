@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
+from trace_doctor import Claim, Context, Fix, Rule, threshold
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.intervals import clip, intervals, total
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.compile._cold_start_evidence import RepeatedBlocks
 
 
@@ -107,12 +108,10 @@ class ColdStart(Rule):
             confidence="high",
             severity="info",
             evidence=[
-                Table(
-                    title="The longest compilations",
-                    columns=[Column("function"), Column("event", "code"), Column("took", "us")],
-                    rows=[
-                        [c.frame.function if c.frame else "not captured", c.what, c.ns / 1e3] for c in longest
-                    ],
+                table(
+                    "The longest compilations",
+                    {"function": "text", "event": "code", "took": "us"},
+                    [[c.frame.function if c.frame else "not captured", c.what, c.ns / 1e3] for c in longest],
                 )
             ],
             fixes=[*([techniques.compile_blocks(verify)] if repeated else []), _keep_caches(verify)],

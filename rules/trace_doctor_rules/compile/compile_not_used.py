@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from trace_doctor import Claim, Column, Context, Location, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, Location, Rule, Saving, threshold
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.host.host_bound import HostBound
 from trace_doctor.evidence.replay.what_if import Replay
@@ -15,6 +15,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.compile._compile_not_used_evidence import PointwiseRuns
 
 _ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
@@ -160,15 +161,10 @@ class CompileNotUsed(Rule):
         """A hint without a removal: what is only modelled is no part of the combined replay."""
         chains, moments = ctx[PointwiseRuns], ctx[Moments]
         count = ctx[Steps].count
-        table = Table(
-            title="Elementwise kernels (per steady step)",
-            columns=[
-                Column("kernels", "count"),
-                Column("they take", "us"),
-                Column("of all kernels", "share"),
-                Column("behind another", "count"),
-            ],
-            rows=[
+        elementwise = table(
+            "Elementwise kernels (per steady step)",
+            {"kernels": "count", "they take": "us", "of all kernels": "share", "behind another": "count"},
+            [
                 [
                     round(chains.kernels / count, 1),
                     chains.ns / count / 1e3,
@@ -183,7 +179,7 @@ class CompileNotUsed(Rule):
             severity="info",
             saving=replace(saving, basis="model", how=f"a model of what a compiler fuses: {saving.how}"),
             location=Location(ts_us=moments.ts_us(owned[0][0])),
-            evidence=[table],
+            evidence=[elementwise],
             fixes=[techniques.compile_model(_VERIFY)],
             owned=owned,
             key="compile",

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from trace_doctor import (
     Claim,
-    Column,
     Confidence,
     Context,
     Fix,
@@ -26,6 +25,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import table
 
 _LINE = 8
 
@@ -343,25 +343,19 @@ def _tables(ctx: Context, found: Break) -> list[Table]:
         name = f"{frame.function} ({frame.file}:{frame.line})" if frame else None
         rows.append([compile_id, name, len(runs), depth, took])
     tables = [
-        Table(
-            title="Pieces behind the break" if found.gaps else "Compiled code that ends there",
-            columns=[
-                Column("region", "code"),
-                Column("function", "code"),
-                Column("runs", "count"),
-                Column("nested", "count"),
-                Column("takes", "us"),
-            ],
-            rows=rows,
+        table(
+            "Pieces behind the break" if found.gaps else "Compiled code that ends there",
+            {"region": "code", "function": "code", "runs": "count", "nested": "count", "takes": "us"},
+            rows,
         )
     ]
     if found.logged:
         said = {(b.gb, b.reason): b for b in found.logged}.values()
         tables.append(
-            Table(
-                title="What PyTorch says (TORCH_TRACE)",
-                columns=[Column("id", "code"), Column("reason"), Column("explanation"), Column("hint")],
-                rows=[[b.gb, b.reason, b.explanation, next(iter(b.hints), "")] for b in said],
+            table(
+                "What PyTorch says (TORCH_TRACE)",
+                {"id": "code", "reason": "text", "explanation": "text", "hint": "text"},
+                [[b.gb, b.reason, b.explanation, next(iter(b.hints), "")] for b in said],
             )
         )
     return tables

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, Rule, Saving, threshold
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.compile._loss_outside_graph_evidence import EagerLoss
 
 
@@ -167,14 +168,10 @@ class LossOutsideGraph(Rule):
                 how=f"{self.fused_away:.0%} of the loss's time: the passes over the logits that fusing takes away",
             ),
             evidence=[
-                Table(
-                    title="The loss's work in the steady steps",
-                    columns=[
-                        Column("operator", "code"),
-                        Column("kernels" if loss.on_gpu else "times", "count"),
-                        Column("together", "us"),
-                    ],
-                    rows=[[name, count, ns / 1e3] for name, count, ns in loss.operators],
+                table(
+                    "The loss's work in the steady steps",
+                    {"operator": "code", "kernels" if loss.on_gpu else "times": "count", "together": "us"},
+                    [[name, count, ns / 1e3] for name, count, ns in loss.operators],
                 )
             ],
             fixes=[techniques.compile_loss("record again: the loss's operators are gone from the trace")],

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 
 from trace_doctor import (
     Claim,
-    Column,
     Context,
     Rule,
     Saving,
@@ -26,6 +25,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor.user_frames import Frame
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.compile._recompile_fixes import because, fixes
 
 
@@ -341,16 +341,10 @@ def _table(some: Sequence[Compilation], steady: Sequence[tuple[int, int]]) -> Ta
     def step(c: Compilation) -> int:
         return next(i for i, (s, e) in enumerate(steady) if s <= c.start < e)
 
-    return Table(
-        title="Compilations after the warm-up",
-        columns=[
-            Column("makes", "code"),
-            Column("event", "code"),
-            Column("steady step", "count"),
-            Column("takes", "us"),
-            Column("because"),
-        ],
-        rows=[
+    return table(
+        "Compilations after the warm-up",
+        {"makes": "code", "event": "code", "steady step": "count", "takes": "us", "because": "text"},
+        [
             [
                 c.compile_id,
                 c.what,

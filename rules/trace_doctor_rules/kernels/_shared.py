@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Column, Saving, Table
+from trace_doctor import Saving, Table, Unit
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.replay.what_if import Removal, Replay
+from trace_doctor_rules._shared import table
 
 Bool = npt.NDArray[np.bool_]
 
@@ -65,22 +66,18 @@ def promise(saving: Saving) -> str:
 
 def kernel_table(title: str, kernels: Kernels, mask: Bool) -> Table:
     """The kernels (on a CPU: operators) that take most time, per steady step."""
-    ranked = kernels.by_name(mask)
-    rows: list[list[str | int | float | None]] = [
-        [name[:160], count / kernels.steps, ns / kernels.steps / 1e3, ns / max(kernels.total, 1)]
-        for name, count, ns in ranked[:ROWS]
+    rows = [
+        (name[:160], count / kernels.steps, ns / kernels.steps / 1e3, ns / max(kernels.total, 1))
+        for name, count, ns in kernels.by_name(mask)
     ]
-    return Table(
-        title=title,
-        columns=[
-            Column(_noun(kernels), "code"),
-            Column("a step", "count"),
-            Column("time a step", "us"),
-            Column(f"of all {_noun(kernels)}s", "share"),
-        ],
-        rows=rows,
-        of=len(ranked) if len(ranked) > ROWS else None,
-    )
+    noun = _noun(kernels)
+    columns: dict[str, Unit] = {
+        noun: "code",
+        "a step": "count",
+        "time a step": "us",
+        f"of all {noun}s": "share",
+    }
+    return table(title, columns, rows, ROWS)
 
 
 def longest_of(kernels: Kernels, mask: Bool, most: int = 10) -> list[tuple[int, int]]:

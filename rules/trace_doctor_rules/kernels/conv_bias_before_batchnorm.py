@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.replay.what_if import Replay
@@ -17,6 +17,7 @@ from trace_doctor.evidence.trace.operator_inputs import Inputs, OperatorInputs
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.kernels._shared import by_model
 
 Rows = npt.NDArray[np.int64]
@@ -216,10 +217,10 @@ def _table(found: list[Inputs]) -> Table:
     for given in found:
         key = ("x".join(map(str, given.shape(0))), "x".join(map(str, given.shape(1))))
         counted[key] = counted.get(key, 0) + 1
-    return Table(
-        title="Convolutions with a bias before a batch norm (in a typical step)",
-        columns=[Column("input", "code"), Column("weight", "code"), Column("times", "count")],
-        rows=[[image, weight, n] for (image, weight), n in counted.items()],
+    return table(
+        "Convolutions with a bias before a batch norm (in a typical step)",
+        {"input": "code", "weight": "code", "times": "count"},
+        [[image, weight, n] for (image, weight), n in counted.items()],
     )
 
 

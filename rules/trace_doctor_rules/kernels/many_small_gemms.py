@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Context, Rule, Table, threshold
+from trace_doctor import Claim, Context, Rule, Table, threshold
 from trace_doctor.evidence.compute.matmuls import Product, Products
 from trace_doctor.evidence.compute.operator_loops import OperatorLoops
 from trace_doctor.evidence.compute.work import Work
@@ -23,7 +23,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import target
+from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.kernels._shared import by_model, promise
 
 Rows = npt.NDArray[np.int64]
@@ -353,17 +353,17 @@ def _table(loops: Sequence[Sequence[Product]], per_step: float) -> Table:
     for loop in loops:
         grouped[_weight(loop[0])] += loop
     ranked = sorted(grouped.items(), key=lambda item: (-sum(p.ns for p in item[1]), item[0]))
-    return Table(
-        title="Loops over equal products (forward of a typical step)",
-        columns=[
-            Column("operator"),
-            Column("weight", "code"),
-            Column("rows", "text"),
-            Column("products", "count"),
-            Column("time", "us"),
-            Column("of all kernels", "share"),
-        ],
-        rows=[
+    return table(
+        "Loops over equal products (forward of a typical step)",
+        {
+            "operator": "text",
+            "weight": "code",
+            "rows": "text",
+            "products": "count",
+            "time": "us",
+            "of all kernels": "share",
+        },
+        [
             [
                 name,
                 f"{inner} x {columns}",

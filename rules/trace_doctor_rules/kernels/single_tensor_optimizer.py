@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Run, Saving, Table, threshold
+from trace_doctor import Claim, Confidence, Context, Fix, Rule, Run, Saving, Table, threshold
 from trace_doctor.evidence.compute.optimizer_work import OptimizerWork
 from trace_doctor.evidence.compute.update_loops import UpdateLoops
 from trace_doctor.evidence.durations import two_figures
@@ -21,7 +21,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import target
+from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.kernels._updates import (
     Rows,
     Update,
@@ -364,16 +364,10 @@ def _site(ctx: Context, update: Update) -> Site | None:
 
 
 def _table(run: Run, update: Update, operators: Rows, gpu: Rows, count: int) -> Table:
-    return Table(
-        title="What step() does (per steady step)",
-        columns=[
-            Column("optimizer"),
-            Column("operators", "count"),
-            Column("kernels", "count"),
-            Column("host", "us"),
-            Column("GPU", "us"),
-        ],
-        rows=[
+    return table(
+        "What step() does (per steady step)",
+        {"optimizer": "text", "operators": "count", "kernels": "count", "host": "us", "GPU": "us"},
+        [
             [
                 update.who,
                 round(len(operators) / count, 1),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
+from trace_doctor import Claim, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.compute.matmuls import Product, Products
 from trace_doctor.evidence.durations import two_figures
@@ -16,7 +16,7 @@ from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
-from trace_doctor_rules._shared import target
+from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.kernels._shared import by_model, longest_of, promise
 
 _GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x3_tn_align8>"
@@ -265,16 +265,16 @@ def _table(bad: Sequence[Product], per_step: float) -> Table:
         count, ns = grouped.get(key, (0, 0))
         grouped[key] = (count + 1, ns + p.ns)
     ranked = sorted(grouped.items(), key=lambda item: (-item[1][1], item[0]))
-    return Table(
-        title="Unaligned products of a typical step",
-        columns=[
-            Column("rows x inner x columns", "code"),
-            Column("in"),
-            Column("times", "count"),
-            Column("time", "us"),
-            Column("of all kernels", "share"),
-        ],
-        rows=[
+    return table(
+        "Unaligned products of a typical step",
+        {
+            "rows x inner x columns": "code",
+            "in": "text",
+            "times": "count",
+            "time": "us",
+            "of all kernels": "share",
+        },
+        [
             [f"{m} x {k} x {n}", "backward" if back else "forward", count, ns / 1e3, ns / max(per_step, 1)]
             for (m, k, n, back), (count, ns) in ranked
         ],

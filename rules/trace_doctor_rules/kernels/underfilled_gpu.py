@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trace_doctor import Claim, Column, Context, Fix, Location, NotCaptured, Rule, Table, threshold
+from trace_doctor import Claim, Context, Fix, Location, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.replay.what_if import Replay
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.kernels._shared import ROWS, by_model, longest_of, promise
 from trace_doctor_rules.kernels._underfilled_gpu_evidence import KernelGrids
 
@@ -173,19 +174,14 @@ def _table(kernels: Kernels, grids: KernelGrids, few: np.ndarray) -> Table:
         count, time, weighted = found.get(name, (0, 0, 0.0))
         found[name] = (count + 1, time + ns, weighted + ns * blocks)
     ranked = sorted(found.items(), key=lambda item: (-item[1][1], item[0]))
-    return Table(
-        title="Kernels with few blocks (in a typical step)",
-        columns=[
-            Column("kernel", "code"),
-            Column("times", "count"),
-            Column("time", "us"),
-            Column("of the multiprocessors", "share"),
-        ],
-        rows=[
+    return table(
+        "Kernels with few blocks (in a typical step)",
+        {"kernel": "code", "times": "count", "time": "us", "of the multiprocessors": "share"},
+        [
             [name[:160], count, time / 1e3, weighted / max(time, 1)]
-            for name, (count, time, weighted) in ranked[:ROWS]
+            for name, (count, time, weighted) in ranked
         ],
-        of=len(ranked) if len(ranked) > ROWS else None,
+        ROWS,
     )
 
 

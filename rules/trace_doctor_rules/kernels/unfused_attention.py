@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.compute.attention import AttentionChains
 from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.durations import two_figures
@@ -15,7 +15,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import target
+from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.kernels._shared import by_model, kernel_table, longest_of, promise
 from trace_doctor_rules.kernels._unfused_attention_evidence import MATH, SDPA, AttentionForm
 
@@ -360,16 +360,16 @@ def _table(chains: AttentionChains) -> Table:
     kernels = chains.kernels
     steps = kernels.steps
     forward = int((~chains.backward).sum())
-    return Table(
-        title="Attention in pieces (per steady step)",
-        columns=[
-            Column("forward chains", "count"),
-            Column("backward chains", "count"),
-            Column("products", "us"),
-            Column("between them", "us"),
-            Column("score matrices", "bytes"),
-        ],
-        rows=[
+    return table(
+        "Attention in pieces (per steady step)",
+        {
+            "forward chains": "count",
+            "backward chains": "count",
+            "products": "us",
+            "between them": "us",
+            "score matrices": "bytes",
+        },
+        [
             [
                 round(forward / steps, 1),
                 round((len(chains.softmax) - forward) / steps, 1),

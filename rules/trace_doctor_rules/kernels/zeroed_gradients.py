@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.operator_inputs import OperatorInputs, tensor_bytes
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules._shared import target
+from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.kernels._shared import HARDLY
 from trace_doctor_rules.kernels._zeroed_gradients_evidence import GradientFills
 
@@ -231,15 +231,10 @@ def _saving(outcome: ReplayOutcome, size: int | None) -> Saving:
 
 def _table(fills: GradientFills, count: int) -> Table:
     run, operators, gpu = fills.run, fills.operators, fills.gpu_rows()
-    return Table(
-        title="What zero_grad() does (per steady step)",
-        columns=[
-            Column("optimizer"),
-            Column("zero_ operators", "count"),
-            Column("host", "us"),
-            Column("GPU", "us"),
-        ],
-        rows=[
+    return table(
+        "What zero_grad() does (per steady step)",
+        {"optimizer": "text", "zero_ operators": "count", "host": "us", "GPU": "us"},
+        [
             [
                 ", ".join(sorted(set(fills.names) - {""})) or None,
                 round(len(operators) / count, 1),

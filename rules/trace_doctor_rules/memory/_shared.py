@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trace_doctor import Column, Fix, Saving, Table
+from trace_doctor import Fix, Saving, Table
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
-from trace_doctor_rules._shared import top
+from trace_doctor_rules._shared import table
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 NEARLY_FULL = 0.80
@@ -93,19 +93,18 @@ def make_up(blocks: DeviceBlocks, moment: int, title: str) -> Table:
     """Live bytes by category at a moment, largest first."""
     total = int(blocks.history.live[moment])
     held = sorted(((v, k) for k, v in blocks.at(moment).items() if v), reverse=True)
-    return Table(
-        title=title,
-        columns=[Column("category"), Column("live", "bytes"), Column("share", "share")],
-        rows=[[name.replace("_", " "), bytes_, bytes_ / total] for bytes_, name in held],
+    return table(
+        title,
+        {"category": "text", "live": "bytes", "share": "share"},
+        [[name.replace("_", " "), bytes_, bytes_ / total] for bytes_, name in held],
     )
 
 
 def holders(rows: Iterable[tuple[str, str, int, int]], title: str, most: int = 12) -> Table:
     """(category, place, bytes, blocks) rows, largest first."""
-    columns = [
-        Column("category"),
-        Column("allocated at", "location"),
-        Column("bytes", "bytes"),
-        Column("blocks", "count"),
-    ]
-    return top(title, columns, [[c.replace("_", " "), *more] for c, *more in rows], most)
+    return table(
+        title,
+        {"category": "text", "allocated at": "location", "bytes": "bytes", "blocks": "count"},
+        [(c.replace("_", " "), place, held, count) for c, place, held, count in rows],
+        most,
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Context, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, Rule, Saving, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.classes import ACTIVATIONS, Reason
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
@@ -17,7 +17,7 @@ from trace_doctor.evidence.memory.stale_graphs import StaleGraphs, stale_graphs
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import target, top
+from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._activation_bound_evidence import Repeats, peak_when_recomputed, repeats
 from trace_doctor_rules.memory._shared import (
     NEARLY_FULL,
@@ -312,11 +312,15 @@ def _table(device: DeviceBlocks, found: Repeats) -> Table:
         (device.place(s), stacks.op(s) or "", n, int(history.size[history.stack == s].max()), n * found.count)
         for s, n in zip(found.stacks.tolist(), found.per_layer.tolist(), strict=True)
     ]
-    columns = [
-        Column("allocated at", "location"),
-        Column("operator", "code"),
-        Column("blocks a layer", "count"),
-        Column("largest", "bytes"),
-        Column("blocks in all", "count"),
-    ]
-    return top(f"What each of {found.count} layers keeps for backward", columns, rows, 12)
+    return table(
+        f"What each of {found.count} layers keeps for backward",
+        {
+            "allocated at": "location",
+            "operator": "code",
+            "blocks a layer": "count",
+            "largest": "bytes",
+            "blocks in all": "count",
+        },
+        rows,
+        12,
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Table, threshold
+from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.memory.allocator import (
     AllocatorActivity,
@@ -22,7 +22,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import site_of, target, top
+from trace_doctor_rules._shared import site_of, table, target
 from trace_doctor_rules.memory._driver_time import cost_of
 from trace_doctor_rules.memory._shared import already, expandable_segments, size, times
 
@@ -299,22 +299,26 @@ def _site(blocks: DeviceBlocks | None, episodes: Sequence[Episode], cause: str) 
 def _askers(blocks: DeviceBlocks, episodes: Sequence[Episode]) -> Table:
     asked = asked_again(blocks.history, episodes)
     order = sorted(asked, key=lambda stack: (-sum(asked[stack]), stack))
-    columns = [
-        Column("allocated at", "location"),
-        Column("times", "count"),
-        Column("smallest", "bytes"),
-        Column("largest", "bytes"),
-        Column("different sizes", "count"),
-    ]
     rows = [(blocks.place(s), len(asked[s]), min(asked[s]), max(asked[s]), len(set(asked[s]))) for s in order]
-    return top("Allocations for which memory was taken again", columns, rows, 10)
+    return table(
+        "Allocations for which memory was taken again",
+        {
+            "allocated at": "location",
+            "times": "count",
+            "smallest": "bytes",
+            "largest": "bytes",
+            "different sizes": "count",
+        },
+        rows,
+        10,
+    )
 
 
 def _summary(device: DeviceActivity, episodes: Sequence[Episode], again: int) -> Table:
-    return Table(
-        title=f"Segments of device {device.device}, from the {device.source}",
-        columns=[Column("what"), Column("count", "count"), Column("bytes", "bytes")],
-        rows=[
+    return table(
+        f"Segments of device {device.device}, from the {device.source}",
+        {"what": "text", "count": "count", "bytes": "bytes"},
+        [
             ["largest reserved", None, device.max_reserved],
             ["segments taken", device.takes, None],
             ["segments given back", device.gives, None],
@@ -326,12 +330,11 @@ def _summary(device: DeviceActivity, episodes: Sequence[Episode], again: int) ->
 
 def _call_table(calls: DriverCalls) -> Table:
     took = (calls.end - calls.start) / 1e3
-    rows: list[list[str | int | float | None]] = []
+    rows = []
     for name in sorted(set(calls.name)):
         mine = np.array([n == name for n in calls.name])
-        rows.append([name, int(mine.sum()), float(took[mine].sum())])
-    columns = [Column("call"), Column("calls", "count"), Column("time", "us")]
-    return Table(title="Driver calls of the capture", columns=columns, rows=rows)
+        rows.append((name, int(mine.sum()), float(took[mine].sum())))
+    return table("Driver calls of the capture", {"call": "text", "calls": "count", "time": "us"}, rows)
 
 
 def _fixes(cause: str, site: Site | None, settings: Mapping[str, object]) -> list[Fix]:

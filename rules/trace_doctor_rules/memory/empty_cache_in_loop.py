@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from trace_doctor import Claim, Column, Context, Rule, Table, threshold
+from trace_doctor import Claim, Context, Rule, Table, Unit, threshold
 from trace_doctor.evidence.idle.gaps import IdleLedger
 from trace_doctor.evidence.memory.allocator import AllocatorActivity
 from trace_doctor.evidence.memory.stages import MemoryStacks
@@ -15,7 +15,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import target, top
+from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._driver_time import cost_of
 from trace_doctor_rules.memory._empty_cache_in_loop_evidence import Burst, CacheEmptying
 from trace_doctor_rules.memory._shared import size, times
@@ -262,6 +262,7 @@ def _table(bursts: Sequence[Burst]) -> Table:
     rows = [
         (i, b.segments, (b.end - b.start) / 1e3 if of_trace else b.bytes) for i, b in enumerate(bursts, 1)
     ]
-    last = Column("took", "us") if of_trace else Column("bytes", "bytes")
-    columns = [Column("call", "count"), Column("segments", "count"), last]
-    return top("Memory given back by empty_cache()", columns, rows, 20)
+    last: dict[str, Unit] = {"took": "us"} if of_trace else {"bytes": "bytes"}
+    return table(
+        "Memory given back by empty_cache()", {"call": "count", "segments": "count", **last}, rows, 20
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
+from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Saving, Table, threshold
 from trace_doctor.evidence.memory.allocator import asker, growths
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.device_memory import DeviceMemory
@@ -16,7 +16,7 @@ from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import top
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.memory._shared import MiB, already, expandable_segments, size
 
 _VERIFY = "largest reserved and largest live bytes of a new snapshot are closer together"
@@ -214,17 +214,18 @@ def _growths(device: DeviceBlocks, reserved: Bytes) -> Table:
     free = reserved[taken] - history.live[taken]
     needless = free >= history.entry_size[taken]
     chosen = taken[needless][np.argsort(-history.entry_size[taken][needless], kind="stable")]
-    columns = [
-        Column("for", "location"),
-        *(Column(what, "bytes") for what in ("segment", "reserved", "live", "free")),
-    ]
     rows = [
         (device.place(asker(history, at)), int(history.entry_size[at]), held, live, held - live)
         for at in chosen.tolist()
         for held, live in [(int(reserved[at]), int(history.live[at]))]
     ]
     title = f"Segments taken while as many bytes were free in the cache ({len(rows)} of {len(taken)})"
-    return top(title, columns, rows, 10)
+    return table(
+        title,
+        {"for": "location", "segment": "bytes", "reserved": "bytes", "live": "bytes", "free": "bytes"},
+        rows,
+        10,
+    )
 
 
 def _fixes(settings: Mapping[str, object]) -> list[Fix]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec.structs import replace
 
-from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Table, Target, threshold
+from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Table, Target, Unit, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
-from trace_doctor_rules._shared import top
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.memory._memory_growth_evidence import Growth, explaining_frame, growth
 from trace_doctor_rules.memory._shared import MiB, holders, peak_saving, size
 from trace_doctor_rules.memory._trace_growth_evidence import ADVICE as TRACE_ADVICE
@@ -217,10 +218,7 @@ class MemoryGrowth(Rule):
             site, per_step = found.site(risen, self.one_frame), int(np.median(risen.rises))
             where = f", allocated in {site}" if site is not None else ""
             of = "the host" if risen.device < 0 else f"device {risen.device}"
-            live: list[list[str | int | float | None]] = [
-                [i, int(held)] for i, held in enumerate(risen.live.tolist(), 1)
-            ]
-            columns = [Column("step", "count"), Column("live", "bytes")]
+            live = list(enumerate(risen.live.tolist(), 1))
             yield Claim(
                 message=f"Memory of {of} rises by {size(per_step)} a step over {len(live)} steps{where}: nothing frees what each "
                 "step leaves behind.",
@@ -228,7 +226,10 @@ class MemoryGrowth(Rule):
                 severity="warning",
                 location=location(site, device=None if risen.device < 0 else risen.device),
                 evidence=[
-                    Table(title="At the end of each step", columns=columns, rows=live[:20], of=len(live))
+                    replace(
+                        table("At the end of each step", {"step": "count", "live": "bytes"}, live, 20),
+                        of=len(live),
+                    )
                 ],
                 fixes=[_fix(site)],
                 key="growth",
@@ -274,8 +275,8 @@ def _steps_left(device: DeviceBlocks, device_bytes: int | None, per_step: int) -
 
 def _table(g: Growth) -> Table:
     rows = list(zip(range(len(g.live)), g.live.tolist(), [None, *g.rises.tolist()], strict=True))
-    columns = [Column("step", "count"), Column("live", "bytes"), Column("rise", "bytes")]
-    return top(f"Live memory after each {g.of}", columns, rows, 20)
+    heads: dict[str, Unit] = {"step": "count", "live": "bytes", "rise": "bytes"}
+    return table(f"Live memory after each {g.of}", heads, rows, 20)
 
 
 def _fix(site: Site | None) -> Fix:

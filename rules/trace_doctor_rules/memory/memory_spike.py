@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Context, NotCaptured, Rule, Table, threshold
+from trace_doctor import Cell, Claim, Context, NotCaptured, Rule, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
-from trace_doctor_rules._shared import target, top
+from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._memory_spike_evidence import made_again_after, made_within
 from trace_doctor_rules.memory._remedies import remedies
 from trace_doctor_rules.memory._shared import MiB, make_up, peak_saving, size
@@ -379,7 +379,7 @@ def _table(device: DeviceBlocks, blocks: Mask, twins: dict[int, int]) -> Table:
     history, stacks = device.history, device.stacks
     allocations = np.concatenate([[0], np.cumsum(history.action == 1)])
     clock = history.time_us if len(history.time_us) and (history.time_us >= 0).all() else None
-    rows: list[list[str | int | float | None]] = []
+    rows: list[list[Cell]] = []
     chosen = np.flatnonzero(blocks)
     for b in chosen[np.lexsort((history.born[chosen], -history.size[chosen]))]:
         born, freed, stack = int(history.born[b]), int(history.freed[b]), int(history.stack[b])
@@ -393,12 +393,16 @@ def _table(device: DeviceBlocks, blocks: Mask, twins: dict[int, int]) -> Table:
                 device.place(twins[stack]) if stack in twins else None,
             ]
         )
-    columns = [
-        Column("allocated at", "location"),
-        Column("operator", "code"),
-        Column("size", "bytes"),
-        Column("lived for (allocations)", "count"),
-        Column("lived for", "us"),
-        Column("forward of the same size", "location"),
-    ]
-    return top("Short-lived blocks at the peak", columns, rows, 15)
+    return table(
+        "Short-lived blocks at the peak",
+        {
+            "allocated at": "location",
+            "operator": "code",
+            "size": "bytes",
+            "lived for (allocations)": "count",
+            "lived for": "us",
+            "forward of the same size": "location",
+        },
+        rows,
+        15,
+    )

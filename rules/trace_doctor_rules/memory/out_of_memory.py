@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Context, Fix, Rule, Table, Target, threshold
+from trace_doctor import Cell, Claim, Context, Fix, Rule, Table, Target, threshold
 from trace_doctor.evidence.memory.blocks import MemoryBlocks
 from trace_doctor.evidence.memory.out_of_memory import Failure, OutOfMemory
 from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import target
+from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._remedies import remedies
 from trace_doctor_rules.memory._shared import MiB, expandable_segments, holders, make_up, size, times
 
@@ -186,7 +186,7 @@ def _state(f: Failure) -> str:
 
 
 def _numbers(f: Failure) -> Table:
-    rows: list[list[str | int | float | None]] = [
+    rows: list[list[Cell]] = [
         ["asked for", f.requested],
         ["free on the device", f.device_free],
         ["reserved by this process", f.reserved],
@@ -196,15 +196,12 @@ def _numbers(f: Failure) -> Table:
         ["given back by the retries just before", f.retried],
         ["device memory within reach (free + reserved)", f.device_bytes],
     ]
-    return Table(title="When it failed", columns=[Column("what"), Column("bytes", "bytes")], rows=rows)
+    return table("When it failed", {"what": "text", "bytes": "bytes"}, rows)
 
 
 def _others(ctx: Context, f: Failure) -> list[Table]:
     """The peaks of the other devices of this process: a full one beside empty ones is imbalance."""
-    rows: list[list[str | int | float | None]] = [
-        [d.device, d.history.peak_bytes] for d in ctx[MemoryBlocks].devices if d.device != f.device.device
+    rows = [
+        (d.device, d.history.peak_bytes) for d in ctx[MemoryBlocks].devices if d.device != f.device.device
     ]
-    if not rows:
-        return []
-    columns = [Column("device", "count"), Column("peak", "bytes")]
-    return [Table(title="Other devices", columns=columns, rows=rows)]
+    return [table("Other devices", {"device": "count", "peak": "bytes"}, rows)] if rows else []

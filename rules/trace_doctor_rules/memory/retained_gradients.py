@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trace_doctor import Claim, Column, Context, Fix, NotCaptured, Rule, Severity, Table, threshold
+from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Severity, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
-from trace_doctor_rules._shared import target
+from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._retained_gradients_evidence import Retention, peak_when_freed, retentions
 from trace_doctor_rules.memory._shared import MiB, make_up, peak_saving, size
 
@@ -230,15 +230,10 @@ def _site(device: DeviceBlocks, how: str) -> Site | None:
 
 def _table(device: DeviceBlocks, found: Sequence[Retention]) -> Table:
     ends = device.phases.step_ends
-    return Table(
-        title="Gradients alive at the last allocation of a forward",
-        columns=[
-            Column("after optimizer step"),
-            Column("blocks", "count"),
-            Column("bytes", "bytes"),
-            Column("freed"),
-        ],
-        rows=[
+    return table(
+        "Gradients alive at the last allocation of a forward",
+        {"after optimizer step": "text", "blocks": "count", "bytes": "bytes", "freed": "text"},
+        [
             [
                 str(ends.index(r.step_end)) if r.step_end in ends else "before the record",
                 len(r.blocks),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Context, Location, Rule, Table, threshold
+from trace_doctor import Claim, Context, Location, Rule, Table, threshold
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import GIB, MIB, Invalid, RunBuilder, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._shared import table
 from trace_doctor_rules.memory._shared import size
 from trace_doctor_rules.memory._unused_memory_evidence import Headroom, Room
 
@@ -145,10 +146,10 @@ class UnusedMemory(Rule):
 
 
 def _table(room: Room) -> Table:
-    return Table(
-        title=f"Memory and time of device {room.device}",
-        columns=[Column("what"), Column("bytes", "bytes"), Column("share", "share")],
-        rows=[
+    return table(
+        f"Memory and time of device {room.device}",
+        {"what": "text", "bytes": "bytes", "share": "share"},
+        [
             ["memory of the device", room.size, 1.0],
             ["largest reserved", room.reserved, room.reserved / room.size],
             ["of it growing with the batch", room.per_sample, None],
