@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from trace_doctor.capture import Capture
@@ -9,7 +11,15 @@ from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stale_graphs import stale_graphs
 from trace_doctor.testing import MIB, SnapshotBuilder
-from trace_doctor_rules.memory._activation_bound_evidence import peak_when_recomputed, repeats
+from trace_doctor_rules.memory import _activation_bound_evidence as evidence
+from trace_doctor_rules.memory._activation_bound_evidence import peak_when_recomputed
+from trace_doctor_rules.memory.activation_bound import ActivationBound
+
+repeats = partial(
+    evidence.repeats,
+    min_stacks=ActivationBound.min_stacks,
+    min_explained=ActivationBound.min_explained,
+)
 
 
 def blocks(b: SnapshotBuilder) -> DeviceBlocks:

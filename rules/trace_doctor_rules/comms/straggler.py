@@ -125,6 +125,8 @@ class Straggler(Rule):
         0.8, "part of the lateness that a cause must cover to be named", unit="share", source="rule of thumb"
     )
 
+    max_causes: int = threshold(3, "causes that are named", source="more explain nothing")
+
     VALID = [
         Valid("ranks in step", lambda: _job(0, 0, 0, 0)),
         Valid("late by less than it costs", lambda: _job(0, 20, 0, 0)),
@@ -162,7 +164,7 @@ class Straggler(Rule):
         if _standard_errors(seen, late, others) < self.min_errors:
             return
         ranks = ctx[Ranks]
-        causes = ranks.excess([seen.ranks[i] for i in late], self.min_explained * waited)
+        causes = ranks.excess([seen.ranks[i] for i in late], self.min_explained * waited, self.max_causes)
         who = named([seen.ranks[i] for i in late])
         pronoun, again = ("they spend", "them") if len(late) > 1 else ("it spends", "it")
         because = f"; {pronoun} that longer in {listed(causes)}" if causes else ""

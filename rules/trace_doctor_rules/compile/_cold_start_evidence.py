@@ -17,8 +17,6 @@ _BUILDING = re.compile(
 )
 _WHOLE = re.compile(r"Layer|Block")
 """what the classes of whole blocks are called, beside the attention and the MLP inside them"""
-FEWEST = 4
-"""instances that make a block repeated"""
 
 
 class RepeatedBlocks(Evidence, frozen=True):
@@ -27,10 +25,9 @@ class RepeatedBlocks(Evidence, frozen=True):
     classes: tuple[tuple[str, int], ...]
     """(class, instances) without the layers of torch.nn; whole blocks first, then by number"""
 
-    @property
-    def largest(self) -> tuple[str, int] | None:
-        """The class to compile, checkpoint or shard by; None where nothing repeats."""
-        return self.classes[0] if self.classes else None
+    def largest(self, least: int) -> tuple[str, int] | None:
+        """The class to compile by, with at least so many instances; None where nothing repeats."""
+        return next((c for c in self.classes if c[1] >= least), None)
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -41,5 +38,5 @@ class RepeatedBlocks(Evidence, frozen=True):
                 seen[found.group(1)].add(found.group(2))
         if not seen or not run.is_cat(Cat.PYTHON).any():
             raise NotCaptured("no modules in the stacks", "profile(with_stack=True)")
-        blocks = [(k, len(v)) for k, v in seen.items() if len(v) >= FEWEST and not _BUILDING.fullmatch(k)]
+        blocks = [(k, len(v)) for k, v in seen.items() if not _BUILDING.fullmatch(k)]
         return cls(tuple(sorted(blocks, key=lambda b: (_WHOLE.search(b[0]) is None, -b[1], b[0]))))

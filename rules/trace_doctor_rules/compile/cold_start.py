@@ -77,6 +77,10 @@ class ColdStart(Rule):
         10.0, "compiling below which nobody waits", unit="s", source="as long as starting the process takes"
     )
 
+    min_instances: int = threshold(
+        4, "instances of a module that make it a repeated block", source="rule of thumb"
+    )
+
     VALID = [
         Valid("long, but not most", lambda: _first_steps(12, steps=30, step_s=1)),
         Valid("short", lambda: _first_steps(5)),
@@ -99,7 +103,7 @@ class ColdStart(Rule):
         if took < self.min_seconds * 1e9 or took < self.min_share * length:
             return
         blocks = ctx.get(RepeatedBlocks)
-        repeated = blocks.largest if blocks is not None else None
+        repeated = blocks.largest(self.min_instances) if blocks is not None else None
         said = f"; the model repeats {repeated[0]} {repeated[1]} times" if repeated else ""
         longest = sorted(compilations, key=lambda c: c.start - c.end)[:10]
         verify = "start again: the first steps take less time"

@@ -14,7 +14,6 @@ from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
 from trace_doctor_rules.kernels._shared import Bool, by_model, kernel_table, longest_of, promise
 
-_MOST_FASTER = 3.0
 _PEAK_RATIO = {
     (7, 0): 8.0,
     (7, 2): 8.0,
@@ -128,6 +127,11 @@ class Fp32Matmul(Rule):
         unit="share",
         source="below, even products that took no time would save less than the 3 % of a warning in most captures",
     )
+    most_faster: float = threshold(
+        3.0,
+        "times as fast as in fp32 that products become at most",
+        source="memory traffic and the rest of a product do not shrink with the peak",
+    )
 
     VALID = [
         Valid("TF32", lambda: _training("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_cublas")),
@@ -202,17 +206,14 @@ class Fp32Matmul(Rule):
             return
         bf16 = kernels.is_amd or (capability is not None and capability >= (8, 0))
         narrow = "bfloat16" if bf16 else "float16"
-        faster = (
-            min(_MOST_FASTER, _PEAK_RATIO.get(capability or (8, 0), _MOST_FASTER))
-            if not kernels.is_amd
-            else _MOST_FASTER
-        )
+        peaks = None if kernels.is_amd else _PEAK_RATIO.get(capability or (8, 0))
+        faster = min(self.most_faster, peaks or self.most_faster)
         saving = by_model(
             kernels,
             ctx[Replay],
             plain,
             1 - 1 / faster,
-            f"{faster:g} times as fast in {narrow}, the ratio of published peaks, at most {_MOST_FASTER:g}",
+            f"{faster:g} times as fast in {narrow}, the ratio of published peaks, at most {self.most_faster:g}",
         )
         yield Claim(
             message=(

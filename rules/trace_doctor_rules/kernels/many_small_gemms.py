@@ -39,10 +39,6 @@ _ROUTING = frozenset(
 _JOINS = ("aten::stack", "aten::cat")
 _ATTENTION = ("aten::_softmax", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention")
 _PICKS = ("aten::slice", "aten::select", "aten::narrow", "aten::index_select")
-_MOSTLY = 0.8
-"""share of the repetitions that show it"""
-_OF_A_BRANCH = 2
-"""other products between two of them: an expert has two or three layers, a block with attention four and more"""
 _GEMM = "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x6_tn"
 
 
@@ -155,6 +151,22 @@ class ManySmallGemms(Rule):
         source="half of it may go: below, less than the 3 % of a warning",
     )
     min_times: int = threshold(4, "products of one loop", source="the smallest mixtures of experts have four")
+    max_between: int = threshold(
+        3,
+        "other products between two of a loop",
+        source="an expert has two or three layers, a block four and more",
+    )
+    max_beside: int = threshold(
+        2,
+        "the same where only a slice or a join shows that they do not build on each other",
+        source="blocks with attention have four and more",
+    )
+    min_shown: float = threshold(
+        0.8,
+        "repetitions between which rows are routed or a weight is picked",
+        unit="share",
+        source="rule of thumb: an expert without tokens is left out",
+    )
     max_us: float = threshold(
         100.0,
         "mean kernel time up to which a product is small",
@@ -202,7 +214,7 @@ class ManySmallGemms(Rule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         kernels = ctx[Work]
         products = ctx[Products].all
-        loops = list(_loops(ctx, products, self.min_times))
+        loops = list(self._loops(ctx, products))
         forward = [p for loop in loops for p in loop]
         if not forward:
             return
@@ -245,6 +257,62 @@ class ManySmallGemms(Rule):
             key="loop",
         )
 
+    def _loops(self, ctx: Context, products: Sequence[Product]) -> Iterator[list[Product]]:
+        """Runs of forward products with one weight size that do not build on each other."""
+        run, inputs, least = ctx[Nesting].run, ctx[OperatorInputs], self.min_times
+        everything, attention, routing, joins, picks = (
+            inputs.typical(run.named(names.__contains__))
+            for names in (_PRODUCTS, _ATTENTION, _ROUTING, _JOINS, _PICKS)
+        )
+        tensors = np.array([len(given.tensors()) for given in inputs.of(joins.tolist())], dtype=np.int64)
+        joins, tensors = joins[tensors >= least], tensors[tensors >= least]
+        groups: dict[tuple[tuple[str, int, int], int], list[Product]] = defaultdict(list)
+        for p in products:
+            if not p.backward:
+                groups[_weight(p), p.thread].append(p)
+        for group in groups.values():
+            if len(group) < least:
+                continue
+            rows = np.array([p.operator for p in group], dtype=np.int64)
+            far = (
+                (_between(everything, rows) > self.max_between)
+                | (_between(attention, rows) > 0)
+                | (_between(joins, rows) > 0)
+            )
+            routed = _between(routing, rows) > 0
+            edges = [0, *(np.flatnonzero(far) + 1).tolist(), len(group)]
+            for begin, end in pairwise(edges):
+                loop = group[begin:end]
+                if len(loop) < least:
+                    continue
+                by_rows = routed[begin : end - 1].mean() >= self.min_shown
+                if (
+                    by_rows
+                    or self._joined(loop, everything, joins, tensors)
+                    or self._numbered(ctx, loop, everything, picks)
+                ):
+                    yield loop
+
+    def _numbered(self, ctx: Context, loop: Sequence[Product], everything: Rows, picks: Rows) -> bool:
+        """Whether between two of them something is picked by the number of the repetition, a weight of each branch say: from
+        a tensor with a dimension as long as the loop. Layers may do that, too, but have more products each."""
+        rows = np.array([p.operator for p in loop], dtype=np.int64)
+        if _between(everything, rows).max() > self.max_beside:
+            return False
+        inside = picks[(picks > rows[0]) & (picks < rows[-1])]
+        long = [len(loop) in given.shape(0) for given in ctx[OperatorInputs].of(inside.tolist())]
+        picked = _between(inside[np.array(long, dtype=bool)], rows) > 0
+        return bool(picked.mean() >= self.min_shown)
+
+    def _joined(self, loop: Sequence[Product], everything: Rows, joins: Rows, tensors: Rows) -> bool:
+        """Whether the next stack or cat of several is of as many tensors, with few products before it."""
+        last = loop[-1].operator
+        at = int(np.searchsorted(joins, last))
+        if at == len(joins):
+            return False
+        passed = np.searchsorted(everything, joins[at]) - np.searchsorted(everything, last, side="right")
+        return bool(passed <= self.max_beside and tensors[at] == len(loop))
+
     def _small(self, kernels: Work, found: Sequence[Product], mean_ns: float) -> bool:
         """By time on a GPU, whose clock nobody else moves; on a CPU by size."""
         if kernels.on_gpu:
@@ -274,66 +342,11 @@ def _sizes(p: Product) -> tuple[int, ...]:
     return tuple(sorted((p.rows, p.inner, p.columns)))
 
 
-def _loops(ctx: Context, products: Sequence[Product], least: int) -> Iterator[list[Product]]:
-    """Runs of forward products with one weight size that do not build on each other."""
-    run, inputs = ctx[Nesting].run, ctx[OperatorInputs]
-    everything, attention, routing, joins, picks = (
-        inputs.typical(run.named(names.__contains__))
-        for names in (_PRODUCTS, _ATTENTION, _ROUTING, _JOINS, _PICKS)
-    )
-    tensors = np.array([len(given.tensors()) for given in inputs.of(joins.tolist())], dtype=np.int64)
-    joins, tensors = joins[tensors >= least], tensors[tensors >= least]
-    groups: dict[tuple[tuple[str, int, int], int], list[Product]] = defaultdict(list)
-    for p in products:
-        if not p.backward:
-            groups[_weight(p), p.thread].append(p)
-    for group in groups.values():
-        if len(group) < least:
-            continue
-        rows = np.array([p.operator for p in group], dtype=np.int64)
-        far = (_between(everything, rows) > 3) | (_between(attention, rows) > 0) | (_between(joins, rows) > 0)
-        routed = _between(routing, rows) > 0
-        edges = [0, *(np.flatnonzero(far) + 1).tolist(), len(group)]
-        for begin, end in pairwise(edges):
-            loop = group[begin:end]
-            if len(loop) < least:
-                continue
-            by_rows = routed[begin : end - 1].mean() >= _MOSTLY
-            if (
-                by_rows
-                or _joined(loop, everything, joins, tensors)
-                or _numbered(ctx, loop, everything, picks)
-            ):
-                yield loop
-
-
 def _between(marks: Rows, rows: Rows) -> Rows:
     """How many of the marks begin between each row and the next (rows are in order of their start)."""
     return np.asarray(
         np.searchsorted(marks, rows[1:], side="left") - np.searchsorted(marks, rows[:-1], side="right")
     )
-
-
-def _numbered(ctx: Context, loop: Sequence[Product], everything: Rows, picks: Rows) -> bool:
-    """Whether between two of them something is picked by the number of the repetition, a weight of each branch say: from
-    a tensor with a dimension as long as the loop. Layers may do that, too, but have more products each."""
-    rows = np.array([p.operator for p in loop], dtype=np.int64)
-    if _between(everything, rows).max() > _OF_A_BRANCH:
-        return False
-    inside = picks[(picks > rows[0]) & (picks < rows[-1])]
-    long = [len(loop) in given.shape(0) for given in ctx[OperatorInputs].of(inside.tolist())]
-    picked = _between(inside[np.array(long, dtype=bool)], rows) > 0
-    return bool(picked.mean() >= _MOSTLY)
-
-
-def _joined(loop: Sequence[Product], everything: Rows, joins: Rows, tensors: Rows) -> bool:
-    """Whether the next stack or cat of several is of as many tensors, with no more than two products before it."""
-    last = loop[-1].operator
-    at = int(np.searchsorted(joins, last))
-    if at == len(joins):
-        return False
-    passed = np.searchsorted(everything, joins[at]) - np.searchsorted(everything, last, side="right")
-    return bool(passed <= 2 and tensors[at] == len(loop))
 
 
 def _site(ctx: Context, loops: Sequence[Sequence[Product]]) -> Site | None:

@@ -134,6 +134,18 @@ class UnalignedDims(Rule):
         unit="share",
         source="products of one size vary by a few per cent",
     )
+    most_part: float = threshold(
+        0.5,
+        "share of the time that goes at most",
+        unit="share",
+        source="NVIDIA's guide shows up to twice the speed",
+    )
+    min_comparable: float = threshold(
+        0.5,
+        "size of an aligned product that the others are compared with, as a share of the smallest of them",
+        unit="share",
+        source="smaller ones run at a lower rate whatever their sizes",
+    )
     unknown_part: float = threshold(
         0.25,
         "share of the time that goes where no aligned product is there to compare with",
@@ -221,14 +233,14 @@ class UnalignedDims(Rule):
 
     def _part(self, bad: Sequence[Product], good: Sequence[Product]) -> tuple[float, str]:
         """How much of their time goes, and why."""
-        least = min(p.flop for p in bad) / 2
+        least = self.min_comparable * min(p.flop for p in bad)
         good = [p for p in good if p.flop >= least]
         time = sum(p.ns for p in good)
         if not time:
             return self.unknown_part, "no aligned half-precision product as large is there to compare with"
         aligned = sum(p.flop for p in good) / time
         slow = sum(p.flop for p in bad) / sum(p.ns for p in bad)
-        part = min(max(1 - slow / aligned, 0.0), 0.5)
+        part = min(max(1 - slow / aligned, 0.0), self.most_part)
         return (
             part,
             f"aligned products of the step run at {aligned / 1e3:,.1f} TFLOP/s, these at {slow / 1e3:,.1f}",

@@ -15,11 +15,6 @@ from trace_doctor.evidence.memory.classes import ACTIVATIONS
 from trace_doctor.evidence.memory.stale_graphs import StaleGraphs
 from trace_doctor.evidence.memory.timeline import BEFORE
 
-MOST_OF = 0.75
-"""A number of layers has to explain this part of what the best number does; of several that do, the largest counts."""
-MIN_STACKS = 3
-"""Fewer stacks are no layers: a cache of keys and values has two."""
-
 
 class Repeats(Struct, frozen=True):
     """The layers whose activations a forward leaves behind."""
@@ -34,20 +29,21 @@ class Repeats(Struct, frozen=True):
     """what all layers hold together at the end of their forward"""
 
 
-def repeats(device: DeviceBlocks, moment: int) -> Repeats | None:
-    """The layers whose activations are alive at a moment, or were when its forward ended; None where nothing repeats."""
+def repeats(device: DeviceBlocks, moment: int, *, min_stacks: int, min_explained: float) -> Repeats | None:
+    """The layers whose activations are alive at a moment, or were when its forward ended; None where nothing repeats, or
+    in fewer stacks than `min_stacks`."""
     history = device.history
     activations = _recorded(device)
     full = int(history.bytes_over_time(activations)[: moment + 1].argmax())
     alive = np.flatnonzero(activations & history.alive(full))
     stacks, which, counts = np.unique(history.stack[alive], return_inverse=True, return_counts=True)
     held = np.bincount(which, weights=history.size[alive], minlength=len(stacks)).astype(np.int64)
-    count = _layers(counts, held)
+    count = _layers(counts, held, min_explained)
     if count is None:
         return None
     order = np.argsort(-held, kind="stable")
     order = order[_fits(counts[order], count)]
-    if len(order) < MIN_STACKS:
+    if len(order) < min_stacks:
         return None
     return Repeats(count, stacks[order].astype(np.int64), counts[order] // count, int(held[order].sum()))
 
@@ -85,13 +81,14 @@ def _recorded(device: DeviceBlocks) -> Bool:
     return mask
 
 
-def _layers(counts: I64, held: I64) -> int | None:
-    """The number of layers that explains most bytes: stacks with as many blocks, or twice as many, or ..."""
+def _layers(counts: I64, held: I64, min_explained: float) -> int | None:
+    """The largest number of layers that explains this part of the bytes that the best number does: stacks with as many
+    blocks, or twice as many, or ..."""
     numbers = np.unique(counts[counts > 1])
     if not len(numbers):
         return None
     explained = np.array([int(held[_fits(counts, n)].sum()) for n in numbers], dtype=np.int64)
-    return int(numbers[explained >= MOST_OF * explained.max()].max())
+    return int(numbers[explained >= min_explained * explained.max()].max())
 
 
 def _fits(counts: I64, layers: int) -> Bool:

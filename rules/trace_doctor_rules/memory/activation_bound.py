@@ -169,6 +169,16 @@ class ActivationBound(Rule):
         source="what a driver context, NCCL and fragmentation need is left out of the peak",
     )
 
+    min_stacks: int = threshold(
+        3, "stacks that a layer has", source="a cache of keys and values has two, and no layers"
+    )
+    min_explained: float = threshold(
+        0.75,
+        "bytes that a number of layers explains, as a share of those of the best number",
+        unit="share",
+        source="of several numbers that fit, the largest is that of the layers",
+    )
+
     VALID = [
         Valid("more weights than activations", lambda: _layers(weights=200)),
         Valid("inference keeps nothing", lambda: _layers(train=False)),
@@ -215,7 +225,7 @@ class ActivationBound(Rule):
             moment, stale = memory.moment(device), stale_graphs(device)
             kept = device.classes.where(ACTIVATIONS) & device.history.alive(moment)
             kept[stale.blocks[stale.until < moment]] = False  # TD411 speaks of these
-            found = repeats(device, moment)
+            found = repeats(device, moment, min_stacks=self.min_stacks, min_explained=self.min_explained)
             live = int(device.history.live_without(stale.blocks, stale.until)[moment])
             held = int(device.history.size[kept].sum())
             if held >= self.min_share * live and _trains(device, kept, found):

@@ -164,6 +164,10 @@ class AllocatorChurn(Rule):
         source="one or two are an evaluation or a checkpoint",
     )
 
+    warm_up_of: int = threshold(
+        3, "steps of a snapshot of which the first is warm-up", source="of two steps either may be the first"
+    )
+
     VALID = [
         Valid("a ramp: ever larger, nothing given back", lambda: _pressure(8, grow=True)),
         Valid("two episodes", lambda: _pressure(3)),
@@ -214,14 +218,14 @@ class AllocatorChurn(Rule):
             yield from self._from_calls(ctx, activity.calls, activity.settings)
 
     def _steady(self, ctx: Context, device: DeviceActivity) -> list[Episode]:
-        """Without those of warm-up: the first of at least three steps of a snapshot, or what a trace calls warm-up."""
+        """Without those of warm-up: the first of several steps of a snapshot, or what a trace calls warm-up."""
         if device.source == "trace":
             steps = ctx.get(Steps)
             spans = steps.spans("steady") if steps is not None else []
             return [e for e in device.episodes if any(a <= e.taken < b for a, b in spans)]
         blocks = _blocks(ctx, device.device)
         ends = blocks.phases.step_ends if blocks is not None else []
-        return [e for e in device.episodes if len(ends) < 3 or e.given >= ends[0]]
+        return [e for e in device.episodes if len(ends) < self.warm_up_of or e.given >= ends[0]]
 
     def _claim(
         self,

@@ -21,8 +21,6 @@ from trace_doctor_rules.memory._remedies import remedies
 from trace_doctor_rules.memory._shared import MiB, make_up, peak_saving, size
 
 Mask = npt.NDArray[np.bool_]
-MOST_THERE = 0.5
-"""share of the allocations at which a matrix that many places make is there: 0.2 for scores of attention, 1 for gradients"""
 
 
 def _forwards(layers: int, scores: int, *, clock: bool = True) -> SnapshotBuilder:
@@ -225,6 +223,13 @@ class MemorySpike(Rule):
         source="silmont2000 mem_snapshot: 1-7",
     )
 
+    max_presence: float = threshold(
+        0.5,
+        "allocations at which a matrix that many places make is there, for it to be one spike",
+        unit="share",
+        source="scores of attention 0.2; gradients, which flow from layer to layer, 1",
+    )
+
     VALID = [
         Valid("activations that backward needs", _kept),
         Valid("weight copies that live through the forward", _weight_copies),
@@ -277,7 +282,9 @@ class MemorySpike(Rule):
         places = np.array(
             [*(device.stacks.op_site(s) for s in range(len(device.stacks.stage))), ""], dtype=object
         )
-        without = history.peak_without(_group(device, short, at_peak, places[history.stack]))
+        without = history.peak_without(
+            _group(device, short, at_peak, places[history.stack], self.max_presence)
+        )
         fall = history.peak_bytes - without
         if fall < self.min_bytes or fall < self.min_share * history.peak_bytes:
             return None
@@ -324,7 +331,9 @@ class MemorySpike(Rule):
         return short
 
 
-def _group(device: DeviceBlocks, short: Mask, at_peak: Mask, place: npt.NDArray[np.object_]) -> Mask:
+def _group(
+    device: DeviceBlocks, short: Mask, at_peak: Mask, place: npt.NDArray[np.object_], max_presence: float
+) -> Mask:
     """All short-lived blocks of the places that made those at the peak; and of those that make as large ones where the
     highest moment is then: the scores, masked, as softmax makes them and as dropout leaves them are one matrix in many
     places, some of which are always there together. Not where one of them is nearly always there: it is what flows from
@@ -339,7 +348,7 @@ def _group(device: DeviceBlocks, short: Mask, at_peak: Mask, place: npt.NDArray[
         more = short & ~found & history.alive(highest) & large
     first = int(history.born[found & large].min())
     there = history.bytes_over_time(found & large)[first:-1] > 0
-    return of_peak if there[history.action[first:] == 1].mean() > MOST_THERE else found
+    return of_peak if there[history.action[first:] == 1].mean() > max_presence else found
 
 
 def _largest_first(device: DeviceBlocks, blocks: Mask) -> list[int]:

@@ -20,9 +20,6 @@ from trace_doctor_rules._shared import target
 from trace_doctor_rules.memory._shared import MiB, holders, make_up, peak_saving, size
 
 _VERIFY = "in a new snapshot each forward begins with the live bytes of the one before"
-OF_A_GRAPH = 3
-"""Blocks of so many lines that one forward left behind, or so many that are most of what it made, are more than its output,
-or a state that the next one reads: hidden and cell states of a recurrent network, keys and values of a cache are two."""
 
 
 def _inference(*, keeps_graph: bool, rounds: int = 6, output: int = 1, grows: int = 0) -> SnapshotBuilder:
@@ -194,6 +191,12 @@ class StaleGraph(Rule):
         source="two real records hold two forwards, one beside the other",
     )
 
+    min_graph: int = threshold(
+        3,
+        "lines (or blocks, most of what a forward made) that are a graph and not an output",
+        source="a model returns logits and a loss",
+    )
+
     VALID = [
         Valid("inference without gradients", lambda: _inference(keeps_graph=False)),
         Valid("each graph is dropped before the next forward", lambda: _deep(rounds=3, dropped=True)),
@@ -245,17 +248,17 @@ class StaleGraph(Rule):
             found = stale_graphs(device)
             least = max(self.min_bytes, self.min_share * device.history.peak_bytes)
             if found.most(device) >= least and len(found.forwards) >= self.min_forwards:
-                yield _claim(device, found)
+                yield _claim(device, found, self.min_graph)
 
 
-def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
+def _claim(device: DeviceBlocks, found: StaleGraphs, min_graph: int) -> Claim:
     history = device.history
     without = min(history.peak_without(found.blocks, freed=found.until), history.peak_bytes)
     fall = history.peak_bytes - without
     site = _caller(device, found)
     mask = np.zeros(len(history.size), dtype=np.bool_)
     mask[found.blocks] = True
-    graph = found.inference and any(_is_graph(device, found, f) for f in found.forwards.tolist())
+    graph = found.inference and any(_is_graph(device, found, f, min_graph) for f in found.forwards.tolist())
     how = (
         "the output holds its graph, though no backward runs"
         if graph
@@ -281,15 +284,15 @@ def _claim(device: DeviceBlocks, found: StaleGraphs) -> Claim:
     )
 
 
-def _is_graph(device: DeviceBlocks, found: StaleGraphs, forward: int) -> bool:
+def _is_graph(device: DeviceBlocks, found: StaleGraphs, forward: int, least: int) -> bool:
     """Whether what one forward left behind is the graph of it. One older than the record is known by just that."""
     history = device.history
     mine = found.blocks[found.forward == forward]
     stacks, born = history.stack[mine], history.born[mine]
-    if (stacks < 0).any() or len(np.unique(stacks)) >= OF_A_GRAPH:
+    if (stacks < 0).any() or len(np.unique(stacks)) >= least:
         return True
     made = history.size[(history.born >= born.min()) & (history.born <= born.max())]
-    return len(mine) >= OF_A_GRAPH and 2 * int(history.size[mine].sum()) > int(made.sum())
+    return len(mine) >= least and 2 * int(history.size[mine].sum()) > int(made.sum())
 
 
 def _caller(device: DeviceBlocks, found: StaleGraphs) -> Site | None:

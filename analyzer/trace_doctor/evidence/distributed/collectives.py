@@ -20,7 +20,7 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.run import Cat
 
 ALIGNED = 0.95
-"""share of the time in collectives of one kind that those which coincide on all ranks must take for a match to be
+"""Share of the time in collectives of one kind that those which coincide on all ranks must take for a match to be
 believed: whether one of 10 us coincides, clocks that differ by as much cannot tell"""
 FIRST_USE = 0.5
 """one collective that takes this much of all communication of the steady steps, and several times as long as any other, is

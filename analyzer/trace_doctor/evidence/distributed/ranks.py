@@ -25,7 +25,6 @@ _NAMES = {
 }
 PARTS = ("compute", "copies", *(_NAMES.get(cause, cause) for cause in IDLE_CAUSES))
 """what a rank does when it is in no collective"""
-MOST_CAUSES = 3
 
 
 class Ranks(JobEvidence, frozen=True):
@@ -66,14 +65,14 @@ class Ranks(JobEvidence, frozen=True):
         """ns of a steady step that a rank spends in one of PARTS."""
         return self.parts[self.ranks.index(rank)][PARTS.index(part)]
 
-    def excess(self, ranks: Sequence[int], lost_ns: float) -> list[str]:
+    def excess(self, ranks: Sequence[int], lost_ns: float, most: int) -> list[str]:
         """What these ranks do longer than the others: the fewest PARTS that together cover so many ns of a step, the
-        longest first. Empty where three do not."""
+        longest first. Empty where `most` of them do not."""
         others = [r for r in self.ranks if r not in ranks]
         more = {
             p: median(self.of(r, p) for r in ranks) - median(self.of(r, p) for r in others) for p in PARTS
         }
-        ranked = sorted(PARTS, key=lambda p: -more[p])[:MOST_CAUSES]
+        ranked = sorted(PARTS, key=lambda p: -more[p])[:most]
         for count in range(1, len(ranked) + 1):
             if sum(more[p] for p in ranked[:count]) >= lost_ns:
                 return ranked[:count]
