@@ -132,6 +132,7 @@ class Straggler(Rule):
         Valid("late by less than it costs", lambda: _job(0, 20, 0, 0)),
         Valid("late in one step of ten", lambda: _job(0, 900, 0, 0, steps=10, every=10)),
         Valid("late in one step of two", lambda: _job(0, 900, 0, 0, steps=2, every=2)),
+        Valid("late to the only collective", lambda: _job(0, 900, 0, 0, steps=1)),
         Valid("one rank alone", lambda: _job(0), skipped="one rank"),
     ]
     INVALID = [

@@ -41,13 +41,16 @@ def _step(b: RunBuilder, frame: int, recompile: int, *, compile_us: float = 0, i
         with b.region(frame, recompile), b.python("train.py", 20, "forward"):
             size = 8 + recompile
             with b.op("CompiledFunction", dims=[[32, 32], [size, 32]], types=["float", "float"], us=10):
-                b.launch(200)
-        b.sync()
+                b.compute(200)
+        if b.meta["deviceProperties"]:
+            b.sync()
 
 
-def _recompiling(*, ids: bool = True, shapes: bool = False, healthy: int = 2, times: int = 3) -> RunBuilder:
+def _recompiling(
+    *, ids: bool = True, shapes: bool = False, healthy: int = 2, times: int = 3, gpu: bool = True
+) -> RunBuilder:
     """Every other step of the rest is compiled; without healthy steps before, every one."""
-    b = RunBuilder(shapes=shapes, stacks=True)
+    b = RunBuilder(gpu="NVIDIA H100 80GB HBM3" if gpu else None, shapes=shapes, stacks=True)
     for _ in range(healthy):
         _step(b, 0, 0)
     for n in range(1, times + 1):
@@ -230,6 +233,8 @@ class Recompile(Rule):
             file="train.py",
             line=20,
         ),
+        Invalid("on a CPU", lambda: _recompiling(gpu=False), message="in 8 steps", saving_us=3 * 5000 / 8),
+        Invalid("the only step", lambda: _recompiling(healthy=0, times=1), message="once in 1 step;"),
         Invalid("once", lambda: _recompiling(healthy=4, times=1), severity="info"),
         Invalid("in every step of the capture", lambda: _recompiling(healthy=0, times=4), message="4 times"),
     ]

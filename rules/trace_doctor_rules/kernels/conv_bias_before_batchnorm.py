@@ -123,8 +123,6 @@ class ConvBiasBeforeBatchnorm(Rule):
         inputs, nesting = ctx[OperatorInputs], ctx[Nesting]
         run = nesting.run
         pairs = _pairs(nesting, inputs)
-        if not pairs:
-            return
         given = inputs.of([row for pair in pairs for row in pair])
         found = [
             (conv, of_conv)

@@ -79,6 +79,7 @@ def _training(
     shapes: bool = True,
     stacks: bool = False,
     dtype: str = "c10::BFloat16",
+    query: tuple[int, ...] = (4, 16, 512, 64),
     dropout: bool = False,
     gpu: bool = True,
 ) -> RunBuilder:
@@ -100,8 +101,8 @@ def _training(
                 elif kind == "another softmax":
                     _attention(b, us, training, mask, scores=(64, 512))
                 elif kind == "math":
-                    query = [4, 16, 512, 64]
-                    with b.op(SDPA, dims=[query, query, query, [512, 512]], types=[dtype] * 4), b.op(MATH):
+                    dims = [list(query)] * 3 + [[512, 512]]
+                    with b.op(SDPA, dims=dims, types=[dtype] * 4), b.op(MATH):
                         _attention(b, us, training, mask)
                 elif kind == "flash":
                     with b.op(SDPA), b.op("aten::_flash_attention_forward", us=2):
@@ -253,6 +254,9 @@ class UnfusedAttention(Rule):
         ),
         Invalid("with its backward", lambda: _training(training=True), saving_bytes=4 * 64 * 512 * 512 * 2, message="forward and backward"),
         Invalid("SDPA in its math form", lambda: _training("math"), message="math form", codemod="sdpa-backend"),
+        Invalid("SDPA of heads that are too large", lambda: _training("math", query=(4, 16, 512, 320)), message="heads of 320"),
+        Invalid("SDPA of three dimensions", lambda: _training("math", query=(64, 512, 64)), message="four dimensions, not 3"),
+        Invalid("SDPA of tensors whose shape is not in the file", lambda: _training("math", query=()), message="with a mask"),
         Invalid("SDPA of doubles", lambda: _training("math", dtype="double"), message="double"),
         Invalid("without shapes", lambda: _training(shapes=False), codemod="use-sdpa"),
         Invalid("a softmax written out as well", lambda: _training("softmax by hand"), message="4 times a step"),

@@ -194,7 +194,7 @@ class ActivationBound(Rule):
         Invalid(
             "an allocation failed",
             lambda: _layers(oom=500),
-            message="12 layers",
+            message="live when an allocation failed",
             severity="warning",
             confidence="high",
             codemod="checkpoint-blocks",
@@ -205,7 +205,13 @@ class ActivationBound(Rule):
         Invalid(
             "the device is nearly full", _layers, options={"device_bytes": 1700 * MIB}, severity="warning"
         ),
-        Invalid("room enough", _layers, options={"device_bytes": 80 * GIB}, severity="info"),
+        Invalid(
+            "room enough",
+            _layers,
+            options={"device_bytes": 80 * GIB},
+            severity="info",
+            message="live at the peak",
+        ),
         Invalid("nothing says how large the device is", _layers, severity="info", message="was not recorded"),
         Invalid(
             "evaluation with gradients",

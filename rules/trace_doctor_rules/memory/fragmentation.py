@@ -172,10 +172,10 @@ class Fragmentation(Rule):
 
 def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unused: int | None) -> Claim:
     history = device.history
-    fits = failure is not None and bool(failure.fits_if_packed)
+    failed = failure if failure is not None and failure.fits_if_packed else None
     taken = growths(history)
     last = int(taken[reserved[taken + 1].argmax()]) if len(taken) else 0
-    stack = failure.stack if failure is not None and fits else asker(history, last)
+    stack = failed.stack if failed is not None else asker(history, last)
     site = device.stacks.site(stack)
     most = int(reserved.max())
     said = []
@@ -183,17 +183,17 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
         said.append(
             f"{size(most)} are reserved at most, {size(history.peak_bytes)} in use: {unused / most:.0%} of it never is"
         )
-    if failure is not None and fits:
+    if failed is not None:
         said.append(
-            f"{'a' if said else 'A'} request of {size(failure.requested)} failed that would have fitted: {size(failure.device_free or 0)} were free on the "
-            f"device and {size(failure.cached or 0)} in the cache, in pieces of at most {size(failure.largest_gap or 0)}"
+            f"{'a' if said else 'A'} request of {size(failed.requested)} failed that would have fitted: {size(failed.device_free or 0)} were free on the "
+            f"device and {size(failed.cached or 0)} in the cache, in pieces of at most {size(failed.largest_gap or 0)}"
         )
     return Claim(
         message=f"{'; '.join(said)}{already(history.settings)}.",
         confidence="high",
         severity="warning",
         saving=Saving(
-            bytes=unused if unused is not None else failure.cached if failure is not None else None,
+            bytes=unused if unused is not None else failed.cached if failed is not None else None,
             share_of_peak=None if unused is None else unused / most,
             basis="bound",
             how=f"largest reserved {size(most)}, largest live {size(history.peak_bytes)}"
