@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trace_doctor.cli.completion import format_words, rule_words
+from trace_doctor.cli.options import format_words, rule_words
 from trace_doctor.model import Result
 from trace_doctor.testing import RunBuilder
 

@@ -2,109 +2,70 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
-from trace_doctor.cli import common as c
+import typer
+
+from trace_doctor.cli import options as o
+from trace_doctor.cli.console import ColorConsole, Console
+from trace_doctor.cli.outputs import Sink, default_sinks, emit, parse_outputs, report_options
 from trace_doctor.cli.paths import captures, spare
-from trace_doctor.model import Result
+from trace_doctor.cli.progress import progress_on
 
 if TYPE_CHECKING:
     from trace_doctor.config import Config
-    from trace_doctor.loaders.progress import Progress
+    from trace_doctor.model import Result
 
 
 def analyze(
-    paths: c.Paths,
-    source: c.Source = None,
-    output: c.Output = None,
-    select: c.Select = None,
-    ignore: c.Ignore = None,
-    extend_select: c.ExtendSelect = None,
-    preview: c.Preview = False,
-    min_confidence: c.MinConfidence = None,
-    min_saving: c.MinSaving = None,
-    rank: c.Rank = None,
-    steps: c.Steps = None,
-    device: c.Device = None,
-    torch_version: c.TorchVersion = None,
-    config: c.ConfigFile = None,
-    no_source: c.NoSource = False,
-    critical_path: c.CriticalPath = False,
-    no_zoom: c.NoZoom = False,
-    show_skipped: c.ShowSkipped = False,
-    force: c.Force = False,
-    color: c.Color = "auto",
-    jobs: c.Jobs = None,
-    max_memory: c.MaxMemory = None,
-    no_progress: c.NoProgress = False,
-    quiet: c.Quiet = 0,
-    verbose: c.Verbose = 0,
+    *,
+    paths: o.Paths,
+    source: o.Source = None,
+    output: o.Output = None,
+    rules: o.Rules,
+    rank: o.Rank = None,
+    steps: o.Steps = None,
+    device: o.Device = None,
+    setup: o.Setup,
+    no_source: o.NoSource = False,
+    critical_path: Annotated[
+        bool,
+        typer.Option(
+            "--critical-path",
+            help="HTA's critical path of one step of each trace as well; needs the extra hta, and pandas 2.",
+        ),
+    ] = False,
+    no_zoom: o.NoZoom = False,
+    show_skipped: o.ShowSkipped = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a report file that is not ours.")] = False,
+    console: ColorConsole,
+    loading: o.Loading,
 ) -> None:
     """Diagnose traces and memory snapshots. Text goes to the terminal, an HTML report beside it."""
-    from trace_doctor.config import load_config
-
-    c.set_verbosity(verbose)
-    c.wants_color(color)
-    settings = load_config(
-        file=config,
-        overrides=c.overrides(
-            select=select, ignore=ignore, extend_select=extend_select, preview=preview or None,
-            min_confidence=min_confidence, min_saving=min_saving, torch_version=torch_version,
-            output=output, source=str(source) if source else None, jobs=jobs, max_memory=max_memory,
-        ),
+    config = setup.load(source=source, output=output, **rules.overrides, **loading.limits)
+    sinks = parse_outputs(config.settings.output) or default_sinks(console.silent, force)
+    spare(sinks, [*paths, config.settings.source or None, setup.config])
+    result = diagnose(
+        paths, config, sinks, console, loading,
+        source=source, rank=rank, steps=o.parse_steps(steps), device=device, with_source_lines=not no_source,
+        critical_path=critical_path,
     )  # fmt: skip
-    sinks = c.sinks_for(settings.settings.output, force=force, quiet=quiet, default_report=True)
-    spare(sinks, [*paths, settings.settings.source or None, config])
-    with c.progress(quiet, not no_progress) as progress:
-        result = run(
-            paths,
-            settings,
-            source,
-            rank,
-            steps,
-            device,
-            no_source,
-            progress,
-            c.tracks_of(sinks),
-            critical_path,
-        )
-    c.emit(
-        result,
-        sinks,
-        color=color,
-        quiet=quiet,
-        show_skipped=show_skipped,
-        zoom=not no_zoom,
-        given=c.as_given(paths, settings.settings.source),
-    )
+    options = report_options(paths, config.settings.source, show_skipped=show_skipped, no_zoom=no_zoom)
+    emit(console, result, sinks, options)
 
 
-def run(
-    paths: list[str],
+def diagnose(
+    paths: Sequence[str],
     config: Config,
-    source: Path | None,
-    rank: int | None,
-    steps: str | None,
-    device: int | None,
-    no_source: bool,
-    progress: Progress,
-    perfetto: Path | None = None,
-    critical_path: bool = False,
+    sinks: Sequence[Sink],
+    console: Console,
+    loading: o.Loading,
+    **options: Any,
 ) -> Result:
-    """What `analyze` and `check` do alike."""
+    """What `analyze` and `check` do alike. `options` are those of `trace_doctor.analyze`."""
     from trace_doctor.api import analyze as api_analyze
 
-    with captures(paths) as files:
-        return api_analyze(
-            *files,
-            config=config,
-            source=source,
-            rank=rank,
-            steps=c.parse_steps(steps),
-            device=device,
-            with_source_lines=not no_source,
-            perfetto=perfetto,
-            critical_path=critical_path,
-            progress=progress,
-        )
+    perfetto = next((s.path for s in sinks if s.format == "perfetto"), None)
+    with progress_on(console, loading) as progress, captures(paths) as files:
+        return api_analyze(*files, config=config, perfetto=perfetto, progress=progress, **options)

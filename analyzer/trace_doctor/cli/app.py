@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trace_doctor.cli.common import Usage
-from trace_doctor.cli.completion import FILES
-from trace_doctor.cli.endings import interrupted, leave_stdout
+from trace_doctor.cli.options import SUFFIXES, expanded
+from trace_doctor.cli.process import interrupted, leave_stdout
 from trace_doctor.version import VERSION
 
 HOMES = {
@@ -42,25 +41,22 @@ class Commands(TyperGroup):
     says when Ctrl-C ended it: typer would say nothing."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        try:
-            return super().resolve_command(ctx, args)
-        except Usage as error:
-            if here := ELSEWHERE.get(args[0]):
-                error.message = f"No such command '{args[0]}': that is `{here}`."  # type: ignore[attr-defined]
-            raise
+        if (here := ELSEWHERE.get(args[0])) and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command '{args[0]}': that is `{here}`.")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except Usage as error:
-            if (wanted := getattr(error, "option_name", "")[2:]) in FILES:
-                error.possibilities = [f"-o {wanted}=PATH"]  # type: ignore[attr-defined]
-            raise
         except BrokenPipeError:
             leave_stdout()
             raise typer.Exit(141) from None
         except KeyboardInterrupt:
             interrupted()
+        except Exception as error:
+            if (fmt := getattr(error, "option_name", "")[2:]) in SUFFIXES:
+                error.possibilities = [f"-o {fmt}=PATH"]  # type: ignore[attr-defined]
+            raise
 
 
 def _version(context: typer.Context, wanted: bool) -> None:
@@ -90,7 +86,7 @@ def root(
 def application(*only: str) -> typer.Typer:
     """The command line with all commands, or with these only: making all takes a tenth of a second, and a
     run needs one."""
-    made = typer.Typer(
+    app = typer.Typer(
         cls=Commands,
         help="What makes a PyTorch training job slow or memory-hungry, what it costs, and the patch.",
         pretty_exceptions_enable=False,
@@ -98,8 +94,8 @@ def application(*only: str) -> typer.Typer:
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    made.callback()(root)
+    app.callback()(root)
     for name in only or HOMES:
         module = import_module(f"trace_doctor.cli.{HOMES[name]}")
-        made.command(**getattr(module, "TYPER", {}))(getattr(module, name))
-    return made
+        app.command(**getattr(module, "TYPER", {}))(expanded(getattr(module, name)))
+    return app

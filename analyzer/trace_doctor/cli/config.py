@@ -8,12 +8,12 @@ import re
 
 import typer
 
-from trace_doctor.cli import common as c
+from trace_doctor.cli.options import ConfigFile
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)]*)\)")
 
 
-def config(file: c.ConfigFile = None) -> None:
+def config(file: ConfigFile = None) -> None:
     """Show every setting with its value and where that comes from."""
     from trace_doctor.config import load_config
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trace_doctor.cli import common as c
+from trace_doctor.cli import options as o
+from trace_doctor.cli.console import Console
+from trace_doctor.cli.outputs import Sink
 from trace_doctor.cli.paths import spare
+from trace_doctor.cli.progress import progress_on
 from trace_doctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,13 +20,14 @@ if TYPE_CHECKING:
 
 
 def fix(
+    *,
     paths: Annotated[
         list[str],
         typer.Argument(
             metavar="PATH...", help="Captures as for analyze, or one saved result (JSON or report)."
         ),
     ],
-    source: c.Source = None,
+    source: o.Source = None,
     script: Annotated[Path | None, typer.Option(help="The one script to fix, instead of --source.")] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Print the patch (the default).")] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Edit the scripts.")] = False,
@@ -40,27 +43,17 @@ def fix(
             "--unsafe-fixes", help="With --apply: also fixes that may change numerics, randomness or memory."
         ),
     ] = False,
-    select: Annotated[
-        list[str] | None, typer.Option(help="Only these findings: ids (TD101-1), codes, prefixes, names.")
-    ] = None,
-    allow_dirty: Annotated[
-        bool,
-        typer.Option("--allow-dirty", help="Apply although there is no clean git work tree to go back to."),
-    ] = False,
-    torch_version: c.TorchVersion = None,
-    config: c.ConfigFile = None,
-    jobs: c.Jobs = None,
-    max_memory: c.MaxMemory = None,
-    no_progress: c.NoProgress = False,
-    quiet: c.Quiet = 0,
-    verbose: c.Verbose = 0,
+    select: o.Findings = None,
+    allow_dirty: o.AllowDirty = False,
+    setup: o.Setup,
+    loading: o.Loading,
+    console: Console,
 ) -> None:
     """Turn findings into a patch of the script. It is printed, written to a file, or applied."""
     from trace_doctor.fixes.apply import apply as write_scripts
     from trace_doctor.fixes.plan import plan
 
-    c.set_verbosity(verbose)
-    where = _source(source, script)
+    root = _source(source, script)
     if apply and patch is not None:
         raise UsageError("--apply and --patch exclude each other")
     if diff and (apply or patch is not None):
@@ -68,25 +61,37 @@ def fix(
     if patch is not None:
         if str(patch) == "-":
             raise UsageError("--patch - is what happens without it: the patch is printed")
-        spare([c.Sink("patch", patch, option="patch")], [*paths, where, config])
-    c.interrupted_edits(where, (apply or interactive) and patch is None)
-    loading = {"jobs": jobs, "max_memory": max_memory}
-    result = _result(paths, where, torch_version, config, loading, quiet, no_progress)
-    wanted = c.overrides(select=select or [])["select"]
-    writes = apply and not interactive
-    made = plan(result, where, unsafe=unsafe_fixes or not writes, select=wanted, torch_version=torch_version)
-    _explain(made, quiet)
-    if (apply or interactive) and patch is None and not allow_dirty and made.outputs:
-        _refuse_without_a_way_back(made)
+        spare([Sink("patch", patch, option="patch")], [*paths, root, setup.config])
+    finish_or_name_edits(console, root, (apply or interactive) and patch is None)
+    result = _result(paths, root, setup, loading, console)
+    plan_ = plan(
+        result, root, unsafe=unsafe_fixes or not apply or interactive, select=o.in_parts(select),
+        torch_version=setup.torch_version,
+    )  # fmt: skip
+    _explain(plan_, console)
+    if (apply or interactive) and patch is None and not allow_dirty and plan_.outputs:
+        _refuse_without_a_way_back(plan_)
     if interactive:
-        made = _ask(made)
+        plan_ = _ask(plan_, console)
     if patch is not None:
-        _write_patch(made, patch, quiet)
+        _write_patch(plan_, patch, console)
     elif apply or interactive:
-        changed = write_scripts(made, allow_dirty=allow_dirty)
-        _applied(made, changed, quiet)
+        _report_edits(plan_, write_scripts(plan_, allow_dirty=allow_dirty), console)
     else:
-        _print_patch(made, quiet)
+        _print_patch(plan_, console)
+
+
+def finish_or_name_edits(console: Console, source: Path, finishes: bool) -> None:
+    """An edit that was killed half-way is completed by those who edit, and named to the others."""
+    from trace_doctor.fixes.apply import interrupted, recover
+
+    try:
+        for line in recover(source) if finishes else interrupted(source):
+            console.note(line)
+    except UsageError as unreadable:
+        if finishes:
+            raise
+        console.note(str(unreadable))
 
 
 def _source(source: Path | None, script: Path | None) -> Path:
@@ -102,24 +107,16 @@ def _source(source: Path | None, script: Path | None) -> Path:
     return where
 
 
-def _refuse_without_a_way_back(made: Plan) -> None:
+def _refuse_without_a_way_back(plan: Plan) -> None:
     """Before anything is asked."""
     from trace_doctor.fixes.apply import no_way_back
 
-    root = made.tree.root.resolve()
-    if (why := no_way_back(root, [root / name for name in made.outputs])) is not None:
+    root = plan.tree.root.resolve()
+    if (why := no_way_back(root, [root / name for name in plan.outputs])) is not None:
         raise UsageError(why)
 
 
-def _result(
-    paths: list[str],
-    source: Path,
-    torch_version: str | None,
-    config: Path | None,
-    loading: dict[str, Any],
-    quiet: int,
-    no_progress: bool,
-) -> Result:
+def _result(paths: list[str], source: Path, setup: o.Setup, loading: o.Loading, console: Console) -> Result:
     """A saved result as it is, captures through the analysis."""
     from trace_doctor.errors import NotACapture, UnusableResult
     from trace_doctor.reporters.saved import read_saved
@@ -131,57 +128,52 @@ def _result(
             if paths[0].endswith(".html") or isinstance(error, UnusableResult):
                 raise
     from trace_doctor.api import analyze
-    from trace_doctor.config import load_config
 
-    settings = load_config(
-        file=config, overrides=c.overrides(torch_version=torch_version, source=str(source), **loading)
-    )
-    with c.progress(quiet, not no_progress) as progress:
-        result = analyze(*paths, config=settings, source=source, progress=progress)
-    for reason in result.incomplete if not quiet else ():
-        c.note(reason)
+    config = setup.load(source=source, **loading.limits)
+    with progress_on(console, loading) as progress:
+        result = analyze(*paths, config=config, source=source, progress=progress)
+    for reason in result.incomplete:
+        console.hint(reason)
     return result
 
 
-def _explain(made: Plan, quiet: int) -> None:
+def _explain(plan: Plan, console: Console) -> None:
     """Each fix in a line or two on stderr: what it does, or why the script is not edited."""
-    if quiet:
-        return
-    for item in made.items:
+    for item in plan.items:
         finding, fix_ = item.finding, item.fix
-        if item.status == "advice" and fix_.framework not in ("torch", "", *made.frameworks):
+        if item.status == "advice" and fix_.framework not in ("torch", "", *plan.frameworks):
             continue  # advice for a framework that the scripts do not use
         head = f"{item.label} {finding.name}: {fix_.title}"
         if item.status in ("ready", "held") and item.change is not None:
-            _line(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}")
-            _consequences(item)
+            _line(f"{head}  [{item.safety}]  {item.change.script.name}:{item.change.line}", console)
+            _consequences(item, console)
             continue
         how = "by hand" if item.status == "advice" else item.status
-        _line(f"{head}  [{how}]{': ' if item.why else ''}{item.why}")
+        _line(f"{head}  [{how}]{': ' if item.why else ''}{item.why}", console)
         for place in item.candidates:
-            c.note(f"    {place.file}:{place.line}: {place.code}")
+            console.hint(f"    {place.file}:{place.line}: {place.code}")
         if item.status in ("advice", "display", "ambiguous", "unresolved") and fix_.text:
-            c.note("".join(f"    {line}\n" for line in fix_.text.splitlines()).rstrip("\n"))
-            _consequences(item)
-    for note in made.notes:
-        c.note(note)
-    if not made.items:
-        c.note("no finding has a fix: nothing to do")
+            console.hint("".join(f"    {line}\n" for line in fix_.text.splitlines()).rstrip("\n"))
+            _consequences(item, console)
+    for note in plan.notes:
+        console.hint(note)
+    if not plan.items:
+        console.hint("no finding has a fix: nothing to do")
 
 
-def _consequences(item: Planned) -> None:
+def _consequences(item: Planned, console: Console) -> None:
     """What could go wrong, and how to see that it did not."""
     fix_ = item.fix
     notes = [n for n in (item.change.notes if item.change else ()) if n not in fix_.risk]
     safety = item.safety if item.change else "display"
     for risk in [*notes, fix_.risk] if fix_.risk else notes or [_RISKS[safety]]:
-        _line(f"    risk: {risk}")
-    _line(f"    verify: {fix_.verify or _VERIFY}")
+        _line(f"    risk: {risk}", console)
+    _line(f"    verify: {fix_.verify or _VERIFY}", console)
 
 
-def _line(text: str) -> None:
+def _line(text: str, console: Console) -> None:
     """What a result says cannot begin a line of its own."""
-    c.note(text.replace("\n", " "))
+    console.hint(text.replace("\n", " "))
 
 
 _RISKS = {
@@ -192,48 +184,43 @@ _RISKS = {
 _VERIFY = "capture again; `trace-doctor verify BEFORE AFTER` compares the captures"
 
 
-def _ask(made: Plan) -> Plan:
+def _ask(plan: Plan, console: Console) -> Plan:
     """y, n or q for each fix that can be made."""
-    ready = c.chosen(
-        made.of("ready"),
+    chosen = console.choose(
+        plan.of("ready"),
         lambda item: item.diff.decode("utf-8", "replace"),
         lambda item: f"{item.label} {item.fix.title} [{item.safety}]: apply?",
     )
-    return made.only(ready)
+    return plan.only(chosen)
 
 
-def _print_patch(made: Plan, quiet: int) -> None:
-    data = made.patch()
-    if quiet < 2:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-    if not quiet and data:
-        c.note(f"{_count(made)}: nothing was changed; write it with --patch FILE or apply it with --apply")
+def _print_patch(plan: Plan, console: Console) -> None:
+    data = plan.patch()
+    console.print_bytes(data)
+    if data:
+        console.hint(
+            f"{_count(plan)}: nothing was changed; write it with --patch FILE or apply it with --apply"
+        )
 
 
-def _write_patch(made: Plan, path: Path, quiet: int) -> None:
-    data = made.patch()
+def _write_patch(plan: Plan, path: Path, console: Console) -> None:
+    data = plan.patch()
     if not data:
-        if not quiet:
-            c.note(f"no fix edits the script: {path} is not written")
+        console.hint(f"no fix edits the script: {path} is not written")
         return
-    c.write(path, data)
-    if not quiet:
-        c.note(f"{_count(made)} written to {path}: apply with `git apply {path}`")
+    console.write(path, data)
+    console.hint(f"{_count(plan)} written to {path}: apply with `git apply {path}`")
 
 
-def _applied(made: Plan, changed: list[str], quiet: int) -> None:
-    if quiet:
-        return
-    c.note(f"{_count(made)} applied to {', '.join(changed)}" if changed else "nothing to change")
-    held = len([i for i in made.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
+def _report_edits(plan: Plan, changed: list[str], console: Console) -> None:
+    console.hint(f"{_count(plan)} applied to {', '.join(changed)}" if changed else "nothing to change")
+    held = len([i for i in plan.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
     if held:
-        c.note(
+        console.hint(
             f"{held} more {'fix' if held == 1 else 'fixes'} with --unsafe-fixes (may change numerics or memory)"
         )
 
 
-def _count(made: Plan) -> str:
-    count = len(made.of("ready"))
+def _count(plan: Plan) -> str:
+    count = len(plan.of("ready"))
     return f"{count} {'fix' if count == 1 else 'fixes'}"

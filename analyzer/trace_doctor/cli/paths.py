@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from trace_doctor.cli.common import Sink
+from trace_doctor.cli.outputs import Sink
 from trace_doctor.errors import TraceDoctorError, UsageError
 from trace_doctor.files import check_folders, check_link
 from trace_doctor.loaders import identify
@@ -49,8 +49,8 @@ def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None]) -> None:
     """Raises UsageError where an output would take the place of what is read (captures, results, scripts, configuration, a
     baseline; of a folder what is read in it), or of any capture: nobody means that. A capture with its tracks is written
     again, but not among those that are read."""
-    given = [Path(os.path.realpath(path)) for path in read if path is not None and path != "-"]
-    same = {(state.st_dev, state.st_ino) for path in given if (state := _state(path)) is not None}
+    inputs = [Path(os.path.realpath(path)) for path in read if path is not None and path != "-"]
+    same = {(state.st_dev, state.st_ino) for path in inputs if (state := _state(path)) is not None}
     for sink in sinks:
         if sink.path is None:
             continue
@@ -59,7 +59,7 @@ def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None]) -> None:
         if not sink.path.is_file():
             continue
         path, state = Path(os.path.realpath(sink.path)), sink.path.stat()
-        inside = any(folder in path.parents for folder in given)
+        inside = any(folder in path.parents for folder in inputs)
         if (
             (state.st_dev, state.st_ino) in same
             or (inside and _is_read(path))

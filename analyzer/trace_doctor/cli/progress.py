@@ -15,6 +15,9 @@ from trace_doctor.loaders.progress import Progress
 if TYPE_CHECKING:
     from rich.progress import Task
 
+    from trace_doctor.cli.console import Console
+    from trace_doctor.cli.options import Loading
+
 log = logging.getLogger("trace_doctor")
 
 PATIENCE = 1.0
@@ -23,9 +26,9 @@ _EVERY = 0.1
 
 
 @contextmanager
-def progress(quiet: int, wanted: bool) -> Iterator[Progress]:
+def progress_on(console: Console, loading: Loading) -> Iterator[Progress]:
     """A bar where a person can see it; in a log the phases, with -v."""
-    if quiet or not wanted or not _watched():
+    if console.quiet or loading.no_progress or not _watched():
         yield _Logged()
         return
     bar = Bar()

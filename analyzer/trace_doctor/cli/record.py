@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
-from trace_doctor.cli import common as c
+from trace_doctor.cli.console import Console
+from trace_doctor.cli.process import tell
 from trace_doctor.errors import TraceDoctorError, UsageError, one_line
 
 FAILED = 125
@@ -27,16 +28,24 @@ class Passing(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except c.Usage as error:
-            error.exit_code = FAILED  # type: ignore[attr-defined]
+        except Exception as error:
+            if not isinstance(error, typer.Exit):  # that of --help
+                error.exit_code = FAILED  # type: ignore[attr-defined]
             raise
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except TraceDoctorError as error:
-            c.note(f"trace-doctor: {one_line(str(error))}")
+            tell(one_line(str(error)))
             raise typer.Exit(FAILED) from None
+
+
+@dataclass(frozen=True)
+class _Console(Console):
+    quiet: Annotated[
+        int, typer.Option("--quiet", "-q", count=True, show_default=False, help="No summary.")
+    ] = 0
 
 
 TYPER = {"cls": Passing, "context_settings": {"allow_interspersed_args": False}}
@@ -44,6 +53,7 @@ TYPER = {"cls": Passing, "context_settings": {"allow_interspersed_args": False}}
 
 
 def record(
+    *,
     command: Annotated[
         list[str],
         typer.Argument(metavar="-- COMMAND...", help="What to run: python train.py --its --args, torchrun …"),
@@ -66,10 +76,7 @@ def record(
     no_stacks: Annotated[
         bool, typer.Option("--no-stacks", help="No Python stacks: findings name no lines.")
     ] = False,
-    quiet: Annotated[
-        int, typer.Option("--quiet", "-q", count=True, show_default=False, help="No summary.")
-    ] = 0,
-    verbose: c.Verbose = 0,
+    console: _Console,
 ) -> None:
     """Run a training script as it is and record a capture of it. Exit: the script's, 0 if stopped, 125 if ours failed or nothing was recorded."""
     if os.name == "nt":
@@ -81,9 +88,8 @@ def record(
     from trace_doctor.recording.startable import missing_program, missing_script
     from trace_doctor.reporters.recording import render, why_empty
 
-    c.set_verbosity(verbose)
     if (script := missing_script(command, Path.cwd())) is not None:
-        c.note(f"trace-doctor: {script}: no such file")
+        console.note(f"trace-doctor: {script}: no such file")
         raise typer.Exit(NO_SCRIPT)
     if (why := missing_program(command)) is not None:
         raise UsageError(why)
@@ -95,11 +101,11 @@ def record(
     except ValueError as error:
         raise UsageError(f"--{str(error).replace('_', '-')}") from None
     options = replace(options, folder=new_folder(out))
-    recorded = record_command(command, options, say=lambda line: c.note(f"trace-doctor: {line}"))
-    if not quiet:
-        c.note(render(recorded, command))
+    recorded = record_command(command, options, say=lambda line: console.note(f"trace-doctor: {line}"))
+    if not console.quiet:
+        console.note(render(recorded, command))
     elif recorded.empty:
-        c.note(f"trace-doctor: {why_empty(recorded)}")
+        console.note(f"trace-doctor: {why_empty(recorded)}")
     if recorded.exit_code < 0:
         _end_as(-recorded.exit_code)
     raise typer.Exit(recorded.exit_code)

@@ -7,40 +7,31 @@ from typing import Annotated
 
 import typer
 
-from trace_doctor.cli import common as c
+from trace_doctor.cli import options as o
+from trace_doctor.cli.console import ColorConsole
+from trace_doctor.cli.outputs import Sink, emit, parse_outputs, report_options
 from trace_doctor.cli.paths import spare
 from trace_doctor.errors import UsageError
 
 
 def report(
+    *,
     saved: Annotated[
         Path, typer.Argument(metavar="RESULT", help="A result.json, or a report.html that holds one.")
     ],
-    output: c.Output = None,
-    show_skipped: c.ShowSkipped = False,
-    no_zoom: c.NoZoom = False,
-    color: c.Color = "auto",
-    quiet: c.Quiet = 0,
-    verbose: c.Verbose = 0,
+    output: o.Output = None,
+    show_skipped: o.ShowSkipped = False,
+    no_zoom: o.NoZoom = False,
+    console: ColorConsole,
 ) -> None:
     """Render a saved result again, in any format."""
     from trace_doctor.reporters.saved import read_saved
 
-    c.set_verbosity(verbose)
-    sinks = c.sinks_for(
-        c.overrides(output=output or [])["output"], force=False, quiet=quiet, default_report=False
-    )
-    if c.tracks_of(sinks) is not None:
+    sinks = parse_outputs(o.in_parts(output)) or [Sink("text")]
+    if any(s.format == "perfetto" for s in sinks):
         raise UsageError(
             "--output: perfetto is made from the capture: trace-doctor analyze CAPTURE -o perfetto=FILE"
         )
     spare(sinks, [saved])
-    c.emit(
-        read_saved(saved),
-        sinks,
-        color=color,
-        quiet=quiet,
-        show_skipped=show_skipped,
-        zoom=not no_zoom,
-        given=c.as_given([str(saved)], None),
-    )
+    options = report_options([str(saved)], None, show_skipped=show_skipped, no_zoom=no_zoom)
+    emit(console, read_saved(saved), sinks, options)

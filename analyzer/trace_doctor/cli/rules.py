@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trace_doctor.cli import common as c
-from trace_doctor.cli.completion import rule_words
+from trace_doctor.cli.options import ConfigFile, rule_words
 
 Format = Annotated[str, typer.Option("--output", "--format", "-o", help="text or json.")]
 
@@ -32,7 +31,7 @@ def rule(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every rule.")] = False,
     output: Format = "text",
-    config: c.ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
     """Explain a rule. What it looks for, why that is bad, its thresholds in force, its fixes."""
     from trace_doctor.config import load_config

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trace_doctor.cli import common as c
+from trace_doctor.cli import options as o
+from trace_doctor.cli.console import ColorConsole, Console
+from trace_doctor.cli.fix import finish_or_name_edits
+from trace_doctor.cli.outputs import Sink, deliver_all, is_replaceable, sinks_among
 from trace_doctor.cli.paths import spare
 from trace_doctor.errors import UsageError
 from trace_doctor.files import open_regular
@@ -21,13 +24,13 @@ if TYPE_CHECKING:
 
 DEFAULT_PATCH = Path("trace-doctor-treat.patch")
 DEFAULT_PAGE = Path("trace-doctor-treat.html")
-_FORMATS = ("text", "json", "html")
 
 TYPER = {"context_settings": {"allow_interspersed_args": False}}
 """how typer makes a command of it"""
 
 
 def treat(
+    *,
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="What starts the training, as you start it.")
     ],
@@ -39,19 +42,14 @@ def treat(
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="Ask for each fix whether to try it.")
     ] = False,
-    select: Annotated[
-        list[str] | None, typer.Option(help="Only these findings: ids (TD101-1), codes, prefixes, names.")
-    ] = None,
+    select: o.Findings = None,
     apply: Annotated[bool, typer.Option("--apply", help="In the end, edit the scripts.")] = False,
     patch: Annotated[
         Path, typer.Option(metavar="FILE", help="Where the patch of what helped is written.")
     ] = DEFAULT_PATCH,
     output: Annotated[
         list[str] | None,
-        typer.Option(
-            "--output", "--format", "-o", metavar="FORMAT[=PATH]",
-            help=f"text, json or html; repeatable (default: text, and html={DEFAULT_PAGE}).",
-        ),
+        o.output_option(f"text, json or html; repeatable (default: text, and html={DEFAULT_PAGE})."),
     ] = None,
     repeats: Annotated[
         int, typer.Option(help="Runs with each fix, and as many without it, 4 or more; twice as many if not clear.")
@@ -84,31 +82,22 @@ def treat(
     ] = False,
     scratch: Annotated[Path | None, typer.Option(help="Where the copy is made (default: temporary files).")] = None,
     logs: Annotated[Path | None, typer.Option(help="Keep the recordings before and after below this folder.")] = None,
-    allow_dirty: Annotated[
-        bool, typer.Option("--allow-dirty", help="Apply although there is no clean git work tree to go back to.")
-    ] = False,
-    torch_version: c.TorchVersion = None,
-    config: c.ConfigFile = None,
-    color: c.Color = "auto",
-    quiet: c.Quiet = 0,
-    verbose: c.Verbose = 0,
+    allow_dirty: o.AllowDirty = False,
+    setup: o.Setup,
+    console: ColorConsole,
 ) -> None:  # fmt: skip
     """Record, try each fix on the command itself, keep what helps. Exit 0 something helped or nothing was to be tried, 1 no fix helped, 2 files of yours changed."""
-    from trace_doctor.config import load_config
     from trace_doctor.treatment import TreatOptions
     from trace_doctor.treatment import treat as run
 
-    c.set_verbosity(verbose)
-    wants_color = c.wants_color(color)
-    sinks = c.parse_outputs(c.overrides(output=output or [])["output"])
-    sinks = sinks or [c.Sink("text", None), c.Sink("html", DEFAULT_PAGE, optional=True)]
-    if wrong := [s.format for s in sinks if s.format not in _FORMATS]:
-        raise UsageError(f"--output: treat writes {', '.join(_FORMATS)}, not {wrong[0]}")
-    spare([*sinks, c.Sink("patch", patch, option="patch")], [source, config])
+    sinks = sinks_among("treat", ("text", "json", "html"), output)
+    if not o.in_parts(output):
+        sinks.append(Sink("html", DEFAULT_PAGE, optional=True))
+    spare([*sinks, Sink("patch", patch, option="patch")], [source, setup.config])
     _refuse_to_replace(sinks, patch)
     options = TreatOptions(
         unsafe=unsafe_fixes,
-        select=tuple(c.overrides(select=select or [])["select"]),
+        select=tuple(o.in_parts(select)),
         repeats=repeats,
         max_steps=max_steps,
         max_seconds=max_seconds,
@@ -123,27 +112,21 @@ def treat(
         logs=logs,
     )
     if source.exists():
-        c.interrupted_edits(source, apply)
+        finish_or_name_edits(console, source, apply)
     if apply and not allow_dirty:
         _refuse_without_a_way_back(source)
-    settings = load_config(
-        file=config, overrides=c.overrides(torch_version=torch_version, source=str(source))
-    )
-    made = run(
-        command, source, options, config=settings, torch_version=torch_version,
-        choose=_choose if interactive else None, say=(lambda line: None) if quiet else c.note,
+    treated = run(
+        command, source, options, config=setup.load(source=source), torch_version=setup.torch_version,
+        choose=partial(_choose, console) if interactive else None, say=console.hint,
     )  # fmt: skip
-    _hand_over(made, patch, apply, allow_dirty, quiet)
-    for sink in sinks:
-        c.deliver(partial(_render, made.treatment, sink.format), sink, color=wants_color, quiet=quiet)
-        if sink.path is not None and not quiet:
-            c.note(f"{sink.format} report: {sink.path}")
-    raise typer.Exit(made.treatment.code)
+    _hand_over(console, treated, patch, apply, allow_dirty)
+    deliver_all(console, sinks, partial(_render, treated.treatment))
+    raise typer.Exit(treated.treatment.code)
 
 
-def _refuse_to_replace(sinks: Sequence[c.Sink], patch: Path) -> None:
+def _refuse_to_replace(sinks: Sequence[Sink], patch: Path) -> None:
     """What nobody has named takes the place of nothing but its like."""
-    if any(sink.optional and sink.path is not None and not c.is_replaceable(sink.path) for sink in sinks):
+    if any(sink.optional and sink.path is not None and not is_replaceable(sink.path) for sink in sinks):
         raise UsageError(f"{DEFAULT_PAGE} exists and is no page of ours; use --output html=PATH")
     if patch == DEFAULT_PATCH and patch.is_file() and not _is_patch(patch):
         raise UsageError(f"{patch} exists and is no patch of ours; use --patch FILE")
@@ -154,20 +137,17 @@ def _is_patch(path: Path) -> bool:
         return file.read(256).startswith((b"# safe: ", b"# unsafe: "))
 
 
-def _hand_over(made: Treated, patch: Path, apply: bool, allow_dirty: bool, quiet: int) -> None:
+def _hand_over(console: Console, treated: Treated, patch: Path, apply: bool, allow_dirty: bool) -> None:
     """The patch to its file; into the scripts only where that was asked for and all is decided."""
-    data = made.edits.patch()
+    data = treated.edits.patch()
     if not data:
         return
-    c.write(patch, data)
-    if not quiet:
-        c.note(f"patch of what helped: {patch}; apply it with `git apply {patch}`")
-    if apply and made.treatment.code == 0:
-        changed = made.apply(allow_dirty=allow_dirty)
-        if not quiet:
-            c.note(f"applied to {', '.join(changed)}")
-    elif apply and not quiet:
-        c.note("nothing was applied: " + made.treatment.verdict)
+    console.write(patch, data)
+    console.hint(f"patch of what helped: {patch}; apply it with `git apply {patch}`")
+    if apply and treated.treatment.code == 0:
+        console.hint(f"applied to {', '.join(treated.apply(allow_dirty=allow_dirty))}")
+    elif apply:
+        console.hint("nothing was applied: " + treated.treatment.verdict)
 
 
 def _refuse_without_a_way_back(source: Path) -> None:
@@ -179,9 +159,9 @@ def _refuse_without_a_way_back(source: Path) -> None:
         raise UsageError(f"--apply: {why}")
 
 
-def _choose(queue: list[Candidate]) -> list[Candidate]:
+def _choose(console: Console, queue: list[Candidate]) -> list[Candidate]:
     """y, n or q for each fix that can be tried."""
-    return c.chosen(
+    return console.choose(
         queue,
         lambda candidate: candidate.item.diff.decode("utf-8", "replace") or candidate.item.fix.text + "\n",
         lambda candidate: (
@@ -200,10 +180,10 @@ def _share(option: str, text: str) -> float:
     return value
 
 
-def _render(made: Treatment, fmt: str, options: Options) -> str:
+def _render(treatment: Treatment, fmt: str, options: Options) -> str:
     from trace_doctor.reporters import treatment_text
-    from trace_doctor.reporters.html import treatment
+    from trace_doctor.reporters.html import treatment as page
 
     if fmt == "json":
-        return made.to_json().decode()
-    return treatment.render(made, options) if fmt == "html" else treatment_text.render(made, options)
+        return treatment.to_json().decode()
+    return page.render(treatment, options) if fmt == "html" else treatment_text.render(treatment, options)

@@ -1,0 +1,140 @@
+"""What a command says: its result to stdout, notes to stderr, files whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from trace_doctor.errors import UsageError, one_line, printable
+from trace_doctor.files import replacing
+
+if TYPE_CHECKING:
+    from trace_doctor.reporters import Options
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Console:
+    """Handed to every command that says more than one thing; its fields are the options that set how much is said."""
+
+    quiet: Annotated[
+        int,
+        typer.Option(
+            "--quiet", "-q", count=True, show_default=False,
+            help="-q: only the report; -qq: only the exit code.",
+        ),
+    ] = 0  # fmt: skip
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "--verbose", "-v", count=True, show_default=False, help="-v: phases; -vv: debug log, tracebacks."
+        ),
+    ] = 0
+
+    def __post_init__(self) -> None:
+        logging.basicConfig(
+            stream=sys.stderr,
+            level=(logging.WARNING, logging.INFO, logging.DEBUG)[min(self.verbose, 2)],
+            format="%(message)s",
+            force=True,
+        )
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing but the exit code is wanted."""
+        return self.quiet >= 2
+
+    def note(self, text: str) -> None:
+        """A line for the person at the terminal."""
+        print(printable(text), file=sys.stderr)
+
+    def hint(self, text: str) -> None:
+        """A line that -q leaves out."""
+        if not self.quiet:
+            self.note(text)
+
+    def conclude(self, text: str) -> None:
+        """The verdict, which -qq alone leaves out."""
+        if not self.silent:
+            self.note(text)
+
+    def write(self, path: Path, data: str | bytes) -> None:
+        """A file, whole or not at all. Raises UsageError when the place cannot be written."""
+        with replacing(path) as file:
+            file.write(data if isinstance(data, bytes) else data.encode("utf-8", "surrogateescape"))
+
+    def print_bytes(self, data: bytes) -> None:
+        """What programs read, to stdout as it is."""
+        if not self.silent:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+
+    def print_text(self, render: Callable[[Options], str], options: Options) -> None:
+        """What people read, to stdout as the terminal can show it."""
+        if not self.silent:
+            ascii = not (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+            columns = min(shutil.get_terminal_size().columns, 80) if sys.stdout.isatty() else 80
+            sys.stdout.write(
+                render(replace(options, color=self.in_color, width=max(columns, 40), ascii=ascii))
+            )
+            sys.stdout.flush()
+
+    @property
+    def in_color(self) -> bool:
+        return False
+
+    def choose(self, items: Iterable[T], shown: Callable[[T], str], question: Callable[[T], str]) -> list[T]:
+        """Those that were answered with y: each is shown and asked for, n leaves it out, q and all behind it."""
+        chosen = []
+        for item in items:
+            sys.stdout.write("\t".join(map(printable, shown(item).split("\t"))))
+            sys.stdout.flush()
+            answer = ""
+            while answer not in ("y", "n", "q"):
+                answer = _answer(f"{question(item)} (y/n/q)")
+            if answer == "q":
+                break
+            if answer == "y":
+                chosen.append(item)
+        return chosen
+
+
+@dataclass(frozen=True)
+class ColorConsole(Console):
+    """One that can be told to use colour."""
+
+    color: Annotated[str, typer.Option(help="auto, always or never.")] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.color not in ("auto", "always", "never"):
+            raise UsageError(f"--color: {self.color!r} is not auto, always or never")
+
+    @property
+    def in_color(self) -> bool:
+        """As asked for; else as the environment says, and only on a terminal that knows colours."""
+        if self.color != "auto":
+            return self.color == "always"
+        if os.environ.get("NO_COLOR"):
+            return False
+        if os.environ.get("FORCE_COLOR") or os.environ.get("CLICOLOR_FORCE"):
+            return True
+        return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _answer(question: str) -> str:
+    """What was typed; the end of the input is q."""
+    sys.stderr.write(one_line(question) + " ")
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    return line.strip().lower() if line else "q"

@@ -1,0 +1,163 @@
+"""Where the renderings of a command go: `--output`, and the report that is written where nothing was asked for."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trace_doctor.cli.options import SUFFIXES, in_parts
+from trace_doctor.errors import UsageError
+from trace_doctor.files import check_link, open_regular
+
+if TYPE_CHECKING:
+    from trace_doctor.cli.console import Console
+    from trace_doctor.model import Result
+    from trace_doctor.reporters import Options
+
+DEFAULT_REPORT = Path("trace-doctor-report.html")
+MARKER = b'name="generator" content="trace-doctor'
+
+
+@dataclass(frozen=True)
+class Sink:
+    """One rendering and where it goes; `path` None is stdout."""
+
+    format: str
+    path: Path | None = None
+    optional: bool = False
+    """written because nothing else was asked for: where it cannot be, a note is enough"""
+    option: str = "output"
+    """that names it"""
+
+
+def parse_outputs(texts: Sequence[str]) -> list[Sink]:
+    """`FORMAT`, `FORMAT=PATH` or `FORMAT=-`. Raises UsageError for an unknown format or two on stdout."""
+    from trace_doctor.reporters import FORMATS, OF_CAPTURES
+
+    sinks = []
+    for text in texts:
+        fmt, equals, path = text.partition("=")
+        if fmt not in FORMATS and fmt not in OF_CAPTURES:
+            formats = ", ".join(sorted([*FORMATS, *OF_CAPTURES]))
+            likely = next((f for f, suffix in SUFFIXES.items() if text.lower().endswith(suffix)), None)
+            hint = f"did you mean {likely}={text}?" if likely and not equals else f"one of {formats}"
+            raise UsageError(f"--output: unknown format {fmt!r}; {hint}")
+        if fmt in OF_CAPTURES and path in ("", "-"):
+            raise UsageError(f"--output: {fmt} needs a path: {fmt}=FILE.json.gz")
+        if equals and not path:
+            raise UsageError(f"--output: {text!r} names no path")
+        if path.endswith(("/", os.sep)):
+            raise UsageError(f"--output: {path} is a folder; name a file in it")
+        sinks.append(Sink(fmt, Path(path) if path and path != "-" else None))
+    if sum(s.path is None for s in sinks) > 1:
+        raise UsageError("--output: only one format can go to stdout; give the others a path (FORMAT=PATH)")
+    if sum(s.format in OF_CAPTURES for s in sinks) > 1:
+        raise UsageError("--output: perfetto once is enough")
+    return sinks
+
+
+def sinks_among(command: str, formats: Sequence[str], output: list[str] | None) -> list[Sink]:
+    """The outputs of a command that does not know every format; without any, text on stdout. Raises UsageError."""
+    sinks = parse_outputs(in_parts(output)) or [Sink("text")]
+    if others := [s.format for s in sinks if s.format not in formats]:
+        known = " or ".join(formats) if len(formats) == 2 else f"{', '.join(formats)}, not {others[0]}"
+        raise UsageError(f"--output: {command} writes {known}")
+    return sinks
+
+
+def default_sinks(silent: bool, force: bool) -> list[Sink]:
+    """What `analyze` writes where nothing was asked for. Checked before the analysis, so that a refusal costs no time."""
+    if silent:
+        return [Sink("text")]
+    if DEFAULT_REPORT.is_symlink():
+        check_link(DEFAULT_REPORT)
+    if DEFAULT_REPORT.is_dir() or not (force or is_replaceable(DEFAULT_REPORT)):
+        raise UsageError(
+            f"{DEFAULT_REPORT} exists and is no report of ours; use --output html=PATH or --force to replace it"
+        )
+    return [Sink("text"), Sink("html", DEFAULT_REPORT, optional=True)]
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether nothing is at the place of a page, or a page of ours."""
+    if not path.exists():
+        return True
+    try:
+        with open_regular(path) as file:
+            return MARKER in file.read(4096)
+    except OSError:
+        return False
+
+
+def on_terminal(sinks: Sequence[Sink]) -> bool:
+    """Whether the text is shown, with the verdict in it."""
+    return any(s.format == "text" and s.path is None for s in sinks)
+
+
+def emit(console: Console, result: Result, sinks: Sequence[Sink], options: Options) -> None:
+    """Renders the result once per sink; files are written whole or not at all."""
+    from trace_doctor.reporters import OF_CAPTURES, Options, render
+
+    for sink in sorted(sinks, key=lambda s: s.path is None):  # files first: the text says what they add
+        if sink.format in OF_CAPTURES:
+            console.hint(f"{sink.format}: {_written(sink.path, result)}")
+            continue
+        chosen = options if sink.path is None else replace(options, report=None, given=Options.given)
+        try:
+            deliver(console, sink, partial(render, result), chosen)
+        except UsageError as error:
+            if not sink.optional:
+                raise
+            console.note(f"no report: {error}; --output html=PATH writes it elsewhere")
+            continue
+        if sink.format == "html" and sink.path is not None:
+            options = replace(options, report=str(sink.path))
+        if sink.path is not None and not sink.optional:  # the text names that one
+            console.hint(f"{sink.format} report: {sink.path}")
+
+
+def deliver(console: Console, sink: Sink, render: Callable[[str, Options], str], options: Options) -> None:
+    """One rendering to its file, or to stdout: text as the terminal can show it; what programs read is UTF-8 in every
+    locale. `render` is given the format and the options."""
+    if sink.path is not None:
+        console.write(sink.path, render(sink.format, options))
+    elif sink.format == "text":
+        console.print_text(partial(render, sink.format), options)
+    elif not console.silent:
+        console.print_bytes(render(sink.format, options).encode("utf-8", "surrogateescape"))
+
+
+def deliver_all(console: Console, sinks: Sequence[Sink], render: Callable[[str, Options], str]) -> None:
+    """The renderings of what is no result. Files are named."""
+    from trace_doctor.reporters import Options
+
+    for sink in sinks:
+        deliver(console, sink, render, Options())
+        if sink.path is not None:
+            console.hint(f"{sink.format} report: {sink.path}")
+
+
+def _written(path: Path | None, result: Result) -> str:
+    """The file of the one trace, or what those of several are called."""
+    if path is None or len({row.input for row in result.time_ledger}) < 2:
+        return str(path)
+    stem, dot, suffix = path.name.partition(".")
+    return f"{path.with_name(f'{stem}-*{dot}{suffix}')} (a file for each trace)"
+
+
+def report_options(
+    paths: Sequence[str], source: str | Path | None, *, show_skipped: bool, no_zoom: bool
+) -> Options:
+    """With the same captures and script for another command, to be copied; not where one of them would not fit into a
+    line, or cannot be read again, as what was piped in."""
+    from trace_doctor.reporters import Options
+
+    files, script = shlex.join(paths), shlex.quote(str(source)) if source else "DIR"
+    fits = "-" not in paths and max(map(len, (files, script))) <= 55
+    given = f"{files} --source {script}" if fits else Options.given
+    return Options(show_skipped=show_skipped, zoom=not no_zoom, given=given)

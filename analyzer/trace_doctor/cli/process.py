@@ -1,0 +1,60 @@
+"""The process of a command: its streams, its signals, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+from typing import NoReturn
+
+
+def prepare() -> None:
+    """Before anything is read or written."""
+    _unwind_when_ended()
+    _open_what_is_closed()
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character is no reason to fail
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def tell(text: str) -> None:
+    """What ends the program. The exit code says it as well where nobody can be told: 1 would be a verdict of `check`."""
+    with contextlib.suppress(OSError):
+        print(f"trace-doctor: {text}", file=sys.stderr)
+
+
+def interrupted() -> NoReturn:
+    """The end of what Ctrl-C has ended."""
+    tell("interrupted")
+    sys.exit(130)
+
+
+def leave_stdout() -> None:
+    """What is still to be written goes nowhere: the interpreter would fail over it once more on its way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _open_what_is_closed() -> None:
+    """Started with `>&-`, the next file that is opened would take the place of the standard output."""
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # the lowest free number: this one
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _unwind_when_ended() -> None:
+    """SIGTERM and SIGHUP end the program as Ctrl-C does: nothing half-written is left, and no process."""
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup: ignored, and stays so
+            signal.signal(number, leave)
