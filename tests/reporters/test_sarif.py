@@ -9,12 +9,13 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import trace_doctor
 from trace_doctor.config import defaults
 from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.decision import Terms, checked
-from trace_doctor.model import Finding, Fix, Gate, Location, Result, Suppressed
+from trace_doctor.model import Finding, Fix, Gate, Location, Result, Suppressed, Target
 from trace_doctor.reporters import render
 from trace_doctor.reporters.diffs import edits_of
 
@@ -138,6 +139,18 @@ def test_without_any_script_the_capture_is_the_place() -> None:
     result = Result(findings=[finding(None)], inputs=[Input(path="/tmp/../logs/rank0.json", kind="trace")])
     place = sarif(result)["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "tmp/logs/rank0.json"
+
+
+def test_ten_thousand_findings_without_a_place_share_one() -> None:
+    """What stands in for it is looked for once: of each anew this took a minute."""
+    fix = Fix(title="t", kind="patch", target=Target(file="train.py", line=3))
+    findings = [replace(finding(None), id=f"TD101-{n}", fixes=[fix]) for n in range(10_000)]
+    silenced = [Suppressed(finding=f, kind="comment", where="train.py:1") for f in findings[:5_000]]
+    results = sarif(Result(findings=findings[5_000:], suppressed=silenced))["runs"][0]["results"]
+    assert len(results) == 10_000
+    assert sum(bool(r["suppressions"]) for r in results) == 5_000
+    places = {r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in results}
+    assert places == {"train.py"}
 
 
 def test_two_alike_are_told_apart_and_stay_the_same_when_the_line_moves() -> None:

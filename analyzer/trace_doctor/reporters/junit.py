@@ -23,7 +23,8 @@ _NO_XML = str.maketrans({"\ufffe": "\\ufffe", "\uffff": "\\uffff"})
 def render(result: Result, options: Options) -> str:
     paths = [i.path for i in result.inputs]
     name = paths[0] if len(paths) == 1 else plural(len(paths), "capture")
-    suites = [_suite(name, [_rule(result, o) for o in result.outcomes])]
+    fails = failing(result)
+    suites = [_suite(name, [_rule(result, o, fails) for o in result.outcomes])]
     if result.gate is not None and (missing := [*result.gate.undecided, *result.gate.partial]):
         suites.append(_suite("coverage", [_coverage(result.gate, why) for why in missing]))
     if result.gate is not None and result.gate.budgets:
@@ -45,11 +46,11 @@ def _suite(name: str, cases: Sequence[ET.Element]) -> ET.Element:
     return suite
 
 
-def _rule(result: Result, outcome: Outcome) -> ET.Element:
+def _rule(result: Result, outcome: Outcome, failing: set[str]) -> ET.Element:
     family = _FAMILIES.get(outcome.code[2:3], "rules")
     case = _case(f"trace-doctor.{family}", f"{outcome.code} {outcome.name}")
-    mine = [f for f in result.findings if f.code == outcome.code]
-    fails = [f for f in mine if f.id in failing(result)]
+    findings = [f for f in result.findings if f.code == outcome.code]
+    fails = [f for f in findings if f.id in failing]
     required = result.gate is not None and any(u.split(" ")[0] == outcome.code for u in result.gate.undecided)
     reason = outcome.reason or "no reason given"
     if fails:
@@ -61,7 +62,7 @@ def _rule(result: Result, outcome: Outcome) -> ET.Element:
         _add(case, "error", f"required, but {reason}", outcome.capture or "", "undecided")
     elif outcome.outcome == "skipped":
         _add(case, "skipped", reason, outcome.capture or "")
-    rest = [f for f in mine if f not in fails]
+    rest = [f for f in findings if f.id not in failing]
     silent = [s for s in result.suppressed if s.finding.code == outcome.code]
     said = [_text(f) for f in rest] + [
         f"suppressed at {s.where} ({s.reason}): {s.finding.message}" for s in silent

@@ -17,7 +17,7 @@ from trace_doctor.model.html_safe_json import inert
 from trace_doctor.reporters import Options, units
 from trace_doctor.reporters.diffs import Edit, edits_of
 from trace_doctor.reporters.labels import is_patch, saving_words, shortages
-from trace_doctor.reporters.source_locations import anchor, capture_path, inside
+from trace_doctor.reporters.source_locations import anchors, capture_path, inside
 
 _LEVEL = {"critical": "error", "warning": "warning", "info": "note"}
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -31,15 +31,26 @@ def visible(text: str, *, block: bool = False) -> str:
 
 
 def render(result: Result, options: Options) -> str:
-    accepted = [s.finding for s in result.suppressed]
-    findings = [*result.findings, *accepted]
+    findings = [*result.findings, *(s.finding for s in result.suppressed)]
     rules = {f.code: f for f in reversed(findings)}
-    codes = sorted(rules)
+    codes = {code: n for n, code in enumerate(sorted(rules))}
     seen: Counter[str] = Counter()
     results = []
-    for finding in findings:
+    known = frozenset(result.gate.known) if result.gate is not None else frozenset()
+    with_baseline = result.gate is not None and result.config.get("baseline") is not None
+    suppressions: list[Suppressed | None] = [*[None] * len(result.findings), *result.suppressed]
+    for finding, place, suppressed in zip(findings, anchors(result, findings), suppressions, strict=True):
         seen[finding.fingerprint] += 1
-        results.append(_result(result, finding, codes.index(finding.code), seen[finding.fingerprint]))
+        entry = _result(result, finding, place)
+        entry["ruleIndex"] = codes[finding.code]
+        entry["partialFingerprints"] = {
+            "primaryLocationLineHash": f"{finding.fingerprint}:{seen[finding.fingerprint]}",
+            "traceDoctorFingerprint/v1": finding.fingerprint,
+        }
+        if with_baseline:
+            entry["baselineState"] = "unchanged" if finding.id in known else "new"
+        entry["suppressions"] = [_suppression(suppressed)] if suppressed is not None else []
+        results.append(entry)
     driver = {
         "name": result.tool.name,
         "version": result.tool.version,
@@ -72,30 +83,21 @@ def _rule(example: Finding) -> Object:
     }
 
 
-def _result(result: Result, finding: Finding, rule: int, ordinal: int) -> Object:
-    file, line = anchor(result, finding)
-    made: Object = {
+def _result(result: Result, finding: Finding, place: tuple[str, int]) -> Object:
+    entry: Object = {
         "ruleId": finding.code,
-        "ruleIndex": rule,
         "level": _LEVEL[finding.severity],
         "message": {"text": _message(finding)},
-        "locations": [_location(file, line, finding.location.function)],
+        "locations": [_location(*place, finding.location.function)],
         "relatedLocations": [
             {**_location(capture_path(result, finding)), "message": {"text": "the capture it was found in"}}
         ],
-        "partialFingerprints": {
-            "primaryLocationLineHash": f"{finding.fingerprint}:{ordinal}",
-            "traceDoctorFingerprint/v1": finding.fingerprint,
-        },
         "properties": {"confidence": finding.confidence, "id": finding.id, **_saving(finding)},
     }
     fixes = [f for fix in finding.fixes if is_patch(fix) for f in _fix(fix)]
     if fixes:
-        made["fixes"] = fixes
-    if result.gate is not None and result.config.get("baseline") is not None:
-        made["baselineState"] = "unchanged" if finding.id in result.gate.known else "new"
-    made["suppressions"] = [_suppression(s) for s in result.suppressed if s.finding is finding]
-    return made
+        entry["fixes"] = fixes
+    return entry
 
 
 def _message(finding: Finding) -> str:

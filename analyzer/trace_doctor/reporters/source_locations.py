@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterable, Iterator
 
 from trace_doctor.model import Finding, Location, Result
 from trace_doctor.user_frames import is_user_frame
@@ -33,17 +34,27 @@ def line_of(result: Result, location: Location) -> tuple[str, int | None] | None
     return None if path is None else (path, location.line if location.line and location.line > 0 else None)
 
 
-def anchor(result: Result, finding: Finding) -> tuple[str, int]:
-    """A file and a line for every finding: its own, else the script that the other findings or the source name, else
+def anchors(result: Result, findings: Iterable[Finding]) -> Iterator[tuple[str, int]]:
+    """A file and a line for each finding: its own, else the script that the other findings or the source name, else
     the capture. Line 1 where none is known."""
-    own = line_of(result, finding.location)
-    if own is not None:
-        return own[0], own[1] or 1
-    named = [f.location.file for f in result.findings] + [
-        fix.target.file for f in [finding, *result.findings] for fix in f.fixes if fix.target
-    ]
-    scripts = (repository_path(result, file) for file in [*named, *sorted(result.source_excerpts)])
-    return next((s for s in scripts if s), capture_path(result, finding)), 1
+    located = _first(result, (f.location.file for f in result.findings))
+    targeted = _first(result, _targets(*result.findings)) or _first(result, sorted(result.source_excerpts))
+    for finding in findings:
+        own = line_of(result, finding.location)
+        if own is not None:
+            yield own[0], own[1] or 1
+        else:
+            script = located or _first(result, _targets(finding)) or targeted
+            yield script or capture_path(result, finding), 1
+
+
+def _targets(*findings: Finding) -> Iterator[str | None]:
+    return (fix.target.file for f in findings for fix in f.fixes if fix.target)
+
+
+def _first(result: Result, files: Iterable[str | None]) -> str | None:
+    """The first of the files that is in the repository, as it names it."""
+    return next((path for file in files if (path := repository_path(result, file))), None)
 
 
 def capture_path(result: Result, finding: Finding) -> str:
