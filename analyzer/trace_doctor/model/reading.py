@@ -19,22 +19,39 @@ MAY_BE_SAFE = frozenset({"allocator-setting", "dataloader-args", "detach-accumul
 
 LARGEST = 1 << 64
 """no figure is more: counts, bytes, ns since 1970"""
-
-
+LONGEST = 50_000
+"""characters of a text: names of kernels and tracebacks are a tenth of it"""
 _SHORTEST_US = 1e-4
 
 
-def check_figures(decoded: Any) -> None:
-    """Raises UnusableResult for a number in a JSON value that measures nothing."""
-    left = [decoded]
+def check_figures(decoded: Any) -> int:
+    """How many texts of a JSON value are longer than LONGEST. Raises UnusableResult for a number in it that measures
+    nothing."""
+    left, too_long = [decoded], 0
     while left:
         value = left.pop()
         if isinstance(value, dict):
             left += value.values()
+            too_long += sum(len(key) > LONGEST for key in value)
         elif isinstance(value, list):
             left += value
+        elif isinstance(value, str):
+            too_long += len(value) > LONGEST
         elif isinstance(value, int | float) and not -LARGEST <= value <= LARGEST:
             raise UnusableResult("it holds a number that nothing measures")
+    return too_long
+
+
+def shortened(value: Any, key: str = "") -> Any:
+    """A JSON value in which no text is longer than LONGEST: it is cut and says so. A diff, of which a part is none, is left
+    out."""
+    if isinstance(value, dict):
+        return {shortened(k): shortened(member, k) for k, member in value.items()}
+    if isinstance(value, list):
+        return [shortened(member) for member in value]
+    if isinstance(value, str) and len(value) > LONGEST:
+        return "" if key == "diff" else f"{value[:LONGEST]}… (cut: {len(value):,} characters)"
+    return value
 
 
 def check_positions(rows: Iterable[Any], lanes: Iterable[Lane], series: Iterable[MemorySeries]) -> None:

@@ -24,7 +24,7 @@ from trace_doctor.model.pictures import (
     StepRow,
     WhatIf,
 )
-from trace_doctor.model.reading import check_figures, check_positions, checked
+from trace_doctor.model.reading import LONGEST, check_figures, check_positions, checked, shortened
 
 SCHEMA_VERSION = 1
 
@@ -116,15 +116,20 @@ class Result(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Result:
-        """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such result, UnusableResult where it
-        holds what no analysis measures, or a fix asks for what its codemod does not do."""
+        """Reads what `to_json` wrote; texts that no analysis writes, for their length, are cut, and `limits` says so. Raises
+        msgspec.ValidationError when it is no such result, UnusableResult where it holds what no analysis measures, or a fix
+        asks for what its codemod does not do."""
         result = msgspec.json.decode(data, type=cls)
+        decoded = msgspec.json.decode(data)
+        if too_long := check_figures(decoded):
+            result = msgspec.convert(shortened(decoded), cls)
+            note = f"{too_long:,} texts of the saved result are longer than {LONGEST:,} characters: cut"
+            result = msgspec.structs.replace(result, limits=[*result.limits, note])
         findings = checked(result.findings)
         suppressed = [
             msgspec.structs.replace(s, finding=f)
             for s, f in zip(result.suppressed, checked([s.finding for s in result.suppressed]), strict=True)
         ]
-        check_figures(msgspec.json.decode(data))
         rows = [r for name in _ROWS for r in getattr(result, name)]
         check_positions(rows, result.timeline, result.memory_timeline)
         return msgspec.structs.replace(result, findings=findings, suppressed=suppressed)
