@@ -142,6 +142,33 @@ def test_a_pipe_that_somebody_reads_gets_it(here: Path) -> None:
         assert reader.stdout is not None and json.loads(reader.stdout.read())["inputs"]
 
 
+OF_NO_RESULT = '<!doctype html>\n<meta name="generator" content="trace-doctor"><p>minutes of the meeting'
+OF_NO_TOOL = f'{OF_NO_RESULT}<script type="application/json" id="result">{{}}</script>'
+
+
+@pytest.mark.parametrize("page", [OF_NO_RESULT, OF_NO_TOOL], ids=["no result", "a result of nobody"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("analyze fed.json", "trace-doctor-report.html"),
+        ("treat --source job -- python job/train.py", "trace-doctor-treat.html"),
+    ],
+)
+def test_a_page_that_only_names_us_is_not_ours(page: str, command: str, name: str, here: Path) -> None:
+    (here / name).write_text(page)
+    done = run(here, *command.split())
+    assert (done.returncode, "of ours" in done.stderr) == (2, True), done.stderr
+    assert (here / name).read_text() == page
+
+
+def test_a_report_of_ours_gives_way_to_the_next(here: Path) -> None:
+    for _ in range(2):
+        assert run(here, "analyze", "fed.json").returncode == 0
+    (here / "trace-doctor-treat.html").write_bytes((here / "trace-doctor-report.html").read_bytes())
+    done = run(here, "treat", "--source", "job", "--", "python", "job/train.py")
+    assert (done.returncode, "no page of ours" in done.stderr) == (2, True), "it is of another kind"
+
+
 @pytest.mark.parametrize("form", ["json", "html", "text", "sarif", "markdown", "junit", "github"])
 def test_half_a_character_ends_no_report(form: str, here: Path) -> None:
     """In what a trace says of its device, and in the manifests of a recording."""

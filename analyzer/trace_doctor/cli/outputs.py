@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from trace_doctor.cli.options import SUFFIXES, in_parts
 from trace_doctor.errors import UsageError
-from trace_doctor.files import check_link, open_regular
+from trace_doctor.files import check_link
 
 if TYPE_CHECKING:
     from trace_doctor.cli.console import Console
     from trace_doctor.model import Result
+    from trace_doctor.model.treatment import Treatment
     from trace_doctor.reporters import Options
 
 DEFAULT_REPORT = Path("trace-doctor-report.html")
-MARKER = b'name="generator" content="trace-doctor'
 
 
 @dataclass(frozen=True)
@@ -72,26 +72,24 @@ def sinks_among(command: str, formats: Sequence[str], output: list[str] | None) 
 
 def default_sinks(silent: bool, force: bool) -> list[Sink]:
     """What `analyze` writes where nothing was asked for. Checked before the analysis, so that a refusal costs no time."""
+    from trace_doctor.model import Result
+
     if silent:
         return [Sink("text")]
     if DEFAULT_REPORT.is_symlink():
         check_link(DEFAULT_REPORT)
-    if DEFAULT_REPORT.is_dir() or not (force or is_replaceable(DEFAULT_REPORT)):
+    if DEFAULT_REPORT.is_dir() or not (force or is_replaceable(DEFAULT_REPORT, Result)):
         raise UsageError(
             f"{DEFAULT_REPORT} exists and is no report of ours; use --output html=PATH or --force to replace it"
         )
     return [Sink("text"), Sink("html", DEFAULT_REPORT, optional=True)]
 
 
-def is_replaceable(path: Path) -> bool:
-    """Whether nothing is at the place of a page, or a page of ours."""
-    if not path.exists():
-        return True
-    try:
-        with open_regular(path) as file:
-            return MARKER in file.read(4096)
-    except OSError:
-        return False
+def is_replaceable(path: Path, kind: type[Result] | type[Treatment]) -> bool:
+    """Whether nothing is at the place of a page, or a page of ours that holds such a one."""
+    from trace_doctor.reporters.saved import is_page_of_ours
+
+    return not path.exists() or is_page_of_ours(path, kind)
 
 
 def on_terminal(sinks: Sequence[Sink]) -> bool:

@@ -126,7 +126,11 @@ def treat(
 
 def _refuse_to_replace(sinks: Sequence[Sink], patch: Path) -> None:
     """What nobody has named takes the place of nothing but its like."""
-    if any(sink.optional and sink.path is not None and not is_replaceable(sink.path) for sink in sinks):
+    from trace_doctor.model.treatment import Treatment
+
+    if any(
+        sink.optional and sink.path is not None and not is_replaceable(sink.path, Treatment) for sink in sinks
+    ):
         raise UsageError(f"{DEFAULT_PAGE} exists and is no page of ours; use --output html=PATH")
     if patch == DEFAULT_PATCH and patch.is_file() and not _is_patch(patch):
         raise UsageError(f"{patch} exists and is no patch of ours; use --patch FILE")

@@ -9,6 +9,7 @@ import msgspec
 from trace_doctor.errors import NotACapture, UnusableResult
 from trace_doctor.files import read_regular
 from trace_doctor.model import SCHEMA_VERSION, Result, Tool
+from trace_doctor.model.treatment import Treatment
 from trace_doctor.reporters.embedded_json import extract
 
 
@@ -48,3 +49,17 @@ def read_saved(path: Path) -> Result:
         raise UnusableResult(f"{path.name}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnusableResult(f"{path.name} is no trace-doctor result: {error}") from error
+
+
+def is_page_of_ours(path: Path, kind: type[Result] | type[Treatment]) -> bool:
+    """Whether a file is a page that was made of a result or of a treatment: what it embeds is one. A generator's name
+    anybody can write."""
+    try:
+        data = read_regular(path)
+        if not data.startswith(b"<!doctype html>"):
+            return False
+        embedded = extract(data.decode())
+        msgspec.json.decode(embedded, type=kind)
+        return msgspec.json.decode(embedded, type=_Head).tool.name == Tool().name
+    except (OSError, NotACapture, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False

@@ -26,9 +26,6 @@ from trace_doctor.reporters.html.policy import digest, policy
 from trace_doctor.reporters.html.views import RULES
 from trace_doctor.reporters.labels import headline
 
-MARKER = '<meta name="generator" content="trace-doctor">'
-"""Tells a report of ours from any other file of that name, so that only ours is replaced."""
-
 LARGEST = 300_000
 """Bytes of a page without its zoomable panels"""
 _FRAME = 8_000
@@ -126,7 +123,7 @@ def page(
         el("meta", charset="utf-8"),
         policy(scripts, styles),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        Html(MARKER),
+        el("meta", name="generator", content="trace-doctor"),
         el("meta", name="color-scheme", content="light dark"),
         el("title", f"{title} – trace-doctor"),
         Html(f"<script>{_THEME}</script>"),
