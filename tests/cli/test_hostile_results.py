@@ -207,6 +207,45 @@ def test_texts_begin_no_line_and_hold_no_control_character(job: Path) -> None:
     assert not list(job.rglob("PWNED"))
 
 
+def test_a_text_of_megabytes_is_cut_and_said_to_be(job: Path) -> None:
+    long = "x" * 3_000_000
+    shown = Fix(title="t", kind="code", text=f"{long}", diff=f"+{long}")
+    (job / "r.json").write_bytes(result(shown, message=f"m{long}", name=f"n{long}").to_json())
+    for form in ("json", "text", "markdown", "html", "sarif", "junit", "github"):
+        done = run("report", "r.json", "-o", f"{form}=out", cwd=job)
+        assert done.returncode == 0, done.stderr
+        assert (job / "out").stat().st_size < 1_000_000, form
+    again = run("report", "r.json", "-o", "json", cwd=job).stdout
+    assert "(cut: 3,000,001 characters)" in again
+    assert json.loads(again)["findings"][0]["fixes"][0]["diff"] == "", "half a diff is none"
+    assert "4 texts of the saved result are longer than" in run("report", "r.json", cwd=job).stdout
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals are those of POSIX")
+def test_a_patch_on_a_terminal_holds_nothing_that_it_obeys(job: Path) -> None:
+    import pty
+
+    (job / "source" / "train.py").write_text(SCRIPT.replace("loss = model(x)", "loss = model(x)  # \x1b[31m"))
+    (job / "r.json").write_bytes(result(patch("zero-grad", {"mode": "add"})).to_json())
+    command = ["fix", "r.json", "--source", "source", "-q"]
+    piped = run(*command, cwd=job).stdout
+    assert "# \x1b[31m" in piped, "what is piped is applied"
+    master, slave = pty.openpty()
+    process = subprocess.Popen([*MAIN, *command], cwd=job, stdout=slave, stderr=subprocess.DEVNULL)
+    os.close(slave)
+    shown = b""
+    try:
+        while piece := os.read(master, 65536):
+            shown += piece
+    except OSError:  # Linux says so where the other side has ended
+        pass
+    finally:
+        process.wait(timeout=60)
+        os.close(master)
+    assert b"\x1b" not in shown
+    assert b"# \\x1b[31m" in shown
+
+
 # ---------------------------------------------------------------------- names that are no text
 
 ODD = os.fsdecode(b"\xff.py")

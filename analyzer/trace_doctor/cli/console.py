@@ -79,6 +79,16 @@ class Console:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
 
+    def print_patch(self, data: bytes) -> None:
+        """As it is for a program to apply; on a terminal with what that would obey written out."""
+        if not sys.stdout.isatty():
+            self.print_bytes(data)
+        elif not self.silent:
+            from trace_doctor.reporters.units import visible
+
+            sys.stdout.write(visible(data.decode("utf-8", "replace"), block=True))
+            sys.stdout.flush()
+
     def print_text(self, render: Callable[[Options], str], options: Options) -> None:
         """What people read, to stdout as the terminal can show it."""
         if not self.silent:

@@ -196,7 +196,7 @@ def _ask(plan: Plan, console: Console) -> Plan:
 
 def _print_patch(plan: Plan, console: Console) -> None:
     data = plan.patch()
-    console.print_bytes(data)
+    console.print_patch(data)
     if data:
         console.hint(
             f"{_count(plan)}: nothing was changed; write it with --patch FILE or apply it with --apply"
