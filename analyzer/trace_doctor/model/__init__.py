@@ -41,6 +41,7 @@ from trace_doctor.model.ledgers import CategoryBytes as CategoryBytes
 from trace_doctor.model.ledgers import IdleNs as IdleNs
 from trace_doctor.model.ledgers import MemoryHeldRow as MemoryHeldRow
 from trace_doctor.model.ledgers import MemoryLedgerRow as MemoryLedgerRow
+from trace_doctor.model.ledgers import OnDevice as OnDevice
 from trace_doctor.model.ledgers import TimeLedgerRow as TimeLedgerRow
 from trace_doctor.model.pictures import CollectiveRow as CollectiveRow
 from trace_doctor.model.pictures import CriticalPath as CriticalPath

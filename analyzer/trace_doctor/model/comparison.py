@@ -5,15 +5,12 @@ Times are float microseconds (`_us`), memory is bytes, shares are 0..1. `None` m
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-import msgspec
 from msgspec import Struct, field
 
-from trace_doctor.model import Location, Mention, Saving, Severity, Tool
-from trace_doctor.model.html_safe_json import written
-
-SCHEMA_VERSION = 1
+from trace_doctor.model import Location, Mention, Saving, Severity
+from trace_doctor.model.results import Document
 
 Fate = Literal["gone", "smaller", "still_there", "not_captured"]
 StepVerdict = Literal["faster", "slower", "within_noise", "too_few_steps", "not_captured"]
@@ -99,9 +96,7 @@ class Side(Struct, frozen=True, kw_only=True):
     torch_version: list[str] = field(default_factory=list)
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
-    schema_version: int = SCHEMA_VERSION
-    tool: Tool = Tool()
+class Comparison(Document, frozen=True, kw_only=True):
     verdict: str
     """one sentence"""
     before: Side
@@ -116,16 +111,6 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """what was not read or is missing on a side: the exit code is then 3, where nothing failed"""
     partial: list[str] = field(default_factory=list)
     """the same where --allow-partial lets it pass"""
-
-    def to_json(self) -> bytes:
-        """UTF-8 JSON with sorted keys, two-space indent and a final newline; a report holds it as it is. Same input, same
-        bytes."""
-        return written(self)
-
-    @classmethod
-    def from_json(cls, data: bytes | str) -> Self:
-        """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such object."""
-        return msgspec.json.decode(data, type=cls)
 
     def count(self, *fates: Fate) -> int:
         return sum(f.fate in fates for f in self.findings)

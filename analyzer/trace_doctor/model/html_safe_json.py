@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
-
-import msgspec
 
 _COMMAND = re.compile(rb"##(?=\w*\[)")
 _UNSEEN = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -21,8 +18,3 @@ def inert(data: bytes) -> bytes:
         return plain
     text = plain.decode("utf-8", "surrogateescape")
     return _UNSEEN.sub(lambda c: f"\\u{ord(c[0]):04x}", text).encode("utf-8", "surrogateescape")
-
-
-def written(result: Any) -> bytes:
-    """A result as UTF-8 JSON with sorted keys, two-space indent and a final newline. Same input, same bytes."""
-    return inert(msgspec.json.format(msgspec.json.encode(result, order="sorted"), indent=2)) + b"\n"

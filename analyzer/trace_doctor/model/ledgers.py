@@ -7,32 +7,6 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, field
 
-IDLE_CAUSES: tuple[str, ...] = (
-    "data_loading",
-    "allocator",
-    "compile",
-    "cold_start",
-    "sync",
-    "optimizer",
-    "annotation",
-    "python",
-    "dispatch",
-    "launch",
-    "profiler",
-    "unattributed",
-)
-MEMORY_CATEGORIES: tuple[str, ...] = (
-    "parameters",
-    "gradients",
-    "optimizer_state",
-    "activations",
-    "inputs",
-    "temporaries",
-    "workspaces",
-    "held_before_recording",
-    "unknown",
-)
-
 
 class IdleNs(Struct, frozen=True, kw_only=True):
     data_loading: int = 0
@@ -52,15 +26,24 @@ class IdleNs(Struct, frozen=True, kw_only=True):
         return sum(msgspec.structs.astuple(self))
 
 
-class TimeLedgerRow(Struct, frozen=True, kw_only=True):
+IDLE_CAUSES: tuple[str, ...] = IdleNs.__struct_fields__
+
+
+class OnDevice(Struct, frozen=True, kw_only=True):
+    """A row that belongs to a device of a capture. `input` is the position in `Result.inputs`: two files may have the same
+    rank."""
+
+    input: int = 0
+    rank: int
+    device: int
+
+
+class TimeLedgerRow(OnDevice, frozen=True, kw_only=True):
     """window_ns = compute_ns + exposed_comm_ns + exposed_copy_ns + sum(idle_ns), exactly.
 
     `input` is the position in `Result.inputs` (here and in all rows below): two files may have the same rank.
     """
 
-    input: int = 0
-    rank: int
-    device: int
     phase: Literal["steady", "warmup", "outside"]
     steps: int
     window_ns: int
@@ -85,12 +68,12 @@ class CategoryBytes(Struct, frozen=True, kw_only=True):
     unknown: int = 0
 
 
-class MemoryLedgerRow(Struct, frozen=True, kw_only=True):
+MEMORY_CATEGORIES: tuple[str, ...] = CategoryBytes.__struct_fields__
+
+
+class MemoryLedgerRow(OnDevice, frozen=True, kw_only=True):
     """Live bytes at the peak; sum(by_category) = peak_bytes, exactly. Requested sizes."""
 
-    input: int = 0
-    rank: int
-    device: int
     peak_bytes: int
     by_category: CategoryBytes
     max_reserved_bytes: int | None
@@ -99,12 +82,9 @@ class MemoryLedgerRow(Struct, frozen=True, kw_only=True):
     by_frame: list[tuple[str, int]] = field(default_factory=list)
 
 
-class MemoryHeldRow(Struct, frozen=True, kw_only=True):
+class MemoryHeldRow(OnDevice, frozen=True, kw_only=True):
     """What a device held when a snapshot without a usable history was written. Whether that was its peak is not known."""
 
-    input: int = 0
-    rank: int
-    device: int
     held_bytes: int
     """requested bytes of the live blocks"""
     reserved_bytes: int

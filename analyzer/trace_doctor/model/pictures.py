@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from trace_doctor.model.findings import Basis
+from trace_doctor.model.ledgers import OnDevice
 
 
 class StepRow(Struct, frozen=True, kw_only=True):
@@ -50,13 +51,10 @@ class Strip(Struct, frozen=True, kw_only=True):
     of: int
 
 
-class Lane(Struct, frozen=True, kw_only=True):
+class Lane(OnDevice, frozen=True, kw_only=True):
     """One device's time, start to end without holes, reduced for drawing. Times are relative to `start_us`
     of the first lane's capture (0 = start of the analysed window)."""
 
-    input: int = 0
-    rank: int
-    device: int
     label: str
     dur_us: float
     segments: list[Segment]
@@ -77,15 +75,12 @@ class MemoryMark(Struct, frozen=True, array_like=True):
     label: str = ""
 
 
-class MemorySeries(Struct, frozen=True, kw_only=True):
+class MemorySeries(OnDevice, frozen=True, kw_only=True):
     """Memory of one device over time, reduced by min/max buckets. All lists have one value per point.
 
     `unit` is "us" (microseconds from the first entry) or "entry" (position in the record, where it has no clock).
     """
 
-    input: int = 0
-    rank: int
-    device: int
     unit: Literal["us", "entry"]
     at: list[float]
     live_by_category: dict[str, list[int]]
@@ -96,10 +91,7 @@ class MemorySeries(Struct, frozen=True, kw_only=True):
     of: int = 0
 
 
-class KernelRow(Struct, frozen=True, kw_only=True):
-    input: int = 0
-    rank: int
-    device: int
+class KernelRow(OnDevice, frozen=True, kw_only=True):
     name: str
     kind: str
     """compute | comm | copy"""
@@ -133,10 +125,7 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
     """standard deviation over the steady steps; None for fewer than two"""
 
 
-class CollectiveRow(Struct, frozen=True, kw_only=True):
-    input: int = 0
-    rank: int
-    device: int
+class CollectiveRow(OnDevice, frozen=True, kw_only=True):
     name: str
     count: int
     total_us: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct, field
@@ -60,13 +60,26 @@ class Tool(Struct, frozen=True, kw_only=True):
     version: str = ""
 
 
+class Document(Struct, frozen=True, kw_only=True):
+    schema_version: int = SCHEMA_VERSION
+    tool: Tool = Tool()
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON with sorted keys, two-space indent and a final newline; a report holds it as it is. Same input, same
+        bytes."""
+        return inert(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)) + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such object."""
+        return msgspec.json.decode(data, type=cls)
+
+
 in_notebooks: Callable[[Result], str] | None = None
 """HTML of a result for a notebook; set by `trace_doctor.notebook`, for this module knows no reporters."""
 
 
-class Result(Struct, frozen=True, kw_only=True):
-    schema_version: int = SCHEMA_VERSION
-    tool: Tool = Tool()
+class Result(Document, frozen=True, kw_only=True):
     inputs: list[Input] = field(default_factory=list)
     ignored: list[Ignored] = field(default_factory=list)
     ranks: Ranks = Ranks()
@@ -115,7 +128,7 @@ class Result(Struct, frozen=True, kw_only=True):
         return inert(_PLAIN.sub(lambda plain: _BREAK.sub(rb"\1", plain[0]), text)) + b"\n"
 
     @classmethod
-    def from_json(cls, data: bytes | str) -> Result:
+    def from_json(cls, data: bytes | str) -> Self:
         """Reads what `to_json` wrote; texts that no analysis writes, for their length, are cut, and `limits` says so. Raises
         msgspec.ValidationError when it is no such result, UnusableResult where it holds what no analysis measures, or a fix
         asks for what its codemod does not do."""

@@ -5,16 +5,13 @@ Times are float microseconds (`_us`), memory is bytes, shares are 0..1. `None` m
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-import msgspec
 from msgspec import Struct, field
 
-from trace_doctor.model import FixKind, Mention, Safety, Saving, Tool
+from trace_doctor.model import FixKind, Mention, Safety, Saving
 from trace_doctor.model.difference import Difference
-from trace_doctor.model.html_safe_json import written
-
-SCHEMA_VERSION = 1
+from trace_doctor.model.results import Document
 
 How = Literal["created", "changed", "deleted"]
 Fate = Literal["kept", "rejected", "not_tried"]
@@ -110,9 +107,7 @@ class Method(Struct, frozen=True, kw_only=True):
     loss_tolerance: float
 
 
-class Treatment(Struct, frozen=True, kw_only=True):
-    schema_version: int = SCHEMA_VERSION
-    tool: Tool = Tool()
+class Treatment(Document, frozen=True, kw_only=True):
     code: int
     """exit code: 0 something helped or there was nothing to try, 1 no fix helped, 2 files of the user's changed; of an
     interrupted one 130 or 143"""
@@ -144,12 +139,3 @@ class Treatment(Struct, frozen=True, kw_only=True):
 
     def of(self, fate: Fate) -> list[Attempt]:
         return [a for a in self.attempts if a.fate == fate]
-
-    def to_json(self) -> bytes:
-        """UTF-8 JSON with sorted keys, two-space indent and a final newline."""
-        return written(self)
-
-    @classmethod
-    def from_json(cls, data: bytes | str) -> Self:
-        """Reads what `to_json` wrote. Raises msgspec.ValidationError when it is no such object."""
-        return msgspec.json.decode(data, type=cls)

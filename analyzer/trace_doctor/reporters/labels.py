@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from trace_doctor.model import (
     NOT_PATCHED,
@@ -12,6 +12,7 @@ from trace_doctor.model import (
     Fix,
     Location,
     MemoryHeldRow,
+    OnDevice,
     Outcome,
     Result,
     Saving,
@@ -111,17 +112,6 @@ def _family(code: str) -> str:
 def device_name(device: int) -> str:
     """`GPU 0`; device −1 is how a capture without GPU work is written."""
     return f"GPU {device}" if device >= 0 else "CPU"
-
-
-class OnDevice(Protocol):
-    """A row of the result that belongs to a device of a capture."""
-
-    @property
-    def input(self) -> int: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def device(self) -> int: ...
 
 
 class Names:
