@@ -8,7 +8,7 @@ from typing import Any
 from trace_doctor.model import Column, Ignored, Input, Result, TorchVersion
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.glossary import GLOSSARY
-from trace_doctor.reporters.html.parts import Row, data_table, section, showing
+from trace_doctor.reporters.html.parts import Columns, Row, data_table, listed, more, plain, section, showing
 from trace_doctor.reporters.labels import shortages
 from trace_doctor.reporters.units import share
 
@@ -22,27 +22,18 @@ def render(result: Result) -> Html:
         "About this report",
         el("dl", [[el("dt", name), el("dd", value)] for name, value in _facts(result)], class_="facts"),
         _inputs(result.inputs) if result.inputs else None,
-        [el("h3", "Warnings"), el("ul", [el("li", el("bdi", p), ": ", w) for p, w in warnings])]
-        if warnings
-        else None,
-        [el("h3", "Not read or missing"), el("ul", [el("li", el("bdi", s)) for s in shortages(result)])]
-        if shortages(result)
-        else None,
+        listed("Warnings", [[el("bdi", path), ": ", warning] for path, warning in warnings]),
+        listed("Not read or missing", [el("bdi", s) for s in shortages(result)]),
         _files("Captures not read", result.unread),
         _files("Files not analysed", [i for i in result.ignored if not i.unread]),
-        [el("h3", "Limits applied"), el("ul", [el("li", limit) for limit in result.limits])]
-        if result.limits
-        else None,
+        listed("Limits applied", result.limits),
         _config(result.config) if result.config else None,
     )
 
 
 def _files(heading: str, files: Sequence[Ignored]) -> list[Child]:
-    if not files:
-        return []
     return [
-        el("h3", heading),
-        el("ul", [el("li", el("bdi", i.path), ": ", i.reason) for i in files[:_MOST_INPUTS]]),
+        listed(heading, [[el("bdi", i.path), ": ", i.reason] for i in files[:_MOST_INPUTS]]),
         showing(min(len(files), _MOST_INPUTS), len(files), "files"),
     ]
 
@@ -62,10 +53,14 @@ def _facts(result: Result) -> list[tuple[str, str]]:
 
 
 def _inputs(inputs: list[Input]) -> Html:
-    columns = [
-        Column("File"), Column("Kind"), Column("Rank", "count"), Column("Events", "count"), Column("Steps", "count"),
-        Column("Device"), Column("torch"), Column("Recorded"),
-    ]  # fmt: skip
+    columns: Columns = [
+        "File",
+        "Kind",
+        Column("Rank", "count"),
+        Column("Events", "count"),
+        Column("Steps", "count"),
+    ]
+    columns += ["Device", "torch", "Recorded"]
     rows: list[Row] = [
         [
             el("bdi", i.path),
@@ -112,10 +107,8 @@ def _recorded(source: Input) -> str | None:
 
 def _config(config: dict[str, Any]) -> Html:
     rows: list[Row] = [[el("code", name), el("code", value)] for name, value in sorted(_flat(config))]
-    table = data_table(
-        "Configuration in force", [Column("Setting"), Column("Value")], rows, hide_caption=True
-    )
-    return el("details", el("summary", "Configuration in force"), table, class_="more")
+    table = data_table("Configuration in force", ["Setting", "Value"], rows, hide_caption=True)
+    return more("Configuration in force", table)
 
 
 def _flat(config: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
@@ -124,12 +117,7 @@ def _flat(config: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
         if isinstance(value, dict):
             flat += _flat(value, f"{before}{name}.")
         else:
-            flat.append(
-                (
-                    f"{before}{name}",
-                    ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value),
-                )
-            )
+            flat.append((f"{before}{name}", plain(value)))
     return flat
 
 

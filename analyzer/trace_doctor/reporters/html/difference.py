@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trace_doctor.model import Column
 from trace_doctor.model.comparison import Appeared, Followed, Side
 from trace_doctor.model.difference import Change, Difference
 from trace_doctor.reporters import Options
@@ -11,7 +10,7 @@ from trace_doctor.reporters.difference.rows import Block, blocks, moved, outcome
 from trace_doctor.reporters.html import page
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import Row, badge, data_table, section, swatch
+from trace_doctor.reporters.html.parts import Row, badge, data_table, more, section, signature, swatch, tile
 from trace_doctor.reporters.labels import saving_words, where_briefly
 from trace_doctor.reporters.units import duration, exact, plural, share, size
 
@@ -64,24 +63,14 @@ def _side(side: Side) -> list[Child]:
     return [[" · " if n else None, part] for n, part in enumerate(said)]
 
 
-def _tile(name: str, figure: str, note: str, *, good: bool | None = None) -> Html:
-    kind = {True: "gain", False: "worse", None: ""}[good]
-    return el(
-        "div",
-        el("dt", name),
-        el("dd", el("span", figure, class_="figure"), el("span", note, class_="note")),
-        class_=f"tile {kind}".rstrip(),
-    )
-
-
 def _step(made: Difference) -> Html:
     step = made.step_time
     if step.before is None or step.after is None or step.change_us is None:
-        return _tile("Step time", "–", "no steps on both sides")
+        return tile("Step time", "–", "no steps on both sides")
     relative = f", {_percent(step.change_us, step.before.median_us)}" if step.before.median_us else ""
     note = f"before {duration(step.before.median_us)}{relative}: {VERDICTS[step.verdict].lower()}"
-    good = {"faster": True, "slower": False}.get(step.verdict)
-    return _tile("Step time", duration(step.after.median_us), note, good=good)
+    kind = {"faster": "gain", "slower": "worse"}.get(step.verdict, "")
+    return tile("Step time", duration(step.after.median_us), note, class_=kind)
 
 
 def _percent(change: float, before: float) -> str:
@@ -96,15 +85,15 @@ def _memory(made: Difference) -> list[Html]:
     ):
         if a is not None and b is not None:
             relative = f", {_percent(b - a, a)}" if a and a != b else ", the same" if a == b else ""
-            good = None if not a or abs(b - a) / a <= 0.02 else b < a
-            tiles.append(_tile(name, size(b), f"before {size(a)}{relative}", good=good))
-    return tiles or [_tile("Peak memory", "–", "no memory on both sides")]
+            kind = "" if not a or abs(b - a) / a <= 0.02 else "gain" if b < a else "worse"
+            tiles.append(tile(name, size(b), f"before {size(a)}{relative}", class_=kind))
+    return tiles or [tile("Peak memory", "–", "no memory on both sides")]
 
 
 def _counts(made: Difference) -> Html:
     said = [f"{n} {word}" for fate, (_, word, _) in FATES.items() if (n := made.count(fate))]
     said += [f"{len(made.new)} new"] * bool(made.new)
-    return _tile("Findings", f"{made.before.findings} → {made.after.findings}", ", ".join(said) or "none")
+    return tile("Findings", f"{made.before.findings} → {made.after.findings}", ", ".join(said) or "none")
 
 
 def _block(block: Block) -> Html:
@@ -120,12 +109,7 @@ def _block(block: Block) -> Html:
         block.title,
         _bars(block) if whole else None,
         _table(block, shown) if shown else quiet,
-        el(
-            "details",
-            el("summary", f"{plural(len(noisy), 'other')} within noise"),
-            _table(block, noisy),
-            class_="more",
-        )
+        more(f"{plural(len(noisy), 'other')} within noise", _table(block, noisy))
         if noisy and not whole
         else None,
     )
@@ -134,20 +118,18 @@ def _block(block: Block) -> Html:
 def _bars(block: Block) -> Html | None:
     """Both sides on one scale, so that the shorter bar is the smaller whole."""
     prefix = "mem-" if block.key == "peak" else ""
+    parts = [(f"{prefix}{c.name}", block.label(c.name), c) for c in block.changes]
     sides = [
-        (
-            "Before",
-            [(f"{prefix}{c.name}", block.label(c.name), c.before or 0.0) for c in block.changes],
-        ),
-        ("After", [(f"{prefix}{c.name}", block.label(c.name), c.after or 0.0) for c in block.changes]),
+        ("Before", [(kind, name, c.before or 0.0) for kind, name, c in parts]),
+        ("After", [(kind, name, c.after or 0.0) for kind, name, c in parts]),
     ]
-    wholes = [sum(v for _, _, v in parts) for _, parts in sides]
+    wholes = [sum(v for _, _, v in of_side) for _, of_side in sides]
     if not max(wholes):
         return None
     words = size if block.key == "peak" else duration
     bars = [
-        Bar(name, parts, words(whole), whole / max(wholes))
-        for (name, parts), whole in zip(sides, wholes, strict=True)
+        Bar(name, of_side, words(whole), whole / max(wholes))
+        for (name, of_side), whole in zip(sides, wholes, strict=True)
     ]
     return stacked(f"{block.key}-chart", block.title, bars)
 
@@ -163,18 +145,17 @@ def _table(block: Block, changes: list[Change]) -> Html:
         ]
         for change in changes
     ]
-    columns = [Column(t) for t in ("Part", "Before", "After", "Change", "Beyond noise?")]
+    columns = ["Part", "Before", "After", "Change", "Beyond noise?"]
     return data_table(block.title, columns, rows, hide_caption=True, class_="changes")
 
 
 def _name(block: Block, change: Change) -> Html:
     label = block.label(change.name)
-    if block.key == "time":
-        return el("span", swatch(change.name), label, class_="key")
-    if block.key == "peak":
-        return el("span", swatch(f"mem-{change.name}"), label, class_="key")
-    whole = el("span", el("bdi", change.name), class_="signature") if label != change.name else None
-    return el("span", el("bdi", label), whole, class_="kernel")
+    if block.key in ("time", "peak"):
+        return el(
+            "span", swatch(f"{'mem-' if block.key == 'peak' else ''}{change.name}"), label, class_="key"
+        )
+    return signature(label, change.name)
 
 
 def _figure(shown: str, value: float | None, change: Change) -> Html:
@@ -193,9 +174,7 @@ def _findings(made: Difference) -> Html:
     if not made.findings and not made.new:
         return section("findings", "Findings", el("p", "None before, none after.", class_="empty"))
     rows = [_followed(f) for f in made.findings] + [_appeared(f) for f in made.new]
-    columns = [
-        Column(t) for t in ("What became of it", "Finding", "Severity", "Place", "Cost", "Confidence", "Why")
-    ]
+    columns = ["What became of it", "Finding", "Severity", "Place", "Cost", "Confidence", "Why"]
     return section(
         "findings",
         "Findings",
@@ -246,7 +225,7 @@ def _rules(made: Difference) -> Html | None:
         ]
         for r in made.rules
     ]
-    columns = [Column(t) for t in ("Rule", "Before", "After", "Confidence", "Why")]
+    columns = ["Rule", "Before", "After", "Confidence", "Why"]
     return section(
         "rules",
         "Rules that say something else",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trace_doctor.model import Column, Finding, Fix, Result, Span
 from trace_doctor.reporters.html.dom import Child, Html, el
 from trace_doctor.reporters.html.parts import (
+    Columns,
     Row,
     anchors,
     badge,
@@ -15,6 +14,8 @@ from trace_doctor.reporters.html.parts import (
     gain,
     links,
     mini_bar,
+    more,
+    plain,
     section,
     showing,
     term,
@@ -197,7 +198,7 @@ def _spans(finding: Finding) -> Html | None:
     if not finding.spans:
         return None
     shown = finding.spans[:_MOST_SPANS]
-    columns = [Column("Moment"), Column("Where"), Column("ts in the capture (µs)"), Column("Lasts", "us")]
+    columns: Columns = ["Moment", "Where", Column("ts in the capture (µs)"), Column("Lasts", "us")]
     rows: list[Row] = [
         [s.label or finding.name, _span_place(s), Html(f"{s.ts_us:.3f}"), s.dur_us] for s in shown
     ]
@@ -206,9 +207,8 @@ def _spans(finding: Finding) -> Html | None:
         + " OR ".join(_overlap(s) for s in shown[:3])
         + " ORDER BY ts"
     )
-    return el(
-        "details",
-        el("summary", f"Where in the capture ({plural(len(finding.spans), 'moment')})"),
+    return more(
+        f"Where in the capture ({plural(len(finding.spans), 'moment')})",
         data_table(
             "The same moments in the capture, to look up in a trace viewer",
             columns,
@@ -217,7 +217,6 @@ def _spans(finding: Finding) -> Html | None:
         ),
         el("p", "In Perfetto, this query lists what ran then:", class_="limit"),
         copyable(query, label="Copy for Perfetto"),
-        class_="more",
     )
 
 
@@ -242,7 +241,7 @@ def _fixes(fixes: list[Fix], finding: int) -> list[Html]:
     for n, fix in enumerate(fixes):
         block = _fix(fix, finding, n)
         if n and fix.framework != fixes[0].framework and not fix.diff:
-            block = el("details", el("summary", f"For {fix.framework}: {fix.title}"), block, class_="more")
+            block = more(f"For {fix.framework}: {fix.title}", block)
         shown.append(block)
     return shown
 
@@ -304,12 +303,6 @@ def _inline(text: str) -> list[Child]:
 def _thresholds(finding: Finding) -> Html | None:
     if not finding.thresholds:
         return None
-    rows: list[Row] = [[el("code", k), _value(v)] for k, v in sorted(finding.thresholds.items())]
-    table = data_table(
-        "Thresholds in force", [Column("Threshold", "code"), Column("Value")], rows, hide_caption=True
-    )
-    return el("details", el("summary", "Thresholds in force"), table, class_="more")
-
-
-def _value(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    rows: list[Row] = [[el("code", k), plain(v)] for k, v in sorted(finding.thresholds.items())]
+    table = data_table("Thresholds in force", [Column("Threshold", "code"), "Value"], rows, hide_caption=True)
+    return more("Thresholds in force", table)

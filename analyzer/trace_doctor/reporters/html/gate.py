@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trace_doctor.model import Budget, Column, Gate, Result
+from trace_doctor.model import Budget, Gate, Result
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, section
 from trace_doctor.reporters.labels import amount, budget_outcome
@@ -46,7 +46,7 @@ def _budgets(decided: Gate) -> Html | None:
     if not decided.budgets:
         return None
     titles = ("Budget", "Outcome", "Found", "At most", "Baseline", "Noise", "Runs", "Why")
-    return data_table("Budgets", [Column(t) for t in titles], [_row(b) for b in decided.budgets])
+    return data_table("Budgets", titles, [_row(b) for b in decided.budgets])
 
 
 def _row(budget: Budget) -> Row:

@@ -7,7 +7,7 @@ from itertools import groupby
 from trace_doctor.model import Column, Lane, Result
 from trace_doctor.reporters.html.charts import timeline as chart
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch
+from trace_doctor.reporters.html.parts import Columns, Row, data_table, section, showing, swatch
 from trace_doctor.reporters.html.views import View, key_of, views
 from trace_doctor.reporters.html.zoom import of_lanes
 from trace_doctor.reporters.labels import KINDS, Names
@@ -96,13 +96,7 @@ def _charted(lanes: list[Lane], anchor: str, charts: int, names: Names, result: 
 
 
 def _gap_table(lanes: list[Lane], worst: list[chart.Placed], names: Names, result: Result) -> Html:
-    columns = [
-        Column("Gap"),
-        Column("Mostly"),
-        Column("Lasts", "us"),
-        Column("Begins at", "us"),
-        Column("Where"),
-    ]
+    columns: Columns = ["Gap", "Mostly", Column("Lasts", "us"), Column("Begins at", "us"), "Where"]
     rows: list[Row] = []
     for n, (lane, gap) in enumerate(worst, 1):
         part = f" ({share(gap.share, 0)})" if gap.share < 0.995 else ""

@@ -8,7 +8,7 @@ from trace_doctor.model import Column, MemoryLedgerRow, MemorySeries, Result
 from trace_doctor.reporters.html.charts import memory as chart
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Html, el
-from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch, term
+from trace_doctor.reporters.html.parts import Columns, Row, data_table, more, section, showing, swatch, term
 from trace_doctor.reporters.html.views import View, key_of, views
 from trace_doctor.reporters.html.zoom import of_memory
 from trace_doctor.reporters.labels import MEMORY, Names, held_words
@@ -98,7 +98,7 @@ def _compared(known: list[MemoryLedgerRow], names: Names) -> Html:
         for r in shown
     ]
     there = [k for k in MEMORY if any(getattr(r.by_category, k) for r in shown)]
-    columns = [Column("Device"), Column("Peak", "bytes"), Column("Reserved at most", "bytes")]
+    columns: Columns = ["Device", Column("Peak", "bytes"), Column("Reserved at most", "bytes")]
     columns += [Column(MEMORY[k].label[0].upper() + MEMORY[k].label[1:], "bytes") for k in there]
     table_rows: list[Row] = [
         [names.place(r), r.peak_bytes, r.max_reserved_bytes, *(getattr(r.by_category, k) for k in there)]
@@ -109,7 +109,7 @@ def _compared(known: list[MemoryLedgerRow], names: Names) -> Html:
         "div",
         stacked("peaks-chart", "The peaks of all devices", bars),
         el("ul", [el("li", swatch(f"mem-{k}"), MEMORY[k].label) for k in there], class_="keys"),
-        el("details", el("summary", "Compare as a table"), table, class_="more"),
+        more("Compare as a table", table),
         class_="device",
     )
 
@@ -165,12 +165,7 @@ def _peak(row: MemoryLedgerRow, n: int) -> Html:
         ]
         for k, v in parts.items()
     ]
-    columns = [
-        Column("Class"),
-        Column("At the peak", "bytes"),
-        Column("Share", "share"),
-        Column("What it is"),
-    ]
+    columns: Columns = ["Class", Column("At the peak", "bytes"), Column("Share", "share"), "What it is"]
     reserved = f", with {size(row.max_reserved_bytes)} reserved at most" if row.max_reserved_bytes else ""
     return el(
         "div",
@@ -208,4 +203,4 @@ def _frames(row: MemoryLedgerRow) -> Html:
     columns = [Column("Allocated by", "code"), Column("At the peak", "bytes"), Column("Share", "share")]
     rows: list[Row] = [[frame, count, count / max(1, row.peak_bytes)] for frame, count in row.by_frame[:12]]
     table = data_table("The frames that own most of the peak", columns, rows, of=len(row.by_frame))
-    return el("details", el("summary", "By the code that allocated it"), table, class_="more")
+    return more("By the code that allocated it", table)

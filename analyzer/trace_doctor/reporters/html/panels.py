@@ -9,7 +9,18 @@ from typing import get_args
 from trace_doctor.model import Basis, Column, KernelRow, OperatorRow, Result, WhatIf
 from trace_doctor.reporters.critical import shares_of_path
 from trace_doctor.reporters.html.dom import Html, el
-from trace_doctor.reporters.html.parts import Row, anchors, data_table, links, mini_bar, section, term
+from trace_doctor.reporters.html.parts import (
+    Columns,
+    Row,
+    anchors,
+    data_table,
+    links,
+    mini_bar,
+    more,
+    section,
+    signature,
+    term,
+)
 from trace_doctor.reporters.labels import KINDS, Names, short_kernel
 from trace_doctor.reporters.units import estimate_share
 
@@ -39,7 +50,7 @@ def critical_path(result: Result) -> list[Html]:
     """What another tool holds for the chain of work that decides the length of a step."""
     if not result.critical_path:
         return []
-    columns = [Column("On the path"), Column("As"), Column("Times", "count"), Column("Time", "us")]
+    columns: Columns = ["On the path", "As", Column("Times", "count"), Column("Time", "us")]
     tables = [
         data_table(
             f"Step {path.step} of rank {path.rank}: " + shares_of_path(path),
@@ -69,13 +80,7 @@ def _of_capture(entries: list[WhatIf], result: Result, named: bool) -> Html | No
         ]
         for w in entries
     ]
-    columns = [
-        Column("After"),
-        Column("Length"),
-        Column("Step time", "us"),
-        Column("Change"),
-        Column("Basis"),
-    ]
+    columns: Columns = ["After", "Length", Column("Step time", "us"), "Change", "Basis"]
     caption = "Step time today and after the fixes"
     if named:
         capture = entries[0].input
@@ -109,10 +114,12 @@ def kernels(result: Result) -> Html | None:
         groups[row.name, row.kind].append(row)
     order = sorted(groups.values(), key=lambda g: (-sum(k.total_us for k in g), g[0].name, g[0].kind))
     devices = len({(k.input, k.device) for k in result.kernels})
-    columns = [
-        Column("Operation"),
-        Column("Kind"),
+    columns: Columns = [
+        "Operation",
+        "Kind",
         *([Column("Devices", "count")] if devices > 1 else []),
+    ]
+    columns += [
         Column("Calls", "count"),
         Column("Total", "us"),
         Column("Mean", "us"),
@@ -134,7 +141,7 @@ def kernels(result: Result) -> Html | None:
 def _kernel_row(group: list[KernelRow], several: bool) -> Row:
     first, calls, total = group[0], sum(k.count for k in group), sum(k.total_us for k in group)
     return [
-        _kernel(first.name),
+        signature(short_kernel(first.name), first.name),
         first.kind,
         *([len(group)] if several else []),
         calls,
@@ -142,13 +149,6 @@ def _kernel_row(group: list[KernelRow], several: bool) -> Row:
         total / max(1, calls),
         sum(k.share for k in group) / len(group) if first.kind == "compute" else None,
     ]
-
-
-def _kernel(name: str) -> Html:
-    """The short name first; the whole signature below it where there is more."""
-    short = short_kernel(name)
-    whole = el("span", el("bdi", name), class_="signature") if short != name else None
-    return el("span", el("bdi", short), whole, class_="kernel")
 
 
 def operators(result: Result) -> Html | None:
@@ -160,7 +160,7 @@ def operators(result: Result) -> Html | None:
         names[row.kind, row.name].append(row)
     order = sorted(names.items(), key=lambda kv: (-sum(r.self_us for r in kv[1]), kv[0]))
     captures = len({r.input for r in result.operators})
-    columns = [Column("Operation"), Column("Kind"), Column("Calls", "count"), Column("Self time", "us")]
+    columns: Columns = ["Operation", "Kind", Column("Calls", "count"), Column("Self time", "us")]
     columns += [Column("A step", "us"), Column("Of the host's", "share")] if captures == 1 else []
     rows: list[Row] = [
         [
@@ -184,7 +184,7 @@ def operators(result: Result) -> Html | None:
     return section(
         "operators",
         "Host operators and calls",
-        el("details", el("summary", f"The {len(rows)} with most time of their own"), table, class_="more"),
+        more(f"The {len(rows)} with most time of their own", table),
         lead=f"Time in the operator itself, without what it calls, on the threads of the loop and of autograd{over}.",
     )
 
@@ -193,14 +193,8 @@ def collectives(result: Result) -> Html | None:
     if not result.collectives:
         return None
     names = Names(result)
-    columns = [
-        Column("Collective"),
-        Column("Device"),
-        Column("Calls", "count"),
-        Column("Total", "us"),
-        Column("Exposed", "us"),
-        Column("Exposed share", "share"),
-    ]
+    columns: Columns = ["Collective", "Device", Column("Calls", "count"), Column("Total", "us")]
+    columns += [Column("Exposed", "us"), Column("Exposed share", "share")]
     rows = [
         [
             el("bdi", short_kernel(c.name)),

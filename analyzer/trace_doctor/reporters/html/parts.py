@@ -12,6 +12,8 @@ from trace_doctor.reporters.units import Scale, exact
 
 Row = Sequence[Cell | Html]
 """Cells of a table: values to be formatted by their column, or markup."""
+Columns = list[Column | str]
+"""Columns of a table; one that is only named holds text."""
 
 
 def section(anchor: str, title: str, *children: Child, lead: Child = None, count: int | None = None) -> Html:
@@ -29,6 +31,42 @@ def section(anchor: str, title: str, *children: Child, lead: Child = None, count
         id=anchor,
         aria_labelledby=f"{anchor}-title",
     )
+
+
+def more(summary: Child, *children: Child) -> Html:
+    """What only some readers want, folded."""
+    return el("details", el("summary", summary), *children, class_="more")
+
+
+def tile(name: Child, figure: Child, note: Child = None, *, extra: Child = None, class_: str = "") -> Html:
+    """One of the figures at the top of a page."""
+    return el(
+        "div",
+        el("dt", name),
+        el(
+            "dd",
+            el("span", figure, class_="figure"),
+            extra,
+            el("span", note, class_="note") if note is not None else None,
+        ),
+        class_=f"tile {class_}".rstrip(),
+    )
+
+
+def signature(short: str, name: str) -> Html:
+    """The short name of a kernel; the whole signature below it where there is more."""
+    whole = el("span", el("bdi", name), class_="signature") if short != name else None
+    return el("span", el("bdi", short), whole, class_="kernel")
+
+
+def plain(value: object) -> str:
+    """A setting as text."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def listed(heading: str, items: Sequence[Child]) -> list[Html]:
+    """A list below a heading of its own; nothing where it is empty."""
+    return [el("h3", heading), el("ul", [el("li", item) for item in items])] if items else []
 
 
 def showing(shown: int, of: int, what: str) -> Html | None:
@@ -114,16 +152,18 @@ def _diff_line(line: str) -> Html:
 
 def data_table(
     caption: Child,
-    table_columns: Sequence[Column],
+    columns: Sequence[Column | str],
     rows: Sequence[Row],
     *,
     hide_caption: bool = False,
     class_: str = "",
     of: int | None = None,
 ) -> Html:
-    """A table with typed columns: one unit a column, written in its heading; the first column heads its row."""
+    """A table with typed columns: one unit a column, written in its heading; the first column heads its row. A column that
+    is only named holds text. `of`: how many rows there are, where some are left out."""
+    table_columns = [Column(c) if isinstance(c, str) else c for c in columns]
     scales = [
-        Scale.of(column.unit, [_plain(row[n]) for row in rows if n < len(row)])
+        Scale.of(column.unit, [_cell_value(row[n]) for row in rows if n < len(row)])
         for n, column in enumerate(table_columns)
     ]
     heads = [
@@ -174,5 +214,5 @@ def _cell(index: int, value: Cell | Html, unit: Unit, scale: Scale) -> Html:
     return el("td", shown, class_="num", title=exact(value, unit))
 
 
-def _plain(value: Cell | Html) -> Cell:
+def _cell_value(value: Cell | Html) -> Cell:
     return None if isinstance(value, Html) else value

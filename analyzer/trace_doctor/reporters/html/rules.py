@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from trace_doctor.model import Column, Outcome, Result
+from trace_doctor.model import Outcome, Result
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import Row, anchors, copyable, data_table, links, section, term
+from trace_doctor.reporters.html.parts import Row, anchors, copyable, data_table, links, more, section, term
 from trace_doctor.reporters.labels import by_family
 from trace_doctor.reporters.units import plural
 
@@ -17,7 +17,7 @@ def passed(result: Result) -> Html | None:
         return None
     fired = {f.code for f in result.findings}
     known = anchors(result)
-    columns = [Column("Rule"), Column("Name"), Column("What it looks for"), Column("Note")]
+    columns = ["Rule", "Name", "What it looks for", "Note"]
     tables = []
     for family, members in by_family(rules).items():
         rows: list[Row] = [
@@ -27,12 +27,7 @@ def passed(result: Result) -> Html | None:
     return section(
         "passed",
         "Passed rules",
-        el(
-            "details",
-            el("summary", f"{plural(len(rules), 'rule')} looked and found nothing"),
-            tables,
-            class_="more",
-        ),
+        more(f"{plural(len(rules), 'rule')} looked and found nothing", tables),
         count=len(rules),
     )
 
@@ -92,14 +87,7 @@ def _failed(failed: list[Outcome], fired: set[str]) -> Html:
             el(
                 "div",
                 el("p", _code(outcome, fired), " ", outcome.name, ": ", lines[-1]),
-                el(
-                    "details",
-                    el("summary", "Traceback"),
-                    copyable("\n".join(lines), label="Copy"),
-                    class_="more",
-                )
-                if len(lines) > 1
-                else None,
+                more("Traceback", copyable("\n".join(lines), label="Copy")) if len(lines) > 1 else None,
             )
         )
     return el(

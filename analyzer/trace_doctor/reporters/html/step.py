@@ -7,7 +7,7 @@ import msgspec
 from trace_doctor.model import Column, Result, TimeLedgerRow
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Child, Html, el, join
-from trace_doctor.reporters.html.parts import Row, data_table, section, showing, swatch, term
+from trace_doctor.reporters.html.parts import Columns, Row, data_table, more, section, showing, swatch, term
 from trace_doctor.reporters.html.verdict import is_cpu
 from trace_doctor.reporters.labels import IDLE, KINDS, Names, main_rows
 from trace_doctor.reporters.units import duration, plural, share
@@ -102,7 +102,7 @@ def _legend(row: TimeLedgerRow, result: Result) -> Html:
         if ns
     ]
     per = "a step" if row.steps else "in the window"
-    columns = [Column("Part"), Column(f"Time {per}", "us"), Column("Share", "share"), Column("What it is")]
+    columns: Columns = ["Part", Column(f"Time {per}", "us"), Column("Share", "share"), "What it is"]
     return data_table(
         "The parts of the step; they sum exactly to the window",
         columns,
@@ -124,7 +124,7 @@ def _comparison(rows: list[TimeLedgerRow], names: Names) -> Html:
     """A row for each device, a column for each part that any of them has."""
     shown = [k for k in KINDS if any(parts_of(r)[k] for r in rows)]
     keys = el("ul", [el("li", swatch(k), KINDS[k].label) for k in shown], class_="keys")
-    columns = [Column("Device"), Column("Step", "us"), Column("Idle", "share")]
+    columns: Columns = ["Device", Column("Step", "us"), Column("Idle", "share")]
     columns += [Column(KINDS[k].label[0].upper() + KINDS[k].label[1:], "share") for k in shown]
     table_rows: list[Row] = [
         [
@@ -136,30 +136,24 @@ def _comparison(rows: list[TimeLedgerRow], names: Names) -> Html:
         for r in rows[:_MOST_ROWS]
     ]
     table = data_table("Shares of the window, device by device", columns, table_rows, of=len(rows))
-    return join([keys, el("details", el("summary", "Compare as a table"), table, class_="more")])
+    return join([keys, more("Compare as a table", table)])
 
 
 def _other_phases(rows: list[TimeLedgerRow], names: Names) -> Html:
-    columns = [
-        Column("Phase"),
-        Column("Device"),
+    columns: Columns = [
+        "Phase",
+        "Device",
         Column("Steps", "count"),
         Column("Window", "us"),
         Column("Idle", "share"),
-        Column("Largest cause"),
     ]
+    columns += ["Largest cause"]
     table_rows: list[Row] = []
     for r in rows[:_MOST_ROWS]:
         causes = {k: v for k, v in parts_of(r).items() if k in IDLE and v}
         first = next(iter(causes), None)
         largest = f"{KINDS[first].label}, {share(causes[first] / max(1, r.window_ns))}" if first else "none"
-        name = (
-            "warm-up"
-            if r.phase == "warmup"
-            else f"{r.phase} of any step"
-            if r.phase == "outside"
-            else r.phase
-        )
+        name = {"warmup": "warm-up", "outside": "outside of any step"}.get(r.phase, r.phase)
         table_rows.append(
             [
                 name,
@@ -171,4 +165,4 @@ def _other_phases(rows: list[TimeLedgerRow], names: Names) -> Html:
             ]
         )
     table = data_table("Time outside the steady steps: shown, not counted", columns, table_rows, of=len(rows))
-    return el("details", el("summary", "Warm-up and time outside the steps"), table, class_="more")
+    return more("Warm-up and time outside the steps", table)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from trace_doctor.model import Column
 from trace_doctor.model.treatment import Attempt, Effect, Treatment
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.html import difference as compared
 from trace_doctor.reporters.html import page
 from trace_doctor.reporters.html.dom import Html, el, pre
-from trace_doctor.reporters.html.parts import Row, copyable, data_table, gain, section
+from trace_doctor.reporters.html.parts import Row, copyable, data_table, gain, section, tile
 from trace_doctor.reporters.labels import SAFETY, where_briefly
 from trace_doctor.reporters.treatment_text import how, measured, moved, outside
 from trace_doctor.reporters.treatment_words import changed_words
@@ -40,13 +39,7 @@ def _verdict(made: Treatment) -> Html:
 def _tile(name: str, effect: Effect | None) -> Html | None:
     if effect is None:
         return None
-    kind = {"less": "gain", "more": "worse"}.get(effect.verdict, "")
-    return el(
-        "div",
-        el("dt", name),
-        el("dd", el("span", moved(effect), class_="figure")),
-        class_=f"tile {kind}".strip(),
-    )
+    return tile(name, moved(effect), class_={"less": "gain", "more": "worse"}.get(effect.verdict, ""))
 
 
 def _changed(made: Treatment) -> Html | None:
@@ -54,7 +47,7 @@ def _changed(made: Treatment) -> Html | None:
     if not made.changed:
         return None
     rows: list[Row] = [[el("code", c.name), c.how, el("code", c.through)] for c in made.changed]
-    columns = [Column(t) for t in ("File", "What happened", "Behind the link")]
+    columns = ["File", "What happened", "Behind the link"]
     return section(
         "changed",
         "Files of yours that changed",
@@ -68,7 +61,7 @@ def _changed(made: Treatment) -> Html | None:
 
 
 def _attempts(made: Treatment) -> Html:
-    columns = [Column(t) for t in ("Verdict", "Fix", "Safety", "Place", "Predicted", "Measured", "Why")]
+    columns = ["Verdict", "Fix", "Safety", "Place", "Predicted", "Measured", "Why"]
     rows = [_row(a) for a in made.attempts]
     table = data_table("Fixes that were tried", columns, rows, hide_caption=True)
     return section(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trace_doctor.model import Finding, Fix, Result
 from trace_doctor.reporters.html.dom import Child, Html, el
-from trace_doctor.reporters.html.parts import badge, gain, mini_bar, term
+from trace_doctor.reporters.html.parts import badge, gain, mini_bar, term, tile
 from trace_doctor.reporters.labels import (
     SEVERITIES,
     Names,
@@ -73,17 +73,8 @@ def _subject(result: Result) -> list[Child]:
     ]
 
 
-def _tile(name: Child, value: Child, note: Child, *, extra: Child = None, class_: str = "") -> Html:
-    return el(
-        "div",
-        el("dt", name),
-        el("dd", el("span", value, class_="figure"), extra, el("span", note, class_="note")),
-        class_=f"tile {class_}".rstrip(),
-    )
-
-
 def _missing(name: Child, why: str) -> Html:
-    return _tile(name, "–", why, class_="missing")
+    return tile(name, "–", why, class_="missing")
 
 
 def _step(result: Result) -> Html:
@@ -94,10 +85,10 @@ def _step(result: Result) -> Html:
     plain = result.summary.plain_step_us
     beside = "" if plain is None else f"; under the profiler, {duration(plain)} without it"
     if captures > 1:
-        return _tile("Step time", duration(us), f"median; the slowest of {captures:,} captures{beside}")
+        return tile("Step time", duration(us), f"median; the slowest of {captures:,} captures{beside}")
     counted = max((r.steps for r in result.time_ledger if r.phase == "steady"), default=0)
     note = ["median of ", f"{counted:,} ", term("steady", "steady " + ("step" if counted == 1 else "steps"))]
-    return _tile("Step time", duration(us), [*note, beside] if counted else f"median{beside}")
+    return tile("Step time", duration(us), [*note, beside] if counted else f"median{beside}")
 
 
 def _busy(result: Result) -> Html:
@@ -113,7 +104,7 @@ def _busy(result: Result) -> Html:
     captures = len({r.input for r in result.time_ledger})
     of = f" of {captures:,} captures together" if captures > 1 else ""
     note = f"idle {share(idle if idle is not None else 1 - busy)}{of}"
-    return _tile(name, share(busy), note, extra=mini_bar(busy, "compute"))
+    return tile(name, share(busy), note, extra=mini_bar(busy, "compute"))
 
 
 def _main_thread(result: Result) -> Html:
@@ -122,7 +113,7 @@ def _main_thread(result: Result) -> Html:
     window = max(1, sum(r.window_ns for r in rows))
     busy = 1 - sum(r.idle_ns.total() for r in rows) / window
     note = f"waiting {share(1 - busy)}"
-    return _tile("Main thread busy", share(busy), note, extra=mini_bar(busy, "compute"))
+    return tile("Main thread busy", share(busy), note, extra=mini_bar(busy, "compute"))
 
 
 def _memory(result: Result) -> Html:
@@ -132,16 +123,14 @@ def _memory(result: Result) -> Html:
         return _missing("Peak memory", f"not known; {held_words(most)}" if most else "no memory recorded")
     name = ["Peak memory"]
     if peak is None:
-        return _tile(name, size(reserved or 0), term("allocated", "reserved"))
+        return tile(name, size(reserved or 0), term("allocated", "reserved"))
     note = (
         [size(reserved), " ", term("allocated", "reserved")]
         if reserved is not None
         else term("allocated", "allocated")
     )
     captures = len({r.input for r in result.memory_ledger})
-    return _tile(
-        name, size(peak), [note, f"; the highest of {captures:,} captures"] if captures > 1 else note
-    )
+    return tile(name, size(peak), [note, f"; the highest of {captures:,} captures"] if captures > 1 else note)
 
 
 def _saving(result: Result) -> Html:
@@ -156,18 +145,18 @@ def _saving(result: Result) -> Html:
         gain = estimate_share(upto.share_of_step)
         time += _whose(result)
         if most is not None:  # what the page's title says is not to be had by a patch
-            return _tile(
+            return tile(
                 name, f"−{estimate_share(most)}", f"by hand; patches give {gain}, {time}{more}", class_="gain"
             )
-        return _tile(name, f"−{gain}", time + more, class_="gain")
+        return tile(name, f"−{gain}", time + more, class_="gain")
     if upto.bytes:
-        return _tile(name, f"−{estimate_size(upto.bytes)}", "of peak memory", class_="gain")
+        return tile(name, f"−{estimate_size(upto.bytes)}", "of peak memory", class_="gain")
     if most is not None:
-        return _tile(name, f"−{estimate_share(most)}", f"of the step, by hand{_whose(result)}", class_="gain")
+        return tile(name, f"−{estimate_share(most)}", f"of the step, by hand{_whose(result)}", class_="gain")
     return (
-        _tile(name, "none", "no finding claims one")
+        tile(name, "none", "no finding claims one")
         if result.findings
-        else _tile(name, "–", "nothing found", class_="missing")
+        else tile(name, "–", "nothing found", class_="missing")
     )
 
 
@@ -193,7 +182,7 @@ def _counts(result: Result) -> Html:
     )
     if not result.outcomes:
         note = Html("")
-    return _tile("Findings", f"{len(result.findings):,}", [*shown, el("span", note)], class_="counts")
+    return tile("Findings", f"{len(result.findings):,}", [*shown, el("span", note)], class_="counts")
 
 
 def _first_things(result: Result) -> Html | None:
