@@ -209,7 +209,7 @@ def test_texts_begin_no_line_and_hold_no_control_character(job: Path) -> None:
 
 def test_a_text_of_megabytes_is_cut_and_said_to_be(job: Path) -> None:
     long = "x" * 3_000_000
-    shown = Fix(title="t", kind="code", text=f"{long}", diff=f"+{long}")
+    shown = Fix(title="t", kind="command", text=long, diff=f"+{long}")
     (job / "r.json").write_bytes(result(shown, message=f"m{long}", name=f"n{long}").to_json())
     for form in ("json", "text", "markdown", "html", "sarif", "junit", "github"):
         done = run("report", "r.json", "-o", f"{form}=out", cwd=job)
