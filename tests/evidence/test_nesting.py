@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.trace import nesting
-from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.nesting import Nesting, nest
 from trace_doctor.run import Cat
 
 OP, PY = Cat.CPU_OP, Cat.PYTHON
@@ -82,14 +81,13 @@ def test_reaching_is_what_ends_later_than_all_before_it_on_its_thread(facts: Cal
     assert [run.text(r) for r in tree.reaching(1)] == ["elsewhere"]
 
 
-@pytest.mark.parametrize(("block", "few"), [(1 << 16, 8), (1 << 16, 0), (7, 0), (7, 1)])
 @given(
     spans=st.lists(
         st.tuples(st.integers(0, 60), st.sampled_from([0, 1, 2, 3, 5, 8, 13, 21, 34, 55])), max_size=60
     )
 )
 def test_the_parent_is_the_nearest_event_before_that_is_open_and_holds_the_middle(
-    block: int, few: int, spans: list[tuple[int, int]]
+    spans: list[tuple[int, int]],
 ) -> None:
     spans.sort(key=lambda s: (s[0], -s[1]))
     ts = np.array([start for start, _ in spans], dtype=np.int64)
@@ -99,9 +97,6 @@ def test_the_parent_is_the_nearest_event_before_that_is_open_and_holds_the_middl
         holding = [j for j in range(i) if end[j] > start and end[j] >= start + dur // 2]
         parent.append(max(holding, default=-1))
         depth.insert(i, depth[parent[-1]] + 1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nesting, "BLOCK", block)
-        patch.setattr(nesting, "_FEW", few)
-        found, levels = nesting.nest(ts, end)
+    found, levels = nest(ts, end)
     assert found.tolist() == parent
     assert levels.tolist() == depth[:-1]

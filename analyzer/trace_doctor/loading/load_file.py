@@ -50,8 +50,6 @@ def derive(content: Content) -> None:
         except Exception:  # the rules that need it will say so, each for itself
             log.debug("%s of %s cannot be derived", kind.__name__, content.path, exc_info=True)
     content.name_ids()  # makes the rows by name
-    if content.threads and (nesting := facts.get(Nesting)) is not None:
-        nesting.reaching(0)
 
 
 def _load(found: Found, max_memory: int | None, core_free: bool) -> Content:

@@ -86,7 +86,10 @@ class _DirectlyIn:
     def __init__(self, run: Run, nesting: Nesting, outers: I64, rows: I64) -> None:
         chosen = np.zeros(len(run) + 1, dtype=bool)  # one more, so that -1 is in none
         chosen[outers] = True
-        above = nesting.outer[rows]
+        above = nesting.parent[rows]
+        frames = np.append(run.is_cat(Cat.PYTHON), False)
+        while (framed := frames[above]).any():
+            above[framed] = nesting.parent[above[framed]]
         inside = np.flatnonzero(chosen[above])
         inside = inside[np.argsort(above[inside], kind="stable")]
         rows, above = rows[inside], above[inside]

@@ -9,7 +9,7 @@ import numpy as np
 from trace_doctor.arrays import I64, order_of
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.trace.nesting import BLOCK, Nesting
+from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.per_step import deviation_us, mean_us
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
@@ -89,11 +89,7 @@ def self_time(run: Run, nesting: Nesting, rows: I64) -> I64:
     """Time of these host events (ascending) outside of the host events directly in them, ns."""
     counts = np.zeros(len(run) + 1, dtype=bool)  # the last one, -1, is no event
     counts[rows] = True
-    inner = [
-        first + np.flatnonzero(counts[nesting.parent[first : first + BLOCK]])
-        for first in range(0, len(run), BLOCK)
-    ]
-    inside = np.concatenate(inner)
+    inside = np.flatnonzero(counts[nesting.parent])
     held = np.bincount(
         np.searchsorted(rows, nesting.parent[inside]), weights=run.dur[inside], minlength=len(rows)
     )

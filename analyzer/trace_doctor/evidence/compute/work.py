@@ -102,10 +102,10 @@ def _computing(run: Run, nesting: Nesting, threads: Threads) -> I64:
     rows = rows[np.isin(run.thread[rows], [threads.main, *threads.autograd])]
     mine = np.zeros(len(run), dtype=bool)
     mine[rows] = True
-    above = nesting.outer[rows].astype(np.int64)
+    above = nesting.parent[rows].astype(np.int64)
     rising = np.flatnonzero(above >= 0)
     while len(rising := rising[~mine[above[rising]]]):
-        above[rising] = further = nesting.outer[above[rising]]
+        above[rising] = further = nesting.parent[above[rising]]
         rising = rising[further >= 0]
     inner = above >= 0
     held = np.bincount(np.searchsorted(rows, above[inner]), weights=run.dur[rows[inner]], minlength=len(rows))
