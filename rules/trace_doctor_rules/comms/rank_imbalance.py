@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trace_doctor import Claim, Context, Fix, Rule, Saving, threshold
 from trace_doctor.evidence.distributed.ranks import Ranks
 from trace_doctor.evidence.durations import milliseconds
-from trace_doctor.evidence.idle.compute_device import Processor
+from trace_doctor.evidence.idle.cpu_timeline import Processor
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 
 

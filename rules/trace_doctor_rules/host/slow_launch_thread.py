@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
-from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Table, threshold
+from trace_doctor import Claim, Confidence, Context, NotCaptured, Table, threshold
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.host_bound import HostBound
-from trace_doctor.evidence.host.host_gaps import HostPauses, Pause
-from trace_doctor.evidence.host.unattributed_gaps import UnnamedPauses
-from trace_doctor.evidence.idle.host_causes import PAUSE_NS
+from trace_doctor.evidence.host.host_gap_filters import GapLimits
+from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps
+from trace_doctor.evidence.host.unattributed_gaps import UnattributedGaps
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.intervals import total
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
@@ -20,7 +20,8 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.host._unnamed import VERIFY, named, note, worth_a_note
+from trace_doctor_rules._common import TimeRule, spans_of, table
+from trace_doctor_rules.host._unattributed_gaps import NAME_IT, VERIFY, in_words, notable
 
 
 def _training(
@@ -154,7 +155,7 @@ def _decorated() -> RunBuilder:
     return b
 
 
-class SlowLaunchThread(Rule):
+class SlowLaunchThread(TimeRule):
     """Something in the loop keeps the host away from launching.
 
     What it does
@@ -195,8 +196,8 @@ class SlowLaunchThread(Rule):
     code = "TD203"
     name = "slow-launch-thread"
     title = "The host is busy with something else"
-    needs = (Steps, HostPauses, Replay, Moments)
-    wants = (TimeLedger, HostBound, UnnamedPauses)
+    needs = (Steps, HostGaps, Replay, Moments)
+    wants = (TimeLedger, HostBound, UnattributedGaps)
     yields_to = ("TD104", "TD201")
     costs_host_time = True
 
@@ -206,8 +207,52 @@ class SlowLaunchThread(Rule):
         unit="share",
         source="the severity `warning` begins there",
     )
-    max_unattributed: float = threshold(
-        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
+    min_gap_us: float = threshold(
+        1000.0,
+        "a stretch that counts, and one in which nothing begins or ends",
+        unit="us",
+        source="an operator costs the host 5 to 50 us, with stacks two to three times that",
+    )
+    min_annotated_us: float = threshold(
+        100.0,
+        "an annotated stretch that counts: what somebody has given a name",
+        unit="us",
+        source="many of them may be one gap, each a tenth as long",
+    )
+    max_operator_share: float = threshold(
+        0.10,
+        "operators in a stretch on a CPU alone, above which they are its purpose",
+        unit="share",
+        source="own captures: logging and checkpoints run a few operators to copy and to reduce",
+    )
+    min_wrapped_share: float = threshold(
+        0.90,
+        "time of a library's frame in a function of the user's, above which it only calls that",
+        unit="share",
+        source="decorators and hooks take some microseconds",
+    )
+    min_usual_share: float = threshold(
+        0.50,
+        "cases of a name that are long and launch nothing, below which it is work that was held up",
+        unit="share",
+        source="most cases decide; captures of busy machines",
+    )
+    max_held_up_share: float = threshold(
+        0.50,
+        "a stretch in which the thread stands still in code that usually works",
+        unit="share",
+        source="most of it decides; captures of busy machines",
+    )
+    max_callee_share: float = threshold(
+        0.50,
+        "cases of a function that stand still in the same callee, from which on that is its work",
+        unit="share",
+        source="what a function waits for lies in the same callee each time; captures of busy machines",
+    )
+    rare_factor: float = threshold(
+        2.0,
+        "times min_share, for what nobody named and does not come back in most steps",
+        source="one gap in a short capture may be chance",
     )
 
     VALID = [
@@ -308,57 +353,84 @@ class SlowLaunchThread(Rule):
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        seen, replay = ctx[HostPauses], ctx[Replay]
-        least = self.min_share * seen.length
-        found = False
-        for pause in seen.pauses:
-            if pause.idle_ns < least or not seen.length:
-                continue
-            removal = Removal(host_spans=tuple((seen.thread, start, end) for start, end in pause.spans))
-            outcome = replay.without(removal)
-            if outcome.share_of_step >= self.min_share:
-                found = True
-                yield self._claim(ctx, pause, removal, outcome)
-        for pause, removal, outcome in () if found else worth_a_note(ctx, self.min_share):
-            found = True
-            yield note(ctx, pause, removal, outcome, _message(named(pause), seen, ctx[Steps].count, outcome))
-        if not found and (unnamed := total(seen.blank)) >= max(least, 1):
-            raise _unnamed(unnamed / seen.length, stacks=seen.stacks)
+        host, limits = ctx[HostGaps], self._limits()
+        named = host.named(limits)
+        least = self.min_share * host.length
+        claims = [
+            self._claim(ctx, gap, outcome, named.gaps)
+            for gap in named.gaps
+            if host.length and gap.idle_ns >= least
+            if (outcome := _without(ctx, gap)).share_of_step >= self.min_share
+        ]
+        if not claims:
+            places = ctx[UnattributedGaps].places(named, limits)
+            claims = [
+                self._claim(ctx, gap, outcome)
+                for gap, share in notable(ctx, places, self.min_share, self.rare_factor)
+                if (outcome := _without(ctx, gap)).share_of_step >= share
+            ]
+        yield from claims
+        if not claims and (blank := total(named.blank)) >= max(least, 1):
+            raise _unnamed(blank / host.length, stacks=host.stacks)
 
-    def _claim(self, ctx: Context, pause: Pause, removal: Removal, outcome: ReplayOutcome) -> Claim:
-        seen, moments, count = ctx[HostPauses], ctx[Moments], ctx[Steps].count
-        idle = [(int(s), int(e)) for s, e in pause.idle]
-        confidence = self._confidence(ctx, outcome)
-        device = seen.device if seen.device >= 0 else None
-        target = pause.site.target if pause.site else None
+    def _limits(self) -> GapLimits:
+        return GapLimits(
+            gap_ns=round(self.min_gap_us * 1e3),
+            annotated_ns=round(self.min_annotated_us * 1e3),
+            operator_share=self.max_operator_share,
+            wrapped_share=self.min_wrapped_share,
+            usual_share=self.min_usual_share,
+            held_up_share=self.max_held_up_share,
+            callee_share=self.max_callee_share,
+        )
+
+    def _claim(
+        self, ctx: Context, gap: HostGap, outcome: ReplayOutcome, named: Sequence[HostGap] = ()
+    ) -> Claim:
+        """`named`: all gaps that have a name; none where this one has none."""
+        host, moments, count = ctx[HostGaps], ctx[Moments], ctx[Steps].count
+        confidence = self._confidence(ctx, outcome) if named else "low"
+        short = gap.host_ns < self.min_gap_us * 1e3 * len(
+            gap.spans
+        )  # callbacks and hooks are often annotated
+        hint = confidence == "low" or gap.steps < 2 or gap.works or short
+        device = host.device if host.device >= 0 else None
+        target = gap.site.target if gap.site else None
         return Claim(
-            message=_message(pause, seen, count, outcome),
+            message=_message(gap if named else in_words(gap), host, count, outcome),
             confidence=confidence,
-            severity="info"
-            if confidence == "low" or pause.steps < 2 or pause.works or _short(pause)
-            else None,
+            severity="info" if hint else None,
             saving=outcome.saving(),
-            location=location(pause.site, device=device, ts_us=moments.ts_us(pause.spans[0][0])),
-            evidence=[_table(seen, count), outcome.table("What if it were not in the step", "without it")],
-            spans=moments.longest(idle, pause.name, device=device),
-            fixes=[techniques.off_the_step(VERIFY, _kind(pause.name), target)],
-            removal=removal,
-            owned=idle,
-            key=pause.name,
+            location=location(gap.site, device=device, ts_us=moments.ts_us(gap.spans[0][0])),
+            evidence=[
+                *([_table(named, count)] if named else []),
+                outcome.table("What if it were not in the step", "without it"),
+            ],
+            spans=moments.longest(spans_of(gap.idle), gap.name, device=device),
+            fixes=[
+                techniques.off_the_step(VERIFY, _kind(gap.name) if named else "other", target)
+                if named or target
+                else NAME_IT
+            ],
+            removal=_removal(ctx, gap),
+            owned=spans_of(gap.idle),
+            key=gap.name,
         )
 
     def _confidence(self, ctx: Context, outcome: ReplayOutcome) -> Confidence:
-        bound, ledger = ctx.get(HostBound), ctx.get(TimeLedger)
+        bound = ctx.get(HostBound)
         if ctx[Steps].source == "none" or (bound is not None and outcome.basis != "replay"):
             return "low"
-        doubts = bound is None or bound.stacks
-        doubts |= ledger is not None and ledger.unattributed_share > self.max_unattributed
+        doubts = bound is None or bound.stacks or self.much_unattributed(ctx)
         return "medium" if doubts else "high"
 
 
-def _short(pause: Pause) -> bool:
-    """Whether it is many short stretches: what wraps each part of a step (callbacks, hooks) is often annotated."""
-    return sum(end - start for start, end in pause.spans) < PAUSE_NS * len(pause.spans)
+def _removal(ctx: Context, gap: HostGap) -> Removal:
+    return Removal(host_spans=tuple((ctx[HostGaps].thread, start, end) for start, end in gap.spans))
+
+
+def _without(ctx: Context, gap: HostGap) -> ReplayOutcome:
+    return ctx[Replay].without(_removal(ctx, gap))
 
 
 def _unnamed(share: float, *, stacks: bool) -> NotCaptured:
@@ -388,39 +460,36 @@ def _kind(name: str) -> str:
     return next((kind for kind, words in _KINDS if re.search(words, what, re.IGNORECASE)), "other")
 
 
-def _message(pause: Pause, seen: HostPauses, count: int, outcome: ReplayOutcome) -> str:
-    where = f" (in {pause.inside})" if pause.inside is not None else ""
+def _message(gap: HostGap, host: HostGaps, count: int, outcome: ReplayOutcome) -> str:
+    where = f" (in {gap.inside})" if gap.inside is not None else ""
     what = (
-        "keeps the host from launching while the GPU waits" if seen.device >= 0 else "keeps the thread busy"
+        "keeps the host from launching while the GPU waits" if host.device >= 0 else "keeps the thread busy"
     )
-    once = "; it was seen in one step only" if pause.steps < 2 and (count > 1 or len(pause.spans) < 2) else ""
-    return (
-        f"{pause.name}{where} {what} for {two_figures(pause.idle_ns / count / 1e3)} of a step: "
-        f"{outcome.promise}{once}."
-    )
+    once = "; it was seen in one step only" if gap.steps < 2 and (count > 1 or len(gap.spans) < 2) else ""
+    return f"{gap.name}{where} {what} for {two_figures(gap.idle_ns / count / 1e3)} of a step: {outcome.promise}{once}."
 
 
-def _table(seen: HostPauses, count: int) -> Table:
-    return Table(
-        title="What the host does without launching (per steady step)",
-        columns=[
-            Column("function or annotation", "code"),
-            Column("in", "location"),
-            Column("stretches", "count"),
-            Column("in steps", "count"),
-            Column("host", "us"),
-            Column("device idle", "us"),
-        ],
-        rows=[
+def _table(gaps: Sequence[HostGap], count: int) -> Table:
+    return table(
+        "What the host does without launching (per steady step)",
+        {
+            "function or annotation": "code",
+            "in": "location",
+            "stretches": "count",
+            "in steps": "count",
+            "host": "us",
+            "device idle": "us",
+        },
+        [
             [
-                p.name,
-                str(p.inside) if p.inside else None,
-                len(p.spans),
-                p.steps,
-                sum(e - s for s, e in p.spans) / count / 1e3,
-                p.idle_ns / count / 1e3,
+                gap.name,
+                str(gap.inside) if gap.inside else None,
+                len(gap.spans),
+                gap.steps,
+                gap.host_ns / count / 1e3,
+                gap.idle_ns / count / 1e3,
             ]
-            for p in seen.pauses
-            if p.idle_ns
+            for gap in gaps
+            if gap.idle_ns
         ],
     )

@@ -12,7 +12,7 @@ from trace_doctor import Claim, Confidence, Context, Fix, Rule, Run, Saving, Tab
 from trace_doctor.evidence.compute.optimizer_work import OptimizerWork
 from trace_doctor.evidence.compute.update_loops import UpdateLoops
 from trace_doctor.evidence.durations import two_figures
-from trace_doctor.evidence.idle.compute_device import Processor
+from trace_doctor.evidence.idle.cpu_timeline import Processor
 from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import covered, union
 from trace_doctor.evidence.replay.what_if import Replay, ReplayOutcome

@@ -12,8 +12,7 @@ from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.compute.kernels import Kernels
-from trace_doctor.evidence.idle.compute_device import Processor
-from trace_doctor.evidence.idle.cpu_timeline import CPU
+from trace_doctor.evidence.idle.cpu_timeline import CPU, Processor
 from trace_doctor.evidence.intervals import covered, intervals, pairs
 from trace_doctor.evidence.names.event_names import (
     is_collective,

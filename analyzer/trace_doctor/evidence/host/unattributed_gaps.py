@@ -9,8 +9,9 @@ import numpy as np
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compile.compile_regions import is_region
-from trace_doctor.evidence.host.host_gaps import OPERATORS, HostPauses, Pause
-from trace_doctor.evidence.idle.host_causes import CAUSE, PAUSE_NS, HostCauses
+from trace_doctor.evidence.host.host_gap_filters import GapLimits
+from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps, NamedGaps
+from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
 from trace_doctor.evidence.intervals import covered, intersect, pairs, subtract, union
 from trace_doctor.evidence.names.event_names import is_step, is_torch_mark
 from trace_doctor.evidence.replay.what_if import view_time
@@ -23,60 +24,65 @@ from trace_doctor.run import Cat, Run
 from trace_doctor.user_frames import is_user_function
 
 _AUTOGRAD = "autograd::engine::evaluate_function"
+EDGES = 10
+"""A part in so many at each end of a stretch may belong to what comes before and behind: events are written late."""
 
 
-class UnnamedPauses(Evidence, frozen=True):
+class UnattributedGaps(Evidence, frozen=True):
     """Stretches in which the host launched nothing (in a capture of the CPU alone: ran no operator) and the device idled for
-    1 ms and more, that no frame and no annotation names, by their place in the program, most idle first. With Python stacks
-    those in the user's functions themselves: what these call has a name.
+    long, that no frame and no annotation names, by their place in the program. With Python stacks those in the user's
+    functions themselves: what these call has a name.
 
-    Raises NotCaptured where `HostPauses` does.
+    Raises NotCaptured where `HostGaps` does.
     """
 
-    places: tuple[Pause, ...]
-    """`name` is the place: `after aten::cat and before aten::to`; `site` the function whose own code it is, with stacks"""
+    _facts: Facts
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        run, seen = facts.run, facts[HostPauses]
-        stretches = _stretches(facts, seen)
-        idle = seen.blank
-        if seen.device >= 0:
-            views = [view_time(run, thread) for thread in (seen.thread, *facts[Threads].autograd)]
-            idle = subtract(seen.rest, union(np.concatenate(views)))  # TD202's, however long
-        stretches = stretches[covered(stretches, idle) >= PAUSE_NS]
-        working = covered(stretches, _operators(run, seen.thread))
-        stretches = stretches[working <= OPERATORS * (stretches[:, 1] - stretches[:, 0])]
-        stretches = stretches[facts[Steps].steady_at(stretches[:, 0]) >= 0]
-        groups: dict[tuple[str, Site | None], list[I64]] = {}
-        around = _functions(facts, seen, stretches)
-        for place, function, stretch in zip(_places(facts, run, stretches), around, stretches, strict=True):
-            if place and (function is not None or not seen.stacks):
-                groups.setdefault((place, function), []).append(stretch)
-        found = []
-        for (place, function), members in groups.items():
-            cover = np.array(members, dtype=np.int64)
-            found.append(
-                Pause(
-                    name=place,
-                    site=function,
-                    spans=tuple((int(s), int(e)) for s, e in members),
-                    idle=intersect(idle, cover),
-                    steps=len(np.unique(facts[Steps].steady_at(cover[:, 0]))),
-                )
+        facts[HostGaps]
+        return cls(facts)
+
+    def places(self, named: NamedGaps, limits: GapLimits) -> list[HostGap]:
+        """By place, most idle first: `name` is `after aten::cat and before aten::to`, `site` the function whose own code it
+        is, with stacks."""
+        facts, run, host, steps = self._facts, self._facts.run, self._facts[HostGaps], self._facts[Steps]
+        stretches = _stretches(facts, host, limits.gap_ns)
+        idle = named.blank
+        if host.device >= 0:
+            views = [view_time(run, thread) for thread in (host.thread, *facts[Threads].autograd)]
+            idle = subtract(named.rest, union(np.concatenate(views)))  # TD202's, however long
+        stretches = stretches[covered(stretches, idle) >= limits.gap_ns]
+        working = covered(stretches, _operators(run, host.thread))
+        stretches = stretches[working <= limits.operator_share * (stretches[:, 1] - stretches[:, 0])]
+        stretches = stretches[steps.steady_at(stretches[:, 0]) >= 0]
+        groups: dict[tuple[str, Site | None], list[tuple[int, int]]] = {}
+        around = zip(_places(facts, stretches), _functions(facts, host, stretches), strict=True)
+        for (place, function), (start, end) in zip(around, stretches.tolist(), strict=True):
+            if place and (function is not None or not host.stacks):
+                groups.setdefault((place, function), []).append((start, end))
+        gaps = [
+            HostGap(
+                name=place,
+                site=function,
+                spans=tuple(spans),
+                idle=intersect(idle, cover := np.array(spans, dtype=np.int64)),
+                steps=len(np.unique(steps.steady_at(cover[:, 0]))),
             )
-        return cls(tuple(sorted(found, key=lambda p: (-p.idle_ns, p.name))))
+            for (place, function), spans in groups.items()
+        ]
+        return sorted(gaps, key=lambda gap: (-gap.idle_ns, gap.name))
 
 
-def _stretches(facts: Facts, seen: HostPauses) -> I64:
+def _stretches(facts: Facts, host: HostGaps, gap_ns: int) -> I64:
     """When the main thread ran no operator for long, whatever annotation lies around it; where there is a device, none that
     launches."""
-    cover = facts[HostCauses].on(seen.thread)
-    causes = ("python", "annotation") if seen.device < 0 else ("python", "annotation", "dispatch")
+    cover = facts[HostCauses].on(host.thread)
+    causes = ("python", "annotation") if host.device < 0 else ("python", "annotation", "dispatch")
     quiet = union(cover.pieces[np.isin(cover.cause, [CAUSE[cause] for cause in causes])])
     calls = facts[Launches].calls
     quiet = subtract(quiet, union(pairs(facts.run.ts[calls], facts.run.end[calls])))
-    return quiet[quiet[:, 1] - quiet[:, 0] >= PAUSE_NS]
+    return quiet[quiet[:, 1] - quiet[:, 0] >= gap_ns]
 
 
 def _operators(run: Run, thread: int) -> I64:
@@ -87,24 +93,24 @@ def _operators(run: Run, thread: int) -> I64:
     return union(pairs(run.ts[rows], run.end[rows]))
 
 
-def _functions(facts: Facts, seen: HostPauses, stretches: I64) -> list[Site | None]:
+def _functions(facts: Facts, host: HostGaps, stretches: I64) -> list[Site | None]:
     """The user's function that stands still in each stretch, where none that it calls does. All None without stacks."""
     sites, run, nesting = facts.get(CallSites), facts.run, facts[Nesting]
     if sites is None:
         return [None] * len(stretches)
     own = run.is_named(is_user_function)
-    tenth = (stretches[:, 1] - stretches[:, 0]) // 10  # its ends belong to what comes before and behind
-    most = pairs(stretches[:, 0] + tenth, stretches[:, 1] - tenth)
+    edge = (stretches[:, 1] - stretches[:, 0]) // EDGES
+    most = pairs(stretches[:, 0] + edge, stretches[:, 1] - edge)
     return [
         sites.site(row) if row >= 0 and own[row] else None
-        for row in nesting.enclosing(seen.thread, most).tolist()
+        for row in nesting.enclosing(host.thread, most).tolist()
     ]
 
 
-def _places(facts: Facts, run: Run, stretches: I64) -> list[str]:
+def _places(facts: Facts, stretches: I64) -> list[str]:
     """What the thread and that of autograd did last before each stretch, and first behind it. Empty at the start and the end
     of the capture, where the profiler is at work, and where autograd goes on behind it: that runs no code of the user's."""
-    threads = facts[Threads]
+    run, threads = facts.run, facts[Threads]
     marks = run.is_named(is_step, is_torch_mark)
     on = np.isin(run.thread, [threads.main, *threads.autograd])
     rows = facts[Nesting].outermost(np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks & on))

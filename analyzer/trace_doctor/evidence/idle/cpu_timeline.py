@@ -1,4 +1,4 @@
-"""A capture without GPU work: the main thread is the resource."""
+"""What the steps are computed on; and of a capture without GPU work, whose resource is the main thread, its time."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from trace_doctor.evidence.names.event_names import (
     is_optimizer,
     is_step,
 )
+from trace_doctor.evidence.trace.gpu_timeline import NO_GPU, GpuTimeline
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.run import Cat, Run
@@ -59,6 +60,23 @@ class CpuTimeline(Evidence, frozen=True):
         compute = subtract(clip(union(np.concatenate(computing)), *window), elsewhere)
         comm = subtract(subtract(clip(union(np.concatenate(waiting)), *window), elsewhere), compute)
         return cls(compute, comm)
+
+
+class Processor(Evidence, frozen=True):
+    """What the steps are computed on: a GPU, or the CPU alone. Raises NotCaptured where a GPU is there whose work was not
+    recorded."""
+
+    gpu: bool
+
+    @classmethod
+    def build(cls, facts: Facts) -> Self:
+        run = facts.run
+        if facts.get(GpuTimeline) is not None:
+            return cls(gpu=True)
+        facts[CpuTimeline]  # refuses where another device than the one asked for worked
+        if not len(run.gpu) and (run.device_names or run.is_cat(Cat.RUNTIME).any()):
+            raise NotCaptured("the GPU was not recorded", NO_GPU)
+        return cls(gpu=False)
 
 
 def _cover(run: Run, rows: I64) -> I64:
