@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from trace_doctor import Column, Context, Rule, Table, threshold
+from trace_doctor import Context, Rule, threshold
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
-from trace_doctor.model import Cell, Unit
 
 
 class TimeRule(Rule):
@@ -21,11 +18,6 @@ class TimeRule(Rule):
         """Whether more idle time than that has no known cause; False where the capture has no ledger."""
         ledger = ctx.get(TimeLedger)
         return ledger is not None and ledger.unattributed_share > self.max_unattributed
-
-
-def table(title: str, columns: Mapping[str, Unit], rows: list[list[Cell]]) -> Table:
-    """A table for people; the units of its columns by their titles."""
-    return Table(title=title, columns=[Column(name, unit) for name, unit in columns.items()], rows=rows)
 
 
 def spans_of(intervals: I64) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -55,6 +56,11 @@ class Table(Struct, frozen=True, kw_only=True):
     rows: list[list[Cell]]
     of: int | None = None
     """How many rows there were before the table was cut; None when it is whole."""
+
+    @classmethod
+    def with_units(cls, title: str, units: Mapping[str, Unit], rows: list[list[Cell]]) -> Table:
+        """A whole table; `units` holds the titles of its columns, each with its unit."""
+        return cls(title=title, columns=[Column(name, unit) for name, unit in units.items()], rows=rows)
 
 
 class Span(Struct, frozen=True, kw_only=True):

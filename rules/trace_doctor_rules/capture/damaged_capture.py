@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
+from trace_doctor import Claim, Context, Rule, Table, threshold
 from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules.techniques._making import advice
 
 
 class _Spoilt(RunBuilder):
@@ -84,56 +85,55 @@ class DamagedCapture(Rule):
         health = ctx[CaptureHealth]
         damage = health.damage
         clamped = damage.clamped if damage.clamped > self.max_clamped * max(health.events, 1) else 0
-        said = [
+        kinds = [
             ("the file ends early", int(damage.truncated and not damage.given_up)),
             (f"reading was given up at {damage.given_up:,} unreadable places", damage.given_up),
             (f"{_events(damage.lost)} could not be read", damage.lost),
             (f"{_events(clamped)} without a possible duration", clamped),
             (f"{_events(damage.repaired)} read only after a repair", damage.repaired),
         ]
-        found = [text for text, count in said if count]
-        if not found:
+        parts = [text for text, count in kinds if count]
+        if not parts:
             return
-        lost = damage.truncated or damage.lost or clamped
-        rows: list[list[str | int | float | None]] = [
-            ["events read", health.events],
-            ["events that could not be read", damage.lost],
-            ["events read after a repair", damage.repaired],
-            ["events without a possible duration", damage.clamped],
+        tables = [
+            Table.with_units(
+                "What was read",
+                {"what": "text", "count": "count"},
+                [
+                    ["events read", health.events],
+                    ["events that could not be read", damage.lost],
+                    ["events read after a repair", damage.repaired],
+                    ["events without a possible duration", damage.clamped],
+                ],
+            )
         ]
-        off = Table(
-            title="What it does to the time ledger",
-            columns=[Column("what"), Column("of the window", "share")],
-            rows=[["may be off by about", health.may_be_off]],
-        )
+        if health.may_be_off:
+            tables.append(
+                Table.with_units(
+                    "What it does to the time ledger",
+                    {"what": "text", "of the window": "share"},
+                    [["may be off by about", health.may_be_off]],
+                )
+            )
+        if damage.notes:
+            tables.append(
+                Table.with_units("Notes of the reader", {"note": "text"}, [[note] for note in damage.notes])
+            )
         yield Claim(
-            message=f"The capture is damaged: {'; '.join(found)}. {_events(health.events).capitalize()} are left.",
+            message=f"The capture is damaged: {'; '.join(parts)}. {_events(health.events).capitalize()} are left.",
             confidence="high",
-            severity="warning" if lost else "info",
-            evidence=[
-                Table(title="What was read", columns=[Column("what"), Column("count", "count")], rows=rows),
-                *([off] if health.may_be_off else []),
-                *_notes(damage.notes),
-            ],
+            severity="warning" if damage.truncated or damage.lost or clamped else "info",
+            evidence=tables,
             fixes=[
-                Fix(
-                    title="Record it again and let the profiler finish",
-                    kind="advice",
-                    safety="display",
-                    text="with torch.profiler.profile(...) as prof:\n    ...  # leave this block before the process ends",
-                    verify="TD002 is gone on the new capture",
+                advice(
+                    "Record it again and let the profiler finish",
+                    "with torch.profiler.profile(...) as prof:\n    ...  # leave this block before the process ends",
+                    "",
+                    "TD002 is gone on the new capture",
                 )
             ],
             key="damage",
         )
-
-
-def _notes(notes: list[str]) -> list[Table]:
-    return (
-        [Table(title="Notes of the reader", columns=[Column("note")], rows=[[n] for n in notes])]
-        if notes
-        else []
-    )
 
 
 def _events(count: int) -> str:

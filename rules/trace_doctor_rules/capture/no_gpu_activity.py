@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Context, Fix, Rule
+from trace_doctor import Claim, Context, Rule
 from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules.techniques._making import advice
 
 
 def _work(*, gpu: bool, kernels: bool) -> RunBuilder:
@@ -128,7 +129,7 @@ class NoGpuActivity(Rule):
             message=f"The capture {_names(health.devices)} shows no GPU work in the window: {_why(health)}.",
             confidence="high",
             severity="info" if health.ran_on_cpu and not health.gpu_events else "warning",
-            fixes=[_lose_nothing() if lost else _ask_for_the_gpu()],
+            fixes=[_LOSE_NOTHING if lost else _ASK_FOR_THE_GPU],
             key="gpu",
         )
 
@@ -137,26 +138,20 @@ _SCHEDULE = "schedule=schedule(wait=1, warmup=1, active=5, repeat=1)"
 _VERIFY = "the new capture holds kernels, and TD004 is gone"
 
 
-def _ask_for_the_gpu() -> Fix:
-    return Fix(
-        title="Record the GPU as well",
-        kind="advice",
-        safety="display",
-        text=f"profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], {_SCHEDULE})",
-        verify=_VERIFY,
-    )
-
-
-def _lose_nothing() -> Fix:
-    return Fix(
-        title="Warm the profiler up, and record more than one launch",
-        kind="advice",
-        safety="display",
-        text=f"profile(..., {_SCHEDULE})   # the GPU's side starts late: the first launches are lost\n"
-        "torch.cuda.synchronize()   # before the profile ends\n"
-        "# no other profiler at the same time, and permission to read performance counters",
-        verify=_VERIFY,
-    )
+_ASK_FOR_THE_GPU = advice(
+    "Record the GPU as well",
+    f"profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], {_SCHEDULE})",
+    "",
+    _VERIFY,
+)
+_LOSE_NOTHING = advice(
+    "Warm the profiler up, and record more than one launch",
+    f"profile(..., {_SCHEDULE})   # the GPU's side starts late: the first launches are lost\n"
+    "torch.cuda.synchronize()   # before the profile ends\n"
+    "# no other profiler at the same time, and permission to read performance counters",
+    "",
+    _VERIFY,
+)
 
 
 def _names(devices: tuple[str, ...]) -> str:

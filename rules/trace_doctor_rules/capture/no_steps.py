@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Context, Fix, Rule
+from trace_doctor import Claim, Context, Rule
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules.techniques._making import advice
 
 
 def _kernels(b: RunBuilder) -> None:
@@ -99,12 +100,8 @@ class NoSteps(Rule):
             confidence="high",
             severity="info",
             fixes=[
-                Fix(
-                    title="Record a few marked steps",
-                    kind="advice",
-                    safety="display",
-                    text=_SCHEDULE,
-                    verify="the new capture holds ProfilerStep# marks",
+                advice(
+                    "Record a few marked steps", _SCHEDULE, "", "the new capture holds ProfilerStep# marks"
                 )
             ],
             key="steps",

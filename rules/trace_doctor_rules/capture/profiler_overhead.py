@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Context, Fix, Rule, Table, threshold
+from trace_doctor import Claim, Context, Rule, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.profiler_cost import PlainPace, ProfilerCost
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules.techniques._making import advice
 
 
 def _profiled(*, flush_us: float = 0.0, frames: int = 0, name: str = "Buffer Flush") -> RunBuilder:
@@ -84,7 +85,12 @@ class ProfilerOverhead(Rule):
         0.20,
         "how much longer a step is under the profiler than without it, as a share of the latter",
         unit="share",
-        source="kernels of the light trace cost 2 to 10 %; the difference must also be twice what plain steps vary",
+        source="kernels of the light trace cost 2 to 10 %",
+    )
+    min_deviations: float = threshold(
+        2.0,
+        "the same difference, in median absolute deviations of the steps without it",
+        source="less is lost in what plain steps vary",
     )
 
     VALID = [
@@ -118,34 +124,37 @@ class ProfilerOverhead(Rule):
             return
         length = max(cost.length, 1)  # steps of a damaged file may take no time
         marked, stacks = cost.marked_ns / length, cost.frames_ns / length
-        said = []
+        parts = []
         if marked >= self.min_share:
-            said.append(f"{marked:.0%} of the steps is the profiler's own work ({cost.marked[0][0]})")
+            parts.append(f"{marked:.0%} of the steps is the profiler's own work ({cost.marked[0][0]})")
         if stacks >= self.min_stack_share:
-            said.append(
+            parts.append(
                 f"recording {cost.frames / steps.count:,.0f} Python calls a step (with_stack=True) takes about {stacks:.0%} of it"
             )
-        if not said:
+        if not parts:
             return
-        text = " and ".join(said)
+        text = " and ".join(parts)
+        work = list(cost.marked)
+        if cost.frames:
+            work.append(("Python calls (estimated)", cost.frames, cost.frames_ns))
         yield Claim(
             message=f"{text[0].upper()}{text[1:]}: host times of this capture are longer than without it.",
             confidence="high" if marked >= self.min_share else "medium",
             severity="info",
             evidence=[
-                Table(
-                    title="The profiler's own work in the steady steps",
-                    columns=[Column("what"), Column("number", "count"), Column("together", "us")],
-                    rows=_rows(cost),
+                Table.with_units(
+                    "The profiler's own work in the steady steps",
+                    {"what": "text", "number": "count", "together": "us"},
+                    [[name, number, ns / 1e3] for name, number, ns in work],
                 )
             ],
-            fixes=[_record_less()],
+            fixes=[_RECORD_LESS],
             key="overhead",
         )
 
     def _measured(self, cost: ProfilerCost, plain: PlainPace) -> Iterator[Claim]:
         longer = cost.step_ns - plain.median_ns
-        if longer < max(self.min_measured_share * plain.median_ns, 2 * plain.mad_ns):
+        if longer < max(self.min_measured_share * plain.median_ns, self.min_deviations * plain.mad_ns):
             return
         yield Claim(
             message=(
@@ -155,35 +164,21 @@ class ProfilerOverhead(Rule):
             confidence="high",
             severity="info",
             evidence=[
-                Table(
-                    title="Steps in the phases of the recording",
-                    columns=[Column("phase"), Column("steps", "count"), Column("median", "us")],
-                    rows=[[phase, steps, ns / 1e3] for phase, steps, ns in cost.phases],
+                Table.with_units(
+                    "Steps in the phases of the recording",
+                    {"phase": "text", "steps": "count", "median": "us"},
+                    [[phase, steps, ns / 1e3] for phase, steps, ns in cost.phases],
                 )
             ],
             key="overhead",
         )
 
 
-def _rows(cost: ProfilerCost) -> list[list[str | int | float | None]]:
-    rows: list[list[str | int | float | None]] = [
-        [name, number, ns / 1e3] for name, number, ns in cost.marked
-    ]
-    if cost.frames:
-        rows.append(["Python calls (estimated)", cost.frames, cost.frames_ns / 1e3])
-    return rows
-
-
-def _record_less() -> Fix:
-    return Fix(
-        title="Record less",
-        kind="advice",
-        safety="display",
-        text=(
-            "profile(with_stack=False, profile_memory=False, record_shapes=False, "
-            "schedule=schedule(wait=1, warmup=2, active=3, repeat=1))\n"
-            "Take stacks in a second, short capture, for the lines; compare step times without the profiler."
-        ),
-        verify="record again without it: the same steps are shorter",
-        risk="without stacks findings name no lines",
-    )
+_RECORD_LESS = advice(
+    "Record less",
+    "profile(with_stack=False, profile_memory=False, record_shapes=False, "
+    "schedule=schedule(wait=1, warmup=2, active=3, repeat=1))\n"
+    "Take stacks in a second, short capture, for the lines; compare step times without the profiler.",
+    "without stacks findings name no lines",
+    "record again without it: the same steps are shorter",
+)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Confidence, Context, NotCaptured, Rule, Run, Table, threshold
+from trace_doctor import Claim, Confidence, Context, NotCaptured, Table, threshold
 from trace_doctor.evidence.host.device_copies import DeviceCopies
-from trace_doctor.evidence.host.transfers import UnseenCopies
+from trace_doctor.evidence.host.transfers import Copies, UnseenCopies
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
@@ -19,6 +17,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
+from trace_doctor_rules._common import TimeRule
 
 
 def _copy(b: RunBuilder, kind: str = "HtoD (Pageable -> Device)") -> None:
@@ -99,7 +98,7 @@ for step, x in enumerate(batches):
 _PATCHED = _SCRIPT.replace("torch.zeros(1024, 256).to(device)", "torch.zeros(1024, 256, device=device)")
 
 
-class CpuTensorThenCopy(Rule):
+class CpuTensorThenCopy(TimeRule):
     """A tensor is made on the host in every step, only to be copied to the GPU.
 
     What it does
@@ -156,9 +155,6 @@ class CpuTensorThenCopy(Rule):
         unit="share",
         source="the GPU may be busy meanwhile",
     )
-    max_unattributed: float = threshold(
-        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
-    )
 
     VALID = [
         Valid("made on the device", lambda: _training("gpu")),
@@ -194,7 +190,7 @@ class CpuTensorThenCopy(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         copies, replay, steps = _copies(ctx), ctx[Replay], ctx[Steps]
-        least = self.min_share_unseen if copies.unseen else self.min_share
+        least = self.min_share_unseen if isinstance(copies, UnseenCopies) else self.min_share
         sites = ctx.get(CallSites)
         groups: dict[tuple[str, Site | None], list[int]] = {}
         for i in np.flatnonzero(copies.maker >= 0).tolist():
@@ -221,7 +217,7 @@ class CpuTensorThenCopy(Rule):
                 "call prof.step() after each training step",
             )
 
-    def _again_and_again(self, ctx: Context, copies: _Copies, members: list[int]) -> bool:
+    def _again_and_again(self, ctx: Context, copies: Copies, members: list[int]) -> bool:
         """Ten times, or in every step (one may lack it) of two or more."""
         starts = np.sort(copies.run.ts[copies.maker[members]])
         spans = np.array(ctx[Steps].spans("steady"), dtype=np.int64)
@@ -231,7 +227,7 @@ class CpuTensorThenCopy(Rule):
     def _claim(
         self,
         ctx: Context,
-        copies: _Copies,
+        copies: Copies,
         members: list[int],
         name: str,
         site: Site | None,
@@ -242,7 +238,7 @@ class CpuTensorThenCopy(Rule):
         run, moments = copies.run, ctx[Moments]
         spans = [(int(run.ts[copies.maker[i]]), int(run.end[copies.op[i]])) for i in members]
         longest = max(spans, key=lambda s: s[1] - s[0])
-        confidence = "low" if copies.unseen else self._confidence(ctx, outcome, site)
+        confidence = "low" if isinstance(copies, UnseenCopies) else self._confidence(ctx, outcome, site)
         target = site.target if site else None
         return Claim(
             message=_message(name, site, len(members) / count, outcome, copies),
@@ -259,73 +255,58 @@ class CpuTensorThenCopy(Rule):
         )
 
     def _confidence(self, ctx: Context, outcome: ReplayOutcome, site: Site | None) -> Confidence:
-        ledger = ctx.get(TimeLedger)
         if outcome.basis != "replay" or ctx[Steps].source == "none":
             return "low"
-        if site is None or (ledger is not None and ledger.unattributed_share > self.max_unattributed):
-            return "medium"
-        return "high"
+        return "medium" if site is None or self.much_unattributed(ctx) else "high"
 
 
-@dataclass(frozen=True)
-class _Copies:
-    """Aligned columns, as those of `DeviceCopies`; `row` is -1 where the device's side was lost."""
-
-    row: npt.NDArray[np.int64]
-    op: npt.NDArray[np.int64]
-    maker: npt.NDArray[np.int64]
-    waits: tuple[tuple[int, ...], ...]
-    run: Run
-    unseen: bool
-
-
-def _copies(ctx: Context) -> _Copies:
+def _copies(ctx: Context) -> Copies:
     """What was copied to the device; where that did no work in the capture, what the host asked it to copy."""
     if ctx.get(GpuTimeline) is None and (lost := ctx.get(UnseenCopies)) is not None:
-        of = lost.copying
-        return _Copies(np.full(len(of.op), -1), of.op, of.maker, of.waits, lost.run, unseen=True)
+        return lost
     ctx[GpuTimeline]
-    seen = ctx[DeviceCopies]
-    return _Copies(seen.row, seen.op, seen.maker, seen.waits, seen.run, unseen=False)
+    return ctx[DeviceCopies]
 
 
 _VERIFY = "record the same steps again: the copy to the device is gone from this line"
 _WHAT_IF = "What if it were made on the device"
 
 
-def _removal(copies: _Copies, members: list[int]) -> Removal:
+def _removal(copies: Copies, members: list[int]) -> Removal:
     """Without making it, without copying it, and nobody waits."""
     run = copies.run
     rows = sorted({int(r) for i in members for r in (copies.maker[i], copies.op[i])})
     return Removal(
         host_spans=tuple((int(run.thread[r]), int(run.ts[r]), int(run.end[r])) for r in rows),
         make_async=tuple(sorted({w for i in members for w in copies.waits[i]})),
-        gpu_rows=tuple(sorted(int(copies.row[i]) for i in members if not copies.unseen)),
+        gpu_rows=tuple(sorted(row for row in copies.row[members].tolist() if row >= 0)),
     )
 
 
-def _message(name: str, site: Site | None, times: float, outcome: ReplayOutcome, copies: _Copies) -> str:
+def _message(name: str, site: Site | None, times: float, outcome: ReplayOutcome, copies: Copies) -> str:
     where = f" in {site}" if site else ""
+    unseen = isinstance(copies, UnseenCopies)
     often = "once" if round(times, 1) == 1 else f"{times:.1f}".removesuffix(".0") + " times"
     return (
         f"{name}{where} makes a tensor on the host {often} a step, which is copied to the GPU at once: made there, "
-        f"{outcome.promise}{'; what the GPU did meanwhile was not recorded' if copies.unseen else ''}."
+        f"{outcome.promise}{'; what the GPU did meanwhile was not recorded' if unseen else ''}."
     )
 
 
-def _table(copies: _Copies, members: list[int], name: str, count: int) -> Table:
+def _table(copies: Copies, members: list[int], name: str, count: int) -> Table:
     run = copies.run
-    on_device = None if copies.unseen else float(run.dur[copies.row[members]].sum()) / count / 1e3
-    return Table(
-        title="Made on the host, then copied (per steady step)",
-        columns=[
-            Column("operator", "code"),
-            Column("times", "count"),
-            Column("making it", "us"),
-            Column("the host copies", "us"),
-            Column("the device copies", "us"),
-        ],
-        rows=[
+    seen = not isinstance(copies, UnseenCopies)
+    on_device = float(run.dur[copies.row[members]].sum()) / count / 1e3 if seen else None
+    return Table.with_units(
+        "Made on the host, then copied (per steady step)",
+        {
+            "operator": "code",
+            "times": "count",
+            "making it": "us",
+            "the host copies": "us",
+            "the device copies": "us",
+        },
+        [
             [
                 name,
                 round(len(members) / count, 2),

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 from trace_doctor import (
     Claim,
-    Column,
     Confidence,
     Context,
     Fix,
-    Rule,
     Table,
     threshold,
 )
@@ -23,6 +21,7 @@ from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
+from trace_doctor_rules._common import TimeRule
 from trace_doctor_rules.data._remedies import (
     load_in_workers,
     more_workers,
@@ -72,8 +71,6 @@ def _named_loader() -> RunBuilder:
     return b
 
 
-_SEVERAL = 5
-"""Waits from which on it counts how much of the steps they are together."""
 _SCRIPT = """from torch.utils.data import DataLoader
 loader = DataLoader(dataset, batch_size=32, shuffle=True)
 for batch in loader:
@@ -86,7 +83,7 @@ for batch in loader:
 """
 
 
-class DataLoaderStarvation(Rule):
+class DataLoaderStarvation(TimeRule):
     """The GPU waits for the next batch.
 
     What it does
@@ -169,8 +166,11 @@ class DataLoaderStarvation(Rule):
         source="handing over takes at most 3 % of a step in captures whose workers keep up; on two cores that training "
         "shares with them, workers of makemore and minGPT's adder, whose samples cost little, were late by 10 to 12 %",
     )
-    max_unattributed: float = threshold(
-        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
+    min_waits: int = threshold(
+        5,
+        "waits from which on it counts how much of the steps short ones are together",
+        unit="count",
+        source="fewer show no habit",
     )
     headroom: float = threshold(
         1.25,
@@ -280,7 +280,7 @@ class DataLoaderStarvation(Rule):
         long = sum(s.exposed >= self.min_wait_us * 1e3 for s in seen.steps)
         return (
             seen.device is not None
-            and len(seen.waits) >= _SEVERAL
+            and len(seen.waits) >= self.min_waits
             and long * 2 >= len(seen.steps)
             and min(seen.exposed / seen.length, seen.lasting_share) >= self.min_worker_share
         )
@@ -293,8 +293,7 @@ class DataLoaderStarvation(Rule):
             return "low", "seen in one batch only"
         if ctx[Steps].source == "none":
             return "low", "the capture shows no steps"
-        ledger = ctx.get(TimeLedger)
-        if ledger is not None and ledger.unattributed_share > self.max_unattributed:
+        if self.much_unattributed(ctx):
             return "medium", "much of the idle time has no known cause"
         if (
             seen.kind == "workers"
@@ -358,15 +357,10 @@ def _message(seen: DataWaits, outcome: ReplayOutcome, site: Site | None, doubt: 
 def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table]:
     resource = "GPU idle" if seen.device is not None else "main thread waits"
     tables = [
-        Table(
-            title="Data loading in each steady step, longest wait first",
-            columns=[
-                Column("step", "count"),
-                Column("takes", "us"),
-                Column("inside the loader", "us"),
-                Column(f"of it {resource}", "us"),
-            ],
-            rows=[
+        Table.with_units(
+            "Data loading in each steady step, longest wait first",
+            {"step": "count", "takes": "us", "inside the loader": "us", f"of it {resource}": "us"},
+            [
                 [s.step, s.takes / 1e3, s.inside / 1e3, s.exposed / 1e3]
                 for s in sorted(seen.steps, key=lambda s: (-s.exposed, s.step))
             ],
@@ -377,10 +371,10 @@ def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table
     if parts:
         ranked = sorted(parts.items(), key=lambda part: -part[1])
         tables.append(
-            Table(
-                title="What the loader's time goes to (from the stacks)",
-                columns=[Column("part"), Column("per step", "us"), Column("of the loader", "share")],
-                rows=[[part, ns / seen.count / 1e3, ns / max(seen.loading, 1)] for part, ns in ranked],
+            Table.with_units(
+                "What the loader's time goes to (from the stacks)",
+                {"part": "text", "per step": "us", "of the loader": "share"},
+                [[part, ns / seen.count / 1e3, ns / max(seen.loading, 1)] for part, ns in ranked],
             )
         )
     return tables

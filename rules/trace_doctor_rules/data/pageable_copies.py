@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Column, Confidence, Context, Rule, Table, threshold
+from trace_doctor import Claim, Confidence, Context, Table, threshold
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.device_copies import DeviceCopies
 from trace_doctor.evidence.host.host_bound import HALF
@@ -19,6 +19,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
+from trace_doctor_rules._common import TimeRule, spans_of
 
 _PINNED = "HtoD (Pinned -> Device)"
 
@@ -78,7 +79,7 @@ for x, y in loader:
 """
 
 
-class PageableCopies(Rule):
+class PageableCopies(TimeRule):
     """Batches go to the GPU from ordinary memory, and everything waits for the copy.
 
     What it does
@@ -142,9 +143,6 @@ class PageableCopies(Rule):
         unit="share",
         source="stacks make host work two to three times as long: what waits behind a copy is partly the profiler's",
     )
-    max_unattributed: float = threshold(
-        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
-    )
 
     VALID = [
         Valid("pinned memory", lambda: _training(_PINNED)),
@@ -188,7 +186,7 @@ class PageableCopies(Rule):
         longest = copies.row[chosen][np.argmax(copies.exposed[chosen])]
         sites = ctx.get(CallSites)
         site = sites.site(int(longest)) if sites is not None else None
-        owned = [(int(s), int(e)) for s, e in copies.alone(chosen)]
+        owned = spans_of(copies.alone(chosen))
         confidence = self._confidence(ctx, outcome)
         doubtful = copies.stacks and replay.beside(removal, HALF) < self.min_lasting
         yield Claim(
@@ -214,11 +212,10 @@ class PageableCopies(Rule):
         return chosen
 
     def _confidence(self, ctx: Context, outcome: ReplayOutcome) -> Confidence:
-        ledger, steps = ctx.get(TimeLedger), ctx[Steps]
+        steps = ctx[Steps]
         if outcome.basis != "replay" or steps.source == "none":
             return "low"
-        unsure = ledger is not None and ledger.unattributed_share > self.max_unattributed
-        return "medium" if unsure or steps.count < 2 else "high"
+        return "medium" if self.much_unattributed(ctx) or steps.count < 2 else "high"
 
 
 _VERIFY = "record the same steps again: the copies should be called Pinned, and the step should be shorter"
@@ -245,16 +242,16 @@ def _tables(
         op = int(copies.op[i])
         rows.setdefault(run.text(op) if op >= 0 else "not captured", []).append(i)
     return [
-        Table(
-            title="Copies from pageable memory (per steady step)",
-            columns=[
-                Column("operator", "code"),
-                Column("copies", "count"),
-                Column("they take", "us"),
-                Column("with nothing beside", "us"),
-                Column("less from pinned memory", "us"),
-            ],
-            rows=[
+        Table.with_units(
+            "Copies from pageable memory (per steady step)",
+            {
+                "operator": "code",
+                "copies": "count",
+                "they take": "us",
+                "with nothing beside": "us",
+                "less from pinned memory": "us",
+            },
+            [
                 [
                     name,
                     round(len(mine) / count, 2),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trace_doctor import Claim, Column, Confidence, Context, Rule, Table, threshold
+from trace_doctor import Claim, Confidence, Context, Rule, Table, threshold
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.data_waits import DataWaits
 from trace_doctor.evidence.idle.data_loading import DataLoading
@@ -15,7 +15,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules.data._worker_restart_evidence import Restart, WorkerRestarts
+from trace_doctor_rules.data._worker_restart_evidence import Border, WorkerRestarts
 
 
 def _training(
@@ -120,6 +120,18 @@ class WorkerRestart(Rule):
         unit="us",
         source="114 to 950 ms where they end, 0.02 to 0.04 ms where they persist, on a busy machine",
     )
+    min_iterator_us: float = threshold(
+        1_000.0,
+        "`__init__` of a new iterator, where stacks show it: it starts the processes",
+        unit="us",
+        source="resuming workers makes no iterator",
+    )
+    max_operators: int = threshold(
+        10,
+        "operators between the end of an epoch and the next one's first batch",
+        unit="count",
+        source="seeds and a permutation are drawn there",
+    )
     min_share: float = threshold(
         0.01, "saving, as a share of the step", unit="share", source="less is lost in the noise of epochs"
     )
@@ -151,25 +163,27 @@ class WorkerRestart(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen, count = ctx[WorkerRestarts], ctx[Steps].count
-        found = [r for r in seen.epochs if self._restarts(seen, r)]
-        if not found:
+        borders = [border for border in seen.borders if border.operators <= self.max_operators]
+        usual = seen.median_wait(borders)
+        restarts = [border for border in borders if self._restarts(border, usual, stacks=seen.stacks)]
+        if not restarts:
             return
         removal = Removal(
-            host_spans=tuple((seen.thread, r.start, max(r.end - seen.median_wait, r.start)) for r in found)
+            host_spans=tuple((seen.thread, r.start, max(r.end - usual, r.start)) for r in restarts)
         )
         outcome = ctx[Replay].without(removal)
         if outcome.share_of_step < self.min_share:
             return
         moments = ctx[Moments]
-        spans = [(r.start, r.end) for r in found]
-        confidence = self._confidence(ctx, found, outcome)
+        spans = [(r.start, r.end) for r in restarts]
+        confidence = self._confidence(ctx, restarts, outcome)
         yield Claim(
-            message=_message(found, seen, count, outcome),
+            message=_message(restarts, usual, count, outcome),
             confidence=confidence,
-            severity="info" if confidence == "low" or len(found) < 2 else None,
+            severity="info" if confidence == "low" or len(restarts) < 2 else None,
             saving=outcome.saving(),
             location=location(None, ts_us=moments.ts_us(spans[0][0])),
-            evidence=[_table(ctx, found, seen), outcome.table(_WHAT_IF, "workers that persist")],
+            evidence=[_table(ctx, restarts, usual), outcome.table(_WHAT_IF, "workers that persist")],
             spans=moments.longest(spans, "workers end and start"),
             fixes=[techniques.persistent_workers(_VERIFY)],
             removal=removal,
@@ -177,21 +191,23 @@ class WorkerRestart(Rule):
             key="workers",
         )
 
-    def _restarts(self, seen: WorkerRestarts, border: Restart) -> bool:
-        if border.length < self.min_times * max(seen.median_wait, 1):
+    def _restarts(self, border: Border, usual: int, *, stacks: bool) -> bool:
+        if border.length < self.min_times * max(usual, 1):
             return False
-        return border.seen or (
-            not seen.stacks
+        return border.iterator >= self.min_iterator_us * 1e3 or (
+            not stacks
             and border.stopping >= self.min_stopping_us * 1e3
             and border.stopping + border.starting >= self.min_starting_us * 1e3
         )
 
-    def _confidence(self, ctx: Context, found: Sequence[Restart], outcome: ReplayOutcome) -> Confidence:
+    def _confidence(self, ctx: Context, restarts: Sequence[Border], outcome: ReplayOutcome) -> Confidence:
         waits = ctx.get(DataWaits)
         on_gpu = waits is not None and waits.device is not None
         if ctx[Steps].source == "none" or (on_gpu and outcome.basis != "replay"):
             return "low"
-        return "high" if on_gpu and all(r.seen for r in found) else "medium"
+        return (
+            "high" if on_gpu and all(r.iterator >= self.min_iterator_us * 1e3 for r in restarts) else "medium"
+        )
 
 
 _VERIFY = (
@@ -200,34 +216,28 @@ _VERIFY = (
 _WHAT_IF = "What if workers lived on from epoch to epoch"
 
 
-def _message(found: Sequence[Restart], seen: WorkerRestarts, count: int, outcome: ReplayOutcome) -> str:
-    each = two_figures(sum(r.length for r in found) / len(found) / 1e3)
-    often = f"{len(found)} times in {count} steps" if len(found) > 1 else "once in the capture"
+def _message(restarts: Sequence[Border], usual: int, count: int, outcome: ReplayOutcome) -> str:
+    each = two_figures(sum(r.length for r in restarts) / len(restarts) / 1e3)
+    often = f"{len(restarts)} times in {count} steps" if len(restarts) > 1 else "once in the capture"
     return (
         f"The loader's worker processes are started again for every epoch, {often}: {each} pass until the next batch, "
-        f"instead of {two_figures(seen.median_wait / 1e3)}; {outcome.promise}, at this length of an epoch."
+        f"instead of {two_figures(usual / 1e3)}; {outcome.promise}, at this length of an epoch."
     )
 
 
-def _table(ctx: Context, found: Sequence[Restart], seen: WorkerRestarts) -> Table:
+def _table(ctx: Context, restarts: Sequence[Border], usual: int) -> Table:
     spans = [(s.index, s.start, s.end) for s in ctx[Steps].steady]
-    return Table(
-        title="Borders between epochs",
-        columns=[
-            Column("step", "count"),
-            Column("ending", "us"),
-            Column("starting", "us"),
-            Column("first batch", "us"),
-            Column("median wait", "us"),
-        ],
-        rows=[
+    return Table.with_units(
+        "Borders between epochs",
+        {"step": "count", "ending": "us", "starting": "us", "first batch": "us", "median wait": "us"},
+        [
             [
                 next((i for i, start, end in spans if start <= r.start < end), None),
                 r.stopping / 1e3,
                 r.starting / 1e3,
                 r.waiting / 1e3,
-                seen.median_wait / 1e3,
+                usual / 1e3,
             ]
-            for r in found
+            for r in restarts
         ],
     )

@@ -31,18 +31,28 @@ from trace_doctor.run import Cat, Run
 SyncKind = Literal["item", "shape", "to_host", "synchronize"]
 """a scalar read · an operator whose output size depends on data · a tensor copied to the host · an explicit wait"""
 
-_SHAPES = (
-    "nonzero",
-    "masked_select",
-    "unique",
-    "_unique2",
-    "where",
-    "index",
-    "repeat_interleave",
-    "bincount",
+_OPERATORS: tuple[tuple[SyncKind, frozenset[str]], ...] = (
+    (
+        "shape",
+        frozenset(
+            [
+                "nonzero",
+                "masked_select",
+                "unique",
+                "_unique2",
+                "where",
+                "index",
+                "repeat_interleave",
+                "bincount",
+            ]
+        ),
+    ),
+    ("item", frozenset(["item", "_local_scalar_dense", "is_nonzero", "equal", "allclose"])),
+    ("to_host", frozenset(["to", "_to_copy", "copy_", "cpu"])),
 )
-ALIKE = 10
-"""Where the line is not known, waits so many times as long as the tenth longest of their operators are of another place."""
+"""what operators of ATen wait for; of several on a path the first of these kinds counts"""
+ORDER = 10
+"""Long waits are compared with this one in length: those before it may be of another place."""
 
 
 class SyncSite(Struct, frozen=True):
@@ -79,53 +89,60 @@ class SyncSite(Struct, frozen=True):
 
 
 class SyncSites(Evidence, frozen=True):
-    """Blocking calls on launching threads in steady steps, most idle time first. Raises NotCaptured without GPU work.
+    """Blocking calls on launching threads in steady steps. Raises NotCaptured without GPU work.
 
     Left out: waits inside compilation or graph capture, and waits for host-to-device copies (pinned memory cures those).
     """
 
-    sites: tuple[SyncSite, ...]
+    rows: I64
+    """the calls, ascending"""
     to_device: tuple[int, ...]
     """rows of host-to-device copies and of the waits for them, ascending"""
+    _facts: Facts
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        run, timeline = facts.run, facts[GpuTimeline]
-        steady = facts[Steps].spans("steady")
-        rows, to_device = _chosen(facts, steady)
+        for kind in (GpuTimeline, IdleLedger):  # what `sites` needs: refuses where it is not there
+            facts[kind]
+        rows, to_device = _chosen(facts, facts[Steps].spans("steady"))
+        return cls(rows, tuple(to_device.tolist()), facts)
+
+    def sites(self, long_factor: float) -> list[SyncSite]:
+        """By operators and line, most idle time first. Where the line is not known, waits so many times as long as the tenth
+        longest of their operators are of another place."""
+        facts, run, rows = self._facts, self._facts.run, self.rows
+        timeline, steady = facts[GpuTimeline], facts[Steps].spans("steady")
         device_wide = run.is_named(is_device_synchronize)[rows]
         held = [covered(pairs(run.ts[rows], run.end[rows]), timeline.busy(d)) for d in timeline.devices]
         charged = _Charged(facts[IdleLedger], steady)
         parents, paths = _operators(facts, rows)
-        sites = facts.get(CallSites)
+        call_sites = facts.get(CallSites)
         lost = np.max(held, axis=0)
         places: dict[tuple[tuple[str, ...], Site | None], list[int]] = {}
         for i, path in enumerate(paths):
-            places.setdefault((path, sites.site(int(rows[i])) if sites is not None else None), []).append(i)
+            site = call_sites.site(int(rows[i])) if call_sites is not None else None
+            places.setdefault((path, site), []).append(i)
         groups = [
             (path, site, long, some.tolist())
             for (path, site), members in places.items()
-            for long, some in _apart(np.array(members), parents, lost, known=site is not None)
+            for long, some in _apart(np.array(members), parents, lost, long_factor if site is None else None)
         ]
-        found = []
-        for path, site, long, members in groups:
-            mine = rows[members]
-            found.append(
-                SyncSite(
-                    path=path,
-                    site=site,
-                    kind=_kind(path),
-                    device_wide=bool(device_wide[members].any()),
-                    rows=tuple(mine.tolist()),
-                    times=len({int(parents[m]) for m in members}),
-                    steps=_steps_with(run.ts[mine], steady),
-                    held_ns=max(int(on_device[members].sum()) for on_device in held),
-                    idle=charged.to(mine),
-                    long=long,
-                )
+        sites = [
+            SyncSite(
+                path=path,
+                site=site,
+                kind=_kind(path),
+                device_wide=bool(device_wide[members].any()),
+                rows=tuple(rows[members].tolist()),
+                times=len({int(parents[m]) for m in members}),
+                steps=_steps_with(run.ts[rows[members]], steady),
+                held_ns=max(int(on_device[members].sum()) for on_device in held),
+                idle=charged.to(rows[members]),
+                long=long,
             )
-        found.sort(key=lambda s: (-s.idle_ns, -s.held_ns, s.path, s.rows))
-        return cls(tuple(found), tuple(to_device.tolist()))
+            for path, site, long, members in groups
+        ]
+        return sorted(sites, key=lambda s: (-s.idle_ns, -s.held_ns, s.path, s.rows))
 
 
 def _chosen(facts: Facts, steady: Iterable[tuple[int, int]]) -> tuple[I64, I64]:
@@ -171,26 +188,22 @@ def _operators(facts: Facts, rows: I64) -> tuple[list[int], list[tuple[str, ...]
     return parents, paths
 
 
-def _apart(members: I64, parents: list[int], lost: I64, *, known: bool) -> list[tuple[bool, I64]]:
+def _apart(members: I64, parents: list[int], lost: I64, long_factor: float | None) -> list[tuple[bool, I64]]:
     """The members of one place, or, where its line is not known, the few long waits (True) and the others."""
     _, of = np.unique([parents[m] for m in members.tolist()], return_inverse=True)
     waits = np.bincount(of, weights=lost[members])
-    if known or len(waits) <= ALIKE:
+    if long_factor is None or len(waits) <= ORDER:
         return [(False, members)]
-    long = (waits > ALIKE * np.sort(waits)[-ALIKE])[of]
+    long = (waits > long_factor * np.sort(waits)[-ORDER])[of]
     return [(which, members[long == which]) for which in (False, True) if (long == which).any()]
 
 
 def _kind(path: tuple[str, ...]) -> SyncKind:
-    """What the host waits for, by the operators."""
-    names = [p.removeprefix("aten::") for p in path]
-    if any(n.rstrip("_") in _SHAPES for n in names):
-        return "shape"
-    if any(n in ("item", "_local_scalar_dense", "is_nonzero", "equal", "allclose") for n in names):
-        return "item"
-    if any(n in ("to", "_to_copy", "copy_", "cpu") for n in names):
-        return "to_host"
-    return "synchronize" if not path[-1].startswith("aten::") else "to_host"
+    """What the host waits for, by the operators; an explicit wait where there is none."""
+    names = {p.removeprefix("aten::") for p in path}
+    names |= {name.rstrip("_") for name in names}
+    explicit: SyncKind = "to_host" if path[-1].startswith("aten::") else "synchronize"
+    return next((kind for kind, operators in _OPERATORS if names & operators), explicit)
 
 
 def _steps_with(starts: I64, steady: Sequence[tuple[int, int]]) -> int:

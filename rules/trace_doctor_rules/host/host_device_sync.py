@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from trace_doctor import (
     Claim,
-    Column,
     Confidence,
     Context,
     Fix,
     NotCaptured,
-    Rule,
     Table,
     threshold,
 )
@@ -23,6 +21,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
+from trace_doctor_rules._common import TimeRule
 from trace_doctor_rules.host._host_device_sync_evidence import SyncSite, SyncSites
 
 
@@ -115,7 +114,7 @@ _PATCHED = """for i, batch in enumerate(loader):
 """
 
 
-class HostDeviceSync(Rule):
+class HostDeviceSync(TimeRule):
     """The training loop waits for the GPU, and then the GPU waits for the loop.
 
     What it does
@@ -181,8 +180,10 @@ class HostDeviceSync(Rule):
         "waits of one place that count however they are spread",
         source="fewer are an evaluation or a checkpoint",
     )
-    max_unattributed: float = threshold(
-        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
+    long_factor: float = threshold(
+        10.0,
+        "times the tenth longest, from which on waits of the same operators are of another place, where no line is known",
+        source="waits of one place are of one order of length",
     )
 
     VALID = [
@@ -228,7 +229,7 @@ class HostDeviceSync(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         replay, count = ctx[Replay], ctx[Steps].count
-        waiting = [s for s in ctx[SyncSites].sites if s.idle_ns]
+        waiting = [s for s in ctx[SyncSites].sites(self.long_factor) if s.idle_ns]
         sites = [s for s in waiting if self._again_and_again(s, count)]
         copies = Removal(make_async=ctx[SyncSites].to_device)
         together = replay.without(_asynchronous(sites))
@@ -300,10 +301,7 @@ class HostDeviceSync(Rule):
         """Sure with the user's line; without it the reader has to find out whether the wait can go."""
         if outcome.basis != "replay":
             return "low"
-        ledger = ctx.get(TimeLedger)
-        if ctx[Steps].source == "none" or (
-            ledger is not None and ledger.unattributed_share > self.max_unattributed
-        ):
+        if ctx[Steps].source == "none" or self.much_unattributed(ctx):
             return "medium"
         return "high" if all(s.site for s in sites) else "medium"
 
@@ -343,17 +341,17 @@ def _often(times: int, count: int) -> str:
 def _tables(ctx: Context, sites: Sequence[SyncSite], outcome: ReplayOutcome) -> list[Table]:
     count, replay = ctx[Steps].count, ctx[Replay]
     return [
-        Table(
-            title="Where the host waits (per steady step)",
-            columns=[
-                Column("operator"),
-                Column("line", "location"),
-                Column("waits", "count"),
-                Column("held while the GPU was busy", "us"),
-                Column("idle charged to it", "us"),
-                Column("saves alone", "us"),
-            ],
-            rows=[
+        Table.with_units(
+            "Where the host waits (per steady step)",
+            {
+                "operator": "text",
+                "line": "location",
+                "waits": "count",
+                "held while the GPU was busy": "us",
+                "idle charged to it": "us",
+                "saves alone": "us",
+            },
+            [
                 [
                     s.name,
                     str(s.site) if s.site else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Column, Confidence, Context, Fix, Rule, Table, threshold
+from trace_doctor import Claim, Confidence, Context, Fix, Table, threshold
 from trace_doctor.evidence.host.host_bound import HALF, HostBound
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.trace.call_sites import location
@@ -12,6 +12,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
+from trace_doctor_rules._common import TimeRule, spans_of
 
 
 def _training(
@@ -69,7 +70,7 @@ for x, y in batches:
 _PATCHED = _SCRIPT.replace("optimizer =", 'model = torch.compile(model, mode="reduce-overhead")\noptimizer =')
 
 
-class LaunchBound(Rule):
+class LaunchBound(TimeRule):
     """The GPU is done with each kernel before the host has launched the next one.
 
     What it does
@@ -143,8 +144,11 @@ class LaunchBound(Rule):
         unit="share",
         source="stacks make host work two to three times as long",
     )
-    max_unattributed: float = threshold(
-        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
+    min_optimizer_share: float = threshold(
+        0.20,
+        "share of that idle time in the optimizer, from which on fusing it is advised",
+        unit="share",
+        source="less is not felt",
     )
 
     VALID = [
@@ -191,7 +195,7 @@ class LaunchBound(Rule):
         if seen.halved.share_of_step < self.min_saving or not (self._lasts(seen) or self._plainly(seen)):
             return
         moments, outcome = ctx[Moments], seen.halved
-        owned = [(int(s), int(e)) for s, e in seen.owned]
+        owned = spans_of(seen.owned)
         confidence = self._confidence(ctx, seen)
         yield Claim(
             message=_message(seen, lasts=self._lasts(seen)),
@@ -201,7 +205,7 @@ class LaunchBound(Rule):
             location=location(None, device=seen.device, ts_us=moments.ts_us(owned[0][0])),
             evidence=_tables(ctx, seen),
             spans=moments.longest(owned, "waiting for a launch", device=seen.device),
-            fixes=_fixes(seen),
+            fixes=_fixes(fused=seen.by_cause.get("optimizer", 0) >= self.min_optimizer_share * seen.own),
             removal=HALF,
             owned=owned,
             key="launches",
@@ -216,15 +220,11 @@ class LaunchBound(Rule):
         return seen.own_share >= self.min_share_with_stacks
 
     def _confidence(self, ctx: Context, seen: HostBound) -> Confidence:
-        ledger, steps = ctx.get(TimeLedger), ctx[Steps]
+        steps = ctx[Steps]
         if seen.halved.basis != "replay" or steps.source == "none" or not self._lasts(seen):
             return "low"
-        doubts = [
-            seen.stacks,
-            steps.count < 2,
-            ledger is not None and ledger.unattributed_share > self.max_unattributed,
-        ]
-        return ("high", "medium", "low")[min(sum(doubts), 2)]
+        doubts = seen.stacks + (steps.count < 2) + self.much_unattributed(ctx)
+        return ("high", "medium", "low")[min(doubts, 2)]
 
 
 def _message(seen: HostBound, *, lasts: bool) -> str:
@@ -245,22 +245,18 @@ _CAUSES = {
 def _tables(ctx: Context, seen: HostBound) -> list[Table]:
     count = ctx[Steps].count
     return [
-        Table(
-            title="What the host does while the GPU waits (per steady step)",
-            columns=[Column("host"), Column("GPU idle", "us"), Column("of the step", "share")],
-            rows=[
+        Table.with_units(
+            "What the host does while the GPU waits (per steady step)",
+            {"host": "text", "GPU idle": "us", "of the step": "share"},
+            [
                 [_CAUSES[cause], ns / count / 1e3, ns / max(seen.length, 1)]
                 for cause, ns in sorted(seen.by_cause.items(), key=lambda item: -item[1])
             ],
         ),
-        Table(
-            title="Launches",
-            columns=[
-                Column("kernels a step", "count"),
-                Column("median kernel", "us"),
-                Column("step per kernel", "us"),
-            ],
-            rows=[
+        Table.with_units(
+            "Launches",
+            {"kernels a step": "count", "median kernel": "us", "step per kernel": "us"},
+            [
                 [
                     round(seen.kernels / count, 1),
                     seen.median_kernel_us,
@@ -275,8 +271,10 @@ def _tables(ctx: Context, seen: HostBound) -> list[Table]:
 _VERIFY = "record the same steps again: TD202 should be gone, and the step should be shorter"
 
 
-def _fixes(seen: HostBound) -> list[Fix]:
-    found = [techniques.compile_model(_VERIFY, "reduce-overhead")]
-    if seen.by_cause.get("optimizer", 0) * 5 >= seen.own:
-        found.append(techniques.fused_optimizer(None, _VERIFY))
-    return [*found, techniques.cuda_graphs(_VERIFY), techniques.fill_the_gpu(_VERIFY)]
+def _fixes(*, fused: bool) -> list[Fix]:
+    return [
+        techniques.compile_model(_VERIFY, "reduce-overhead"),
+        *([techniques.fused_optimizer(None, _VERIFY)] if fused else []),
+        techniques.cuda_graphs(_VERIFY),
+        techniques.fill_the_gpu(_VERIFY),
+    ]

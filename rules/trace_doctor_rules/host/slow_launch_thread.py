@@ -20,7 +20,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._common import TimeRule, spans_of, table
+from trace_doctor_rules._common import TimeRule, spans_of
 from trace_doctor_rules.host._unattributed_gaps import NAME_IT, VERIFY, in_words, notable
 
 
@@ -470,7 +470,7 @@ def _message(gap: HostGap, host: HostGaps, count: int, outcome: ReplayOutcome) -
 
 
 def _table(gaps: Sequence[HostGap], count: int) -> Table:
-    return table(
+    return Table.with_units(
         "What the host does without launching (per steady step)",
         {
             "function or annotation": "code",

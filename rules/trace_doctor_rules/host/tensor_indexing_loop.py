@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from msgspec.structs import replace
 
-from trace_doctor import Claim, Column, Context, Rule, Table, threshold
+from trace_doctor import Claim, Context, Rule, Table, threshold
 from trace_doctor.evidence.compute.operator_loops import OperatorLoop, OperatorLoops
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
 from trace_doctor.evidence.trace.call_sites import location
@@ -213,16 +213,16 @@ def _message(loop: OperatorLoop, count: int, outcome: ReplayOutcome) -> str:
 
 
 def _table(loop: OperatorLoop, count: int) -> Table:
-    return Table(
-        title="The loop (per steady step)",
-        columns=[
-            Column("operators", "code"),
-            Column("executions", "count"),
-            Column("repetitions", "count"),
-            Column("one takes", "us"),
-            Column("all take", "us"),
-        ],
-        rows=[
+    return Table.with_units(
+        "The loop (per steady step)",
+        {
+            "operators": "code",
+            "executions": "count",
+            "repetitions": "count",
+            "one takes": "us",
+            "all take": "us",
+        },
+        [
             [
                 ", ".join(loop.group),
                 round(len(loop.spans) / count, 1),

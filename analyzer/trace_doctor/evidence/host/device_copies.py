@@ -8,9 +8,9 @@ import numpy as np
 
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
-from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.host.host_bound import with_stacks
-from trace_doctor.evidence.host.transfers import MOST_ARGS, copying, waits
+from trace_doctor.evidence.host.transfers import MOST_ARGS, Copies, copying, waits
 from trace_doctor.evidence.idle.time_ledger import exposed
 from trace_doctor.evidence.intervals import covered, intersect, intervals, pairs, union
 from trace_doctor.evidence.names.event_arguments import count
@@ -25,34 +25,22 @@ _LINK_GBS = {9: 50.0, 8: 25.0}
 _OLDEST_GBS = 12.5
 
 
-class DeviceCopies(Evidence, frozen=True):
-    """Aligned columns, one entry for each copy that holds the host, by start: from memory that is not pinned, or from pinned
-    memory with a wait behind it.
+class DeviceCopies(Copies, frozen=True, kw_only=True):
+    """Copies that hold the host, by start: from memory that is not pinned, or from pinned memory with a wait behind it.
 
     Raises NotCaptured without GPU work, and where the vendor's profiler does not say what memory is pinned.
     """
 
-    row: I64
-    """the copy on the device"""
-    call: I64
-    """the call that made it, -1 where it was not captured"""
-    op: I64
-    """the outermost operator around the call, else the call"""
-    maker: I64
-    """the operator just before that made the tensor on the host (`aten::zeros` …), -1 where it came from elsewhere"""
     exposed: I64
     """ns of the copy beside which the device did nothing else"""
     faster: I64
     """ns that it would take less from pinned memory, at the speed of the link"""
-    waits: tuple[tuple[int, ...], ...]
-    """calls that hold the host for it: the copy call, and synchronises of the same operator"""
     pinned: Bool
     """whether it comes from pinned memory: then only the wait can go"""
     link_gbs: float
     """GB/s of copies from pinned memory: the fastest seen, else what the device's generation of PCIe gives"""
     stacks: bool
     """whether recording them slowed the host"""
-    run: Run
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -71,22 +59,22 @@ class DeviceCopies(Evidence, frozen=True):
         link = _link_gbs(run, copies[pinned])
         rows = copies[pageable | pinned]
         call = np.array([launches.launch_of(r) for r in rows.tolist()], dtype=np.int64)
-        waiting = np.array([len(waits(run, nesting, c)) > 1 for c in call.tolist()], dtype=bool)
-        held = pageable[pageable | pinned] | waiting
+        held = np.array([len(waits(run, nesting, c)) > 1 for c in call.tolist()], dtype=bool)
+        held |= pageable[pageable | pinned]
         rows, call = rows[held], call[held]
         bare = np.zeros(len(rows), dtype=np.int64)
         for device, some in alone.items():
             mine = run.device[rows] == device
             bare[mine] = covered(pairs(run.ts[rows], run.end[rows])[mine], some)
-        made = copying(run, nesting, call, launches.calls)
+        op, maker, waiting = copying(run, nesting, call, launches.calls)
         return cls(
             row=rows,
             call=call,
-            op=made.op,
-            maker=made.maker,
+            op=op,
+            maker=maker,
             exposed=bare,
             faster=_faster(run, rows, link),
-            waits=made.waits,
+            waits=waiting,
             pinned=np.isin(run.name[rows], run.name_ids(lambda n: "Pinned" in n)),
             link_gbs=link,
             stacks=with_stacks(run),

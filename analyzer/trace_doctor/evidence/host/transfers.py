@@ -7,7 +7,6 @@ from math import prod
 from typing import Any, Self
 
 import numpy as np
-from msgspec import Struct
 
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
@@ -46,37 +45,27 @@ MOST_ARGS = 2000
 """copies whose arguments are read again from the file"""
 
 
-class Copying(Struct, frozen=True):
-    """Aligned with the calls that were asked about."""
+class Copies(Evidence, frozen=True):
+    """Aligned columns, one entry for each copy."""
 
+    row: I64
+    """the copy on the device, -1 where that side was lost"""
+    call: I64
+    """the call that made it, -1 where it was not captured"""
     op: I64
-    """the outermost operator around the call, else the call; -1 where the call was not captured"""
+    """the outermost operator around the call, else the call; -1 without a call"""
     maker: I64
     """the operator before it that made the tensor on the host (`aten::zeros` …), -1 where it came from elsewhere"""
     waits: tuple[tuple[int, ...], ...]
     """calls that hold the host for it: the copy call, and synchronises of the same operator"""
+    run: Run
 
 
-def copying(run: Run, nesting: Nesting, calls: I64, launching: I64) -> Copying:
-    """`calls` may be -1. `launching` are the rows of all calls that hand work to a device."""
-    tops = _outermost_operators(run, nesting)
-    op = np.array([_outermost(nesting, tops, c) for c in calls.tolist()], dtype=np.int64)
-    return Copying(
-        op=op,
-        maker=_makers(run, launching, np.flatnonzero(tops), op),
-        waits=tuple(waits(run, nesting, c) for c in calls.tolist()),
-    )
-
-
-class UnseenCopies(Evidence, frozen=True):
+class UnseenCopies(Copies, frozen=True):
     """Copies in the steady steps of a capture that lost the device's side: the calls are there, what they did is not.
 
     Raises NotCaptured where the device's work was recorded, or nothing was asked of one.
     """
-
-    call: I64
-    copying: Copying
-    run: Run
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -88,7 +77,19 @@ class UnseenCopies(Evidence, frozen=True):
         calls = calls[covered(pairs(run.ts[calls], run.ts[calls] + 1), steady) > 0]
         if not len(calls):
             raise NotCaptured("no GPU work and no call that copies to a device")
-        return cls(calls, copying(run, facts[Nesting], calls, launching), run)
+        op, maker, waiting = copying(run, facts[Nesting], calls, launching)
+        return cls(row=np.full(len(calls), -1), call=calls, op=op, maker=maker, waits=waiting, run=run)
+
+
+def copying(
+    run: Run, nesting: Nesting, calls: I64, launching: I64
+) -> tuple[I64, I64, tuple[tuple[int, ...], ...]]:
+    """The columns `op`, `maker` and `waits` of `Copies` for these calls, which may be -1. `launching` are the rows of all
+    calls that hand work to a device."""
+    tops = _outermost_operators(run, nesting)
+    op = np.array([_outermost(nesting, tops, c) for c in calls.tolist()], dtype=np.int64)
+    makers = _makers(run, launching, np.flatnonzero(tops), op)
+    return op, makers, tuple(waits(run, nesting, c) for c in calls.tolist())
 
 
 def _outermost_operators(run: Run, nesting: Nesting) -> Bool:
