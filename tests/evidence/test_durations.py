@@ -13,6 +13,7 @@ from trace_doctor.evidence.durations import milliseconds, two_figures
         (244, "0.24 ms", "240 µs"),
         (9_960, "10 ms", "10 ms"),
         (59_300, "59.3 ms", "59 ms"),
+        (100_000, "100.0 ms", "100 ms"),
         (1_211_000, "1,211 ms", "1.2 s"),
         (4_567_000_000, "4,567,000 ms", "4,570 s"),
     ],

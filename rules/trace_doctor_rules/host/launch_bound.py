@@ -183,6 +183,7 @@ class LaunchBound(TimeRule):
             severity="info",
         ),
         Invalid("views by the hundred", lambda: _splitting("aten::as_strided"), message="120 kernels"),
+        Invalid("two steps", lambda: _training(steps=2), confidence="high"),
         Invalid("one step", lambda: _training(count=120, steps=1), confidence="medium"),
     ]
 

@@ -49,7 +49,7 @@ def _training(
             for _ in range(often if n % every == every - 1 else 0):
                 if not name:
                     b.wait(us)
-                elif stacks:
+                elif stacks and not inside:
                     with b.python("train.py", 30, name):
                         b.wait(us)
                 else:
@@ -291,6 +291,11 @@ class SlowLaunchThread(TimeRule):
             message="save_checkpoint of train.py",
             confidence="medium",
             file="train.py",
+        ),
+        Invalid(
+            "an annotation in a function",
+            lambda: _training(stacks=True, inside="a function"),
+            message="log_metrics (in function train of train.py) keeps",
         ),
         Invalid("most of the step", _most_of_the_step, message="tidy of train.py"),
         Invalid("a decorated function", _decorated, message="count_tokens of train.py"),
