@@ -1,15 +1,30 @@
-"""What rules of several families share: how a fix, a table and a place are made."""
+"""What rules of several families share: doubt about idle time, and how a fix, a table and a place are made."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trace_doctor import Cell, Column, Context, Fix, Table, Target, Unit
+from trace_doctor import Cell, Column, Context, Fix, Rule, Table, Target, Unit, threshold
+from trace_doctor.arrays import I64
+from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
 
 LAST_BITS = "results differ in the last bits"
 LOWER_PEAK = "record the memory again: the peak has fallen and this finding is gone"
+
+
+class TimeRule(Rule):
+    """A rule that is less sure where much of the idle time has no known cause; it wants the `TimeLedger`."""
+
+    max_unattributed: float = threshold(
+        0.10, "unattributed idle above which the rule is not sure", unit="share", source="185 real captures"
+    )
+
+    def much_unattributed(self, ctx: Context) -> bool:
+        """Whether more idle time than that has no known cause; False where the capture has no ledger."""
+        ledger = ctx.get(TimeLedger)
+        return ledger is not None and ledger.unattributed_share > self.max_unattributed
 
 
 def patch(title: str, codemod: str, text: str, risk: str, verify: str, **more: Any) -> Fix:
@@ -41,3 +56,8 @@ def site_of(ctx: Context, row: int) -> Site | None:
 def target(site: Site | None) -> Target | None:
     """What a fix is to edit at a place, where one is known."""
     return site.target if site is not None else None
+
+
+def spans_of(intervals: I64) -> list[tuple[int, int]]:
+    """A set of intervals, (n, 2) ns, as a claim has them."""
+    return [(start, end) for start, end in intervals.tolist()]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trace_doctor import Claim, Context, Rule, Table, threshold
 from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules.techniques._making import advice
+from trace_doctor_rules._shared import advice
 
 
 class _Spoilt(RunBuilder):

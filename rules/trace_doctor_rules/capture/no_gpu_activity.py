@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from trace_doctor import Claim, Context, Rule
 from trace_doctor.evidence.trace.capture_health import CaptureHealth
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules.techniques._making import advice
+from trace_doctor_rules._shared import advice
 
 
 def _work(*, gpu: bool, kernels: bool) -> RunBuilder:

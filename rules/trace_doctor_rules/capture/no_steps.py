@@ -8,7 +8,7 @@ from trace_doctor import Claim, Context, Rule
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules.techniques._making import advice
+from trace_doctor_rules._shared import advice
 
 
 def _kernels(b: RunBuilder) -> None:

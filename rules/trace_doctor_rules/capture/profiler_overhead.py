@@ -9,7 +9,7 @@ from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.profiler_cost import PlainPace, ProfilerCost
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules.techniques._making import advice
+from trace_doctor_rules._shared import advice
 
 
 def _profiled(*, flush_us: float = 0.0, frames: int = 0, name: str = "Buffer Flush") -> RunBuilder:

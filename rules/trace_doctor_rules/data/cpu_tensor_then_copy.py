@@ -17,7 +17,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
-from trace_doctor_rules._common import TimeRule
+from trace_doctor_rules._shared import TimeRule
 
 
 def _copy(b: RunBuilder, kind: str = "HtoD (Pageable -> Device)") -> None:

@@ -21,7 +21,7 @@ from trace_doctor.evidence.trace.call_sites import CallSites, Site, location
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules._common import TimeRule
+from trace_doctor_rules._shared import TimeRule
 from trace_doctor_rules.data._remedies import (
     load_in_workers,
     more_workers,

@@ -19,7 +19,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._common import TimeRule, spans_of
+from trace_doctor_rules._shared import TimeRule, spans_of
 
 _PINNED = "HtoD (Pinned -> Device)"
 

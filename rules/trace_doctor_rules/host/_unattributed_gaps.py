@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from trace_doctor import Context
 from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor_rules.techniques._making import advice
+from trace_doctor_rules._shared import advice
 
 
 def notable(

@@ -21,7 +21,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
-from trace_doctor_rules._common import TimeRule
+from trace_doctor_rules._shared import TimeRule
 from trace_doctor_rules.host._host_device_sync_evidence import SyncSite, SyncSites
 
 

@@ -20,7 +20,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._common import TimeRule, spans_of
+from trace_doctor_rules._shared import TimeRule, spans_of
 from trace_doctor_rules.host._unattributed_gaps import NAME_IT, VERIFY, in_words, notable
 
 
