@@ -16,12 +16,14 @@ from trace_doctor.errors import UsageError
 
 _PATIENCE = 3.0
 """Seconds in which a reader of a pipe is to come"""
+_MOST_LINKS = 40
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     """A file for reading. Raises OSError for a FIFO or a device, whose bytes may never come or never end, even where
-    one has taken the place of a file since it was looked at."""
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    one has taken the place of a file since it was looked at, and for a link that is not to be followed."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    number = os.open(path, flags if follow else flags | getattr(os, "O_NOFOLLOW", 0))
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError(0, "not a regular file")
@@ -98,6 +100,56 @@ def check_folders(path: Path) -> None:
     for folder in path.absolute().parents:
         if folder.is_symlink() and folder.lstat().st_uid not in (os.getuid(), 0):
             raise UsageError(f"{folder} is a link of somebody else: nothing is written through it")
+
+
+def ours_alone(state: os.stat_result) -> bool:
+    """Whether a file or folder is the user's, and nobody else may write it."""
+    return not hasattr(os, "getuid") or (state.st_uid == os.getuid() and not state.st_mode & 0o022)
+
+
+def way_of_ours(folder: Path) -> Path | None:
+    """The first part of the way to a folder of ours, links on it followed, where somebody else could have put another in its
+    place; None where there is none. Raises OSError."""
+    if not hasattr(os, "getuid"):
+        return None
+    left, here, links = list(reversed(folder.absolute().parts)), Path(folder.anchor), 0
+    while left:
+        step = here / left.pop()
+        state = step.lstat()
+        if stat.S_ISLNK(state.st_mode):
+            links += 1
+            if state.st_uid not in (os.getuid(), 0) or links > _MOST_LINKS:
+                return step
+            left += reversed(Path(os.readlink(step)).parts)
+            continue
+        if not (_is_safe_way(state) if left else ours_alone(state)):
+            return step
+        here = Path(os.path.normpath(step))
+    return None
+
+
+def _is_safe_way(state: os.stat_result) -> bool:
+    """Whether what lies in a folder is there by its owner: the user, or the system. In a folder of all (`/tmp`) each may
+    move their own only; the group that has but the user counts as the user."""
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid not in (os.getuid(), 0):
+        return False
+    if state.st_mode & stat.S_ISVTX:
+        return True
+    return not state.st_mode & 0o002 and not (state.st_mode & 0o020 and not _is_private(state.st_gid))
+
+
+def _is_private(number: int) -> bool:
+    """Whether a group has the user as its only member, as those that many systems make with a user."""
+    if number == 0:
+        return True
+    try:
+        import grp
+        import pwd
+
+        group, user = grp.getgrgid(number), pwd.getpwuid(os.getuid())
+    except (ImportError, KeyError):
+        return False
+    return group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
 
 
 def check_link(path: Path) -> None:

@@ -104,7 +104,7 @@ def test_killed_at_any_step_nothing_is_lost(
         after = contents(job)
         assert after in (OLD, NEW), line
         assert now != NEW or after == NEW, "what was done is not undone"
-        assert all(name.startswith(".") for name in left_in_state(job)), line
+        assert left_in_state(job) == [], line
         reset(job)
     assert line > 60
     assert mixed > 3
@@ -205,6 +205,149 @@ def test_no_state_folder_no_edit(job: Path, kind: str, monkeypatch: pytest.Monke
     assert contents(job) == OLD
 
 
+def half_done(job: Path) -> Path:
+    """The journal of an edit of which one file is made, and the other not."""
+    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])) as journal:
+        (job / "a.py").write_bytes(NEW["a.py"])
+    return journal.file
+
+
+HALF_DONE = {"a.py": NEW["a.py"], "b.py": OLD["b.py"]}
+
+
+@posix
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "folder of another", "folder that others write", "folder that a group writes", "folder by a link",
+        "journal of another", "journal that others write", "journal by a link", "journal that is a FIFO",
+        "way that others write", "way of another", "way by a link of another",
+    ],
+)  # fmt: skip
+def test_a_journal_that_somebody_else_may_have_written_is_not_obeyed(
+    job: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "of another" in kind and os.getuid() != 0:
+        pytest.skip("only root can give files away")
+    file = half_done(job)
+    folder, state = file.parent, file.parent.parent
+    place = {"folder": folder, "journal": file, "way": state}[kind.split()[0]]
+    if kind == "way by a link of another":
+        (job.parent / "theirs").symlink_to(state, target_is_directory=True)
+        os.lchown(job.parent / "theirs", 1234, 1234)
+        monkeypatch.setenv("XDG_STATE_HOME", str(job.parent / "theirs"))
+    elif kind.endswith("of another"):
+        os.chown(place, 1234, 1234)
+    elif kind.endswith("others write"):
+        place.chmod(place.stat().st_mode | 0o002)
+    elif kind.endswith("group writes"):
+        place.chmod(place.stat().st_mode | 0o020)
+    elif kind.endswith("by a link"):
+        place.rename(job.parent / "elsewhere")
+        place.symlink_to(job.parent / "elsewhere")
+    else:
+        file.unlink()
+        os.mkfifo(file)
+    before = {p: p.lstat() for p in folder.iterdir()}
+    for act in (recover, interrupted):
+        with pytest.raises(UsageError) as said:
+            act(job)
+        assert "\n" not in str(said.value)
+        assert "nothing was written" in str(said.value) or "cannot be read" in str(said.value)
+    if not kind.startswith("journal"):
+        with pytest.raises(UsageError, match="nothing was written"):
+            edit_all(job)
+    assert contents(job) == HALF_DONE
+    assert {p: p.lstat().st_mtime_ns for p in folder.iterdir()} == {
+        p: s.st_mtime_ns for p, s in before.items()
+    }
+
+
+@posix
+@pytest.mark.parametrize("kind", ["a link of ones own", "a folder of all", "new folders"])
+def test_a_way_that_others_cannot_turn_is_gone(job: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = job.parent / "state"
+    if kind == "a link of ones own":
+        (job.parent / "far" / "away").mkdir(parents=True)
+        state.symlink_to("far/../far/away", target_is_directory=True)
+    elif kind == "a folder of all":
+        state.mkdir()
+        state.chmod(0o1777)
+    else:
+        monkeypatch.setenv("XDG_STATE_HOME", str(state / "x" / "y"))
+        before = os.umask(0)
+        try:
+            half_done(job)
+        finally:
+            os.umask(before)
+        assert {p.stat().st_mode & 0o777 for p in (state, state / "x", state / "x" / "y")} == {0o700}
+        assert recover(job)
+        return
+    half_done(job)
+    assert recover(job)
+    assert contents(job) == NEW
+
+
+def test_what_a_kill_leaves_of_a_journal_is_removed_by_the_next_edit_alone(job: Path) -> None:
+    folder = journals.state_folder()
+    left = folder / ".0123456789abcdef.tmp"
+    left.write_bytes(b"half")
+    others = [folder / ".0123456789abcdef.tmp.swp", folder / ".notes.tmp"]
+    for other in others:
+        other.write_bytes(b"mine")
+    if hasattr(os, "getuid") and os.getuid() == 0:
+        others.append(folder / ".fedcba9876543210.tmp")
+        others[-1].write_bytes(b"theirs")
+        os.chown(others[-1], 1234, 1234)
+    assert interrupted(job) == []
+    assert left.exists()
+    assert recover(job) == []
+    assert sorted(folder.iterdir()) == sorted(others)
+
+
+@posix
+def test_a_journal_that_is_being_written_is_not_removed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.fsync
+    seen = []
+
+    def meanwhile(number: int) -> None:
+        seen.append(left_in_state(job))
+        journals.remove_halves()
+        assert left_in_state(job) == seen[-1]
+        opened(number)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    edit_all(job)
+    assert [name[0] for name in seen[0]] == ["."]
+    assert contents(job) == NEW
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_what_cannot_be_taken_away_is_named_with_what_became_of_the_files(
+    job: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a folder to which one may only add: files come to be there, and none goes."""
+    unlink = Path.unlink
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if path.parent == job:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    def no_exchange(new: Path, place: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(place))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    if moment == "before":
+        monkeypatch.setattr(applying, "exchange", no_exchange)
+    with pytest.raises(UsageError) as said:
+        edit_all(job)
+    assert ("nothing was changed" if moment == "before" else "a.py, b.py edited") in str(said.value)
+    assert str(said.value).count("cannot be removed: Operation not permitted") == 2
+    assert {name: (job / name).read_bytes() for name in OLD} == (OLD if moment == "before" else NEW)
+    assert left_in_state(job) == []
+
+
 def broken_journals(job: Path) -> dict[str, bytes]:
     sound = Edit.of(job.resolve(), [("a.py", OLD["a.py"], NEW["a.py"])])
     out = msgspec.structs.replace
@@ -233,6 +376,7 @@ def broken_journals(job: Path) -> dict[str, bytes]:
 def test_a_journal_that_says_what_none_says_is_refused(job: Path, kind: str) -> None:
     folder = journals.state_folder()
     (folder / "0123456789abcdef.json").write_bytes(broken_journals(job)[kind])
+    (folder / "0123456789abcdef.json").chmod(0o600)
     with pytest.raises(UsageError, match="cannot be read"):
         recover(job)
     assert contents(job) == OLD

@@ -19,7 +19,15 @@ from pathlib import Path
 from trace_doctor.errors import UsageError
 from trace_doctor.files import read_regular
 from trace_doctor.fixes.exchange import exchange, moved_away, rename_exclusively
-from trace_doctor.fixes.journal import Edit, Entry, Journal, begun, left_behind, sync_folder
+from trace_doctor.fixes.journal import (
+    Edit,
+    Entry,
+    Journal,
+    begun,
+    left_behind,
+    remove_halves,
+    sync_folder,
+)
 from trace_doctor.fixes.plan import Plan
 from trace_doctor.git import in_git, uncommitted
 
@@ -80,6 +88,7 @@ def recover(source: Path) -> list[str]:
     new one. An edit that had not replaced any file is dropped. Returns what was done, a line each. Raises UsageError where a
     file has neither content: it is left as it is, and so is the journal."""
     root = source.resolve()
+    remove_halves()
     with _alone(root if root.is_dir() else root.parent), left_behind(root) as journals:
         try:
             return [line for journal in journals if (line := _completed(journal))]
@@ -108,9 +117,9 @@ def _completed(journal: Journal) -> str:
             _write_aside(edit, entry)
             _exchange(edit, entry)
     _sync_folders(edit)
-    _remove_asides(edit)
+    left = _remove_asides(edit)
     journal.done()
-    return f"an interrupted edit was completed: {', '.join(states)}"
+    return f"an interrupted edit was completed: {', '.join(states)}{left}"
 
 
 def _restore_missing(edit: Edit) -> None:
@@ -153,7 +162,7 @@ def _replace_all(journal: Journal) -> None:
     except BaseException as error:  # Ctrl-C too
         stuck = [entry.name for entry in reversed(replaced) if not _put_back(edit, entry)]
         left = f"{', '.join(stuck)} cannot be put back" if stuck else "nothing was changed"
-        left += _strangers(_remove_asides(edit))
+        left += _remove_asides(edit)
         journal.done()
         if isinstance(error, OSError):
             raise UsageError(f"cannot write {entry.name}: {error.strerror}; {left}") from None
@@ -161,15 +170,10 @@ def _replace_all(journal: Journal) -> None:
             raise UsageError(f"{error}; {left}") from None
         raise
     _sync_folders(edit)
-    if strangers := _strangers(_remove_asides(edit)):
-        journal.done()
-        raise UsageError(f"{', '.join(e.name for e in edit.entries)} edited{strangers}")
+    left = _remove_asides(edit)
     journal.done()
-
-
-def _strangers(kept: Sequence[Path]) -> str:
-    """What to say of files aside that hold neither content: somebody wrote into what was being replaced."""
-    return "".join(f"; what somebody wrote meanwhile is kept in {path}" for path in kept)
+    if left:
+        raise UsageError(f"{', '.join(e.name for e in edit.entries)} edited{left}")
 
 
 def _exchange(edit: Edit, entry: Entry) -> None:
@@ -224,18 +228,25 @@ def _copy_attributes(path: Path, aside: Path) -> None:
                 )
 
 
-def _remove_asides(edit: Edit) -> list[Path]:
-    """Takes away what was written aside, and the old contents that lie there after an exchange. Returns what holds neither."""
-    kept = []
+def _remove_asides(edit: Edit) -> str:
+    """Takes away what was written aside, and the old contents that lie there after an exchange. Returns what to say of what
+    stays: what holds neither, as somebody wrote into what was being replaced, and what cannot be taken away."""
+    said = []
     for entry in edit.entries:
         for aside in (edit.aside(entry), moved_away(edit.aside(entry))):
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 content = read_regular(_inside(aside, aside))
                 if content == entry.old or entry.new.startswith(content):
                     aside.unlink()
                 else:
-                    kept.append(aside)
-    return kept
+                    said.append(f"; what somebody wrote meanwhile is kept in {aside}")
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                said.append(f"; {aside} cannot be removed: {error.strerror}")
+            except UsageError as error:  # its folder is another by now
+                said.append(f"; {error}")
+    return "".join(said)
 
 
 def _sync_folders(edit: Edit) -> None:

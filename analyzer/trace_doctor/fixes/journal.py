@@ -1,7 +1,8 @@
 """The journal of an edit that is under way: which files it replaces, what they held and what they are to hold.
 
 It lies in the user's state folder, never in the project, from before the first file is touched until all are replaced. What
-is left behind by a process that was killed is read with suspicion, like any other file.
+is left behind by a process that was killed is read with suspicion, like any other file: recovery writes what a journal says,
+so one that somebody else may have written is never obeyed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from trace_doctor.errors import UsageError
-from trace_doctor.files import read_regular
+from trace_doctor.files import open_regular, ours_alone, read_regular, way_of_ours
 
 try:
     import fcntl
@@ -32,6 +33,8 @@ except ImportError:  # Windows: there no lock tells a journal in use from one th
 _MAX_BYTES = 256 << 20
 _ABANDONED_SECONDS = 60
 _TEMPORARY = r"^\.[^/]{0,200}\.[0-9a-f]{16}\.tmp$"
+_HALF = re.compile(r"\.[0-9a-f]{16}\.tmp")
+"""a journal that is being written"""
 State = Literal["old", "new", "other", "gone"]
 
 
@@ -91,17 +94,27 @@ def state_folder() -> Path:
     where there is no such place."""
     folder = _state_home() / "trace-doctor"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        now = folder.lstat()
-        if not stat.S_ISDIR(now.st_mode) or (hasattr(os, "getuid") and now.st_uid != os.getuid()):
-            raise UsageError(f"{folder} is not a folder of yours: nothing was written")
-        if os.name == "posix" and now.st_mode & 0o077:
+        for missing in reversed([up for up in (folder, *folder.parents) if not os.path.lexists(up)]):
+            missing.mkdir(mode=0o700, exist_ok=True)
+        _check(folder)
+        if os.name == "posix" and folder.lstat().st_mode & 0o077:
             folder.chmod(0o700)
     except OSError as error:
         raise UsageError(
             f"cannot keep a journal in {folder}: {error.strerror}; nothing was written"
         ) from None
     return folder
+
+
+def _check(folder: Path) -> None:
+    """Raises UsageError where somebody else could have put a journal into the folder, and OSError."""
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise UsageError(f"{folder} is not a folder of yours: nothing was written")
+    if (other := way_of_ours(folder)) is not None:
+        raise UsageError(
+            f"{other} is not yours alone, and journals of edits lie in {folder}: nothing was written "
+            "(XDG_STATE_HOME names another place)"
+        )
 
 
 def _state_home() -> Path:
@@ -134,15 +147,12 @@ def begun(edit: Edit) -> Iterator[Journal]:
 
 def _written(folder: Path, content: bytes) -> tuple[Path, BinaryIO]:
     """The journal's file, whole from its first moment on, and still open: its lock goes with it."""
-    name = secrets.token_hex(8)
-    file, aside = folder / f"{name}.json", folder / f".{name}.tmp"
-    number = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    opened = open(number, "wb")  # noqa: SIM115
+    aside, opened = _half(folder)
+    file = folder / f"{aside.stem[1:]}.json"
     try:
-        _lock(number)
         opened.write(content)
         opened.flush()
-        os.fsync(number)
+        os.fsync(opened.fileno())
         os.replace(aside, file)
         sync_folder(folder)
     except BaseException:
@@ -153,42 +163,80 @@ def _written(folder: Path, content: bytes) -> tuple[Path, BinaryIO]:
     return file, opened
 
 
+def _half(folder: Path) -> tuple[Path, BinaryIO]:
+    """A new file of ours, locked. Another process that cleans up may take it away between its making and its lock."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    while True:
+        aside = folder / f".{secrets.token_hex(8)}.tmp"
+        opened = open(os.open(aside, flags, 0o600), "wb")  # noqa: SIM115
+        if _lock(opened.fileno()) is not False and _is_at(opened, aside):
+            return aside, opened
+        opened.close()
+
+
 @contextlib.contextmanager
 def left_behind(root: Path) -> Iterator[list[Journal]]:
     """The journals of edits below `root` that were interrupted, locked meanwhile; what is in use is none. Raises UsageError
-    for one that cannot be read: what it would say is not known."""
+    for one that cannot be read, as what it would say is not known, and where one can be of somebody else."""
     journals: list[Journal] = []
     with contextlib.ExitStack() as open_files:
-        for file in _files():
+        for file in _found("*.json"):
             try:
-                opened = open_files.enter_context(file.open("rb"))
-            except OSError:
+                opened = open_files.enter_context(open_regular(file, follow=False))
+            except FileNotFoundError:
                 continue  # it was done meanwhile
-            if not _lock(opened.fileno()) or not file.exists():
+            except OSError:
+                raise UsageError(_unusable(file)) from None
+            if not ours_alone(os.fstat(opened.fileno())):
+                raise UsageError(
+                    f"{file} is not a journal that you alone can write: nothing was written; look at it, and delete it"
+                )
+            if _lock(opened.fileno()) is False or not _is_at(opened, file):
                 continue
-            edit = _read(file)
+            edit = _read(file, opened)
             if any(_below(edit.path(entry), root) for entry in edit.entries):
                 journals.append(Journal(file, edit))
         yield journals
 
 
-def _files() -> list[Path]:
-    folder = _state_home() / "trace-doctor"
-    if not folder.is_dir() or folder.is_symlink():
-        return []
-    for half in folder.glob(".*.tmp"):  # of a process that was killed before it had touched anything
-        with contextlib.suppress(OSError):
-            if half.lstat().st_mtime < time.time() - _ABANDONED_SECONDS:
+def remove_halves() -> None:
+    """Takes away what processes left that were killed while they wrote a journal, before they had touched anything."""
+    for half in _found(".*.tmp"):
+        if not _HALF.fullmatch(half.name):
+            continue
+        with contextlib.suppress(OSError), open_regular(half, follow=False) as opened:
+            state = os.fstat(opened.fileno())
+            locked = _lock(opened.fileno())
+            abandoned = state.st_mtime < time.time() - _ABANDONED_SECONDS
+            if ours_alone(state) and (locked or (locked is None and abandoned)):
                 half.unlink()
-    return sorted(p for p in folder.glob("*.json") if p.is_file() and not p.is_symlink())
 
 
-def _read(file: Path) -> Edit:
-    unusable = f"{file} tells of an interrupted edit and cannot be read: look at it, and delete it to go on"
+def _found(pattern: str) -> list[Path]:
+    """Files of the state folder, where there is one. Raises UsageError where that is not the user's alone."""
+    folder = _state_home() / "trace-doctor"
     try:
-        if file.stat().st_size > _MAX_BYTES:
+        _check(folder)
+        return sorted(folder.glob(pattern))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UsageError(
+            f"cannot look for journals in {folder}: {error.strerror}; nothing was written"
+        ) from None
+
+
+def _unusable(file: Path) -> str:
+    return f"{file} tells of an interrupted edit and cannot be read: look at it, and delete it to go on"
+
+
+def _read(file: Path, opened: BinaryIO) -> Edit:
+    unusable = _unusable(file)
+    try:
+        content = opened.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
             raise UsageError(unusable)
-        edit = msgspec.json.decode(read_regular(file), type=Edit)
+        edit = msgspec.json.decode(content, type=Edit)
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         raise UsageError(unusable) from None
     sound = os.path.isabs(edit.root) and edit.entries and edit.digest == _digest(edit.root, edit.entries)
@@ -226,17 +274,25 @@ def _below(path: Path, root: Path) -> bool:
     return path == root or root in path.parents
 
 
-def _lock(number: int) -> bool:
-    """Whether the file is ours alone now; True where the system or the file system has no locks."""
+def _lock(number: int) -> bool | None:
+    """Whether the file is ours alone now; None where the system or the file system has no locks."""
     if fcntl is None:
-        return True
+        return None
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True
+        return None
     return True
+
+
+def _is_at(opened: BinaryIO, path: Path) -> bool:
+    """Whether an open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(opened.fileno()), path.lstat())
+    except OSError:
+        return False
 
 
 def sync_folder(folder: Path) -> None:
