@@ -104,6 +104,55 @@ def files_of(folder: Path) -> dict[str, str]:
 
 # ---------------------------------------------------------------------- what is kept
 
+SEVERAL_SPELLINGS = {
+    "cp932": b"\x87\x90 \x81\xe0 \xed\x40 \xfa\x5c",
+    "big5": b"\xa1\xc3 \xa2\xcc \xa1\x5a",
+    "iso2022_jp": b"\x1b$B\x1b(B\x1b(Jabc\x1b(B",
+    "hz": b"~~ ~{~} x",
+    "utf-7": b"+ACM- x",
+    "raw_unicode_escape": rb"\u0041",
+}
+NO_ENCODINGS_OF_FILES = ("undefined", "punycode", "IDNA", "rot13", "base64", "utf-16", "mbcs", "no-such")
+
+
+@pytest.mark.parametrize("encoding", [*SEVERAL_SPELLINGS, *NO_ENCODINGS_OF_FILES])
+def test_a_script_whose_bytes_would_change_elsewhere_is_left_alone(encoding: str, script: Path) -> None:
+    head = b"# coding: %s\n# %s\n" % (encoding.encode(), SEVERAL_SPELLINGS.get(encoding, b""))
+    data = head + SCRIPT.replace("+=", "+=" if encoding != "utf-7" else "+-=").encode()
+    script.write_bytes(data)
+    made = plan(result("zero"), script)
+    assert (made.outputs, made.patch()) == ({}, b"")
+    said = [note for note in (*made.notes, *(i.why for i in made.items)) if "left alone" in note]
+    assert said and all(note.startswith("train.py: ") and "\n" not in note for note in said)
+    assert apply(made, allow_dirty=True) == []
+    assert script.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp932", "日本 ①"),
+        ("big5", "中文"),
+        ("iso2022_jp", "日本"),
+        ("hz", "中文"),
+        ("utf-7", "日本"),
+        ("cp037", ""),
+    ],
+)
+def test_lines_that_no_edit_is_about_keep_their_bytes_in_any_encoding(
+    encoding: str, text: str, script: Path
+) -> None:
+    head = f"# coding: {encoding}\n# {text}\n"
+    if encoding == "cp037":  # no superset of ASCII: nobody could read the declaration
+        script.write_bytes(head.encode("ascii") + SCRIPT.encode(encoding))
+        assert plan(result("zero"), script).outputs == {}
+        return
+    before = (head + SCRIPT + f"# {text}\n").encode(encoding)
+    script.write_bytes(before)
+    assert apply(plan(result("zero"), script), allow_dirty=True) == ["train.py"]
+    kept = script.read_bytes().splitlines(keepends=True)
+    assert [line for line in kept if b"zero_grad" not in line] == before.splitlines(keepends=True)
+
 
 def dressed(text: str, style: str) -> bytes:
     if style == "crlf":

@@ -50,7 +50,7 @@ def checked(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:
     try:
         data = script.encode(text)
         script.rewritten(data)
-    except (UnreadableScript, UnicodeEncodeError):
+    except (UnreadableScript, UnicodeError):
         raise NoEdit("unresolved", f"the edit would leave {script.name} unreadable") from None
     return data
 

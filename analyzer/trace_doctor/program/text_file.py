@@ -18,6 +18,8 @@ from pathlib import Path
 
 from trace_doctor.errors import UnreadableScript
 
+_NOT_OF_FILES = frozenset(["idna", "punycode", "undefined"])
+"""encodings of Python that are for names of hosts, or for nothing; the first two take time by the square of the length"""
 _NEWLINE = re.compile(r"\r\n?|\n")
 
 
@@ -25,7 +27,7 @@ class TextFile:
     """A text file by its bytes: places in it, and edits that keep the rest. Lines are 1-based, columns and offsets
     count characters of `text`.
 
-    Raises UnreadableScript when the bytes do not decode.
+    Raises UnreadableScript when the bytes do not decode, or the text would not give the same bytes again.
     """
 
     def __init__(self, data: bytes, name: str, path: Path | None = None) -> None:
@@ -34,6 +36,17 @@ class TextFile:
         """as shown to people: relative to the source folder, with forward slashes"""
         self.path = path
         self.text, self.encoding, self.bom = _decode(data, name)
+        if not self._gives_back(data):
+            raise UnreadableScript(
+                f"{name}: decoded as {self.encoding} and encoded again, its bytes are others; it is left alone"
+            )
+
+    def _gives_back(self, data: bytes) -> bool:
+        """Some encodings have several spellings of a character: lines that no edit is about would change."""
+        try:
+            return self.encode(self.text) == data
+        except ValueError:
+            return False
 
     def rewritten(self, data: bytes) -> None:
         """Raises UnreadableScript when these bytes would not be a file of this kind any more."""
@@ -83,8 +96,10 @@ def _decode(data: bytes, name: str) -> tuple[str, str, bool]:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         bom = encoding == "utf-8-sig"
         encoding = "utf-8" if bom else encoding
+        if codecs.lookup(encoding).name in _NOT_OF_FILES:
+            raise LookupError(encoding)
         text = data[len(codecs.BOM_UTF8) if bom else 0 :].decode(encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError):
+    except (SyntaxError, ValueError, LookupError):  # codecs raise any UnicodeError, which is a ValueError
         raise UnreadableScript(f"{name}: its bytes do not decode as it declares; it is left alone") from None
     if "\0" in text:
         raise UnreadableScript(f"{name}: holds NUL bytes, so it is no Python source; it is left alone")
