@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from repositories import committed, git
 
-from trace_doctor.git import GitFailed, in_git, top, uncommitted
+from trace_doctor import git as asking
+from trace_doctor.git import GitFailed, GitSilent, in_git, top, uncommitted
 from trace_doctor.git import git as asked
 from trace_doctor.treatment import worktree
 
@@ -85,6 +86,97 @@ def test_a_change_in_the_moment_of_the_index_is_seen(job: Path) -> None:
     os.utime(job / "train.py", ns=(before.st_atime_ns, before.st_mtime_ns))
     os.utime(index, ns=(before.st_mtime_ns, before.st_mtime_ns))
     assert "uncommitted" in (uncommitted(job, []) or "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="inodes and times of change are those of POSIX")
+@pytest.mark.parametrize("settings", ["default", "core.checkStat=minimal"])
+@pytest.mark.parametrize("how", ["in place", "by a new file"])
+def test_a_change_of_same_size_and_time_is_seen(job: Path, how: str, settings: str) -> None:
+    if settings != "default":
+        git(job, "config", "core.checkStat", "minimal")
+        git(job, "config", "core.trustctime", "false")
+    os.utime(job / ".git" / "index", ns=(time.time_ns() + 10**9,) * 2)  # so that its own time proves nothing
+    assert uncommitted(job, []) is None
+    place = job / "pkg" / "model.py"
+    before = place.stat()
+    if how == "by a new file":
+        (job / "pkg" / "save").write_text("z = 1\n")
+        os.replace(job / "pkg" / "save", place)
+    else:
+        place.write_text("z = 1\n")
+    os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for files in ([], [job / "train.py"]):
+        assert "uncommitted changes (1 file)" in (uncommitted(job, files) or "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no bit that makes a file executable")
+@pytest.mark.parametrize("attributes", ["", "*.py text\n"])
+@pytest.mark.parametrize("name", ["train.py", "pkg/model.py"])
+def test_a_file_that_became_executable_is_a_change_where_git_looks_at_that(
+    job: Path, name: str, attributes: str
+) -> None:
+    (job / ".gitattributes").write_text(attributes)
+    git(job, "add", "-A")
+    git(job, "commit", "-q", "-m", "attributes")
+    assert state(job) is None
+    (job / name).chmod(0o755)
+    assert git(job, "status", "--porcelain")
+    assert "uncommitted changes (1 file)" in (state(job) or "")
+    git(job, "config", "core.fileMode", "false")
+    assert not git(job, "status", "--porcelain")
+    assert state(job) is None
+
+
+def test_more_than_can_be_read_is_not_clean(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_MAX_COMPARED", 5)
+    (job / "pkg" / "model.py").touch()
+    assert "cannot be told" in (uncommitted(job, []) or "")
+
+
+def test_a_copy_of_a_repository_is_clean(job: Path) -> None:
+    shutil.copytree(job, job.parent / "copy", symlinks=True)
+    assert state(job.parent / "copy") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+@pytest.mark.parametrize(
+    "name", ["config", "HEAD", "index", "packed-refs", "shallow", "commondir", "objects/info/alternates"]
+)
+def test_git_that_waits_for_ever_is_not_waited_for(
+    job: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job / ".git" / name).unlink(missing_ok=True)
+    os.mkfifo(job / ".git" / name)
+    monkeypatch.setattr(asking.git, "__kwdefaults__", {"given": b"", "timeout": 0.5})
+    said = state(job) or ""
+    assert "cannot be read" in said and "\n" not in said
+    assert "does not answer within" in said
+
+
+@pytest.mark.skipif(os.name != "posix", reason="groups of processes are those of POSIX")
+def test_what_git_has_started_ends_with_it(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that keeps the pipes open would be waited for as well."""
+    (tmp_path / "bin").mkdir()
+    slow = tmp_path / "bin" / "git"
+    slow.write_text(f'#!/bin/sh\nsleep 300 &\necho $! > "{tmp_path}/pid"\nwait\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]]))
+    with pytest.raises(GitSilent, match="does not answer within"):
+        asked(job, "status", timeout=0.5)
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if not _runs(pid):
+            return
+        time.sleep(0.05)
+    pytest.fail("it runs on")
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there, and no zombie that nobody waits for."""
+    said = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return said.stdout.strip()[:1] not in ("", "Z")
 
 
 def test_line_ends_that_git_gives_are_no_change(job: Path) -> None:

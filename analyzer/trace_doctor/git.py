@@ -6,14 +6,18 @@ the index and compares that with HEAD; the files are compared with the index her
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 _SETTINGS = (
     "core.fsmonitor=false", f"core.hooksPath={os.devnull}", "core.pager=cat", "core.untrackedCache=false",
@@ -26,15 +30,26 @@ _ENVIRONMENT = {
     "LC_ALL": "C",
 }
 _ENTRY = re.compile(
-    rb"(\S) (\d{6}) ([0-9a-f]+) (\d)\t([^\0]+)\0(?:  ctime: \d+:\d+\n  mtime: (\d+):(\d+)\n(?:  .*\n){2}  size: (\d+)\t.*\n)?"
+    rb"(\S) (\d{6}) ([0-9a-f]+) (\d)\t([^\0]+)\0(?:  ctime: (\d+):(\d+)\n  mtime: (\d+):(\d+)\n"
+    rb"  dev: \d+\tino: (\d+)\n  uid: (\d+)\tgid: (\d+)\n  size: (\d+)\t.*\n)?"
 )
 _LINK, _SUBMODULE = 0o120000, 0o160000
 _CONVERSIONS = ("filter", "ident", "working-tree-encoding")
 """attributes by which git changes a file's content between the work tree and the index"""
+_PATIENCE = 20.0
+"""Seconds in which git answers; it waits for ever where a FIFO lies in place of a file of its own"""
+_PIECE = 1 << 20
+_MAX_TEXT = 256 << 20
+_MAX_COMPARED = 8 << 30
+"""Bytes of all files whose content is compared"""
 
 
 class GitFailed(Exception):
     """git is not there, or does not answer."""
+
+
+class GitSilent(GitFailed):
+    """git does not answer in time."""
 
 
 def in_git(folder: Path) -> bool:
@@ -43,7 +58,7 @@ def in_git(folder: Path) -> bool:
     return any((up / ".git").exists() for up in (here, *here.parents))
 
 
-def git(folder: Path, *arguments: str, given: bytes = b"", timeout: float = 120) -> bytes:
+def git(folder: Path, *arguments: str, given: bytes = b"", timeout: float = _PATIENCE) -> bytes:
     """What a git command says. Raises GitFailed."""
     program = _program()
     if program is None:
@@ -52,17 +67,35 @@ def git(folder: Path, *arguments: str, given: bytes = b"", timeout: float = 120)
     # a hook or a rebase that runs this has variables that point to its own repository
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | _ENVIRONMENT
     try:
-        return subprocess.run(
+        with subprocess.Popen(
             command,
             cwd=folder,
             env=environment,
-            input=given,
-            capture_output=True,
-            check=True,
-            timeout=timeout,
-        ).stdout
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            try:
+                said, complaint = process.communicate(given, timeout)
+            except BaseException:  # Ctrl-C too, which does not reach another session
+                _kill(process)
+                raise
+    except subprocess.TimeoutExpired:
+        raise GitSilent(f"git does not answer within {timeout:.0f} s") from None
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise GitFailed(str(error)) from None
+    if process.returncode != 0:
+        raise GitFailed(complaint.decode("utf-8", "replace"))
+    return said
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With all that it has started and that could keep its pipes open."""
+    if sys.platform != "win32":
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
 
 
 def _program() -> str | None:
@@ -85,16 +118,25 @@ def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
         root = top(folder).resolve()
         entries = list(_index(root))
         staged = _staged(root) if entries else 0
-        written = _index_written(root)
         tracked = {entry.path for entry in entries}
         wanted = {os.fsencode(f.resolve().relative_to(root).as_posix()) for f in files}
-        changed = [entry for entry in entries if not _same(root, entry, entry.path in wanted, written)]
+        work_tree = _WorkTree(root, _index_written(root), _truth(root, "core.fileMode", unless_set=True))
+        turned = {entry.path for entry in entries if work_tree.is_turned(entry)}
+        others = [entry for entry in entries if entry.path not in turned]
+        changed = [entry for entry in others if not work_tree.same(entry, entry.path in wanted)]
         reasons = _not_conversions(root, changed)
+    except GitSilent as silent:
+        return f"the state of the git work tree cannot be read: {silent}"
+    except _TooMuch:
+        return (
+            "whether the git work tree has uncommitted changes cannot be told: more than "
+            f"{_MAX_COMPARED >> 30} GB would have to be read (`git status` may spare that)"
+        )
     except (GitFailed, OSError, ValueError):
         return "the state of the git work tree cannot be read"
     if untracked := sorted(wanted - tracked):
         return f"{os.fsdecode(untracked[0]).rpartition('/')[2]} is not committed to git"
-    count = len(reasons) + staged
+    count = len(reasons) + len(turned) + staged
     if count == 0:
         return None
     untold = [r for r in reasons if r]
@@ -105,15 +147,14 @@ def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A file of the index. `mtime_ns` and `size` are those of the file when git last compared it, None where git does
-    not say."""
+    """A file of the index. `stat` is of the file when git last compared it, None where git does not say: ctime and mtime
+    (ns), inode, owner, group and size, as far as 32 bits hold them."""
 
     tag: str
     mode: int
     digest: str
     path: bytes
-    mtime_ns: int | None
-    size: int | None
+    stat: tuple[int, ...] | None
 
 
 def _index(root: Path) -> Iterator[_Entry]:
@@ -123,12 +164,12 @@ def _index(root: Path) -> Iterator[_Entry]:
         if match.start() != at:
             break
         at = match.end()
-        tag, mode, digest, stage, path, seconds, nanoseconds, size = match.groups()
-        whole = seconds is not None and stage == b"0"
-        yield _Entry(
-            tag.decode(), int(mode, 8), digest.decode(), path,
-            int(seconds) * 10**9 + int(nanoseconds) if whole else None, int(size) if whole else None,
-        )  # fmt: skip
+        tag, mode, digest, stage, path, *numbers = match.groups()
+        known = None
+        if stage == b"0" and numbers[0] is not None:
+            ctime, ctime_ns, mtime, mtime_ns, *others = map(int, numbers)
+            known = (ctime * 10**9 + ctime_ns, mtime * 10**9 + mtime_ns, *others)
+        yield _Entry(tag.decode(), int(mode, 8), digest.decode(), path, known)
     if at != len(listed):
         raise GitFailed("git lists its index in a form that is not known")
 
@@ -137,6 +178,8 @@ def _staged(root: Path) -> int:
     """Files whose entry in the index is not that of HEAD."""
     try:
         git(root, "rev-parse", "--quiet", "--verify", "HEAD^{commit}")
+    except GitSilent:
+        raise
     except GitFailed:
         return 1  # nothing is committed yet
     raw = git(root, "diff-index", "--cached", "--raw", "-z", "--no-renames", "--no-ext-diff", "HEAD")
@@ -149,38 +192,82 @@ def _index_written(root: Path) -> int:
     return os.stat(path).st_mtime_ns if os.path.exists(path) else 0
 
 
-def _same(root: Path, entry: _Entry, look: bool, index_written: int) -> bool:
-    """Whether a file is what the index says. Sizes and times decide as in git, but not for files that git was told to take
-    for unchanged, and not for those that are to be edited (`look`)."""
-    if entry.mode == _SUBMODULE:
-        return True
-    path = os.path.join(os.fsencode(root), entry.path)
-    try:
-        now = os.lstat(path)
-    except FileNotFoundError:
-        return entry.tag in "Ss"  # a sparse checkout has not all of them
-    trusted = entry.tag == "H" and not look and entry.mtime_ns is not None and entry.mtime_ns < index_written
-    if trusted and (now.st_mtime_ns, now.st_size & 0xFFFFFFFF) == (entry.mtime_ns, entry.size) and entry.size:
-        return True
-    if stat.S_ISLNK(now.st_mode) != (entry.mode == _LINK) or not (
-        stat.S_ISLNK(now.st_mode) or stat.S_ISREG(now.st_mode)
-    ):
-        return False
-    return entry.digest == _digest(_content(path, now), entry.digest)
+class _TooMuch(Exception):
+    """The files whose content would have to be compared are too large together."""
 
 
-def _content(path: bytes, now: os.stat_result) -> bytes:
+class _WorkTree:
+    """The files of a work tree, compared with the index."""
+
+    def __init__(self, root: Path, index_written: int, modes: bool) -> None:
+        self.root = root
+        self.index_written = index_written
+        self.modes = modes
+        """whether the bit that makes a file executable counts, which some file systems do not have"""
+        self.compared = 0
+
+    def is_turned(self, entry: _Entry) -> bool:
+        """Whether a file can be executed and is not to be, or the other way round."""
+        if not self.modes or not stat.S_ISREG(entry.mode):
+            return False
+        try:
+            now = os.lstat(os.path.join(os.fsencode(self.root), entry.path))
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(now.st_mode) and bool((now.st_mode ^ entry.mode) & stat.S_IXUSR)
+
+    def same(self, entry: _Entry, look: bool) -> bool:
+        """Whether a file is what the index says. All that git keeps of it decides, as in `git status`, whatever the repository
+        sets, but not for files that git was told to take for unchanged, and not for those that are to be edited (`look`)."""
+        if entry.mode == _SUBMODULE:
+            return True
+        path = os.path.join(os.fsencode(self.root), entry.path)
+        try:
+            now = os.lstat(path)
+        except FileNotFoundError:
+            return entry.tag in "Ss"  # a sparse checkout has not all of them
+        link = stat.S_ISLNK(now.st_mode)
+        if link != (entry.mode == _LINK) or not (link or stat.S_ISREG(now.st_mode)):
+            return False
+        if entry.tag == "H" and not look and self._untouched(entry, now):
+            return True
+        self.compared += now.st_size
+        if self.compared > _MAX_COMPARED:
+            raise _TooMuch
+        return entry.digest == _digest(path, now, entry.digest)
+
+    def _untouched(self, entry: _Entry, now: os.stat_result) -> bool:
+        """A file that changed after the index was written may have the times and size that it had before."""
+        if entry.stat is None or max(entry.stat[:2]) >= self.index_written or not entry.stat[-1]:
+            return False
+        seen = (now.st_ctime_ns, now.st_mtime_ns, now.st_ino, now.st_uid, now.st_gid, now.st_size)
+        return entry.stat == (*seen[:2], *(number & 0xFFFFFFFF for number in seen[2:]))
+
+
+def _opened(path: bytes) -> BinaryIO:
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    return open(os.open(path, flags | getattr(os, "O_BINARY", 0)), "rb")
+
+
+def _digest(path: bytes, now: os.stat_result, like: str) -> str:
+    """The name of a file's content as a blob, by the hash function of the repository."""
     if stat.S_ISLNK(now.st_mode):
-        return os.readlink(path)
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    with open(number, "rb") as file:
-        return file.read()
+        return _digest_of(os.readlink(path), like)
+    digest = _begun(now.st_size, like)
+    with _opened(path) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
-def _digest(content: bytes, like: str) -> str:
-    """The name of a blob, by the hash function of the repository."""
-    function = hashlib.sha1 if len(like) == 40 else hashlib.sha256
-    return function(b"blob %d\0" % len(content) + content).hexdigest()
+def _digest_of(content: bytes, like: str) -> str:
+    digest = _begun(len(content), like)
+    digest.update(content)
+    return digest.hexdigest()
+
+
+def _begun(size: int, like: str) -> hashlib._Hash:
+    return (hashlib.sha1 if len(like) == 40 else hashlib.sha256)(b"blob %d\0" % size)
 
 
 def _not_conversions(root: Path, changed: Iterable[_Entry]) -> list[str]:
@@ -190,7 +277,7 @@ def _not_conversions(root: Path, changed: Iterable[_Entry]) -> list[str]:
     if not entries:
         return []
     attributes = _attributes(root, [e.path for e in entries])
-    automatic = _automatic_line_ends(root)
+    automatic = _truth(root, "core.autocrlf", unless_set=False)
     reasons = []
     for entry in entries:
         mine = attributes.get(entry.path, {})
@@ -224,17 +311,15 @@ def _attributes(root: Path, paths: list[bytes]) -> dict[bytes, dict[str, str]]:
     return found
 
 
-def _automatic_line_ends(root: Path) -> bool:
+def _truth(root: Path, setting: str, *, unless_set: bool) -> bool:
+    """A setting that is yes or no."""
     try:
-        return git(root, "config", "--get", "core.autocrlf").strip().lower() in (
-            b"true",
-            b"input",
-            b"yes",
-            b"on",
-            b"1",
-        )
+        said = git(root, "config", "--get", setting).strip().lower()
+    except GitSilent:
+        raise
     except GitFailed:
-        return False
+        return unless_set
+    return said in (b"true", b"input", b"yes", b"on", b"1", b"")
 
 
 def _has_line_ends(attributes: dict[str, str], automatic: bool) -> bool:
@@ -247,7 +332,10 @@ def _has_line_ends(attributes: dict[str, str], automatic: bool) -> bool:
 def _same_but_line_ends(root: Path, entry: _Entry) -> bool:
     path = os.path.join(os.fsencode(root), entry.path)
     try:
-        content = _content(path, os.lstat(path))
+        with _opened(path) as file:
+            if os.fstat(file.fileno()).st_size > _MAX_TEXT:
+                return False
+            content = file.read()
     except OSError:
         return False
-    return entry.digest == _digest(content.replace(b"\r\n", b"\n"), entry.digest)
+    return entry.digest == _digest_of(content.replace(b"\r\n", b"\n"), entry.digest)

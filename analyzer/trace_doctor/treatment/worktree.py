@@ -7,6 +7,9 @@ from pathlib import Path
 
 from trace_doctor import git
 
+_PATIENCE = 120.0
+"""Seconds for what writes or removes a work tree, which may be large"""
+
 
 def top(folder: Path) -> Path | None:
     """The top of the git work tree that a folder lies in; None outside of any, and where there is no git."""
@@ -22,11 +25,14 @@ def add(repository: Path, target: Path) -> bool:
     Files are not checked out by git: no filter and no hook of the repository runs.
     """
     try:
-        git.git(repository, "worktree", "add", "--quiet", "--detach", "--no-checkout", str(target), "HEAD")
+        git.git(
+            repository, "worktree", "add", "--quiet", "--detach", "--no-checkout", str(target), "HEAD",
+            timeout=_PATIENCE,
+        )  # fmt: skip
     except git.GitFailed:
         return False
     try:
-        git.git(target, "read-tree", "HEAD")  # else git takes every file for deleted
+        git.git(target, "read-tree", "HEAD", timeout=_PATIENCE)  # else git takes every file for deleted
     except git.GitFailed:
         remove(repository, target)
         return False
@@ -37,4 +43,4 @@ def remove(repository: Path, target: Path) -> None:
     """Takes the work tree away again, with its files."""
     # where git refuses, the caller deletes the folder, and git forgets a work tree whose folder is gone
     with contextlib.suppress(git.GitFailed):
-        git.git(repository, "worktree", "remove", "--force", "--force", str(target))
+        git.git(repository, "worktree", "remove", "--force", "--force", str(target), timeout=_PATIENCE)
