@@ -149,6 +149,22 @@ def read_only(folder: Path) -> None:
     (folder / "train.py").chmod(0o444)
 
 
+def encoded(name: str, line: bytes = b"") -> Make:
+    """Sound but for the encoding that it declares; nothing is committed on top of it."""
+
+    def make(folder: Path) -> None:
+        job(folder)
+        script = folder / "train.py"
+        script.write_bytes(f"# coding: {name}\n".encode() + line + script.read_bytes())
+
+    return make
+
+
+def state_of_all(folder: Path) -> None:
+    (folder / "trace-doctor").mkdir(parents=True)
+    (folder / "trace-doctor").chmod(0o777)
+
+
 def cut(path: Path) -> None:
     whole = path.with_name("whole.json")
     healthy(whole)
@@ -210,6 +226,9 @@ EXAMPLES: dict[str, Make] = {
     "job-in-git/": repository(),
     "job-changed/": repository("# a note\n"),
     "job-read-only/": read_only,
+    "job-in-cp932/": encoded("cp932", b"# \x87\x90 \x81\xe0\n"),
+    "job-in-punycode/": encoded("punycode"),
+    "state-of-all/": state_of_all,
     "other/": lambda path: (path.mkdir(), (path / "main.py").write_text("print()\n"), None)[-1],
     "nothing.py": text("print('no torch here')\n"),
     "fails.py": text("raise SystemExit(3)\n"),

@@ -118,7 +118,7 @@ def way_of_ours(folder: Path) -> Path | None:
         state = step.lstat()
         if stat.S_ISLNK(state.st_mode):
             links += 1
-            if state.st_uid not in (os.getuid(), 0) or links > _MOST_LINKS:
+            if not _is_of_us_or_system(state) or links > _MOST_LINKS:
                 return step
             left += reversed(Path(os.readlink(step)).parts)
             continue
@@ -131,11 +131,16 @@ def way_of_ours(folder: Path) -> Path | None:
 def _is_safe_way(state: os.stat_result) -> bool:
     """Whether what lies in a folder is there by its owner: the user, or the system. In a folder of all (`/tmp`) each may
     move their own only; the group that has but the user counts as the user."""
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid not in (os.getuid(), 0):
+    if not stat.S_ISDIR(state.st_mode) or not _is_of_us_or_system(state):
         return False
     if state.st_mode & stat.S_ISVTX:
         return True
     return not state.st_mode & 0o002 and not (state.st_mode & 0o020 and not _is_private(state.st_gid))
+
+
+def _is_of_us_or_system(state: os.stat_result) -> bool:
+    """In a container the system need not have the number 0, but all is its own whose `/` it has."""
+    return state.st_uid in (os.getuid(), 0, os.stat("/").st_uid)
 
 
 def _is_private(number: int) -> bool:

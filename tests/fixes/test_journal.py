@@ -222,12 +222,13 @@ HALF_DONE = {"a.py": NEW["a.py"], "b.py": OLD["b.py"]}
         "folder of another", "folder that others write", "folder that a group writes", "folder by a link",
         "journal of another", "journal that others write", "journal by a link", "journal that is a FIFO",
         "way that others write", "way of another", "way by a link of another",
+        "way that a group of others writes",
     ],
 )  # fmt: skip
 def test_a_journal_that_somebody_else_may_have_written_is_not_obeyed(
     job: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "of another" in kind and os.getuid() != 0:
+    if ("of another" in kind or "of others" in kind) and os.getuid() != 0:
         pytest.skip("only root can give files away")
     file = half_done(job)
     folder, state = file.parent, file.parent.parent
@@ -238,6 +239,9 @@ def test_a_journal_that_somebody_else_may_have_written_is_not_obeyed(
         monkeypatch.setenv("XDG_STATE_HOME", str(job.parent / "theirs"))
     elif kind.endswith("of another"):
         os.chown(place, 1234, 1234)
+    elif kind.endswith("a group of others writes"):
+        os.chown(place, -1, 1234)
+        place.chmod(0o770)
     elif kind.endswith("others write"):
         place.chmod(place.stat().st_mode | 0o002)
     elif kind.endswith("group writes"):
@@ -264,7 +268,9 @@ def test_a_journal_that_somebody_else_may_have_written_is_not_obeyed(
 
 
 @posix
-@pytest.mark.parametrize("kind", ["a link of ones own", "a folder of all", "new folders"])
+@pytest.mark.parametrize(
+    "kind", ["a link of ones own", "a folder of all", "a group of ones own", "new folders"]
+)
 def test_a_way_that_others_cannot_turn_is_gone(job: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     state = job.parent / "state"
     if kind == "a link of ones own":
@@ -273,6 +279,14 @@ def test_a_way_that_others_cannot_turn_is_gone(job: Path, kind: str, monkeypatch
     elif kind == "a folder of all":
         state.mkdir()
         state.chmod(0o1777)
+    elif kind == "a group of ones own":
+        grp, pwd = pytest.importorskip("grp"), pytest.importorskip("pwd")
+        user = pwd.getpwuid(os.getuid())
+        if grp.getgrgid(user.pw_gid).gr_name != user.pw_name:
+            pytest.skip("this user has no group of their own")
+        state.mkdir()
+        os.chown(state, -1, user.pw_gid)
+        state.chmod(0o775)
     else:
         monkeypatch.setenv("XDG_STATE_HOME", str(state / "x" / "y"))
         before = os.umask(0)

@@ -112,7 +112,7 @@ def _check(folder: Path) -> None:
         raise UsageError(f"{folder} is not a folder of yours: nothing was written")
     if (other := way_of_ours(folder)) is not None:
         raise UsageError(
-            f"{other} is not yours alone, and journals of edits lie in {folder}: nothing was written "
+            f"somebody else can write journals of edits, as {other} is not yours alone: nothing was written "
             "(XDG_STATE_HOME names another place)"
         )
 
