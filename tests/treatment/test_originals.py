@@ -113,13 +113,25 @@ def test_what_holds_too_much_to_be_compared_is_named(project: Path, monkeypatch:
         assert [c.through for c in scratch.changes()] == []
 
 
-def test_what_we_write_ourselves_is_no_change(project: Path) -> None:
-    """Our output led into a file of the project, and recordings that are kept there."""
-    logs = project / "logs"
-    logs.mkdir()
-    with Scratch(project, project, ours=[logs]) as scratch:
-        (logs / "recording").write_text("")
+@pytest.mark.parametrize("logs", ["logs", ".", "data", "new/deep", "images"])
+def test_recordings_that_are_kept_are_no_change_and_what_lies_beside_them_is(
+    project: Path, logs: str
+) -> None:
+    """Also where the user has files in their folder, and behind a link."""
+    (project / "logs").mkdir()
+    (project / "logs" / "old").write_text("the user's")
+    with Scratch(project, project) as scratch:
+        kept = project / logs / "2026-01-01T00-00-00Z"
+        kept.mkdir(parents=True)
+        scratch.writes(kept)
+        (kept / "recording").write_text("")
         assert scratch.changes() == []
+        (project / logs / "of a run").write_text("")
+        (project / "logs" / "old").unlink()
+        beside = (Path(logs) / "of a run").as_posix()
+        assert [(c.name, c.how) for c in scratch.changes()] == sorted(
+            [(beside, "created"), ("logs/old", "deleted")]
+        )
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="who reads a pipe is told by /proc alone")

@@ -25,13 +25,14 @@ class Originals:
     """The files of a project, and those that links of it lead to, as they are now.
 
     `copied` are the states of files when they were copied: of scripts and configuration their hashes. `behind` names what a
-    run can write through a link, with where it leads if that is outside of the project. `ours` is what we write.
+    run can write through a link, with where it leads if that is outside of the project. `ours` are folders that we write;
+    what they lie in is the user's, but for being made for them.
     """
 
     root: Path
     copied: Mapping[str, Stamp]
     behind: Mapping[str, str | None]
-    ours: tuple[Path, ...] = ()
+    ours: list[Path] = field(default_factory=list)
     overlooked: list[str] = field(default_factory=list)
     """links to folders outside that hold too much to be compared"""
 
@@ -49,8 +50,8 @@ class Originals:
         found: dict[str, FileChange] = {}
         for name in names:
             above = next((f for f in _above(name) if f in found and found[f].how != "changed"), None)
-            if above is None and self._identity(name) not in ours:
-                how: How = "created" if name not in self._before else "changed" if name in now else "deleted"
+            how: How = "created" if name not in self._before else "changed" if name in now else "deleted"
+            if above is None and self._identity(name) not in ours and not self._is_ours(name, how):
                 through = next((link for link in self.behind if _lies_behind(name, link)), "")
                 found[name] = FileChange(name=printable(name), how=how, through=printable(through))
         return list(found.values())
@@ -99,6 +100,14 @@ class Originals:
                 return digest(file.read(LARGE_SCRIPT + 1), os.fstat(file.fileno()).st_mode)
         except OSError:
             return None
+
+    def _is_ours(self, name: str, how: How) -> bool:
+        """Whether we have written it, or made it as a folder for what we write."""
+        path = Path(os.path.realpath(self.root / name))
+        return any(
+            path.is_relative_to(folder) or (how == "created" and folder.is_relative_to(path))
+            for folder in self.ours
+        )
 
     def _identity(self, name: str) -> tuple[int, int] | None:
         with suppress(OSError):

@@ -35,8 +35,8 @@ class Scratch:
 
     Uncommitted changes and untracked files are copied as they are. Where the command runs (`cwd`) has the same place
     beside the copy as in the original, and what else lies around both is linked, so that relative paths lead where they
-    did. Temporary files of the runs go to a folder of their own. `ours` are folders that we write to ourselves. A context
-    manager: the copy is gone in the end, whatever happened. Raises UsageError where it cannot be made.
+    did. Temporary files of the runs go to a folder of their own. A context manager: the copy is gone in the end, whatever
+    happened. Raises UsageError where it cannot be made.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class Scratch:
         link: Collection[str] = (),
         copy_data: bool = False,
         folder: Path | None = None,
-        ours: Collection[Path] = (),
     ) -> None:
         script_folder = source if source.is_dir() else source.parent
         self._folder = script_folder.resolve()
@@ -79,9 +78,7 @@ class Scratch:
             self.cwd = self._cwd_made()
             self._folders, self._links, self._beside = self._surrounded(way)
             self._really_outward()
-            self._originals = Originals(
-                self._original, self._copied.originals, self._behind(), (self.folder, *ours)
-            )
+            self._originals = Originals(self._original, self._copied.originals, self._behind(), [self.folder])
         except BaseException:
             self.close()
             raise
@@ -278,6 +275,10 @@ class Scratch:
     def changes(self) -> list[FileChange]:
         """Files of the user's that are not as they were."""
         return self._originals.changes()
+
+    def writes(self, folder: Path) -> None:
+        """Has what we write into this folder ourselves be no change of the user's files."""
+        self._originals.ours.append(folder.resolve())
 
     def new_folder(self, name: str) -> Path:
         """A folder beside the copy for what is recorded of a run. Raises UsageError where a run left something in the way."""

@@ -110,8 +110,7 @@ def treat(
         raise UsageError(f"{script}: no such file")
     with (
         Scratch(
-            source, cwd, link=options.link, copy_data=options.copy_data, folder=options.scratch,
-            ours=_written_by_us(options),
+            source, cwd, link=options.link, copy_data=options.copy_data, folder=options.scratch
         ) as scratch,
         _telling_changes(scratch, say),
     ):  # fmt: skip
@@ -120,11 +119,14 @@ def treat(
             say(note)
         for line in scratch.details:
             _log.info(line)
+        recordings = _recordings(options)
+        if recordings is not None:
+            scratch.writes(recordings)
         runner = CommandRunner(
             scratch,
             command,
             cwd,
-            recordings=_recordings(options),
+            recordings=recordings,
             max_steps=options.max_steps,
             step_every=options.step_every,
         )
@@ -183,11 +185,6 @@ def _telling_changes(scratch: Scratch, say: Say) -> Iterator[None]:
         if changed := scratch.changes():
             say(changed_words(changed, len(changed)))
         raise
-
-
-def _written_by_us(options: TreatOptions) -> list[Path]:
-    """Folders that this process writes into because it was told to: they may lie in the project."""
-    return [options.logs.resolve()] if options.logs is not None else []
 
 
 def _untouched(runner: CommandRunner, setup: Setup, options: TreatOptions) -> Path:
