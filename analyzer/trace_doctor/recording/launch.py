@@ -63,6 +63,8 @@ class Recorded:
     asked for no step"""
     waited_for_cpu: Mapping[int, float] = field(default_factory=dict)
     """rank -> share of its time that its main thread was ready and waited for a CPU; empty where Linux does not say"""
+    left: int = 0
+    """processes that the command left running, and that were ended because `leave_nothing` was asked for"""
 
     @property
     def steps(self) -> Mapping[int, tuple[RecordedStep, ...]]:
@@ -96,11 +98,12 @@ def record_command(
     env: Mapping[str, str] | None = None,
     quiet_output: bool = False,
     say: Callable[[str], None] | None = None,
+    leave_nothing: bool = False,
 ) -> Recorded:
     """Runs `command` to its end and records it into `options.folder`, which exists.
 
     `env` replaces the whole environment (default: this one). `quiet_output` sends what the command prints to a file
-    `output.log` in the folder. `say` gets the lines for the person at the terminal while the command runs.
+    `output.log` in the folder. `leave_nothing` ends what the command has left running when it ended by itself. `say` gets the lines for the person at the terminal while the command runs.
     Raises UsageError when the command cannot be started.
     """
     folder = Path(options.folder)
@@ -117,6 +120,7 @@ def record_command(
             env=_environment(os.environ if env is None else env, folder / OPTIONS_FILE),
             output=folder / OUTPUT_FILE if quiet_output else None,
             say=say or (lambda line: None),
+            leave_nothing=leave_nothing,
         )
     except UsageError:  # nothing ran
         for name in (OPTIONS_FILE, COMMAND_FILE, OUTPUT_FILE):
@@ -139,6 +143,7 @@ def record_command(
             warnings=(f"the recording could not be finished: {error.strerror or error}",),
             told=ended.told,
             empty=not code,
+            left=ended.left,
         )
 
 
@@ -173,6 +178,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         told=ended.told,
         empty=empty,
         waited_for_cpu=ended.waited,
+        left=ended.left,
     )
     said = manifest(
         list(found.ranks) if found else [],

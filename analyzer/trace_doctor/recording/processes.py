@@ -30,8 +30,11 @@ class Started:
         if (when := born(pid)) is not None:
             self._known[pid] = when
 
-    def pids(self) -> list[int]:
-        """Of those that run now: not of one that has ended and waits for its parent, and never of this process."""
+    def pids(self, adopted: Iterable[int] = ()) -> list[int]:
+        """Of those that run now: not of one that has ended and waits for its parent, and never of this process. `adopted`
+        belong to them."""
+        for pid in adopted:
+            self.add(pid)
         linux = sys.platform.startswith("linux")
         parents = _parents() if linux else _parents_by_ps()
         marked = _marked(parents, self._mark) if linux else set()
@@ -66,13 +69,24 @@ def born(pid: int) -> str | None:
 
 def _stat(pid: int) -> list[str] | None:
     """What Linux tells of a process from its state on; None where it has ended."""
-    try:
-        said = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        )
-    except OSError:
-        return None
+    said = _told(pid)
     return said if said and said[0] not in "ZX" else None
+
+
+def _told(pid: int) -> list[str]:
+    """The same also of one that has ended and that nobody has waited for; empty where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def children() -> dict[int, tuple[str, bool]]:
+    """The children of this process on Linux, with when they began and whether they still run."""
+    here, pids = str(os.getpid()), [int(e.name) for e in os.scandir("/proc") if e.name.isdigit()]
+    said = {pid: _told(pid) for pid in pids}
+    return {pid: (told[19], told[0] not in "ZX") for pid, told in said.items() if told and told[1] == here}
 
 
 def _parents() -> dict[int, int]:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -20,6 +20,7 @@ from typing import IO, Literal
 
 from trace_doctor.errors import UsageError
 from trace_doctor.recording import folder, process_log, processes
+from trace_doctor.recording.adoption import adopting
 from trace_doctor.recording.command_line import shown
 from trace_doctor.recording.guardian import guarding
 from trace_doctor.recording.options import OPTIONS_VARIABLE, RecordOptions
@@ -32,6 +33,8 @@ _START_UP = 30.0
 """seconds that a command gets to import torch, however little is to be recorded"""
 _TO_END = ((signal.SIGINT, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 """what ends a script, and how many seconds it gets before the next"""
+_TO_LEAVE = 2.0
+"""seconds that helpers of a command, such as a manager of shared memory, get to see that it has ended"""
 
 Why = Literal["enough", "time"]
 
@@ -50,6 +53,8 @@ class Ended:
     """the signal that somebody sent us and we handed on"""
     waited: Mapping[int, float] = field(default_factory=dict)
     """rank -> share of its time that its main thread was ready and waited for a CPU; empty where Linux does not say"""
+    left: int = 0
+    """processes that it left running and that we ended, as we were asked to"""
 
 
 def run(
@@ -60,11 +65,17 @@ def run(
     env: Mapping[str, str],
     output: Path | None,
     say: Callable[[str], None],
+    leave_nothing: bool = False,
 ) -> Ended:
-    """Runs the command to its end; no process of it is left when we ended it. Raises UsageError when it cannot be started."""
+    """Runs the command to its end; no process of it is left when we ended it, nor ever with `leave_nothing`. Raises UsageError when it cannot be started."""
     began = time.monotonic()
     mark = env[OPTIONS_VARIABLE]
-    with _file(output) as to, guarding(OPTIONS_VARIABLE, mark, options.grace_seconds) as guard:
+    left = 0
+    with (
+        _file(output) as to,
+        guarding(OPTIONS_VARIABLE, mark, options.grace_seconds) as guard,
+        adopting() if leave_nothing else nullcontext(list) as orphans,
+    ):
         try:
             process = subprocess.Popen(
                 command, cwd=cwd, env=dict(env), stdout=to, stderr=subprocess.STDOUT if to else None
@@ -74,18 +85,20 @@ def run(
                 f"cannot start {shown(command[0])}: {getattr(error, 'strerror', None) or error}"
             ) from None
         guard(process.pid)
-        watch = _Watch(options, say, processes.Started(OPTIONS_VARIABLE, mark, process.pid).pids)
+        started = processes.Started(OPTIONS_VARIABLE, mark, process.pid)
+        watch = _Watch(options, say, lambda: started.pids(orphans()))
         with _handing_on(process) as told, _leaving_nothing(watch.pids):
             while process.poll() is None:
                 try:
                     process.wait(_LOOKS_EVERY)
                 except subprocess.TimeoutExpired:
                     watch.look()
+            seconds = time.monotonic() - began
+            if leave_nothing and watch.why is None:
+                left = _end_left(watch.pids, options.grace_seconds)
         if watch.why is not None or any(n in (signal.SIGTERM, signal.SIGHUP) for n in told):
             _end_rest(watch.pids, options.grace_seconds)
-    return Ended(
-        process.returncode, time.monotonic() - began, watch.why, told[-1] if told else None, watch.waited
-    )
+    return Ended(process.returncode, seconds, watch.why, told[-1] if told else None, watch.waited, left)
 
 
 @contextmanager
@@ -247,6 +260,18 @@ def _end_rest(pids: Callable[[], list[int]], grace: float) -> None:
         while left and time.monotonic() < end:
             time.sleep(0.05)
             left = pids()
+            if number == signal.SIGKILL:  # also those that one has started with its last breath
+                processes.send(number, left)
+
+
+def _end_left(pids: Callable[[], list[int]], grace: float) -> int:
+    """Ends what the command has left running, but for what is about to end by itself; how many processes that were."""
+    end = time.monotonic() + min(grace, _TO_LEAVE)
+    while (left := pids()) and time.monotonic() < end:
+        time.sleep(0.05)
+    if left:
+        _end_rest(pids, min(grace, 5.0))
+    return len(left)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -16,6 +16,7 @@ from trace_doctor.errors import one_line
 from trace_doctor.recording.command_line import without_secrets
 from trace_doctor.recording.launch import OUTPUT_FILE, Recorded, record_command
 from trace_doctor.recording.options import RecordOptions
+from trace_doctor.reporters.units import plural
 from trace_doctor.treatment.candidates import Setup
 from trace_doctor.treatment.measurement import LONG_STEPS, Figure, Measured, RunFailed
 from trace_doctor.treatment.scratch import Scratch
@@ -62,6 +63,7 @@ class CommandRunner:
         step_every: int | None = None,
         max_seconds: float = 600.0,
         environment: Mapping[str, str] = os.environ,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._scratch = scratch
         self._command = scratch.command(command, cwd)
@@ -71,6 +73,9 @@ class CommandRunner:
         self._step_every = step_every
         self._max_seconds = max_seconds
         self._numbers = count(1)
+        self._say = say
+        self.left = 0
+        """processes that runs have left running, and that were ended"""
         self.steps = Steps(0, 1)
 
     def record(self, setup: Setup, name: str) -> Path:
@@ -142,7 +147,11 @@ class CommandRunner:
             cwd=self._scratch.cwd,
             env={**self._environment, **setup.environment},
             quiet_output=True,
+            leave_nothing=True,
         )
+        if recorded.left and not self.left:
+            self._say(left_running(recorded.left))
+        self.left += recorded.left
         if recorded.told == signal.SIGINT:
             raise KeyboardInterrupt
         if recorded.told in _TO_LEAVE:
@@ -155,6 +164,11 @@ class CommandRunner:
             said = _last_words(Path(options.folder) / OUTPUT_FILE)
             raise RunFailed(how + without_secrets(said, self._command, self._environment))
         return recorded
+
+
+def left_running(count: int) -> str:
+    """What is said of processes that outlived their run."""
+    return f"the command left {plural(count, 'process', 'processes')} running, which {'was' if count == 1 else 'were'} ended"
 
 
 def _enough(milliseconds: Iterable[float]) -> int:

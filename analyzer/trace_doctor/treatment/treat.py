@@ -22,7 +22,7 @@ from trace_doctor.reporters.treatment_words import changed_words, verdict
 from trace_doctor.treatment import losses, statistics
 from trace_doctor.treatment.candidates import Candidate, Setup, candidates
 from trace_doctor.treatment.installed import in_place
-from trace_doctor.treatment.launching import CommandRunner, Steps
+from trace_doctor.treatment.launching import CommandRunner, Steps, left_running
 from trace_doctor.treatment.loop import Loop, Say
 from trace_doctor.treatment.measurement import RunFailed
 from trace_doctor.treatment.scratch import Scratch
@@ -129,6 +129,7 @@ def treat(
             recordings=recordings,
             max_steps=options.max_steps,
             step_every=options.step_every,
+            say=say,
         )
         say("recording the script as it is")
         before = _untouched(runner, Setup(plan(Result(), source)), options)
@@ -146,6 +147,8 @@ def treat(
         with known.whatever_comes():
             loop.run(queue, options.max_trials)
             known.difference(runner, result, scratch, config)
+        if runner.left:
+            known.notes.append(left_running(runner.left))
         known.compare(scratch)
         if known.changed:
             say(changed_words(known.changed, len(known.changed)))
