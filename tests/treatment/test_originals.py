@@ -180,3 +180,5 @@ def test_a_change_is_in_every_report_and_ends_with_2() -> None:
     assert verdict(made, 130).code == 130 and "yours changed" in verdict(made, 130).verdict
     stopped = verdict(Treatment(code=0, verdict="", method=METHOD, stopped="a.py was changed"))
     assert stopped.code == 2 and stopped.verdict.startswith("stopped: a.py was changed")
+    behind = verdict(Treatment(code=0, verdict="", method=METHOD, mounted=["/tmp/copy/m"]))
+    assert behind.code == 2 and "a run mounted something in the copy" in behind.verdict

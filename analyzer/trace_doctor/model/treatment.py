@@ -109,8 +109,8 @@ class Method(Struct, frozen=True, kw_only=True):
 
 class Treatment(Document, frozen=True, kw_only=True):
     code: int
-    """exit code: 0 something helped or there was nothing to try, 1 no fix helped, 2 files of the user's changed; of an
-    interrupted one 130 or 143"""
+    """exit code: 0 something helped or there was nothing to try, 1 no fix helped, 2 files of the user's changed, or may
+    have behind a mount; of an interrupted one 130 or 143"""
     verdict: str
     """one sentence"""
     method: Method
@@ -133,6 +133,8 @@ class Treatment(Document, frozen=True, kw_only=True):
     """files of the user's that changed while the command ran in the copy, at most 1,000 of them"""
     changed_count: int = 0
     """all of them"""
+    mounted: list[str] = field(default_factory=list)
+    """places in the copy where runs have mounted something: they are left, and what lies there was not compared"""
     stopped: str = ""
     """why the trials ended before their end, other than by an interruption"""
     interrupted: bool = False

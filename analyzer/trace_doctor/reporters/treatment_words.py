@@ -18,13 +18,17 @@ _NAMED = 10
 
 def verdict(made: Treatment, interrupted: int | None = None) -> Treatment:
     """The treatment with its verdict and exit code: 0 something helped or nothing was to be tried, 1 nothing helped, 2 files
-    of the user's changed, else that of the interruption."""
+    of the user's changed, or may have behind a mount, else that of the interruption."""
     made = _of_trials(made, interrupted)
     said = made.verdict
     if made.stopped:
         said = f"stopped: {made.stopped}; by then: {said}"
     if made.changed_count:
         said = f"{said}; but {plural(made.changed_count, 'file')} of yours changed while the command ran"
+    if made.mounted:
+        said = (
+            f"{said}; but a run mounted something in the copy, and what was done behind that cannot be told"
+        )
     code = made.code if interrupted is not None or said == made.verdict else 2
     return replace(made, code=code, verdict=said)
 

@@ -1,11 +1,12 @@
-"""Reading and writing below one folder without ever following a link.
+"""Reading and writing below one folder without ever following a link, or entering what is mounted in it.
 
 Every name is opened part by part from a descriptor of the folder, so that a link that a run left in the way is an
-error and never a way out, also where it appears between a look and a write.
+error and never a way out, also where it appears between a look and a write. So is what a run has mounted.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+from trace_doctor.treatment.removal import FOLDER, Left, Mounted, empty, mount_of, remove_folder
+
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -21,7 +23,8 @@ class Confined:
     """A folder held open. Names are relative to it, with forward slashes; each method raises OSError."""
 
     def __init__(self, root: Path) -> None:
-        self._root = os.open(root, _FOLDER)
+        self._root = os.open(root, FOLDER)
+        self._mount = mount_of(self._root)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -83,9 +86,15 @@ class Confined:
         """Takes an entry away, a folder with all that is in it, however deep."""
         with self._parent(name) as (folder, last):
             if stat.S_ISDIR(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode):
-                _remove_folder(folder, last)
+                for left in remove_folder(folder, last):
+                    name = f"{name.removesuffix(last)}{left.name}"
+                    raise Mounted(name) if left.mounted else OSError(errno.EBUSY, f"{name}: {left.why}")
             else:
                 os.unlink(last, dir_fd=folder)
+
+    def clear(self) -> list[Left]:
+        """Takes everything away, as far as that can be done; what is left."""
+        return empty(self._root)
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[int]:
@@ -93,9 +102,11 @@ class Confined:
         here = os.dup(self._root)
         try:
             for part in _parts(name):
-                deeper = os.open(part, _FOLDER, dir_fd=here)
+                deeper = os.open(part, FOLDER, dir_fd=here)
                 os.close(here)
                 here = deeper
+            if name and mount_of(here) != self._mount:
+                raise Mounted(name)
             yield here
         finally:
             os.close(here)
@@ -113,61 +124,3 @@ def _parts(name: str) -> tuple[str, ...]:
     if name.startswith("/") or ".." in parts:
         raise OSError(0, "leads out of the folder")
     return parts
-
-
-def _remove_folder(parent: int, name: str) -> None:
-    """Folders in it are moved up beside each other first: neither the stack nor the descriptors grow with the depth."""
-    here = _own_folder(parent, name)
-    try:
-        moved = 0
-        while names := os.listdir(here):
-            for one in names:
-                if not stat.S_ISDIR(os.stat(one, dir_fd=here, follow_symlinks=False).st_mode):
-                    os.unlink(one, dir_fd=here)
-                    continue
-                moved = _emptied(here, one, moved)
-                os.rmdir(one, dir_fd=here)
-    finally:
-        os.close(here)
-    os.rmdir(name, dir_fd=parent)
-
-
-def _emptied(parent: int, name: str, moved: int) -> int:
-    """Deletes the files of a folder and moves the folders in it into its parent; how many were moved by now."""
-    here = _own_folder(parent, name)
-    try:
-        for one in os.listdir(here):
-            if stat.S_ISDIR(os.stat(one, dir_fd=here, follow_symlinks=False).st_mode):
-                to, moved = _free_name(parent, moved)
-                os.rename(one, to, src_dir_fd=here, dst_dir_fd=parent)
-            else:
-                os.unlink(one, dir_fd=here)
-    finally:
-        os.close(here)
-    return moved
-
-
-def _own_folder(parent: int, name: str) -> int:
-    """The descriptor of a folder that is to be emptied, whatever its mode was."""
-    try:
-        here = os.open(name, _FOLDER, dir_fd=parent)
-    except PermissionError:
-        if not hasattr(os, "O_PATH"):
-            raise
-        itself = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=parent)
-        try:
-            os.chmod(f"/proc/self/fd/{itself}", 0o700)
-        finally:
-            os.close(itself)
-        here = os.open(name, _FOLDER, dir_fd=parent)
-    os.fchmod(here, 0o700)
-    return here
-
-
-def _free_name(folder: int, number: int) -> tuple[str, int]:
-    while True:
-        name, number = f".trace-doctor-{number}", number + 1
-        try:
-            os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return name, number

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from trace_doctor.errors import printable
 from trace_doctor.reporters.units import plural
 from trace_doctor.treatment.copying import Copied
+from trace_doctor.treatment.removal import Left
 
 _NAMED = 10
 _WRITABLE = "a run can write there"
@@ -69,3 +71,19 @@ class Said:
             _Kind("pipes, sockets and devices, left out", sorted(done.special)),
             _Kind("changed while it was copied", sorted(done.unsettled)),
         ]
+
+
+def remains(folder: Path, left: Sequence[Left], worktree: bool) -> list[str]:
+    """What is left of a copy in the end, and how it is tidied up."""
+    mounted = [str(folder / one.name) for one in left if one.mounted]
+    stuck = [f"{folder / one.name} ({one.why})" for one in left if not one.mounted]
+    then = f"delete {folder}" + (", then run `git worktree prune`" if worktree else "")
+    kinds = [
+        _Kind(
+            "a run has mounted something in the copy, which is left",
+            mounted,
+            f"; unmount it before you {then}",
+        ),
+        _Kind("could not be deleted", stuck, f"; {then}"),
+    ]
+    return [kind.line().replace(" (-v lists all)", "") for kind in kinds if kind.names]

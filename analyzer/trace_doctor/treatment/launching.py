@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,7 +91,8 @@ class CommandRunner:
         return folder
 
     def time(self, setup: Setup) -> Measured:
-        folder = self._scratch.new_folder(f"runs/{next(self._numbers)}")
+        name = f"runs/{next(self._numbers)}"
+        folder = self._scratch.new_folder(name)
         steps = self.steps
         options = replace(
             self._options(folder),
@@ -103,7 +103,7 @@ class CommandRunner:
             max_steps=steps.warmup + steps.timed + _LEAD,
         )
         recorded = self._run(setup, options)
-        shutil.rmtree(folder, ignore_errors=True)
+        self._scratch.drop_folder(name)
         rows = [(rank, step) for rank, taken in recorded.steps.items() for step in taken]
         timed = {(rank, s.step): s.milliseconds * 1e3 for rank, s in rows if s.phase == "timing"}
         if len(timed) < steps.timed * len(recorded.steps) or not timed:

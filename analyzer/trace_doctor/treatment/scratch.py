@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,9 +15,10 @@ from trace_doctor.files import check_folders
 from trace_doctor.model.treatment import FileChange
 from trace_doctor.treatment import worktree
 from trace_doctor.treatment.confined import Confined
-from trace_doctor.treatment.copy_notes import Said
+from trace_doctor.treatment.copy_notes import Said, remains
 from trace_doctor.treatment.copying import Copied, copy_file, copy_tree, looks_written
 from trace_doctor.treatment.originals import Originals
+from trace_doctor.treatment.removal import Left
 from trace_doctor.treatment.routes import Routes
 from trace_doctor.treatment.starting import Start
 from trace_doctor.treatment.states import state
@@ -36,7 +36,7 @@ class Scratch:
     Uncommitted changes and untracked files are copied as they are. Where the command runs (`cwd`) has the same place
     beside the copy as in the original, and what else lies around both is linked, so that relative paths lead where they
     did. Temporary files of the runs go to a folder of their own. A context manager: the copy is gone in the end, whatever
-    happened. Raises UsageError where it cannot be made.
+    happened, but for what runs have mounted in it. Raises UsageError where it cannot be made.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class Scratch:
         self._root = self.inside(self._original)
         self._at = self._name(self._root)
         self._worktree = False
+        self._left: list[Left] | None = None
+        """of the copy, when it was taken away; None until then"""
         self._imported: list[str] = []
         """folders of the copy that Python is to search"""
         try:
@@ -96,13 +98,29 @@ class Scratch:
         self.close()
 
     def close(self) -> None:
-        root = self._tree.state(self._at)
-        if self._worktree and root is not None and stat.S_ISDIR(root.st_mode):
+        """Takes the copy away, as far as it is ours; git forgets the work tree, and deletes nothing itself."""
+        if self._left is not None:
+            return
+        left = self._tree.clear()
+        if self._worktree and not os.path.lexists(self._root):
             worktree.remove(self._original, self._root)
-        with suppress(OSError):  # what is left is tried once more
-            self._tree.remove(self._name(self._base_copy))
+            self._worktree = False
+        try:
+            os.rmdir(self.folder)
+        except OSError as error:
+            why = (error.strerror or str(error)) if self._tree.is_at(self.folder) else "a run has moved it"
+            left = left or [Left("", why, mounted=False)]
         self._tree.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._left = left
+
+    @property
+    def mounted(self) -> list[str]:
+        """Where something is mounted that runs have left in the copy, once this is closed."""
+        return [str(self.folder / left.name) for left in self._left or () if left.mounted]
+
+    def left(self) -> list[str]:
+        """What could not be taken away with the copy, a line for each kind."""
+        return remains(self.folder, self._left or (), self._worktree)
 
     @property
     def source(self) -> Path:
@@ -279,6 +297,11 @@ class Scratch:
     def writes(self, folder: Path) -> None:
         """Has what we write into this folder ourselves be no change of the user's files."""
         self._originals.ours.append(folder.resolve())
+
+    def drop_folder(self, name: str) -> None:
+        """Takes a folder beside the copy away, as far as that can be done now."""
+        with suppress(OSError):
+            self._tree.remove(name)
 
     def new_folder(self, name: str) -> Path:
         """A folder beside the copy for what is recorded of a run. Raises UsageError where a run left something in the way."""

@@ -152,6 +152,7 @@ def treat(
         known.compare(scratch)
         if known.changed:
             say(changed_words(known.changed, len(known.changed)))
+        known.clear(scratch, say)
         return known.treated()
 
 
@@ -176,18 +177,23 @@ def _editable(
 
 @contextmanager
 def _telling_changes(scratch: Scratch, say: Say) -> Iterator[None]:
-    """What ends before there is an outcome says which files of the user's changed by then."""
+    """What ends before there is an outcome says which files of the user's changed by then, and what is left of the copy."""
     try:
         yield
     except UsageError as error:
-        changed = scratch.changes()
-        if changed:
-            raise UsageError(f"{error}; {changed_words(changed, len(changed))}") from None
+        if told := _in_the_end(scratch):
+            raise UsageError("; ".join([str(error), *told])) from None
         raise
     except BaseException:
-        if changed := scratch.changes():
-            say(changed_words(changed, len(changed)))
+        for line in _in_the_end(scratch):
+            say(line)
         raise
+
+
+def _in_the_end(scratch: Scratch) -> list[str]:
+    changed = scratch.changes()
+    scratch.close()
+    return [changed_words(changed, len(changed))] * bool(changed) + scratch.left()
 
 
 def _untouched(runner: CommandRunner, setup: Setup, options: TreatOptions) -> Path:
@@ -234,6 +240,7 @@ class _Known:
         self.interrupted: int | None = None
         self.stopped = ""
         self.changed: list[FileChange] = []
+        self.mounted: list[str] = []
         self._difference: Difference | None = None
 
     @contextmanager
@@ -275,6 +282,15 @@ class _Known:
         if not compared:
             self.notes.append("whether your own files are as they were was not looked at: interrupted")
 
+    def clear(self, scratch: Scratch, say: Say) -> None:
+        """Takes the copy away, and says what is left of it."""
+        with self.whatever_comes():
+            scratch.close()
+        self.mounted = scratch.mounted
+        self.notes += scratch.left()
+        for line in scratch.left():
+            say(line)
+
     def treated(self) -> Treated:
         loop, options = self.loop, self.options
         edits = loop.setup.edits
@@ -302,6 +318,7 @@ class _Known:
             notes=self.notes,
             changed=self.changed[:_MOST_CHANGES],
             changed_count=len(self.changed),
+            mounted=self.mounted,
             stopped=self.stopped,
             interrupted=self.interrupted is not None,
         )

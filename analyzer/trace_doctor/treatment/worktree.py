@@ -40,7 +40,7 @@ def add(repository: Path, target: Path) -> bool:
 
 
 def remove(repository: Path, target: Path) -> None:
-    """Takes the work tree away again, with its files."""
-    # where git refuses, the caller deletes the folder, and git forgets a work tree whose folder is gone
+    """Has git forget the work tree; git would delete files of it that are there, also those that are mounted."""
+    # where git refuses, it forgets a work tree whose folder is gone with its next `gc`
     with contextlib.suppress(git.GitFailed):
         git.git(repository, "worktree", "remove", "--force", "--force", str(target), timeout=_PATIENCE)
