@@ -16,6 +16,7 @@ from trace_doctor.loaders import identify
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.stream import ByteStream
 from trace_doctor.recording import folder as recordings
+from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import ENVIRONMENT_FILE, TORCH_TRACE_FOLDER
 
 Kind = Literal["trace", "snapshot", "torch_trace"]
@@ -311,7 +312,11 @@ def _walk(root: Path, recorded: list[Path]) -> Iterator[Path]:
                         yield Path(entry.path)  # in the place of a capture
                     if not entry.name.startswith(".") and entry.name not in _SKIPPED_FOLDERS:
                         below.append(Path(entry.path))
-                elif entry.name in _COMPANIONS or (is_recording and recordings.is_companion(entry.name)):
+                elif (
+                    entry.name in _COMPANIONS
+                    or (is_recording and recordings.is_companion(entry.name))
+                    or whole_files.is_aside(entry.name)
+                ):
                     continue
                 elif entry.is_file():
                     if _CANDIDATE.search(entry.name) or _POSSIBLE.search(entry.name):

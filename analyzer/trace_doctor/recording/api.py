@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import OPTIONS_FILE, PLAN_FILE, RECORDING_FILE, RecordOptions
 
 _FOLDER_SECONDS = 60.0
@@ -140,7 +141,7 @@ def _sum_up(folder: Path, seconds: float) -> None:
     if not ranks or any(not r.ended for r in ranks) or len(ranks) < (ranks[0].world_size or 1):
         return
     warnings = list(dict.fromkeys(warning for r in ranks for warning in r.warnings))
-    temporary = folder / f".{RECORDING_FILE}.{os.getpid()}"
+    temporary = whole_files.aside(folder / RECORDING_FILE)
     temporary.write_text(manifest([r.rank for r in ranks], warnings, seconds), encoding="utf-8")
     try:
         os.link(temporary, folder / RECORDING_FILE)

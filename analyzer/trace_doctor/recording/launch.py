@@ -19,7 +19,7 @@ from typing import Any
 
 from trace_doctor.errors import UsageError
 from trace_doctor.files import check_folders
-from trace_doctor.recording import command_line, process_log, steps_csv
+from trace_doctor.recording import command_line, process_log, steps_csv, whole_files
 from trace_doctor.recording.folder import RecordedStep, Recording, read, role_of
 from trace_doctor.recording.options import (
     BOOTSTRAP,
@@ -109,7 +109,7 @@ def record_command(
     folder = Path(options.folder)
     try:
         options.write(folder / OPTIONS_FILE)
-        (folder / COMMAND_FILE).write_text(command_line.masked(command, cwd) + "\n", encoding="utf-8")
+        whole_files.write(folder / COMMAND_FILE, command_line.masked(command, cwd) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write a recording to {folder}: {error.strerror or error}") from None
     try:
@@ -189,7 +189,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         stopped_by_us=stopped,
         waited_for_cpu=dict(ended.waited),
     )
-    (folder / RECORDING_FILE).write_text(said, encoding="utf-8")
+    whole_files.write(folder / RECORDING_FILE, said)
     for name in (OPTIONS_FILE, PLAN_FILE, process_log.PRESENCE_FILE):
         (folder / name).unlink(missing_ok=True)
     return recorded

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trace_doctor.recording import whole_files
 from trace_doctor.recording.harmless import HIDDEN, is_number, is_word
 from trace_doctor.recording.options import ENVIRONMENT_FILE
 
@@ -89,9 +90,7 @@ def write(folder: Path) -> None:
     path = folder / ENVIRONMENT_FILE
     if path.exists():
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(describe(), indent=2, default=str) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    whole_files.write(path, json.dumps(describe(), indent=2, default=str) + "\n")
 
 
 def _setting(value: str) -> str:

@@ -6,10 +6,11 @@ Standard library only: this is imported inside the user's process.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
+
+from trace_doctor.recording import whole_files
 
 Phase = Literal["warmup", "timing", "light", "detailed", "memory"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -94,9 +95,7 @@ class RecordOptions:
 
     def write(self, path: Path, **more: str) -> None:
         """Whole or not at all. `more` is there for others to read."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({**asdict(self), **more}, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        whole_files.write(path, json.dumps({**asdict(self), **more}, indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> RecordOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import STEPS_COLUMNS, STEPS_FILE, rank_steps_file
 
 
@@ -22,6 +23,6 @@ def join(folder: Path, ranks: list[int]) -> None:
                 lines += [line for line in file if line.endswith("\n") and line.strip() != header.strip()]
     if not lines:
         return
-    (folder / STEPS_FILE).write_text(header + "".join(lines), encoding="utf-8")
+    whole_files.write(folder / STEPS_FILE, header + "".join(lines))
     for rank in ranks:
         (folder / rank_steps_file(rank)).unlink(missing_ok=True)

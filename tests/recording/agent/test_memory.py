@@ -16,10 +16,9 @@ class Allocator:
     def __init__(self) -> None:
         self.allocated = 0
         self.recording: list[object] = []
-        self.dumps: dict[str, int] = {}
         memory = SimpleNamespace(
             _record_memory_history=lambda enabled="all", **_: self.recording.append(enabled),
-            _dump_snapshot=lambda path: self.dumps.update({Path(path).name: self.allocated}),
+            _dump_snapshot=lambda path: Path(path).write_text(str(self.allocated)),
         )
         self.torch = SimpleNamespace(
             cuda=SimpleNamespace(memory=memory, memory_allocated=lambda: self.allocated)
@@ -37,11 +36,11 @@ def test_the_snapshot_is_taken_where_the_step_before_held_most(tmp_path: Path, h
     allocator = Allocator()
     history = MemoryHistory(allocator.torch, 100)
     step(allocator, history, *held)
-    assert allocator.dumps == {}
+    assert not list(tmp_path.iterdir())
     history.take_peak(tmp_path / "peak")
     step(allocator, history, *held)
     step(allocator, history, *held)
-    assert allocator.dumps == {"peak": max(held)}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"peak": str(max(held))}
 
 
 def test_a_history_of_the_scripts_own_is_not_stopped() -> None:

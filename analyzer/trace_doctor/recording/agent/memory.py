@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from trace_doctor.recording import whole_files
 from trace_doctor.recording.agent.patches import Function, Patches
 
 
@@ -61,7 +62,8 @@ class MemoryHistory:
         self.on = False
 
     def dump(self, path: Path) -> None:
-        self.torch.cuda.memory._dump_snapshot(str(path))
+        with whole_files.replacing(path) as temporary:  # torch writes in place, for seconds
+            self.torch.cuda.memory._dump_snapshot(str(temporary))
 
     def at(self, moment: str) -> None:
         """A moment of each step (before backward, at its end) at which the peak may be."""

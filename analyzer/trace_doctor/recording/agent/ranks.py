@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import PLAN_FILE, Phase
 from trace_doctor.recording.plan import Plan, Schedule
 
@@ -59,9 +60,7 @@ class Leader:
     def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None:
         phase = self.plan.after(step, seconds, compiled, elapsed)
         if self.plan.schedule is not self._written and self.plan.schedule is not None:
-            temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            temporary.write_text(self.plan.schedule.to_json(), encoding="utf-8")
-            temporary.replace(self._path)
+            whole_files.write(self._path, self.plan.schedule.to_json())
             self._written = self.plan.schedule
         return phase
 

@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import STEPS_COLUMNS, Phase, rank_file, rank_steps_file
 
 
@@ -50,7 +51,7 @@ class Status:
         self._write_temporary().replace(self.path)
 
     def _write_temporary(self) -> Path:
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary = whole_files.aside(self.path)
         temporary.write_text(json.dumps(self.said, indent=2) + "\n", encoding="utf-8")
         return temporary
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trace_doctor.recording import whole_files
 from trace_doctor.recording.agent import shortening
 from trace_doctor.recording.agent.patches import Function, Patches
 
@@ -74,8 +74,8 @@ class Tracer:
     def write(self, room: float) -> tuple[int, int]:
         """Writes the trace, or as many of its first steps as are within `room`. (bytes on disk, steps kept); where not even
         one step is, the bytes it would have taken."""
-        plain = self.path.with_name(f".{self.path.name}.{os.getpid()}.json")
-        packed = plain.with_suffix(".gz")
+        packed = whole_files.aside(self.path)
+        plain = packed.with_name(f"{packed.name}.json")
         try:
             self.profile.export_chrome_trace(str(plain))
             with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as target:

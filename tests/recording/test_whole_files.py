@@ -1,0 +1,140 @@
+"""A kill in the middle of writing a file of a recording leaves no half one, and a full disk no trace of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.errors import NoCaptures
+from trace_doctor.loaders.discover import discover
+from trace_doctor.recording.folder import role_of
+from trace_doctor.recording.options import rank_file, rank_steps_file
+from trace_doctor.testing import RunBuilder
+
+resource = pytest.importorskip("resource", reason="limits of a process are POSIX")
+
+RECORDS = """
+import resource, signal, sys
+from pathlib import Path
+from trace_doctor.recording.launch import record_command
+from trace_doctor.recording.options import RecordOptions
+folder, most, end, *command = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), resource.RLIM_INFINITY))
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL if end == "killed" else signal.SIG_IGN)
+recorded = record_command(command, RecordOptions(folder))
+print(*recorded.warnings)
+sys.exit(recorded.exit_code)
+"""
+"""the kernel ends it, or makes the write fail, at the byte behind the limit"""
+EXIT_3 = ["sh", "-c", "exit 3"]
+
+
+def record(folder: Path, most: int, end: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", RECORDS, str(folder), str(most), end, *command], capture_output=True, text=True
+    )
+
+
+def filled(folder: Path, warnings: int = 0, steps: int = 0) -> Path:
+    """What a rank has left, so that there is much to sum up."""
+    said = {"rank": 0, "ended": "script", "warnings": [f"{n} {'x' * 900}" for n in range(warnings)]}
+    (folder / rank_file(0)).write_text(json.dumps(said))
+    rows = "".join(f"0,{n},timing,12.25,2.5\n" for n in range(steps))
+    (folder / rank_steps_file(0)).write_text("rank,step,phase,milliseconds,loss\n" + rows)
+    return folder
+
+
+CASES = [
+    ("options.json", 100, EXIT_3, {}),
+    ("command.txt", 3000, ["true", *["train"] * 1000], {}),
+    ("steps.csv", 10_000, EXIT_3, {"steps": 2000}),
+    ("recording.json", 10_000, EXIT_3, {"warnings": 50}),
+]
+
+
+@pytest.mark.parametrize(("name", "most", "command", "left"), CASES)
+def test_a_kill_in_the_middle_leaves_no_half_file(
+    tmp_path: Path, name: str, most: int, command: list[str], left: dict[str, int]
+) -> None:
+    done = record(filled(tmp_path, **left), most, "killed", command)
+    assert done.returncode == -signal.SIGXFSZ, done.stderr
+    assert not (tmp_path / name).exists()
+    assert (tmp_path / rank_steps_file(0)).exists(), "steps that nothing has taken over"
+
+
+@pytest.mark.parametrize(("name", "most", "command", "left"), CASES[2:])
+def test_a_write_that_fails_leaves_nothing_and_the_scripts_code(
+    tmp_path: Path, name: str, most: int, command: list[str], left: dict[str, int]
+) -> None:
+    done = record(filled(tmp_path, **left), most, "fails", command)
+    assert done.returncode == 3, done.stderr
+    assert "could not be finished" in done.stdout
+    assert not [*tmp_path.glob(name), *tmp_path.glob(f".*.{name}.*")]
+
+
+DUMPS = """
+import os, signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+from trace_doctor.recording.agent.memory import MemoryHistory
+def dump(path):
+    with open(path, "wb", buffering=0) as file:
+        file.write(b"\\x80\\x04}" + b"." * 100)
+        END
+memory = SimpleNamespace(_record_memory_history=None, _dump_snapshot=dump)
+torch = SimpleNamespace(cuda=SimpleNamespace(memory=memory))
+MemoryHistory(torch, 1).dump(Path(sys.argv[1]) / "rank0.peak.pickle")
+"""
+TRACES = """
+import os, signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+from trace_doctor.recording.agent.tracing import Tracer
+def export(path):
+    text = open(sys.argv[2]).read()
+    for part in (path, path + ".tmp"):  # newer versions write beside it
+        with open(part, "w") as file:
+            file.write(text[: len(text) * 9 // 10])
+    os.kill(os.getpid(), signal.SIGKILL)
+tracer = Tracer.__new__(Tracer)
+tracer.path, tracer.steps = Path(sys.argv[1]) / "rank0.light.json.gz", 3
+tracer.profile = SimpleNamespace(export_chrome_trace=export)
+tracer.write(1e9)
+"""
+
+
+def test_a_trace_that_is_cut_is_taken_for_no_capture(tmp_path: Path) -> None:
+    """A cut trace reads well as far as it goes: only its name can tell."""
+    b = RunBuilder(gpu=None)
+    for _ in range(6):
+        with b.step(), b.op("aten::mm"):
+            b.wait(1000)
+    b.write(tmp_path / "whole.json")
+    (folder := tmp_path / "logs").mkdir()
+    subprocess.run([sys.executable, "-c", TRACES, str(folder), str(tmp_path / "whole.json")])
+    assert len(list(folder.iterdir())) == 2
+    with pytest.raises(NoCaptures):
+        discover([folder])
+
+
+@pytest.mark.parametrize(
+    ("end", "there"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", False), ("raise OSError(28, 'full')", False), ("pass", True)],
+)
+def test_a_snapshot_that_is_cut_is_taken_for_no_capture(tmp_path: Path, end: str, there: bool) -> None:
+    """torch writes it in place."""
+    subprocess.run(
+        [sys.executable, "-c", DUMPS.replace("END", end), str(tmp_path)], stderr=subprocess.DEVNULL
+    )
+    names = [path.name for path in tmp_path.iterdir()]
+    assert [name for name in names if role_of(name)] == ["rank0.peak.pickle"] * there
+    assert len(names) == (end != "raise OSError(28, 'full')"), "what a kill has left, under another name"
+    with pytest.raises(NoCaptures) as error:
+        discover([tmp_path])
+    assert ("rank0.peak.pickle" in str(error.value)) == there, "met, and no snapshot"
