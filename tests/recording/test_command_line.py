@@ -10,12 +10,14 @@ import string
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trace_doctor.recording.command_line import masked, without_secrets
+from trace_doctor.recording.harmless import is_known
 
 CORPUS = Path(__file__).with_name("command_lines.txt").read_text(encoding="utf-8")
 SECRET, HARMLESS = (
@@ -134,6 +136,45 @@ def test_what_the_command_hides_is_hidden_in_what_it_says() -> None:
     text = "train.py: error: unrecognized arguments: --tokn swordfish77 --lr 0.1: abcdef1234, moonflower"
     said = without_secrets(text, command, {"HF_TOKEN": "moonflower", "HOME": "/root"})
     assert said == "train.py: error: unrecognized arguments: --tokn *** --lr 0.1: ***, ***"
+
+
+def encodings(secret: str) -> list[str]:
+    raw = secret.encode()
+    return [secret, base64.b64encode(raw).decode(), raw.hex(), raw.hex().upper(), quote(secret, safe="")]
+
+
+@given(
+    secret=st.text(string.ascii_letters + string.digits + "+/=-_&% é", min_size=12, max_size=40),
+    seed=st.integers(0, 2**32),
+)
+def test_no_part_of_a_secret_is_left_in_what_a_program_says(secret: str, seed: int) -> None:
+    """Of 8 characters and more, in whatever encoding, from the command line or a variable."""
+    chance = random.Random(seed)
+    for form in encodings(secret):
+        begin = chance.randint(0, len(form) - 8)
+        part = form[begin : chance.randint(begin + 8, len(form))]
+        for command, environment in (
+            (["--token", secret], {}),
+            ([f"--token={secret}"], {}),
+            ([], {"HF_TOKEN": secret}),
+        ):
+            said = without_secrets(f"E: <{part}>", ["train.py", *command], environment)
+            left = re.fullmatch("E: <(.*)>", said, re.DOTALL)
+            assert left and (len(left[1].replace("***", "").strip()) < 8 or is_known(left[1].strip())), (
+                part,
+                said,
+            )
+
+
+def test_names_and_known_words_stay_in_what_a_program_says() -> None:
+    command = ["train.py", "--learning_rte=swordfish77", "-c", "raise ValueError('swordfish88')"]
+    said = without_secrets("train.py: --learning_rte=swordfish77: ValueError: wordfish8", command, {})
+    assert said == "train.py: --learning_rte=***: ValueError: ***"
+
+
+@pytest.mark.parametrize("text", ["a" * 60_000, "ab/" * 20_000, f"{' ' * 60_000}abcdefgh"])
+def test_long_secrets_take_no_time(text: str) -> None:
+    assert "***" in without_secrets(text, ["train.py", "--token", text], {"HF_TOKEN": text})
 
 
 NAMES = [

@@ -3,6 +3,8 @@ a pretender says how long its steps take."""
 
 from __future__ import annotations
 
+import random
+import string
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -250,7 +252,15 @@ def test_a_run_that_fails_rejects_the_fix_with_what_the_script_said(treated: Run
 )
 def test_of_what_a_failed_script_said_the_failure_is_told(tmp_path: Path, said: str, shown: str) -> None:
     (tmp_path / "log").write_text(said)
-    assert _last_words(tmp_path / "log") == f": {shown}"
+    assert _last_words(tmp_path / "log", ["train.py"], {}) == f": {shown}"
+
+
+def test_secrets_are_hidden_before_the_last_line_is_cut(tmp_path: Path) -> None:
+    secret = "".join(random.Random(1).choices(string.ascii_letters, k=40))
+    for length in range(140, 200):
+        (tmp_path / "log").write_text(f"DataError: {'- ' * (length // 2)}{secret}\n")
+        said = _last_words(tmp_path / "log", ["train.py", "--token", secret], {})
+        assert len(said) <= 202 and secret[:2] not in said, said
 
 
 def test_where_nothing_shows_a_busy_machine_is_named(treated: Run) -> None:

@@ -5,13 +5,17 @@ What is shown is what is known to be harmless. Everything else is `***`.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote, quote_plus
 
 from trace_doctor.recording.harmless import HIDDEN, KNOWN, PROGRAMS, is_known, is_number, is_word, words
 from trace_doctor.recording.secret_names import is_known_option, kind, showable
@@ -58,6 +62,8 @@ _LONGEST_PATH = 96
 _PIECES = re.compile(r"[\s'\"=:,;&?/@{}\[\]-]+")
 _LEAST_TO_FIND = 6
 """characters of a hidden text that is looked for elsewhere"""
+_PART = 8
+"""characters in a row of a longer hidden text, or of one of its encodings, that are hidden as well"""
 
 
 def masked(command: Sequence[str], cwd: str | os.PathLike[str] | None = None) -> str:
@@ -75,18 +81,68 @@ def shown(word: str, cwd: str | os.PathLike[str] | None = None) -> str:
 
 
 def without_secrets(text: str, command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Text of a program with `***` for what the command line hides, and for the values of variables with a secret's name."""
+    """Text of a program with `***` for what the command line hides, and for the values of variables with a secret's name:
+    whole, in parts of _PART characters and more, and in base64, hex or as in a URL."""
     pairs = [
         (word, seen)
         for word, seen in zip(command, _Reader(None).read(command), strict=True)
         if HIDDEN in seen
     ]
     pairs += [(value, HIDDEN) for name, value in environment.items() if kind(name) == "secret"]
+    text = _without_parts(text, pairs)
     pieces = {piece for word, seen in pairs for piece in (word, *_PIECES.split(word)) if piece not in seen}
     for piece in sorted(pieces, key=len, reverse=True):
         if len(piece) >= _LEAST_TO_FIND and not is_known(piece):
             text = text.replace(piece, HIDDEN)
     return text
+
+
+def _without_parts(text: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """Text without parts of _PART characters of what is hidden, as it is or encoded; single known words stay."""
+    there = {text[at : at + _PART] for at in range(len(text) - _PART + 1)}
+    parts: set[str] = set()
+    for word, seen in pairs:
+        for form in _forms(_behind_mask(word, seen)):
+            found = (form[at : at + _PART] for at in range(len(form) - _PART + 1))
+            parts.update(part for part in found if part in there and part not in seen)
+    marks = bytearray(len(text))
+    for at in range(len(text)):
+        if text[at : at + _PART] in parts:
+            marks[at : at + _PART] = b"\1" * _PART
+    runs = (
+        (mark, "".join(c for _, c in run))
+        for mark, run in groupby(zip(marks, text, strict=True), itemgetter(0))
+    )
+    return "".join(_masked_run(run) if mark else run for mark, run in runs)
+
+
+def _masked_run(run: str) -> str:
+    inner = run.strip()
+    return (
+        run if not inner or (is_known(inner) and not re.search(r"\d", inner)) else run.replace(inner, HIDDEN)
+    )
+
+
+def _behind_mask(word: str, seen: str) -> str:
+    """What `***` stands for in a word of which one part is hidden."""
+    before, _, behind = seen.partition(HIDDEN)
+    whole = HIDDEN in behind or not (word.startswith(before) and word.endswith(behind))
+    return word if whole else word[len(before) : len(word) - len(behind)]
+
+
+def _forms(value: str) -> Iterator[str]:
+    """A value of _PART characters and more, and its encodings that programs print, of it and of its pieces."""
+    for piece in {value, *_PIECES.split(value)}:
+        if len(piece) >= _PART:
+            raw = piece.encode("utf-8", "surrogateescape")
+            yield piece
+            yield base64.b64encode(raw).decode()
+            yield base64.urlsafe_b64encode(raw).decode()
+            yield raw.hex()
+            yield raw.hex().upper()
+            yield quote(raw, safe="")
+            yield quote(raw)
+            yield quote_plus(raw)
 
 
 class _Reader:

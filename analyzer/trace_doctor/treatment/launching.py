@@ -33,6 +33,7 @@ _TAIL = 1 << 16
 """bytes of a log in which the failure is looked for"""
 _RAISED = re.compile(r"(?:\[rank\d+\]: *)?((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?::.*)?)")
 """the line of a traceback that names the exception"""
+_LONGEST_WORDS = 200
 _OF_LAUNCHER = "ChildFailedError"
 _LEAD = 16
 """steps that several ranks may need to agree on where warm-up ends"""
@@ -161,8 +162,8 @@ class CommandRunner:
             raise RunFailed(f"no step in {recorded.seconds:.0f} s, then it was stopped")
         if code and not recorded.empty:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
-            said = _last_words(Path(options.folder) / OUTPUT_FILE)
-            raise RunFailed(how + without_secrets(said, self._command, self._environment))
+            log = Path(options.folder) / OUTPUT_FILE
+            raise RunFailed(how + _last_words(log, self._command, self._environment))
         return recorded
 
 
@@ -178,8 +179,14 @@ def _enough(milliseconds: Iterable[float]) -> int:
     return max(_FEWEST_STEPS, min(count, _MOST_STEPS))
 
 
-def _last_words(log: Path) -> str:
-    """What a failed command said of its failure: the last exception, else the last line. Where a launcher tells of ranks
+def _last_words(log: Path, command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """What a failed command said of its failure, without secrets and then cut to be short."""
+    said = one_line(without_secrets(_of_failure(log), command, environment))
+    return f": {said[:_LONGEST_WORDS]}" if said else ""
+
+
+def _of_failure(log: Path) -> str:
+    """The line of a log that tells of the failure: the last exception, else the last line. Where a launcher tells of ranks
     that failed, the first one: the others lost their connection to it."""
     try:
         with log.open("rb") as file:
@@ -190,9 +197,8 @@ def _last_words(log: Path) -> str:
     raised = [found[1] for line in lines if (found := _RAISED.fullmatch(line.rstrip()))]
     own = [line for line in raised if _OF_LAUNCHER not in line]
     if own:
-        return f": {one_line(own[0] if len(own) < len(raised) else own[-1])[:200]}"
-    last = next((one_line(line) for line in reversed(lines) if any(map(str.isalnum, line))), "")
-    return f": {last[:200]}" if last else ""
+        return own[0] if len(own) < len(raised) else own[-1]
+    return next((line for line in reversed(lines) if any(map(str.isalnum, line))), "")
 
 
 def _peak(recorded: Recorded) -> int | None:
