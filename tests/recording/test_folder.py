@@ -60,9 +60,11 @@ def test_what_a_recording_says(tmp_path: Path) -> None:
     assert [s.loss for s in read.steps[0]] == [2.302585092994046, None, 1.5, 1.25]
 
 
-def test_a_launcher_that_died_left_what_the_ranks_wrote(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", ["1,5,tim", "1,5,timing,4", "1,5,timing,40.25,1.2"])
+def test_a_launcher_that_died_left_what_the_ranks_wrote(tmp_path: Path, cut: str) -> None:
+    """The last row may be cut where it still looks like one."""
     (tmp_path / rank_file(1)).write_text("{")
-    (tmp_path / rank_steps_file(1)).write_text("rank,step,phase,milliseconds,loss\n1,4,timing,3.5,\n1,5,tim")
+    (tmp_path / rank_steps_file(1)).write_text("rank,step,phase,milliseconds,loss\n1,4,timing,3.5,\n" + cut)
     read = folder.read(tmp_path)
     assert read is not None and list(read.ranks) == [1] and read.ranks[1].pid is None
     assert read.timed(1) == (3.5,)

@@ -236,12 +236,12 @@ def _steps(folder: Path, ranks: Mapping[int, RankRecord]) -> dict[int, tuple[Rec
 
 
 def _rows(path: Path) -> Iterator[tuple[int, RecordedStep]]:
-    """Rows with rank, step, phase and a possible time; others (a killed job cuts the last one) are left out."""
+    """Rows with rank, step, phase and a possible time; others, and one without an end (a killed job cuts the last one), are left out."""
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_TABLE:
             return
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            for row in csv.DictReader(file):
+            for row in csv.DictReader(line for line in file if line.endswith("\n")):
                 values = [row.get(column) or "" for column in STEPS_COLUMNS]
                 try:
                     rank, step, milliseconds = int(values[0]), int(values[1]), float(values[3])
