@@ -3,7 +3,7 @@ they claim is not believed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -24,22 +24,30 @@ LONGEST = 50_000
 _SHORTEST_US = 1e-4
 
 
-def check_figures(decoded: Any) -> int:
-    """How many texts of a JSON value are longer than LONGEST. Raises UnusableResult for a number in it that measures
-    nothing."""
-    left, too_long = [decoded], 0
+def check_figures(decoded: Any) -> None:
+    """Raises UnusableResult for a number in a JSON value that measures nothing."""
+    for value in _leaves(decoded):
+        if isinstance(value, int | float) and not -LARGEST <= value <= LARGEST:
+            raise UnusableResult("it holds a number that nothing measures")
+
+
+def count_long(decoded: Any) -> int:
+    """How many texts of a JSON value are longer than LONGEST."""
+    return sum(isinstance(value, str) and len(value) > LONGEST for value in _leaves(decoded))
+
+
+def _leaves(decoded: Any) -> Iterator[Any]:
+    """All that is in a JSON value, names included, but for the objects and lists themselves."""
+    left = [decoded]
     while left:
         value = left.pop()
         if isinstance(value, dict):
+            yield from value
             left += value.values()
-            too_long += sum(len(key) > LONGEST for key in value)
         elif isinstance(value, list):
             left += value
-        elif isinstance(value, str):
-            too_long += len(value) > LONGEST
-        elif isinstance(value, int | float) and not -LARGEST <= value <= LARGEST:
-            raise UnusableResult("it holds a number that nothing measures")
-    return too_long
+        else:
+            yield value
 
 
 def shortened(value: Any, key: str = "") -> Any:

@@ -24,7 +24,7 @@ from trace_doctor.model.pictures import (
     StepRow,
     WhatIf,
 )
-from trace_doctor.model.reading import LONGEST, check_figures, check_positions, checked, shortened
+from trace_doctor.model.reading import LONGEST, check_figures, check_positions, checked, count_long, shortened
 
 SCHEMA_VERSION = 1
 
@@ -134,7 +134,7 @@ class Result(Document, frozen=True, kw_only=True):
         asks for what its codemod does not do."""
         result = msgspec.json.decode(data, type=cls)
         decoded = msgspec.json.decode(data)
-        if too_long := check_figures(decoded):
+        if too_long := count_long(decoded):
             result = msgspec.convert(shortened(decoded), cls)
             note = f"{too_long:,} texts of the saved result are longer than {LONGEST:,} characters: cut"
             result = msgspec.structs.replace(result, limits=[*result.limits, note])
@@ -143,6 +143,7 @@ class Result(Document, frozen=True, kw_only=True):
             msgspec.structs.replace(s, finding=f)
             for s, f in zip(result.suppressed, checked([s.finding for s in result.suppressed]), strict=True)
         ]
+        check_figures(decoded)
         rows = [r for name in _ROWS for r in getattr(result, name)]
         check_positions(rows, result.timeline, result.memory_timeline)
         return msgspec.structs.replace(result, findings=findings, suppressed=suppressed)
