@@ -61,6 +61,12 @@ def beside_rank_0(name: str, content: bytes | Make) -> Make:
     return make
 
 
+def with_others(folder: Path) -> None:
+    beside_rank_0("config.json", b'{"hidden_size": 768}')(folder)
+    (folder / "optimizer.pkl").write_bytes(pickle.dumps({"lr": 0.1}))
+    (folder / "metrics.json.gz").write_bytes(gzip.compress(b'{"loss": 1}'))
+
+
 def text(content: str) -> Make:
     return lambda path: path.write_text(content, encoding="utf-8")
 
@@ -200,7 +206,8 @@ EXAMPLES: dict[str, Make] = {
     "evil.pickle": data(pickle.dumps(_Evil())),
     "empty-folder/": lambda path: path.mkdir(),
     "no-captures/": lambda path: (path.mkdir(), (path / "config.json").write_text("{}"), None)[-1],
-    "with-others/": beside_rank_0("config.json", b'{"hidden_size": 768}'),
+    "with-others/": with_others,
+    "pointer/": beside_rank_0("snapshot.pickle", b"version https://git-lfs.github.com/spec/v1\nsize 12345\n"),
     "rank1-empty/": beside_rank_0("rank1.pt.trace.json", b""),
     "rank1-nuls/": beside_rank_0("rank1.pt.trace.json", bytes(4096)),
     "rank1-text/": beside_rank_0("rank1.pt.trace.json", b"killed\n"),

@@ -222,11 +222,27 @@ def _look(path: Path, display: str) -> Kind | _Refused:
         return _Refused(DamagedCapture(f"{display}: {problem}"), unread)
     if kind is not None:
         return kind
-    claims = identify.claims_capture(path.name, start)
+    claims = identify.claims_capture(path.name, start, lambda: stream is not None and _is_other(stream))
     if not start.strip(b"\0 \t\r\n"):
         problem = stream.problem if stream else ""
         return _Refused(DamagedCapture(f"{display}: {problem or 'the file is empty'}"), claims)
     return _Refused(NotACapture(identify.refusal(display, start)), claims)
+
+
+def _is_other(stream: ByteStream) -> bool:
+    """Whether the file holds sound data: plain data in a pickle, or JSON. Of JSON that is long, the beginning tells."""
+    try:
+        data = stream.head(identify.FAR)
+    except OSError:
+        return False
+    whole = len(data) < identify.FAR
+    if stream.problem or not data:
+        return False
+    if not identify.is_pickle(data):
+        return identify.is_json(data, whole=whole)
+    from trace_doctor.loaders.snapshot.unpickle import is_another_pickle
+
+    return whole and is_another_pickle(data)
 
 
 def _leads_nowhere(path: Path) -> bool:

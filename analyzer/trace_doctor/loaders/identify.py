@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Literal
 
 HEAD = 1 << 16
@@ -69,15 +70,15 @@ _NAMED_BY_A_PROFILER = re.compile(
     re.I,
 )
 _NAMED_BY_RANK = re.compile(
-    rf"(?:^|[^a-z])(?:rank|worker)[_\-=]?\d{{1,6}}(?!\d)[^/]*\.json{_COMPRESSED}"
+    rf"(?:^|[^a-z])(?:rank|worker)[_\-=]?\d{{1,6}}(?!\d)[^/]*\.(?:json|pickle|pkl){_COMPRESSED}"
     rf"|(?:^|[^a-z])traces?[\W_\d]*\.json{_COMPRESSED}",
     re.I,
 )
-_NAMED_BY_KIND = re.compile(
-    rf"\.(?:pickle|pkl){_COMPRESSED}|\.json\.(?:gz|zst|zstd|xz|lzma|bz2|lz4|br|zip|7z|tar|tgz){_COMPRESSED}"
-    r"|(?:^|[^a-z])(?:rank|worker|trace|snapshot)[_\-=]?\d*$",
-    re.I,
+_NAMED_AS_PACKED_JSON = re.compile(
+    rf"\.json\.(?:gz|zst|zstd|xz|lzma|bz2|lz4|br|zip|7z|tar|tgz){_COMPRESSED}", re.I
 )
+_NAMED_AS_PICKLE = re.compile(rf"\.(?:pickle|pkl){_COMPRESSED}", re.I)
+_NAMED_BY_WORD = re.compile(r"(?:^|[^a-z])(?:rank|worker|trace|snapshot)[_\-=]?\d*$", re.I)
 
 
 def torch_marks(head: bytes) -> bool:
@@ -92,7 +93,7 @@ def is_chrome_trace(head: bytes) -> bool:
 
 def kind(head: bytes) -> Literal["trace", "snapshot", "torch_trace"] | None:
     """Which kind of capture begins like this, if any."""
-    if _PICKLE.match(head):
+    if is_pickle(head):
         return "snapshot" if _SNAPSHOT.search(head) else None
     if _TORCH_TRACE.match(head):
         return "torch_trace"
@@ -104,7 +105,7 @@ def kind(head: bytes) -> Literal["trace", "snapshot", "torch_trace"] | None:
 
 def foreign(head: bytes) -> str | None:
     """The name of another tool's file, with its article; None when it is not recognised."""
-    if _PICKLE.match(head):
+    if is_pickle(head):
         return (
             "an NCCL flight-recorder dump" if _FLIGHT_RECORDER.search(head) else "a pickle of something else"
         )
@@ -124,19 +125,44 @@ def _other(head: bytes) -> str | None:
     return next((name for pattern, name in _FOREIGN if pattern.search(head)), None)
 
 
-def claims_capture(name: str, head: bytes) -> bool:
+def claims_capture(name: str, head: bytes, is_other: Callable[[], bool] = lambda: False) -> bool:
     """Whether a file that holds no readable capture says that it is one, by its name or its first bytes: then a capture
-    was met and not read. What is recognised as a file of another tool, as text or as other JSON says so only where its
-    name is one that profilers and recordings give."""
+    was met and not read. What is recognised as a file of another tool, as text or as sound data of something else
+    (`is_other`) says so only where its name is one that profilers and recordings give."""
     if _NAMED_BY_A_PROFILER.search(name):
         return True
-    if _PICKLE.match(head):
-        return _FLIGHT_RECORDER.search(head) is None
-    if _packed(head) is None and _other(head) is not None:
+    pickled = is_pickle(head)
+    if _FLIGHT_RECORDER.search(head) if pickled else _packed(head) is None and _other(head) is not None:
         return False
     if _NAMED_BY_RANK.search(name) or is_chrome_trace(head):
         return True
-    return _NAMED_BY_KIND.search(name) is not None and not _is_text(head)
+    if pickled or (_NAMED_AS_PACKED_JSON.search(name) and _packed(head) is None):
+        return not is_other()
+    if _NAMED_AS_PICKLE.search(name) or _NAMED_AS_PACKED_JSON.search(name):
+        return True
+    return _NAMED_BY_WORD.search(name) is not None and not _is_text(head)
+
+
+def is_pickle(head: bytes) -> bool:
+    """The first bytes are those of a pickle that Python has written since protocol 2."""
+    return _PICKLE.match(head) is not None
+
+
+def is_json(data: bytes, *, whole: bool) -> bool:
+    """Sound JSON of no trace, or lines of it; of a file that goes on, as far as its beginning tells."""
+    if is_chrome_trace(data) or not data.strip():
+        return False
+    if not whole:
+        return data.lstrip()[:1] in (b"{", b"[") and _is_text(data)
+    return _is_value(data) or all(_is_value(line) for line in data.splitlines() if line.strip())
+
+
+def _is_value(data: bytes) -> bool:
+    try:
+        json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _is_text(head: bytes) -> bool:

@@ -11,7 +11,7 @@ import gc
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader, RawIOBase
+from io import BufferedReader, BytesIO, RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +26,8 @@ HEAD = 1 << 16
 _KEYS = (b"device_traces", b"segments", b"segment_type", b"total_size")
 _LEAST_GROWTH = 2
 """A pickle takes at least so many times its own bytes once it is read; sound snapshots take six to seven."""
+_OF_ANOTHER = 256 << 20
+"""Bytes of memory for what only has to be told from a snapshot."""
 _LEAST_SECONDS, _BYTES_PER_SECOND = 20, 1 << 18
 """Processor time for any file, and what more of it (compressed) buys: a hundred times what a sound one takes."""
 
@@ -101,6 +103,18 @@ def load_snapshot(
         raise DamagedCapture(
             f"{display}: no memory snapshot; reading this pickle kills the reader ({crash})"
         ) from None
+
+
+def is_another_pickle(data: bytes) -> bool:
+    """Whether these bytes are a sound pickle of plain data, and no snapshot. Read in a child process as well."""
+    try:
+        return isolated(
+            lambda: _kind(PlainUnpickler(BytesIO(data)).load()) is not None,
+            memory=_OF_ANOTHER,
+            seconds=_LEAST_SECONDS,
+        )
+    except Exception:  # a hostile pickle can raise anything
+        return False
 
 
 def read_snapshot(
