@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,21 @@ def test_the_nearest_file_upwards_that_speaks_of_us(tmp_path: Path) -> None:
     inner.mkdir(parents=True)
     write(tmp_path / "a", "[project]\nname = 'x'\n", "pyproject.toml")
     assert load_config(inner).settings.fail_on == "never"
+
+
+@pytest.mark.parametrize("name", ["trace-doctor.toml", "pyproject.toml"])
+@pytest.mark.parametrize(
+    "put", [lambda p: p.symlink_to("gone"), Path.mkdir, os.mkfifo], ids=["link", "folder", "FIFO"]
+)
+def test_what_is_no_file_is_a_mistake_and_not_skipped(
+    tmp_path: Path, name: str, put: Callable[[Path], None]
+) -> None:
+    write(tmp_path, "")
+    inner = tmp_path / "a"
+    inner.mkdir()
+    put(inner / name)
+    with pytest.raises(UsageError, match=rf"^{name}: cannot be read \(.+\)$"):
+        load_config(inner)
 
 
 def test_thresholds_reach_the_rule(tmp_path: Path) -> None:

@@ -158,9 +158,10 @@ def _from_file(start: Path, file: Path | None) -> tuple[str, dict[str, Any]]:
 
 
 def _speaks_of_us(path: Path) -> bool:
-    """A file of ours, or a pyproject.toml with our table or one whose name is nearly ours."""
-    if not path.is_file() or path.name != "pyproject.toml":
-        return path.is_file()
+    """A file of ours, or a pyproject.toml with our table or one whose name is nearly ours. Raises UsageError where such a
+    name is there and is no file, for what it would say is not known."""
+    if not os.path.lexists(path) or path.name != "pyproject.toml":
+        return os.path.lexists(path)
     data = _bytes(path)
     if _OUR_TABLE.search(data):
         return True

@@ -15,7 +15,7 @@ import pytest
 from example_files import EXAMPLES, make_examples
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "exit-codes.md"
-_ROW = re.compile(r"^\| `((?:\w+=\S+ |timeout .+? )?trace-doctor[^`]*)` \| (.+?) \| (\d+) \|$", re.M)
+_ROW = re.compile(r"^\| `((?:\w+=\S+ |timeout .+? |[^`]+; )?trace-doctor[^`]*)` \| (.+?) \| (\d+) \|$", re.M)
 _FILE = re.compile(r"^\| (`.+?`) \| ", re.M)
 
 
