@@ -183,6 +183,18 @@ def test_a_mistake_in_the_command_stays_one(logs: Path, run: Run) -> None:
     assert (done.code, "no capture below this folder" in done.err + done.out) == (3, True)
 
 
+@pytest.mark.parametrize("command", ["analyze", "check", "verify", "diff", "fix"])
+def test_an_empty_path_is_not_the_working_folder(
+    logs: Path, run: Run, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(logs)
+    source = ["--source", "."] if command == "fix" else []
+    for given in (["", "rank0.pt.trace.json"], ["rank0.pt.trace.json", ""]):
+        done = run(command, *given, *source)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.splitlines()[-1].endswith("one of the paths is empty: no file and no folder is named")
+
+
 def test_what_nobody_may_look_into(logs: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     (logs / "sub").mkdir()
     healthy(1).write(logs / "rank1.pt.trace.json")

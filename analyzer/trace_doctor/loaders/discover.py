@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Literal
 
-from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded
+from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, NothingRecorded, UsageError
 from trace_doctor.loaders import identify
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.stream import ByteStream
@@ -99,10 +99,12 @@ class _Met:
 def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     """Every trace, snapshot and TORCH_TRACE log below `paths`, in a fixed order, each file once.
 
-    Raises NotACapture or DamagedCapture for a file that was given by name and is none; where others can be read and
+    Raises UsageError for an empty path, NotACapture or DamagedCapture for a file that was given by name and is none; where others can be read and
     `strict` is not set, only for one that nobody takes for a capture. NoCaptures when nothing is found, saying what was
     looked for.
     """
+    if "" in paths:
+        raise UsageError("one of the paths is empty: no file and no folder is named")
     met = [place for given in paths for place in _met(Path(given))]
     candidates = _distinct([c for place in met for c in place.candidates])
     displays = _displays(candidates)
