@@ -179,8 +179,13 @@ def test_a_mistake_in_the_command_stays_one(logs: Path, run: Run) -> None:
     for wrong in ("logs/config.json", "logs/nowhere.json", "elsewhere", "logs/none*.json"):
         assert run("check", "logs/rank0.pt.trace.json", wrong).code == 2, wrong
     (logs.parent / "empty").mkdir()
-    done = run("check", "logs", "empty")
-    assert (done.code, "no capture below this folder" in done.err + done.out) == (3, True)
+    for allow in ([], ["--allow-partial"]):
+        done = run("check", "logs", "empty", *allow, "-o", "json")
+        assert (done.code, done.result.gate.partial) == (3, [])
+        assert done.result.gate.undecided == ["empty was not read: no capture below this folder"]
+    (logs / "sub").mkdir()
+    assert run("check", "logs/*.json", "logs/sub*", "--allow-partial").code == 0, "a pattern names no folder"
+    assert run("check", "logs/*.json", "logs/sub*").code == 3
 
 
 @pytest.mark.parametrize("command", ["analyze", "check", "verify", "diff", "fix"])

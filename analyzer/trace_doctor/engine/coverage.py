@@ -62,7 +62,7 @@ def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> li
     """One line for each reason why this is not a diagnosis of all there is. `shortages`: every capture that was examined,
     with why it tells nothing."""
     unread = [file for file in scope.ignored if file.unread]
-    reasons = [f"{file.path} was not read: {file.reason}" for file in unread[:_MOST_NAMED]]
+    reasons = [file.why_unread for file in unread[:_MOST_NAMED]]
     if (more := len(unread) - len(reasons)) > 0:
         reasons.append(f"{more} more capture{'s were' if more > 1 else ' was'} not read")
     for recording in scope.recorded:

@@ -15,7 +15,7 @@ from trace_doctor.config import Settings
 from trace_doctor.errors import UsageError
 from trace_doctor.gate.baseline import Baseline, read_baseline
 from trace_doctor.gate.budgets import DEFAULT_REGRESSION, defaults_against, judge
-from trace_doctor.gate.evidence import fewer_ranks, nothing_judged
+from trace_doctor.gate.evidence import fewer_ranks, not_all, nothing_judged
 from trace_doctor.gate.runs import cost, step_noise
 from trace_doctor.model import Budget, Finding, Gate, Result
 from trace_doctor.registry import resolve
@@ -68,7 +68,7 @@ def checked(result: Result, terms: Terms) -> Result:
 def partial(result: Result, terms: Terms) -> list[str]:
     """Why the result is not of all that was given, recorded or expected. `--allow-partial` lets it pass."""
     before = terms.baseline.ranks if terms.baseline is not None else 0
-    return [*result.incomplete, *fewer_ranks(result, terms.ranks, before)]
+    return [*not_all(result), *fewer_ranks(result, terms.ranks, before)]
 
 
 def unacceptable(result: Result, terms: Terms) -> list[str]:

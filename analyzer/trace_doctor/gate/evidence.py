@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from trace_doctor.model import Result
+from trace_doctor.model.captures import NO_CAPTURE_BELOW
+
+
+def not_all(result: Result) -> list[str]:
+    """Why the result is not of all that was given or recorded, as far as that may be let pass: a folder that was named and
+    holds nothing may not."""
+    empty = _empty_folders(result)
+    return [why for why in result.incomplete if why not in empty]
+
+
+def _empty_folders(result: Result) -> list[str]:
+    return [i.why_unread for i in result.unread if i.reason == NO_CAPTURE_BELOW]
 
 
 def fewer_ranks(result: Result, expected: str = "", before: int = 0) -> list[str]:
@@ -23,9 +35,9 @@ def _ranks(count: int) -> str:
 
 
 def nothing_judged(result: Result) -> list[str]:
-    """Why nothing was judged, which must not pass for healthy: too little in the captures, or no rule that could look. A
-    rule that failed could not look either."""
-    found = []
+    """Why nothing was judged, which must not pass for healthy: too little in the captures, a folder without any, or no rule
+    that could look. A rule that failed could not look either."""
+    found = _empty_folders(result)
     if result.inputs and all(i.too_little for i in result.inputs):
         few = result.inputs[0]
         found.append(f"the captures hold too little to be judged ({few.path}: {few.too_little})")
@@ -45,7 +57,7 @@ def not_whole(before: Result, after: Result, expected: str) -> list[str]:
     return [
         f"{which}: {why}"
         for which, side in (("BEFORE", before), ("AFTER", after))
-        for why in (*side.incomplete, *fewer_ranks(side, expected))
+        for why in (*not_all(side), *fewer_ranks(side, expected))
     ]
 
 

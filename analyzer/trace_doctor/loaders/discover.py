@@ -15,6 +15,7 @@ from trace_doctor.errors import DamagedCapture, NoCaptures, NotACapture, Nothing
 from trace_doctor.loaders import identify
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.stream import ByteStream
+from trace_doctor.model.captures import NO_CAPTURE_BELOW
 from trace_doctor.recording import folder as recordings
 from trace_doctor.recording import whole_files
 from trace_doctor.recording.options import ENVIRONMENT_FILE, TORCH_TRACE_FOLDER
@@ -94,6 +95,8 @@ class _Met:
     candidates: list[_Candidate]
     recordings: list[Path]
     """folders below it that `record` wrote"""
+    named: bool
+    """given by name, not a match of a pattern"""
 
 
 def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
@@ -162,7 +165,8 @@ def _empty(met: Sequence[_Met], told: Set[str]) -> Iterator[Ignored]:
     """Folders that were asked for and hold no capture, where others do."""
     for place in met:
         if place.place.is_dir() and not any(os.path.realpath(c.path) in told for c in place.candidates):
-            yield Ignored(_text(os.path.normpath(place.place)), "no capture below this folder", unread=True)
+            why = NO_CAPTURE_BELOW if place.named else "a folder that a pattern matches, without a capture"
+            yield Ignored(_text(os.path.normpath(place.place)), why, unread=True)
 
 
 def _recordings(met: Sequence[_Met], found: Sequence[Found]) -> tuple[tuple[Path, str], ...]:
@@ -258,7 +262,7 @@ def _met(given: Path) -> list[_Met]:
     if given.is_dir():
         return [_folder(given, given, named=True)]
     if _is_there(given):
-        return [_Met(given, [_Candidate(given, given.parent, named=True)], [])]
+        return [_Met(given, [_Candidate(given, given.parent, named=True)], [], named=True)]
     if glob.has_magic(str(given)):
         return list(_globbed(given))
     raise NothingRecorded(f"{given}: no such file or folder")
@@ -267,7 +271,7 @@ def _met(given: Path) -> list[_Met]:
 def _folder(folder: Path, root: Path, *, named: bool) -> _Met:
     recorded: list[Path] = []
     files = [_Candidate(path, root, named and path == folder) for path in _walk(folder, recorded)]
-    return _Met(folder, files, recorded)
+    return _Met(folder, files, recorded, named)
 
 
 def _is_there(path: Path) -> bool:
@@ -291,7 +295,7 @@ def _globbed(pattern: Path) -> Iterator[_Met]:
         if path.is_dir():
             yield _folder(path, root, named=False)
         elif not _is_companion(path):
-            yield _Met(path, [_Candidate(path, root, named=False)], [])
+            yield _Met(path, [_Candidate(path, root, named=False)], [], named=False)
 
 
 def _is_companion(path: Path) -> bool:

@@ -77,6 +77,10 @@ class Input(Struct, frozen=True, kw_only=True):
     warnings: list[str] = field(default_factory=list)
 
 
+NO_CAPTURE_BELOW = "no capture below this folder"
+"""Why a folder that was named is not analysed."""
+
+
 class Ignored(Struct, frozen=True, kw_only=True):
     """A file below the paths that was not analysed, with the reason."""
 
@@ -84,6 +88,10 @@ class Ignored(Struct, frozen=True, kw_only=True):
     reason: str
     unread: bool = False
     """a capture that was met and not read: its name or its first bytes say that it is one, or it is no regular file"""
+
+    @property
+    def why_unread(self) -> str:
+        return f"{self.path} was not read: {self.reason}"
 
 
 class Ranks(Struct, frozen=True, kw_only=True):
