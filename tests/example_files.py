@@ -44,6 +44,13 @@ def starved(path: Path) -> None:
     steps(300.0, 400.0).write(path)
 
 
+def two_traces(path: Path) -> None:
+    starved(path)
+    content = path.read_bytes()
+    healthy(path)
+    path.write_bytes(path.read_bytes() + content)
+
+
 def fed(path: Path) -> None:
     steps(9_000.0, 5.0).write(path)
 
@@ -196,6 +203,7 @@ EXAMPLES: dict[str, Make] = {
     "healthy.json": healthy,
     "fault.json": starved,
     "fixed.json": fed,
+    "two-traces.json": two_traces,
     "snapshot.pickle": snapshot,
     "fault/": recording,
     "empty.json": data(b""),
@@ -242,6 +250,7 @@ EXAMPLES: dict[str, Make] = {
     "sleeps.py": text("import time\ntime.sleep(60)\n"),
     "budget-met.toml": text("[budgets]\ngpu_idle_share = 0.9\n"),
     "budget-broken.toml": text("[budgets]\ngpu_idle_share = 0.0001\n"),
+    "budget-step.toml": text('[budgets]\nstep_time = "1 s"\n'),
     "budget-unseen.toml": text('[budgets]\npeak_reserved = "1 GiB"\n'),
     "budget-warning.toml": text('[budgets]\npeak_reserved = { max = "1 GiB", level = "warning" }\n'),
     "budget-infinite.toml": text("[budgets]\nnoise = inf\n"),

@@ -69,6 +69,43 @@ def test_numbers_that_repeat_are_replaced_by_positions(facts: Make) -> None:
     assert [s.index for s in facts(events)[Steps].steps] == [0, 1, 2]
 
 
+def series(at: float, length: float, correlation: int) -> list:
+    return [
+        e
+        for n in range(4)
+        for e in (
+            (NOTE, f"ProfilerStep#{n}", at + n * length, length, {}),
+            *work(at + n * length + 1, correlation + n),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "second", [series(1000, 50, 1), series(1000, 50, 9), series(100, 70, 9), series(125, 50, 9)]
+)
+def test_marks_of_several_traces_in_a_file_are_no_steps(facts: Make, second: list) -> None:
+    steps = facts([*series(100, 50, 1), *second])[Steps]
+    assert (steps.source, steps.steps) == ("none", ())
+    assert "several traces" in steps.doubt
+    assert steps.step_ns == steps.window[1] - steps.window[0]
+    with pytest.raises(NotCaptured, match="several traces"):
+        facts([*series(100, 50, 1), *second], Options(steps=(0, 2)))[Steps]
+
+
+def test_marks_that_overlap_by_rounding_are_steps(facts: Make) -> None:
+    events = [(NOTE, f"ProfilerStep#{n}", 100 + 50 * n, 50.3, {}) for n in range(4)]
+    assert len(facts([*events, *(e for n in range(4) for e in work(101 + 50 * n, n + 1))])[Steps].steps) == 4
+
+
+def test_steps_that_take_no_time_are_none(facts: Make) -> None:
+    """Whatever was launched later ends before the work of the first step does."""
+    events = profiled([50, 50, 50, 50])
+    events[3] = (KERNEL, "gemm", 105, 900, {"correlation": 1})
+    steps = facts(events)[Steps]
+    assert (steps.source, steps.steps) == ("none", ())
+    assert steps.doubt
+
+
 def test_the_gpu_copy_of_a_step_mark_is_no_step(facts: Make) -> None:
     events = [*profiled([50, 50]), (Cat.GPU_ANNOTATION, "ProfilerStep#9", 0, 900, {"device": 0})]
     assert facts(events)[Steps].window == (100_000, 200_000)

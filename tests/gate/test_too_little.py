@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,20 @@ def test_a_trace_with_too_little_to_be_judged(logs: Path, run: Run, what: str) -
         "a note that is still there beats what cannot be told"
     )
     assert run("diff", "logs", "logs").code == 3
+
+
+def test_two_traces_in_one_file_have_no_step_time(logs: Path, run: Run) -> None:
+    """One behind the other: their launches and GPU work are told apart by numbers that begin anew."""
+    first = logs / "rank0.pt.trace.json"
+    second = json.loads(first.read_text())
+    for event in second["traceEvents"]:
+        event["ts"] = event.get("ts", 0) + 10_000_000
+    first.write_text(first.read_text() + json.dumps(second))
+    (logs.parent / "trace-doctor.toml").write_text('budgets.step_time = "20 s"\n')
+    done = run("check", "logs", "-o", "json")
+    assert (done.code, done.result.inputs[0].pace) == (3, None)
+    assert [b.status for b in done.result.gate.budgets] == ["undecided"]
+    assert "several traces" in done.result.gate.verdict
 
 
 def test_an_own_rule_that_fails_has_not_looked(logs: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

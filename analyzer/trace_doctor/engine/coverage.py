@@ -146,6 +146,8 @@ def _shortage(facts: Facts) -> str:
     ledger = facts.get(TimeLedger)
     if steps is None or ledger is None or not ledger.rows:
         return "no operator and no GPU work in it"
+    if steps.doubt:
+        return f"its steps cannot be told apart: {steps.doubt}"
     start, end = steps.window
     work = int(np.count_nonzero(run.is_cat(*_WORK) & (run.ts < end) & (run.end > start)))
     if not work:

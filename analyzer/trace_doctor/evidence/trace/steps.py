@@ -25,6 +25,11 @@ from trace_doctor.run import GPU_CATS, Cat, Run
 Phase = Literal["steady", "warmup", "outside"]
 Span = tuple[int, int]
 Source = Literal["profiler_step", "loader", "optimizer", "marker", "none"]
+Cut = tuple[Span, Source, list[int], list[str]]
+"""window, source, borders of the steps, their labels"""
+
+_SEVERAL = "their numbers fall or they overlap, as where a file holds several traces"
+_NO_TIME = "none takes any time, up to the end of the GPU work that was launched before it"
 
 _MARKERS = re.compile(
     r"(?:\[pl\]\[profile\](?:\[\w+\])?)(?:\w+\.)?run_training_batch|(?:train|training)_(?:step|batch|iteration)"
@@ -63,6 +68,8 @@ class Steps(Evidence, frozen=True):
     """what of the window no step covers"""
     warmup_reason: str = ""
     """why steps are warm-up; or that nothing steady remained and all steps count"""
+    doubt: str = ""
+    """why marks of steps that are there are not believed, and there is no source"""
 
     @property
     def steady(self) -> tuple[Step, ...]:
@@ -98,8 +105,22 @@ class Steps(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
+        marks = _from_profiler_steps(facts)
+        if marks is not None and (doubt := _several_series(facts.run, _profiler_marks(facts))):
+            return cls._without(facts, doubt)
+        steps = cls._of(facts, marks or _from_marks(facts))
+        return steps if not steps.steps or steps.step_ns else cls._without(facts, _NO_TIME)
+
+    @classmethod
+    def _without(cls, facts: Facts, doubt: str) -> Self:
+        if facts.options.steps is not None:
+            raise NotCaptured(f"no step can be selected: {doubt}")
+        return cls(_extent(facts.run), "none", (), (), doubt=doubt)
+
+    @classmethod
+    def _of(cls, facts: Facts, cut: Cut) -> Self:
         run = facts.run
-        window, source, borders, labels = _from_profiler_steps(facts) or _from_marks(facts)
+        window, source, borders, labels = cut
         numbers = [step_number(label) for label in labels]
         rising = all(a is not None and b is not None and a < b for a, b in pairwise(numbers))
         indices = [n if rising and n is not None else i for i, n in enumerate(numbers)]
@@ -127,23 +148,33 @@ class Steps(Evidence, frozen=True):
         return cls(window, source, tuple(steps), _outside(window, steps), reason)
 
 
-Cut = tuple[Span, Source, list[int], list[str]]
-
-
 def _from_profiler_steps(facts: Facts) -> Cut | None:
     """Steps tile the window from mark to mark; the last ends with its mark or with the GPU work launched in the window.
     Marks that hold no work, where all of it lies beside them, are no steps."""
-    run = facts.run
-    marks = run.named(is_step, Cat.USER_ANNOTATION, Cat.CPU_OP)
+    run, marks = facts.run, _profiler_marks(facts)
     if not len(marks):
         return None
-    marks = marks[run.thread[marks] == facts[Threads].main]
-    marks = marks[np.unique(run.ts[marks], return_index=True)[1]]
     start, end = int(run.ts[marks[0]]), int(run.end[marks].max())
     end = max(end, _gpu_end(run, facts[Launches], (start, end)))
     if not _worked(run, (start, end)) and _worked(run, _extent(run)):
         return None  # no step() in the loop, or a mark that lost its start
     return (start, end), "profiler_step", [*run.ts[marks].tolist(), end], [run.text(m) for m in marks]
+
+
+def _profiler_marks(facts: Facts) -> I64:
+    """Marks of the profiler on the main thread, in time order, one for each moment."""
+    run = facts.run
+    marks = run.named(is_step, Cat.USER_ANNOTATION, Cat.CPU_OP)
+    if len(marks):
+        marks = marks[run.thread[marks] == facts[Threads].main]
+    return np.asarray(marks[np.unique(run.ts[marks], return_index=True)[1]])
+
+
+def _several_series(run: Run, marks: I64) -> str:
+    """Why these marks cannot be steps of one run, if they cannot. Rounding lets sound ones overlap a little."""
+    numbers = np.array([step_number(run.text(m)) or 0 for m in marks])
+    overlap = run.end[marks][:-1] - run.ts[marks][1:]
+    return _SEVERAL if (np.diff(numbers) < 0).any() or (overlap * 10 > run.dur[marks][:-1]).any() else ""
 
 
 def _from_marks(facts: Facts) -> Cut:
