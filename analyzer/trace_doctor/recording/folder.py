@@ -173,12 +173,15 @@ def read(folder: Path) -> Recording | None:
 
 
 def listed(folder: Path) -> tuple[list[int], list[str]]:
-    """Ranks that the manifests of a recording name, sorted, and the names of manifests that hold no object: what those
-    would name is not known."""
+    """Ranks that the manifests of a recording name, sorted, and the names of manifests that hold no object, or ranks that
+    are none: what those would name is not known."""
     found = dict(_rank_manifests(folder))
     names = [RECORDING_FILE, *(path.name for path in found.values())]
     unreadable = [n for n in names if os.path.lexists(folder / n) and not _object(folder / n)]
-    return sorted({*found, *_ranks(_object(folder / RECORDING_FILE).get("ranks"))}), unreadable
+    ranks = _ranks(_object(folder / RECORDING_FILE).get("ranks", []))
+    if ranks is None:
+        unreadable.append(RECORDING_FILE)
+    return sorted({*found, *(ranks or ())}), unreadable
 
 
 def _rank_manifests(folder: Path) -> list[tuple[int, Path]]:
@@ -271,9 +274,11 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
 
 
-def _ranks(value: Any) -> set[int]:
-    known = (_whole(v) for v in value[:_MOST_RANKS]) if isinstance(value, list) else ()
-    return {rank for rank in known if rank is not None and 0 <= rank < 10**6}
+def _ranks(value: Any) -> list[int] | None:
+    """None for anything but a list of ranks."""
+    known = [_whole(v) for v in value[:_MOST_RANKS]] if isinstance(value, list) else [None]
+    ranks = [rank for rank in known if rank is not None and 0 <= rank < 10**6]
+    return ranks if len(ranks) == len(known) else None
 
 
 def _number(value: Any) -> float | None:
