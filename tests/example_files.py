@@ -216,6 +216,7 @@ EXAMPLES: dict[str, Make] = {
     "no-captures/": lambda path: (path.mkdir(), (path / "config.json").write_text("{}"), None)[-1],
     "with-others/": with_others,
     "pointer/": beside_rank_0("snapshot.pickle", b"version https://git-lfs.github.com/spec/v1\nsize 12345\n"),
+    "rank1-backup/": beside_rank_0("rank1.pt.trace.json~", starved),
     "rank1-empty/": beside_rank_0("rank1.pt.trace.json", b""),
     "rank1-nuls/": beside_rank_0("rank1.pt.trace.json", bytes(4096)),
     "rank1-text/": beside_rank_0("rank1.pt.trace.json", b"killed\n"),

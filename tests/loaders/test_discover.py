@@ -139,6 +139,20 @@ def test_a_file_by_name_needs_no_telling_name(tmp_path: Path) -> None:
     assert shown(discover([put(tmp_path, "dump.bin")])) == [("dump.bin", "trace")]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["rank1.json~", "#rank1.json#", "rank1.json.orig", "rank1.json.bak", "rank1.json.1", "rank1.json (1)"],
+)
+def test_what_editors_and_copies_leave_is_read(tmp_path: Path, name: str) -> None:
+    put(tmp_path, "rank0.json")
+    put(tmp_path, name)
+    assert sorted((f.display, f.rank) for f in discover([tmp_path]).found) == sorted(
+        [("rank0.json", 0), (name, 1)]
+    )
+    put(tmp_path, name, "")
+    assert [i.display for i in discover([tmp_path]).ignored] == [name]
+
+
 def test_contents_count_more_than_names(tmp_path: Path) -> None:
     put(tmp_path, "a.pickle")
     put(tmp_path, "b.json", SNAPSHOT)

@@ -24,7 +24,7 @@ Kind = Literal["trace", "snapshot", "torch_trace"]
 
 # Names worth a look inside when walking a folder; a file given by name is always looked into.
 _CANDIDATE = re.compile(
-    r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.(?:json|pickle|pkl|pt\.trace)\."
+    r"\.(?:json|pickle|pkl|zst)(?:\.gz|\.zst|\.tmp)*$|\.(?:json|pickle|pkl|pt\.trace)[^a-z0-9]"
     r"|dedicated_log_torch_trace|tfevents",
     re.I,
 )
