@@ -226,6 +226,7 @@ EXAMPLES: dict[str, Make] = {
     "rank1-fifo/": beside_rank_0("rank1.pt.trace.json", os.mkfifo),
     "rank1-dangling/": beside_rank_0("rank1.pt.trace.json", lambda path: path.symlink_to("gone")),
     "rank1-folder/": beside_rank_0("rank1.pt.trace.json", Path.mkdir),
+    "one-of-2/": ranks(1, 2),
     "one-of-8/": ranks(1, 8),
     "two-of-8/": ranks(2, 8),
     "two-of-2/": ranks(2, 2),

@@ -234,15 +234,22 @@ def test_comparisons_keep_to_it(repository: Path, run: Run, command: str) -> Non
         which = {"a": "BEFORE", "b": "AFTER"}[side]
         said = json.loads(done.out)
         assert said["code"] == 3
-        assert said["undecided"] == [f"{which}: rank1.json was not read: the file is empty"]
+        other = {"a": "AFTER", "b": "BEFORE"}[side]
+        assert said["undecided"] == [
+            f"{which}: rank1.json was not read: the file is empty",
+            f"{which}: rank 1 was not read, {other} has it",
+        ]
         assert "rank1.json" in run(command, "a", "b").out
         allowed = json.loads(run(command, "a", "b", "--allow-partial", "-o", "json").out)
-        assert (allowed["code"], len(allowed["partial"])) == (0, 1)
+        assert (allowed["code"], len(allowed["partial"])) == (0, 2)
         job(repository / side, [1], 2)
     assert run(command, "a", "b", "--ranks", 3).code == 3
-    (repository / "b" / "rank0.json").unlink()
-    assert run(command, "a", "b").code == 0, "one rank alone is a usual way to record"
-    assert run(command, "a", "b", "--ranks", "all").code == 3
+    for side, code in (("b", 3), ("a", 0)):
+        (repository / side / "rank0.json").unlink()
+        assert run(command, "a", "b").code == code, "one rank alone is a usual way to record, on both sides"
+        assert run(command, "b", "a").code == code
+        assert run(command, "a", "b", "--allow-partial").code == 0
+        assert run(command, "a", "b", "--ranks", "all").code == 3
 
 
 def test_saved_results_remember_what_was_not_read(logs: Path, run: Run) -> None:

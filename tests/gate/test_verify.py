@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trace_doctor import model as m
+from trace_doctor.gate.diff import difference
 from trace_doctor.gate.verify import verify
 from trace_doctor.model.verification import Verification
 from trace_doctor.reporters import Options
@@ -340,7 +341,22 @@ DOUBTS: dict[str, tuple[m.Result, m.Result]] = {
 def test_what_makes_a_difference_that_no_fix_made_is_named(doubt: str) -> None:
     made = verify(*DOUBTS[doubt])
     assert [doubt in w for w in made.warnings] == [True], made.warnings
-    assert made.code == 0
+    assert made.code == (3 if "ranks" in doubt else 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lacks"),
+    [((0, 1), (0,), "AFTER: rank 1"), ((0,), (0, 1), "BEFORE: rank 1"), ((0,), (1,), "BEFORE: rank 1"), (range(9), (0,), "AFTER: ranks 1, 2"),
+     ((0, 1), (0, 1), ""), ((1,), (1,), "")],
+)  # fmt: skip
+def test_a_rank_that_only_one_side_has_is_not_compared(before: Any, after: Any, lacks: str) -> None:
+    sides = [result(inputs=[trace(r) for r in ranks]) for ranks in (before, after)]
+    for compare in (verify, difference):
+        made = compare(*sides)
+        assert (made.code, bool(made.undecided)) == ((3, True) if lacks else (0, False))
+        assert not lacks or made.undecided[0].startswith(lacks)
+        allowed = compare(*sides, allow_partial=True)
+        assert (allowed.code, allowed.partial) == (0, made.undecided)
 
 
 def test_what_was_not_recorded_is_no_doubt() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from trace_doctor.model import Result
 from trace_doctor.model.captures import NO_CAPTURE_BELOW
 
@@ -16,10 +18,12 @@ def not_all(result: Result) -> list[str]:
 def _empty_folders(result: Result) -> list[str]:
     return [i.why_unread for i in result.unread if i.reason == NO_CAPTURE_BELOW]
 
+_MOST_NAMED = 8
+
 
 def fewer_ranks(result: Result, expected: str = "", before: int = 0) -> list[str]:
     """Why fewer ranks were read than `--ranks` (a number, or all of the job) expects, or than the baseline has."""
-    read, world = len({*result.ranks.read, *(i.rank for i in result.inputs)}), result.ranks.world
+    read, world = len(_read(result)), result.ranks.world
     found = []
     if expected == "all" and world is None:
         found.append("--ranks all: no capture says how many ranks the job has; give --ranks N")
@@ -28,6 +32,10 @@ def fewer_ranks(result: Result, expected: str = "", before: int = 0) -> list[str
     if read < before:
         found.append(f"{_ranks(read)} read, the baseline has {before}")
     return found
+
+
+def _read(result: Result) -> set[int]:
+    return {*result.ranks.read, *(i.rank for i in result.inputs)}
 
 
 def _ranks(count: int) -> str:
@@ -53,11 +61,23 @@ def nothing_judged(result: Result) -> list[str]:
 
 
 def not_whole(before: Result, after: Result, expected: str) -> list[str]:
-    """What was not read or is missing on a side of a comparison."""
+    """What was not read or is missing on a side of a comparison. A rank that only one side has was compared with nothing."""
+    sides = (("BEFORE", before, _read(after), "AFTER"), ("AFTER", after, _read(before), "BEFORE"))
     return [
         f"{which}: {why}"
-        for which, side in (("BEFORE", before), ("AFTER", after))
-        for why in (*not_all(side), *fewer_ranks(side, expected))
+        for which, side, wanted, other in sides
+        for why in (*not_all(side), *fewer_ranks(side, expected), *_lacks(wanted - _read(side), other))
+    ]
+
+
+def _lacks(ranks: Collection[int], other: str) -> list[str]:
+    if not ranks:
+        return []
+    said = _listed(sorted(ranks))
+    return [
+        f"rank {said} was not read, {other} has it"
+        if len(ranks) == 1
+        else f"ranks {said} were not read, {other} has them"
     ]
 
 
@@ -65,3 +85,8 @@ def not_judged(before: Result, after: Result) -> list[str]:
     """Sides on which nothing could be looked at."""
     sides = (("BEFORE", before), ("AFTER", after))
     return [f"{which}: {why}" for which, side in sides for why in nothing_judged(side)]
+
+
+def _listed(names: Collection[object]) -> str:
+    shown = ", ".join(str(n) for n in list(names)[:_MOST_NAMED])
+    return shown + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
