@@ -429,3 +429,60 @@ def test_a_result_beside_itself_has_lost_and_gained_nothing(same: m.Result) -> N
         [],
         True,
     )
+
+
+# ---------------------------------------------------------------------- what AFTER did not look for
+
+
+def setting(name: str, value: Any) -> dict[str, Any]:
+    return {"config": {name: {"value": value, "origin": "file"}}}
+
+
+NOT_LOOKED_FOR: dict[str, tuple[m.Result, m.Result]] = {
+    "AFTER: TD101 was not run": (result(), result(outcomes=[outcome("TD403")])),
+    "AFTER: TD101, TD403 were not run": (result(), result(outcomes=[])),
+    "AFTER: no rule was run": (result(outcomes=[]), result(outcomes=[])),
+    "may hide findings: min-saving": (result(), result(**setting("min-saving", 0.9))),
+    "may hide findings: min-confidence": (result(), result(**setting("min-confidence", "high"))),
+    "may hide findings: warning-at": (result(**setting("warning-at", 0.01)), result()),
+    "may hide findings: severity": (result(), result(**setting("severity", {"TD101": "info"}))),
+    "may hide findings: rules": (result(), result(**setting("rules", {"TD101": {"min_share": 0.9}}))),
+}
+
+
+@pytest.mark.parametrize("said", sorted(NOT_LOOKED_FOR))
+def test_nothing_new_is_said_only_of_rules_that_looked_on_both_sides(said: str) -> None:
+    before, after = NOT_LOOKED_FOR[said]
+    for chosen in (None, ["TD403-1"]):
+        with_finding = msgspec.structs.replace(before, findings=[fault("TD403")]) if chosen else before
+        made = verify(with_finding, after, chosen=chosen, allow_partial=True)
+        assert made.code == 3
+        assert said in made.undecided[0]
+        assert said in made.verdict
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (result(outcomes=[outcome("TD403")]), result()),
+        (result(), result(outcomes=[outcome(), outcome("TD403", "skipped", reason="no snapshot")])),
+        (result(outcomes=[outcome(), outcome("TD403", "skipped")]), result(outcomes=[outcome()])),
+        (result(**setting("min-saving", 0.1)), result()),
+        (result(**setting("min-confidence", "high")), result(**setting("min-confidence", "medium"))),
+        (result(**setting("rules", {"a": 1})), result(**setting("rules", {"a": 1}))),
+    ],
+    ids=[
+        "an older BEFORE",
+        "skipped in AFTER",
+        "skipped in BEFORE",
+        "a lower limit",
+        "less sure",
+        "the same",
+    ],
+)
+def test_what_after_looked_for_as_well_is_nothing_new(before: m.Result, after: m.Result) -> None:
+    assert verify(before, after).code == 0
+
+
+def test_rules_that_did_not_look_decide_nothing_where_nothing_new_is_asked_for() -> None:
+    assert verify(result(fault()), result(outcomes=[outcome()]), fail_on="never").code == 0

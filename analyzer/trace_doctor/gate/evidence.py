@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
+from trace_doctor.config import CONFIDENCES, Settings
 from trace_doctor.model import Result
 from trace_doctor.model.captures import NO_CAPTURE_BELOW
 
@@ -85,6 +87,55 @@ def not_judged(before: Result, after: Result) -> list[str]:
     """Sides on which nothing could be looked at."""
     sides = (("BEFORE", before), ("AFTER", after))
     return [f"{which}: {why}" for which, side in sides for why in nothing_judged(side)]
+
+
+def not_looked_for(before: Result, after: Result) -> list[str]:
+    """Why AFTER might show nothing new though there is something: rules that looked at BEFORE and were not run on it. One
+    that ran and found its evidence missing is no such rule."""
+    run = {o.code for o in after.outcomes}
+    lost = sorted({o.code for o in before.outcomes if o.outcome in ("fired", "passed")} - run)
+    if lost:
+        return [f"AFTER: {_listed(lost)} {'was' if len(lost) == 1 else 'were'} not run, and looked at BEFORE"]
+    return [] if run or not after.inputs else ["AFTER: no rule was run"]
+
+
+def hidden(before: Result, after: Result) -> list[str]:
+    """Settings by which AFTER may leave out, or take for a note, what BEFORE's would have shown."""
+    found = [
+        name
+        for name, hides in _HIDES.items()
+        if (was := _setting(before, name)) != (now := _setting(after, name)) and hides(was, now)
+    ]
+    return (
+        [f"AFTER: other settings than BEFORE, which may hide findings: {', '.join(found)}"] if found else []
+    )
+
+
+def _setting(result: Result, name: str) -> Any:
+    """A result holds those that are no defaults."""
+    there = result.config.get(name)
+    return there.get("value") if isinstance(there, dict) else getattr(Settings(), name.replace("-", "_"))
+
+
+def _more(before: Any, after: Any) -> bool:
+    numbers = isinstance(before, int | float) and isinstance(after, int | float)
+    return not numbers or after > before
+
+
+def _surer(before: Any, after: Any) -> bool:
+    known = before in CONFIDENCES and after in CONFIDENCES
+    return not known or CONFIDENCES.index(after) < CONFIDENCES.index(before)
+
+
+def _other(before: Any, after: Any) -> bool:
+    return True
+
+
+_HIDES = {
+    "min-confidence": _surer, "min-saving": _more, "warning-at": _more, "critical-at": _more, "severity": _other,
+    "rules": _other,
+}  # fmt: skip
+"""setting -> whether its second value may hide what the first shows"""
 
 
 def _listed(names: Collection[object]) -> str:

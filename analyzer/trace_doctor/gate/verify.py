@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from trace_doctor.gate.comparable import comparable, side
 from trace_doctor.gate.decision import LEVELS
-from trace_doctor.gate.evidence import not_judged, not_whole
+from trace_doctor.gate.evidence import hidden, not_judged, not_looked_for, not_whole
 from trace_doctor.gate.matching import follow
 from trace_doctor.gate.step_times import step_times
 from trace_doctor.model import Finding, Result, Saving, Severity, WhatIf
@@ -32,8 +32,9 @@ def verify(
     """Compares two results of one job. `chosen` are ids of findings of `before` (all without it).
 
     Code 0: all of them are gone. 1: one is still there (smaller ones too), or AFTER has a new finding of at least the
-    severity `fail_on` (critical, warning, info; `never` for none). 3: AFTER cannot tell of one, or a side is not whole
-    (`allow_partial` lets that pass; `ranks` says how many each has to have). 1 beats 3.
+    severity `fail_on` (critical, warning, info; `never` for none). 3: AFTER cannot tell of one, was not looked at for all
+    that BEFORE was, or a side is not whole (`allow_partial` lets that pass; `ranks` says how many each has to have). 1
+    beats 3.
 
     Findings below `fail_on` are notes: without `chosen` they are followed but decide only where BEFORE has nothing else,
     and what AFTER only notes is no failure.
@@ -45,7 +46,8 @@ def verify(
     promise = _promise(before, asked, followed, change, memory)
     deciding = followed if chosen is not None else _deciding(followed, fail_on)
     missing = not_whole(before, after, ranks)
-    undecided = [*([] if allow_partial else missing), *not_judged(before, after)]
+    undecided = [*([] if allow_partial else missing), *not_judged(before, after), *hidden(before, after)]
+    undecided += not_looked_for(before, after) if fail_on != "never" else []
     code, verdict = _decide(deciding, new, fail_on, undecided)
     if not code and (left := sum(f.fate != "gone" and f not in deciding for f in followed)):
         verdict += f"; {left} note{'s are' if left > 1 else ' is'} not"
