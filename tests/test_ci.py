@@ -112,7 +112,9 @@ def test_the_configuration_is_accepted(project: Path, block: str) -> None:
     Suppressions.of(settings.suppress, None)
 
 
-def action(project: Path, captures: str = "logs\n", **inputs: str) -> tuple[int, str, dict[str, str]]:
+def action(
+    project: Path, captures: str = "logs\n", files: dict[str, str] | None = None, **inputs: str
+) -> tuple[int, str, dict[str, str]]:
     """Runs the steps of action.yml as a runner would: exit code, what was printed, outputs."""
     document = yaml.safe_load((ROOT / "action.yml").read_text())
     given = (
@@ -124,6 +126,8 @@ def action(project: Path, captures: str = "logs\n", **inputs: str) -> tuple[int,
         (project / name).write_text("")
     runner = {"GITHUB_ACTION_PATH": str(ROOT), "RUNNER_TEMP": str(project / "temp"),
               "GITHUB_STEP_SUMMARY": str(project / "summary"), "GITHUB_OUTPUT": str(project / "output")}  # fmt: skip
+    (project / "temp").mkdir(exist_ok=True)
+    runner |= {name: str(project / path) for name, path in (files or {}).items()}
     printed, code = "", 0
     for step in document["runs"]["steps"]:
         if "run" in step and not code:
@@ -159,6 +163,26 @@ def test_the_action(project: Path) -> None:
     )
     assert action(project, captures="$(touch pwned)\n; touch pwned\n")[0] == 2
     assert not (project / "pwned").exists()
+
+
+def test_a_second_use_of_the_action_shows_nothing_of_the_first(project: Path) -> None:
+    bash(project, "python train.py")
+    _, _, first = action(project)
+    code, _, second = action(project, captures="gone\n")
+    assert (code, (project / "summary").read_text()) == (2, "")
+    assert first["reports"] != second["reports"]
+    assert not list(Path(second["reports"]).iterdir())
+    assert (Path(first["reports"]) / "summary.md").exists()
+
+
+def test_the_action_keeps_its_exit_code_where_no_summary_can_be_written(project: Path) -> None:
+    bash(project, "python train.py")
+    for captures, expected in (("logs\n", 0), ("gone\n", 2)):
+        code, _, outputs = action(project, captures, files={"GITHUB_STEP_SUMMARY": "gone/summary"})
+        assert (code, outputs["exit-code"]) == (expected, str(expected))
+    plant(project)
+    bash(project, "python train.py")
+    assert action(project, files={"GITHUB_STEP_SUMMARY": "gone/summary"})[0] == 1
 
 
 def test_the_hook(project: Path) -> None:
