@@ -22,32 +22,39 @@ LARGEST = 1 << 64
 LONGEST = 50_000
 """characters of a text: names of kernels and tracebacks are a tenth of it"""
 _SHORTEST_US = 1e-4
+_LENGTHS = ("step_us", "plain_step_us", "median_us", "mad_us")
+"""keys of what a step takes and of how much that varies"""
 
 
 def check_figures(decoded: Any) -> None:
     """Raises UnusableResult for a number in a JSON value that measures nothing."""
-    for value in _leaves(decoded):
-        if isinstance(value, int | float) and not -LARGEST <= value <= LARGEST:
+    for key, value in _leaves(decoded):
+        if not isinstance(value, int | float):
+            continue
+        if not -LARGEST <= value <= LARGEST:
             raise UnusableResult("it holds a number that nothing measures")
+        if key in _LENGTHS and value < 0:
+            raise UnusableResult("a step takes less than no time")
 
 
 def count_long(decoded: Any) -> int:
     """How many texts of a JSON value are longer than LONGEST."""
-    return sum(isinstance(value, str) and len(value) > LONGEST for value in _leaves(decoded))
+    return sum(isinstance(value, str) and len(value) > LONGEST for _, value in _leaves(decoded))
 
 
-def _leaves(decoded: Any) -> Iterator[Any]:
-    """All that is in a JSON value, names included, but for the objects and lists themselves."""
-    left = [decoded]
+def _leaves(decoded: Any) -> Iterator[tuple[str, Any]]:
+    """(its key, or "") of all in a JSON value that is neither object nor list; keys are among the values as well."""
+    left = [("", decoded)]
     while left:
-        value = left.pop()
+        key, value = left.pop()
         if isinstance(value, dict):
-            yield from value
-            left += value.values()
+            for name, member in value.items():
+                yield "", name
+                left.append((name, member))
         elif isinstance(value, list):
-            left += value
+            left += [("", member) for member in value]
         else:
-            yield value
+            yield key, value
 
 
 def shortened(value: Any, key: str = "") -> Any:
