@@ -116,6 +116,10 @@ def with_code(result: dict[str, Any]) -> None:
                 fix["params"] = {"num_workers": "2); __import__('os').system('touch PWNED'); (2"}
 
 
+def negative(result: dict[str, Any]) -> None:
+    result["summary"]["step_us"] = -1.0
+
+
 def newer(result: dict[str, Any]) -> None:
     result["schema_version"] = 999
 
@@ -233,6 +237,7 @@ EXAMPLES: dict[str, Make] = {
     "result.json": saved(),
     "result-with-code.json": saved(with_code),
     "result-newer.json": saved(newer),
+    "result-negative.json": saved(negative),
     "result-cut.json": text('{"schema_version": 1, "findings": [{'),
     "report.html": report,
     "somebody.html": text("<p>minutes of the meeting</p>\n"),
@@ -263,6 +268,7 @@ EXAMPLES: dict[str, Make] = {
     "suppress-without-reason.toml": text('[suppress]\nTD101 = ""\n'),
     "suppress-nothing.toml": text('[suppress]\n"" = "everything"\n'),
     "suppress-no-file.toml": text('[suppress]\n"TD101 " = "no file"\n'),
+    "severity-family.toml": text('[severity]\nTD1 = "info"\n'),
     "unknown-key.toml": text('fail-onn = "critical"\n'),
     "gone-key.toml": text('cache = "off"\n'),
     "unknown-table.toml": text("[budget]\ngpu_idle_share = 0.1\n"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trace_doctor.config import load_config
+from trace_doctor.config import OTHER_VARIABLES, load_config
 from trace_doctor.errors import UsageError
 from trace_doctor.registry import resolve
 
@@ -72,6 +72,8 @@ def test_thresholds_reach_the_rule(tmp_path: Path) -> None:
         ("[rules.TD101]\nmin_shar = 0.1", "did you mean 'min_share'"),
         ("[rules.TD101]\nmin_share = 'x'", "must be a number"),
         ("[severity]\nTD101 = 'bad'", "must be one of"),
+        ("[severity]\nTD1 = 'info'", "severity.TD1 must name one rule"),
+        ("[severity]\ntd101 = 'info'", "severity.td101 must name one rule"),
         ("ignore = [", "trace-doctor.toml"),
         ("budgets = " + "[" * 5_000, "nested too deeply"),
         (f"[{'a.' * 100_000}a]", "no configuration file"),
@@ -96,3 +98,32 @@ def test_mistakes_are_named(tmp_path: Path, text: str, says: str) -> None:
     write(tmp_path, text)
     with pytest.raises(UsageError, match=says):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "says"),
+    [
+        ("FAILON", "unknown variable 'TRACE_DOCTOR_FAILON'; did you mean 'FAIL_ON'"),
+        ("EXIT_ZERO", "unknown variable"),
+        ("BUDGETS", "budgets is a table"),
+        ("REQUIRE", "TRACE_DOCTOR_REQUIRE: ',' is empty"),
+    ],
+)
+def test_a_variable_that_would_be_ignored_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, says: str
+) -> None:
+    monkeypatch.setenv(f"TRACE_DOCTOR_{variable}", ",")
+    with pytest.raises(UsageError, match=says):
+        load_config(tmp_path)
+
+
+def test_variables_that_are_no_settings_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in OTHER_VARIABLES:
+        monkeypatch.setenv(name, "python")
+    load_config(tmp_path)
+
+
+def test_an_empty_variable_takes_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 'require = ["TD101"]\n')
+    monkeypatch.setenv("TRACE_DOCTOR_REQUIRE", "")
+    assert load_config(tmp_path).settings.require == ["TD101"]

@@ -32,6 +32,9 @@ GONE = {
     "cache_dir": "nothing is kept between analyses any more",
 }
 """Keys of the version before this one, and why they have no effect: named, and refused from the next version on"""
+_PREFIX = "TRACE_DOCTOR_"
+OTHER_VARIABLES = frozenset({"TRACE_DOCTOR_DECODER", "TRACE_DOCTOR_RECORD", "TRACE_DOCTOR_CAPTURES"})
+"""Variables of ours that are no settings: of the decoder, of a recorded script, of our benchmarks"""
 _HUGE = 1 << 62
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 _OUR_TABLE = re.compile(rb"tool\.trace[-_]doctor")
@@ -217,6 +220,7 @@ def _table(path: Path, *, asked_for: bool) -> dict[str, Any]:
 
 def _from_environment() -> dict[str, Any]:
     found: dict[str, Any] = {}
+    _check_variables(os.environ)
     found |= {key: os.environ[_variable(key)] for key in GONE if _variable(key) in os.environ}
     for f in dataclasses.fields(Settings):
         text = os.environ.get(_variable(f.name))
@@ -224,7 +228,11 @@ def _from_environment() -> dict[str, Any]:
         if text is None or isinstance(default, dict):
             continue
         if isinstance(default, list):
-            found[f.name] = [part.strip() for part in text.split(",") if part.strip()]
+            parts = [part.strip() for part in text.split(",") if part.strip()]
+            if text.strip() and not parts:
+                raise UsageError(f"{_variable(f.name)}: {shown(text)} is empty")
+            if parts:
+                found[f.name] = parts
         elif isinstance(default, bool):
             if text.lower() not in (*_YES, *_NO):
                 raise UsageError(f"{_variable(f.name)} must be true or false, not {shown(text)}")
@@ -236,8 +244,26 @@ def _from_environment() -> dict[str, Any]:
     return found
 
 
+def _check_variables(environment: Iterable[str]) -> None:
+    """Raises UsageError for a variable of ours that nothing reads."""
+    tables = {
+        _variable(f.name): f.name
+        for f in dataclasses.fields(Settings)
+        if isinstance(getattr(Settings(), f.name), dict)
+    }
+    settings = {_variable(f.name) for f in dataclasses.fields(Settings)} - tables.keys()
+    for name in sorted(n for n in environment if n.startswith(_PREFIX)):
+        if name in tables:
+            raise UsageError(f"{name}: {tables[name]} is a table, which only a configuration file can hold")
+        if name not in settings | OTHER_VARIABLES | {_variable(key) for key in GONE}:
+            raise UsageError(
+                f"environment: unknown variable {shown(name)}"
+                + _nearest(name[len(_PREFIX) :], (s[len(_PREFIX) :] for s in settings))
+            )
+
+
 def _variable(key: str) -> str:
-    return f"TRACE_DOCTOR_{key.upper()}"
+    return f"{_PREFIX}{key.upper()}"
 
 
 def _number(key: str, text: str) -> float:
@@ -323,7 +349,8 @@ def _check_rules(settings: Settings) -> None:
     for selector in [*settings.select, *settings.ignore, *settings.extend_select, *settings.require]:
         resolve(selector)
     for key, level in settings.severity.items():
-        resolve(key)
+        if key not in {named for rule in resolve(key) for named in (rule.code, rule.name)}:
+            raise UsageError(f"severity.{key} must name one rule, by its code or its name")
         if level not in SEVERITIES:
             raise UsageError(f"severity.{key} must be one of {', '.join(SEVERITIES)}")
     tables: dict[type[Rule], str] = {}

@@ -65,7 +65,7 @@ def fix(
     finish_or_name_edits(console, root, (apply or interactive) and patch is None)
     result = _result(paths, root, setup, loading, console)
     plan_ = plan(
-        result, root, unsafe=unsafe_fixes or not apply or interactive, select=o.in_parts(select),
+        result, root, unsafe=unsafe_fixes or not apply or interactive, select=o.in_parts(select, "select"),
         torch_version=setup.torch_version,
     )  # fmt: skip
     _explain(plan_, console)

@@ -145,7 +145,7 @@ class Setup:
         """The settings with what the command line says on top. Raises UsageError for a wrong value."""
         from trace_doctor.config import load_config
 
-        overrides = {name: in_parts(v) if isinstance(v, list) else v for name, v in options.items()}
+        overrides = {name: in_parts(v, name) if isinstance(v, list) else v for name, v in options.items()}
         overrides |= {"torch_version": self.torch_version, "source": str(source) if source else None}
         return load_config(file=self.config, overrides=overrides)
 
@@ -201,8 +201,11 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def in_parts(items: list[str] | None) -> list[str]:
-    """The values of a repeatable option, each of which may hold several with commas."""
+def in_parts(items: list[str] | None, option: str) -> list[str]:
+    """The values of a repeatable option, each of which may hold several with commas. Raises UsageError for one that holds
+    none: as if it were not there, it would ask for less than it seems to."""
+    if empty := [item for item in items or () if not item.strip(", ")]:
+        raise UsageError(f"--{option.replace('_', '-')}: {empty[0]!r} is empty")
     return [part.strip() for item in items or () for part in item.split(",") if part.strip()]
 
 

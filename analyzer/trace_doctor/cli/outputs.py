@@ -63,7 +63,7 @@ def parse_outputs(texts: Sequence[str]) -> list[Sink]:
 
 def sinks_among(command: str, formats: Sequence[str], output: list[str] | None) -> list[Sink]:
     """The outputs of a command that does not know every format; without any, text on stdout. Raises UsageError."""
-    sinks = parse_outputs(in_parts(output)) or [Sink("text")]
+    sinks = parse_outputs(in_parts(output, "output")) or [Sink("text")]
     if others := [s.format for s in sinks if s.format not in formats]:
         known = " or ".join(formats) if len(formats) == 2 else f"{', '.join(formats)}, not {others[0]}"
         raise UsageError(f"--output: {command} writes {known}")

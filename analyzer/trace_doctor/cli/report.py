@@ -27,7 +27,7 @@ def report(
     """Render a saved result again, in any format."""
     from trace_doctor.reporters.saved import read_saved
 
-    sinks = parse_outputs(o.in_parts(output)) or [Sink("text")]
+    sinks = parse_outputs(o.in_parts(output, "output")) or [Sink("text")]
     if any(s.format == "perfetto" for s in sinks):
         raise UsageError(
             "--output: perfetto is made from the capture: trace-doctor analyze CAPTURE -o perfetto=FILE"

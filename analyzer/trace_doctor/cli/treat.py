@@ -91,13 +91,13 @@ def treat(
     from trace_doctor.treatment import treat as run
 
     sinks = sinks_among("treat", ("text", "json", "html"), output)
-    if not o.in_parts(output):
+    if not output:
         sinks.append(Sink("html", DEFAULT_PAGE, optional=True))
     spare([*sinks, Sink("patch", patch, option="patch")], [source, setup.config])
     _refuse_to_replace(sinks, patch)
     options = TreatOptions(
         unsafe=unsafe_fixes,
-        select=tuple(o.in_parts(select)),
+        select=tuple(o.in_parts(select, "select")),
         repeats=repeats,
         max_steps=max_steps,
         max_seconds=max_seconds,

@@ -49,7 +49,7 @@ def verify(
     spare(sinks, [before, after, source, setup.config])
     with progress_on(console, loading) as progress:
         verification = api_verify(
-            before, after, source=source, select=o.in_parts(select), fail_on=fail_on, config=config,
+            before, after, source=source, select=o.in_parts(select, "select"), fail_on=fail_on, config=config,
             rank=coverage.rank, device=device, allow_partial=coverage.allow_partial, progress=progress,
         )  # fmt: skip
     for sink in sinks:
