@@ -110,6 +110,19 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         Suppressions.of({"TD101": " "}, None)
 
 
+@pytest.mark.parametrize(
+    "mark",
+    ["ignore[TD201] wanted", "ignore[TD9999] x", "ignore[*] x", "ignore[ТD201] x", "ignore all"],
+)
+@pytest.mark.parametrize("front", ["", "# noqa ", "# print(x)  ", "# see "])
+def test_a_comment_that_silences_nothing_is_named(tmp_path: Path, front: str, mark: str) -> None:
+    script = f"x = 1\nprint(x)  {front}# trace-doctor: {mark}\n"
+    found, said = silenced(tmp_path, finding("TD201", "host-device-sync", 2), script=script)
+    taken = not front and mark == "ignore[TD201] wanted"
+    assert bool(found) == taken
+    assert [s.startswith("train.py:2: ") for s in said] == [not taken]
+
+
 def test_a_suppressed_fault_passes_and_every_output_tells_of_it(
     repository: Path, run: Callable[..., Any], record: Callable[..., None]
 ) -> None:

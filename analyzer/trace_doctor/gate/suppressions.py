@@ -28,6 +28,8 @@ from trace_doctor.suppress_entry import SuppressEntry, check_selector, means
 
 _MARK = b"trace-doctor:"
 _COMMENT = re.compile(r"#\s*trace-doctor:\s*ignore\[([^\]]*)\]\s*(.*)")
+_MEANT = re.compile(r"#[\s#]*trace-doctor:|trace-doctor:\s*ignore")
+"""what is meant to be one, wherever in a comment it stands"""
 Locate = Callable[[Sequence[Finding]], Sequence[Finding]]
 """Findings with their places as the source names them."""
 
@@ -146,8 +148,11 @@ def _of_script(tree: SourceTree, name: str, notes: list[str]) -> list[Comment]:
                 match = _COMMENT.match(token.string)
                 if match is not None:
                     waiting.append((line, match))
-                elif token.string.lstrip("# ").startswith("trace-doctor:"):
-                    notes.append(f"{name}:{line}: not understood: {token.string.strip()[:60]}")
+                elif (meant := _MEANT.search(token.string)) is not None:
+                    behind = " behind another comment" if meant.start() else ""
+                    notes.append(
+                        f"{name}:{line}: not understood{behind}: {token.string[meant.start() :][:60]}"
+                    )
             elif token.type in (tokenize.NEWLINE, tokenize.ENDMARKER):
                 first, last = min(statement, default=line), max(statement, default=line)
                 found += [_comment(name, at, first, last, match, notes) for at, match in waiting]
