@@ -124,11 +124,13 @@ def newer(result: dict[str, Any]) -> None:
     result["schema_version"] = 999
 
 
-def baseline(of: Callable[[Path], None]) -> Make:
+def baseline(of: Callable[[Path], None], change: Callable[[dict[str, Any]], Any] = lambda made: None) -> Make:
     def make(path: Path) -> None:
         trace = path.with_name("for-baseline.pt.trace.json")
         of(trace)
-        path.write_text(Baseline.of(trace_doctor.analyze(trace)).to_json(), encoding="utf-8")
+        made = json.loads(Baseline.of(trace_doctor.analyze(trace)).to_json())
+        change(made)
+        path.write_text(json.dumps(made), encoding="utf-8")
         trace.unlink()
 
     return make
@@ -243,6 +245,8 @@ EXAMPLES: dict[str, Make] = {
     "somebody.html": text("<p>minutes of the meeting</p>\n"),
     "baseline-healthy.json": baseline(healthy),
     "baseline-fault.json": baseline(starved),
+    "baseline-no-ranks.json": baseline(starved, lambda made: made.pop("ranks")),
+    "baseline-wide.json": baseline(starved, lambda made: made["figures"]["step_time"].update(spread=1e9)),
     "baseline-cut.json": text('{"schema_version": 1, "figures"'),
     "job/": job,
     "job-in-git/": repository(),

@@ -33,7 +33,9 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(
         f"import shutil, os\nos.makedirs('logs', exist_ok=True)\nshutil.copy({str(capture)!r}, 'logs')\n"
     )
-    (tmp_path / "trace-doctor-baseline.json").write_text('{"baseline_version": 1}')
+    (tmp_path / "trace-doctor-baseline.json").write_text(
+        '{"baseline_version": 1, "ranks": 1, "devices": [], "decided": [], "findings": [], "figures": {}}'
+    )
     tools = tmp_path / ".tools"
     tools.mkdir()
     python = f'exec "{sys.executable}" "$@"'

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from trace_doctor.errors import UsageError
 from trace_doctor.gate.baseline import Baseline, read_baseline
-from trace_doctor.model import Result
+from trace_doctor.gate.runs import mad
+from trace_doctor.model import Input, Result
 
-SOUND: dict[str, Any] = json.loads(Baseline.of(Result()).to_json())
+SOUND: dict[str, Any] = json.loads(Baseline.of(Result(inputs=[Input(path="a", kind="trace")])).to_json())
+SOUND |= {"devices": []}
 FIGURE = {"unit": "us", "values": [1e5], "spread": 10.0}
 KNOWN = {"fingerprint": "f", "code": "TD101", "name": "x", "count": 1, "cost": 0.1}
 
@@ -46,6 +48,8 @@ def test_a_sound_one_is_read(tmp_path: Path) -> None:
         {"figures": {"step_time": FIGURE | {"values": [-1.0]}}},
         {"figures": {"step_time": FIGURE | {"spread": 1e300}}},
         {"figures": {"step_time": FIGURE | {"spread": -1.0}}},
+        {"figures": {"step_time": FIGURE | {"spread": 1.1e5}}},
+        {"figures": {"step_time": {"unit": "us", "values": [1e5]}}},
         {"figures": {"step_time": FIGURE | {"unit": "bytes"}}},
         {"figures": {"step_time": FIGURE | {"unit": "days"}}},
         {"figures": {"step_time": FIGURE | {"values": "100"}}},
@@ -56,7 +60,11 @@ def test_a_sound_one_is_read(tmp_path: Path) -> None:
         {"findings": [KNOWN | {"cost": -1.0}]},
         {"findings": [KNOWN | {"severity": "none"}]},
         {"findings": [{"code": "TD101"}]},
+        {"findings": [{k: v for k, v in KNOWN.items() if k != "cost"}]},
+        {"findings": [{k: v for k, v in KNOWN.items() if k != "count"}]},
+        {"devices": ["NVIDIA H100"], "figures": {}},
         {"ranks": -1},
+        {"ranks": 0},
         {"ranks": "all"},
         {"devices": [1]},
     ],
@@ -67,6 +75,19 @@ def test_what_no_run_can_have_made_is_refused(tmp_path: Path, changes: dict[str,
         read_baseline(put(tmp_path, **changes))
     assert len(str(refused.value).splitlines()) == 1
     assert "baseline.json" in str(refused.value)
+
+
+@pytest.mark.parametrize("lacks", ["ranks", "figures", "findings", "decided", "devices"])
+def test_one_that_lacks_what_each_has_is_refused(tmp_path: Path, lacks: str) -> None:
+    path = put(tmp_path)
+    path.write_text(json.dumps({k: v for k, v in SOUND.items() if k != lacks}))
+    with pytest.raises(UsageError, match=lacks):
+        read_baseline(path)
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=9))
+def test_no_measure_deviates_by_more_than_its_value(values: list[float]) -> None:
+    assert mad(values) <= 1.001 * max(values)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 99, b"[]", b"{", b'{"a":' * 99_999, b"\xff\xfe", b"null", b'{"baseline_version": 1, "figures": {"step_time": {"unit": "us", "values": [1e999]}}}',

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from trace_doctor.budget_table import FIGURES, MOST
 from trace_doctor.errors import UsageError, one_line
@@ -21,6 +21,8 @@ from trace_doctor.model import Finding, Result, Severity, Tool, Unit
 
 VERSION = 1
 MAX_BYTES = 64 << 20
+_MOST_SPREAD = 1.001
+"""of the value: the median absolute deviation of what is never negative is at most the median"""
 
 
 class _Head(Struct):
@@ -37,8 +39,8 @@ class Known(Struct, frozen=True, kw_only=True):
     name: str
     place: str = ""
     severity: Severity = "info"
-    count: int = 1
-    cost: float | None = None
+    count: int
+    cost: float | None
 
 
 class Figure(Struct, frozen=True, kw_only=True):
@@ -46,19 +48,19 @@ class Figure(Struct, frozen=True, kw_only=True):
 
     unit: Unit
     values: list[float]
-    spread: float = 0.0
+    spread: float
 
 
 class Baseline(Struct, frozen=True, kw_only=True):
     baseline_version: int
     tool: Tool = Tool()
-    devices: list[str] = field(default_factory=list)
-    ranks: int = 0
-    """how many were read; 0: not known"""
-    decided: list[str] = field(default_factory=list)
+    devices: list[str]
+    ranks: int
+    """how many were read"""
+    decided: list[str]
     """rules that could look"""
-    findings: list[Known] = field(default_factory=list)
-    figures: dict[str, Figure] = field(default_factory=dict)
+    findings: list[Known]
+    figures: dict[str, Figure]
 
     @classmethod
     def of(cls, result: Result) -> Baseline:
@@ -149,10 +151,14 @@ def _impossible(baseline: Baseline) -> str:
             _within(v, MOST[figure.unit]) for v in [*figure.values, figure.spread]
         ):
             return f"figure {name[:60]} holds no possible values"
+        if figure.unit != "share" and figure.spread > _MOST_SPREAD * max(figure.values):
+            return f"figure {name[:60]} varies by more than its own value"
     for known in baseline.findings:
         if known.count < 1 or not (known.cost is None or _within(known.cost, MOST["share"])):
             return f"finding {known.code[:60]} has no possible count or cost"
-    return "" if baseline.ranks >= 0 else "a negative number of ranks"
+    if baseline.devices and not baseline.figures:
+        return "a trace was read, and no figure of it is there"
+    return "" if baseline.ranks > 0 else "no rank was read"
 
 
 def _within(value: float, most: float) -> bool:

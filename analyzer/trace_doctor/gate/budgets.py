@@ -47,7 +47,7 @@ def judge(result: Result, limit: Limit, budgets: Budgets, baseline: Baseline | N
         if isinstance(before, str):
             return _decided(made, how=before, found=found)
         if baseline is not None and limit.unit == "us" and baseline.devices != devices(result):
-            was, now = ", ".join(baseline.devices), ", ".join(devices(result))
+            was, now = ", ".join(baseline.devices) or "it names none", ", ".join(devices(result))
             return _decided(made, how=f"the baseline is of another device ({was}; now {now})", found=found)
         middle, deviation = before
         noise = budgets.noise * max(deviation, spread(result, limit.name) if limit.rule is None else 0.0)
