@@ -20,6 +20,7 @@ def not_all(result: Result) -> list[str]:
 def _empty_folders(result: Result) -> list[str]:
     return [i.why_unread for i in result.unread if i.reason == NO_CAPTURE_BELOW]
 
+
 _MOST_NAMED = 8
 
 
