@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 import pytest
+from msgspec import structs
 
+from trace_doctor.config import Settings
+from trace_doctor.engine.findings import file_claim
+from trace_doctor.fixes.plan import plan
+from trace_doctor.model import Result
 from trace_doctor.model.parameters import parameters
 from trace_doctor.registry import all_rules
 from trace_doctor.rule import HEADINGS, Rule
@@ -31,6 +38,23 @@ def test_case(rule: type[Rule], case: Valid | Invalid) -> None:
                     f"{fix.title}: who decides on it is the codemod's to say"
                 )
             assert fix.kind == "advice" or fix.safety == "display" or fix.codemod or fix.text, fix.title
+
+
+EDITED = [(rule, case) for rule, case in CASES if isinstance(case, Invalid) and case.before is not None]
+
+
+@pytest.mark.parametrize(("rule", "case"), EDITED, ids=[f"{r.code}-{c.name}" for r, c in EDITED])
+def test_the_first_fix_edits_the_script_as_the_case_says(
+    rule: type[Rule], case: Invalid, tmp_path: Path
+) -> None:
+    assert case.before is not None
+    script = tmp_path / PurePosixPath(case.file or "train.py").name
+    script.write_text(case.before, encoding="utf-8")
+    claim = run_case(rule, case)[0]
+    fix = next(fix for fix in claim.fixes if fix.codemod)
+    finding = file_claim(rule(), replace(claim, fixes=[fix]), 0, 0, "trace.json", Settings()).finding
+    planned = plan(Result(findings=[structs.replace(finding, id=f"{rule.code}-1")]), tmp_path)
+    assert {name: data.decode() for name, (_, data) in planned.outputs.items()} == {script.name: case.after}
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda r: r.code)

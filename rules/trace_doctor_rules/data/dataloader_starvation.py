@@ -77,7 +77,8 @@ for batch in loader:
     train(batch)
 """
 _PATCHED = """from torch.utils.data import DataLoader
-loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, pin_memory=True, persistent_workers=True, prefetch_factor=2)
+loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, pin_memory=True,
+                    persistent_workers=True, prefetch_factor=2)
 for batch in loader:
     train(batch)
 """

@@ -61,7 +61,10 @@ def _host_bound() -> RunBuilder:
     return b
 
 
-_SCRIPT = """for x, y in loader:
+_SCRIPT = """import torch
+
+model = torch.nn.Linear(1024, 1024).cuda()
+for x, y in loader:
     optimizer.zero_grad()
     loss = loss_fn(model(x), y)
     loss.backward()
@@ -69,6 +72,7 @@ _SCRIPT = """for x, y in loader:
 """
 _PATCHED = """import torch
 
+model = torch.nn.Linear(1024, 1024).cuda()
 for x, y in loader:
     optimizer.zero_grad()
     with torch.autocast(device_type="cuda", dtype=torch.bfloat16):

@@ -58,8 +58,8 @@ for x, y in loader:
     optimizer.step()
     optimizer.zero_grad()
 """
-_PATCHED = """import torch
-import torchvision
+_PATCHED = """import torchvision
+import torch
 
 net = torchvision.models.resnet18()
 net = net.cuda()

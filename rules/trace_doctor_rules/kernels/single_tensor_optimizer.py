@@ -123,6 +123,7 @@ def _by_hand(
 
 _SCRIPT = """import torch
 
+model = torch.nn.Linear(1024, 1024).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
 for batch in loader:
     loss = model(batch).mean()
@@ -132,6 +133,7 @@ for batch in loader:
 """
 _PATCHED = """import torch
 
+model = torch.nn.Linear(1024, 1024).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 for batch in loader:
     loss = model(batch).mean()

@@ -76,15 +76,18 @@ def _steps(*, stacks: bool, inside: bool = False, steps: int = 6, within: str = 
     return b
 
 
-_BEFORE = """import torch
-
-for batch in loader:
-    loss = model(batch).mean()
-    loss.backward()
-    optimizer.step()
-    torch.cuda.empty_cache()
+_BEFORE = f"""import torch
+{11 * chr(10)}
+def main():
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in loader:
+        loss = model(batch).mean()
+        loss.backward()
+        optimizer.step()
+        torch.cuda.empty_cache()
 """
-_AFTER = _BEFORE.replace("    torch.cuda.empty_cache()\n", "")
+_AFTER = _BEFORE.replace("        torch.cuda.empty_cache()\n", "")
 
 
 class EmptyCacheInLoop(Rule):
@@ -167,8 +170,8 @@ class EmptyCacheInLoop(Rule):
             codemod="remove-call",
             file="/home/me/train.py",
             line=21,
-            before=_BEFORE.replace("import torch\n\n", "import torch\n" + "\n" * 14),
-            after=_AFTER.replace("import torch\n\n", "import torch\n" + "\n" * 14),
+            before=_BEFORE,
+            after=_AFTER,
         ),
         Invalid(
             "a trace with stacks",

@@ -65,17 +65,27 @@ def _only_forward_and_backward() -> SnapshotBuilder:
     return b
 
 
-_BEFORE = """for batch in loader:
-    loss = model(batch).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+_BEFORE = f"""import torch
+{7 * chr(10)}
+def main():
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in loader:
+        loss = model(batch).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 """
-_AFTER = """for batch in loader:
-    loss = model(batch).mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+_AFTER = f"""import torch
+{7 * chr(10)}
+def main():
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in loader:
+        loss = model(batch).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 """
 
 
