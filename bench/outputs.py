@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
-FORMATS = ("text", "html", "json", "markdown", "sarif", "junit", "github")
 _SUFFIXES = (".json", ".json.gz", ".pickle", ".pkl", ".pickle.gz")
 
 
@@ -46,7 +45,7 @@ def write(task: tuple[str, Path, Path | None, Path, bool]) -> str:
     from trace_doctor import analyze
     from trace_doctor.errors import TraceDoctorError
     from trace_doctor.fixes.plan import plan
-    from trace_doctor.reporters import render
+    from trace_doctor.reporters import FORMATS, render
 
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)

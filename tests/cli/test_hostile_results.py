@@ -14,7 +14,7 @@ import pytest
 from repositories import git
 
 from trace_doctor.model import Finding, Fix, Location, Result, Target
-from trace_doctor.reporters import render
+from trace_doctor.reporters import FORMATS, render
 
 MAIN = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 SCRIPT = """\
@@ -211,7 +211,7 @@ def test_a_text_of_megabytes_is_cut_and_said_to_be(job: Path) -> None:
     long = "x" * 3_000_000
     shown = Fix(title="t", kind="command", text=long, diff=f"+{long}")
     (job / "r.json").write_bytes(result(shown, message=f"m{long}", name=f"n{long}").to_json())
-    for form in ("json", "text", "markdown", "html", "sarif", "junit", "github"):
+    for form in FORMATS:
         done = run("report", "r.json", "-o", f"{form}=out", cwd=job)
         assert done.returncode == 0, done.stderr
         assert (job / "out").stat().st_size < 1_000_000, form
@@ -276,7 +276,7 @@ def test_it_cannot_be_the_one_that_is_asked_for(odd: Path) -> None:
     assert "its name is not UTF-8" in done.stderr
 
 
-@pytest.mark.parametrize("form", ["json", "html", "sarif", "markdown", "junit", "github", "text"])
+@pytest.mark.parametrize("form", FORMATS)
 def test_every_report_is_text_where_sources_and_captures_have_such_names(odd: Path, form: str) -> None:
     from trace_doctor.testing import RunBuilder
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from example_files import SAMPLE, baseline, fed, job, saved
 
+from trace_doctor.reporters import FORMATS
+
 MAIN = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 REFUSED = "it is not overwritten"
 
@@ -169,7 +171,7 @@ def test_a_report_of_ours_gives_way_to_the_next(here: Path) -> None:
     assert (done.returncode, "no page of ours" in done.stderr) == (2, True), "it is of another kind"
 
 
-@pytest.mark.parametrize("form", ["json", "html", "text", "sarif", "markdown", "junit", "github"])
+@pytest.mark.parametrize("form", FORMATS)
 def test_half_a_character_ends_no_report(form: str, here: Path) -> None:
     """In what a trace says of its device, and in the manifests of a recording."""
     trace = json.loads((here / "fed.json").read_text())

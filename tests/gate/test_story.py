@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from trace_doctor.reporters import FORMATS
+
 Run = Callable[..., Any]
 Record = Callable[..., None]
 
@@ -129,7 +131,7 @@ def test_the_format_never_changes_the_exit_code_and_a_saved_check_renders_again(
     repository: Path, run: Run, record: Record
 ) -> None:
     record("host_sync", "simulated", "fault")
-    formats = ("text", "html", "json", "sarif", "junit", "github", "markdown")
+    formats = tuple(FORMATS)
     outputs = [option for fmt in formats for option in ("-o", f"{fmt}=out.{fmt}")]
     assert run("check", "logs", "--source", ".", *outputs).code == 1
     saved = {fmt: "out.html" if fmt == "sarif" else "out.json" for fmt in formats}

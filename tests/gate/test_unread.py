@@ -17,6 +17,7 @@ import pytest
 from made_captures import healthy, job
 
 from trace_doctor.loaders.kineto import decode
+from trace_doctor.reporters import FORMATS
 from trace_doctor.testing import RunBuilder
 
 Run = Callable[..., Any]
@@ -262,7 +263,7 @@ def test_saved_results_remember_what_was_not_read(logs: Path, run: Run) -> None:
 
 def test_every_format_of_a_check_names_what_was_not_read(logs: Path, run: Run) -> None:
     (logs / "rank1.json").write_bytes(b"")
-    for fmt in ("text", "html", "json", "sarif", "junit", "github", "markdown"):
+    for fmt in FORMATS:
         done = run("check", "logs", "-o", fmt)
         assert (done.code, "rank1.json" in done.out) == (3, True), fmt
     assert "<error" in run("check", "logs", "-o", "junit").out

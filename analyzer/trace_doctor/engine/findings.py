@@ -98,7 +98,8 @@ def _verifiable(fix: Fix, code: str) -> Fix:
 
 
 def severity(rule: Rule, claim: Claim, settings: Settings) -> Severity:
-    """From the saving's share; what is declared caps it, and so does what is known (DESIGN §5)."""
+    """From the saving's share; what is declared caps it, and so does how the saving is known: low confidence
+    and a model of it give `info`, medium confidence at most `warning`."""
     if forced := settings.severity.get(rule.code) or settings.severity.get(rule.name):
         return _severity(forced)
     share = _share(claim.saving)

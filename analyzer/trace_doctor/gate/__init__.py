@@ -1,4 +1,4 @@
-"""The gate: may this be merged, and did the fix help? Exit codes of DESIGN §8; 2 (nothing readable) is decided before.
+"""The gate: may this be merged, and did the fix help? Exit codes as in docs/exit-codes.md; 2 (nothing readable) is decided before.
 
 Everything is imported on first use: an analysis needs nothing but the suppressions.
 """

@@ -52,7 +52,7 @@ _WORKSPACE = re.compile(r"[gG]etNew\w*Workspace|[gG]et\w*CUDABlas\w*|Cublas\w*Wo
 _NODE = re.compile(r"(\w+Backward\d*)(?:_apply_functional|::apply|\b)")
 _OP = re.compile(r"at::_ops::(\w+?)(?:_(?:[A-Z]\w*|int|dim|dtype|self|out))?::(?:call|redispatch)")
 WORKSPACE_BYTES = (8_519_680, 33_554_432)
-"""What cuBLAS asks for by default, before and since Hopper (DESIGN, memory ledger): for stacks without C++ frames."""
+"""What cuBLAS asks for by default, before and since Hopper: for stacks without C++ frames."""
 
 
 def stage_of(frames: Sequence[StackFrame], kind: str) -> Stage:

@@ -1,4 +1,5 @@
-"""Small named edits. One module per family; a codemod registers itself by its decorator, so a new file is enough.
+"""Small named edits. One module per family; a codemod registers itself by its decorator.
+What else a new one takes: docs/writing-codemods.md.
 
 A codemod gets the place that a finding means and its parameters, and returns a `Change` or raises `NoEdit`.
 It never guesses between two places, and run on its own output it finds nothing to do. Its parameters are a type of
@@ -63,7 +64,9 @@ def codemod(
     elsewhere: bool = False,
 ) -> Callable[[Callable[[Place, P], Change]], Callable[[Place, P], Change]]:
     """Registers a function as a codemod. Its docstring's first line is shown to people."""
-    assert PARAMETERS[name] == params, f"{name} has other parameters in model.parameters"
+    assert PARAMETERS.get(name) == params, (
+        f"{name}: enter {params.__name__} for it in model.parameters.PARAMETERS"
+    )
 
     def register(run: Callable[[Place, P], Change]) -> Callable[[Place, P], Change]:
         summary = (run.__doc__ or "").strip().split("\n")[0]
