@@ -80,6 +80,11 @@ def _part(kind: Kind) -> Iterator[str]:
         yield "| field | type | what it holds |\n| --- | --- | --- |"
         yield from (f"| `{name}` | `{form}` | {about} |" for name, form, about in rows)
         yield ""
+    rows = list(_methods(kind))
+    if rows:
+        yield "| method | what it gives |\n| --- | --- |"
+        yield from (f"| `{form}` | {about} |" for form, about in rows)
+        yield ""
     needs = [
         other.__name__ for other in kinds() if other is not kind and other.__name__ in _asked(kind.__module__)
     ]
@@ -109,9 +114,27 @@ def _fields(kind: Kind) -> Iterator[tuple[str, str, str]]:
         if (
             isinstance(node, ast.AnnAssign)
             and isinstance(node.target, ast.Name)
+            and not node.target.id.startswith("_")
             and "ClassVar" not in ast.unparse(node.annotation)
         ):
             about = ""
             if isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant):
-                about = " ".join(str(behind.value.value).split()).replace("|", "\\|")
-            yield node.target.id, ast.unparse(node.annotation).replace("|", "\\|"), about
+                about = _in_a_cell(str(behind.value.value))
+            yield node.target.id, _in_a_cell(ast.unparse(node.annotation)), about
+
+
+def _methods(kind: Kind) -> Iterator[tuple[str, str]]:
+    """Signature and docstring of what may be asked of it, properties without parentheses."""
+    [body] = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(body, ast.ClassDef)
+    for node in body.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name != "build":
+            made_by = [ast.unparse(decorator) for decorator in node.decorator_list]
+            gives = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+            takes = ast.unparse(node.args).removeprefix("self").removeprefix("cls").removeprefix(", ")
+            asked = node.name if "property" in made_by else f"{node.name}({takes})"
+            yield _in_a_cell(asked + gives), _in_a_cell(ast.get_docstring(node) or "")
+
+
+def _in_a_cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

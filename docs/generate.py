@@ -2,7 +2,7 @@
 
 docs/rules/<CODE>.md and rules/README.md come from the rules' docstrings, docs/cli-reference.md from --help,
 the JSON Schemas from the result types, docs/configuration.md from the settings, docs/techniques.md from the techniques
-that rules name, docs/evidence.md from the classes of evidence.
+that rules name, docs/evidence.md from the classes of evidence; what commands print in README.md comes from running them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +47,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs" / "configuration.md", _configuration()
     yield ROOT / "docs" / "techniques.md", techniques.page()
     yield ROOT / "docs" / "evidence.md", evidence.page()
+    yield ROOT / "README.md", _with_what_commands_print((ROOT / "README.md").read_text(encoding="utf-8"))
     for form in (Result, Verification, Difference, Treatment):
         name = f"{form.__name__.lower()}.schema.json"
         text = json.dumps(json_schema(form), indent=2, sort_keys=True) + "\n"
@@ -68,6 +72,23 @@ def _rule_index() -> str:
             file = r.__module__.replace(".", "/") + ".py"
             lines.append(f"| [{r.code}](../docs/rules/{r.code}.md) | [{r.name}]({file}) | {r.title} |")
     return "\n".join(lines) + "\n"
+
+
+def _with_what_commands_print(text: str) -> str:
+    """The page with the output of each `$ trace-doctor …` in a block of its own, at 80 columns."""
+    return re.sub(
+        r"(?<=```console\n)\$ (trace-doctor .+?)\n.+?(?=```)",
+        lambda block: f"$ {block[1]}\n{_printed(shlex.split(block[1])[1:])}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def _printed(arguments: list[str]) -> str:
+    main = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
+    env = {**os.environ, "COLUMNS": "80", "PYTHONUTF8": "1", "TRACE_DOCTOR_OUTPUT": "text"}
+    done = subprocess.run([*main, *arguments], cwd=ROOT, capture_output=True, check=True, env=env)
+    return "".join(f"{line.rstrip()}\n" for line in done.stdout.decode().splitlines())
 
 
 def _cli_reference() -> str:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -88,19 +84,3 @@ def test_what_a_page_types_gives_what_it_shows(page: Path, monkeypatch: pytest.M
     tried = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
     assert tried.attempted
     assert not tried.failed
-
-
-CONSOLE = re.findall(r"```console\n\$ (trace-doctor .+?)\n(.+?)```", (ROOT / "README.md").read_text(), re.S)
-
-
-@pytest.mark.parametrize(("command", "shown"), CONSOLE, ids=[c.split()[1] for c, _ in CONSOLE])
-def test_the_readme_shows_what_the_command_prints(command: str, shown: str) -> None:
-    main = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
-    done = subprocess.run(
-        [*main, *shlex.split(command)[1:]], cwd=ROOT, capture_output=True, text=True, encoding="utf-8",
-        env={**os.environ, "COLUMNS": "80", "PYTHONUTF8": "1", "TRACE_DOCTOR_OUTPUT": "text"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert [line.rstrip() for line in done.stdout.splitlines()] == [
-        line.rstrip() for line in shown.splitlines()
-    ]
