@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 
-from trace_doctor import tuning
 from trace_doctor.cli.process import interrupted, leave_stdout, prepare, tell
 
 
@@ -30,7 +29,6 @@ def main() -> None:
 def run() -> None:
     """One command, as `sys.argv` has it. Deliberate errors are one line on stderr and exit code 2. Ends with SystemExit."""
     prepare()
-    tuning.tune()
     try:
         from trace_doctor.cli.app import HOMES, application
         from trace_doctor.errors import NothingRecorded, TraceDoctorError, one_line

@@ -16,8 +16,6 @@ import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from trace_doctor import tuning
-
 _EVERY = 0.05
 """Seconds between two reports of progress"""
 
@@ -27,7 +25,6 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _offer_to_the_kernel()
-    tuning.tune()
     channel, connection = socket.socket(fileno=os.dup(descriptor)), Connection(descriptor)
     from trace_doctor.loading import load_file as single  # the imports that take their time
 
