@@ -32,7 +32,7 @@ from trace_doctor.reporters import FORMATS, Options, render
 from trace_doctor.reporters import treatment_text as treatment_text
 from trace_doctor.reporters import verification as verification_text
 from trace_doctor.reporters.difference import render as render_difference
-from trace_doctor.reporters.terminal import Paper
+from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.units import columns
 
 ALPHABET = st.one_of(
@@ -165,11 +165,11 @@ def treatment(t: Callable[[], str], compared: Difference) -> Treatment:
 @example("漢" * 50, "w" * 90, 40, 92)
 @example("w" * 90, "", 1, 40)
 def test_a_paragraph_ends_whatever_stands_before_it(text: str, first: str, width: int, indent: int) -> None:
-    paper = Paper(width, color=False, ascii=False)
-    paper.put(text, indent=indent, first=first)
-    paper.row([(text, 0), (first, -1), (text, 5)])
-    paper.flow([(text, ""), (first, "")], indent=2)
-    assert len(paper.lines) <= 10 + 2 * (len(text) + len(first)) * 10
+    terminal = Terminal(width, color=False, ascii=False)
+    terminal.put(text, indent=indent, first=first)
+    terminal.row([(text, 0), (first, -1), (text, 5)])
+    terminal.flow([(text, ""), (first, "")], indent=2)
+    assert len(terminal.lines) <= 10 + 2 * (len(text) + len(first)) * 10
 
 
 def test_a_name_of_ninety_characters_leaves_room_for_the_rest() -> None:

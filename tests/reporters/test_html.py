@@ -21,7 +21,7 @@ from trace_doctor.model import Budget, Finding, Gate, Result, Saving
 from trace_doctor.model.treatment import Method, Treatment
 from trace_doctor.reporters import Options, render
 from trace_doctor.reporters.difference import render as render_difference
-from trace_doctor.reporters.embedded_json import extract, island
+from trace_doctor.reporters.embedded_json import embedded, extract
 from trace_doctor.reporters.html import LARGEST
 from trace_doctor.reporters.html.treatment import render as treatment_page
 
@@ -187,19 +187,19 @@ def test_the_result_is_embedded_byte_for_byte(result: Result, zoom: bool) -> Non
 )
 def test_any_text_survives_the_island(text: str) -> None:
     data = Result(limits=[text]).to_json()
-    page = island(data, 10_000)
+    page = embedded(data, 10_000)
     assert Page(f"<body>{page}</body>").all("script")[0][2].encode() == extract(page) == data
     assert Result.from_json(data).limits == [text]
 
 
 def test_a_long_result_is_packed_and_a_damaged_one_is_refused() -> None:
     data = b'{"a": "' + b"x>" * 100_000 + b'"}\n'
-    packed = island(data, 100_000)
-    assert packed == island(data, 100_000)
+    packed = embedded(data, 100_000)
+    assert packed == embedded(data, 100_000)
     assert len(packed) < 2_000
     assert extract(packed) == data
     with pytest.raises(ValueError, match="end the element"):
-        island(b'"</script>"', 100)
+        embedded(b'"</script>"', 100)
     for damaged in (
         packed.replace("H4s", "H5s"),
         packed.replace("</script>", "!</script>"),

@@ -9,7 +9,7 @@ _UNSEEN = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 """characters that a terminal obeys, or that turn text round or hide in it"""
 
 
-def inert(data: bytes) -> bytes:
+def html_safe(data: bytes) -> bytes:
     """The JSON with every `<` as an escape, so that a page sees neither the end of an element nor the begin of another in
     it, and with escapes in what a CI server would take for a command in its log (`##vso[`) and for what nobody would see:
     the same JSON still."""

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from trace_doctor.model.captures import Ignored, Input, Ranks
 from trace_doctor.model.findings import Finding, Outcome, Suppressed
 from trace_doctor.model.gates import Gate
-from trace_doctor.model.html_safe_json import inert
+from trace_doctor.model.html_safe_json import html_safe
 from trace_doctor.model.ledgers import MemoryHeldRow, MemoryLedgerRow, TimeLedgerRow
 from trace_doctor.model.pictures import (
     CollectiveRow,
@@ -67,7 +67,7 @@ class Document(Struct, frozen=True, kw_only=True):
     def to_json(self) -> bytes:
         """UTF-8 JSON with sorted keys, two-space indent and a final newline; a report holds it as it is. Same input, same
         bytes."""
-        return inert(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)) + b"\n"
+        return html_safe(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)) + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
@@ -125,7 +125,7 @@ class Result(Document, frozen=True, kw_only=True):
         (series and rows would else be mostly spaces), one final newline. A report holds it as it is. Same result, same
         bytes."""
         text = msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)
-        return inert(_PLAIN.sub(lambda plain: _BREAK.sub(rb"\1", plain[0]), text)) + b"\n"
+        return html_safe(_PLAIN.sub(lambda plain: _BREAK.sub(rb"\1", plain[0]), text)) + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from trace_doctor.model import Saving
 from trace_doctor.model.comparison import Appeared, Comparison, Fate, Followed, StepChange, StepTime
 from trace_doctor.reporters.labels import SYMBOL, saving_words, where_briefly
-from trace_doctor.reporters.terminal import Paper
+from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.units import duration, plural, share, size
 
 FATES: dict[Fate, tuple[str, str, str]] = {
@@ -25,44 +25,46 @@ VERDICTS = {
 }
 
 
-def header(paper: Paper, made: Comparison) -> None:
+def header(terminal: Terminal, comparison: Comparison) -> None:
     for label, side, time in (
-        ("before", made.before, made.step_time.before),
-        ("after", made.after, made.step_time.after),
+        ("before", comparison.before, comparison.step_time.before),
+        ("after", comparison.after, comparison.step_time.after),
     ):
-        shown = side.paths[:2] + ([f"and {len(side.paths) - 2:,} more"] if len(side.paths) > 2 else [])
+        paths = side.paths[:2] + ([f"and {len(side.paths) - 2:,} more"] if len(side.paths) > 2 else [])
         facts = [
-            ", ".join(shown) or "no capture",
+            ", ".join(paths) or "no capture",
             *side.device_names[:2],
             plural(side.ranks, "rank") if side.ranks > 1 else "",
             f"{_steps(time)} of {duration(time.median_us)}" if time else "no steps",
             plural(side.findings, "finding"),
         ]
-        paper.put(" · ".join(f for f in facts if f), indent=9, first=label)
-    paper.blank()
-    counts = [(made.count(fate), word) for fate, (_, word, _) in FATES.items()]
-    said = [f"{n} {word}" for n, word in counts if n] + [f"{len(made.new)} new"] * bool(made.new)
-    paper.put(f"Findings: {', '.join(said) or 'none before, none after'}", "bold")
-    paper.blank()
+        terminal.put(" · ".join(f for f in facts if f), indent=9, first=label)
+    terminal.blank()
+    counts = [(comparison.count(fate), word) for fate, (_, word, _) in FATES.items()]
+    counts_in_words = [f"{n} {word}" for n, word in counts if n] + [f"{len(comparison.new)} new"] * bool(
+        comparison.new
+    )
+    terminal.put(f"Findings: {', '.join(counts_in_words) or 'none before, none after'}", "bold")
+    terminal.blank()
 
 
-def followed(paper: Paper, one: Followed) -> None:
+def followed(terminal: Terminal, one: Followed) -> None:
     """A finding of BEFORE and what became of it."""
     symbol, word, style = FATES[one.fate]
-    _head(paper, f"{symbol} {word}", one.id, one.name, where_briefly(one.location), style)
+    _head(terminal, f"{symbol} {word}", one.id, one.name, where_briefly(one.location), style)
     if one.after_saving is not None:
         before, now = (_cost(s) for s in (one.promised, one.after_saving))
-        paper.put(f"costs {before} before, {now} after", indent=INDENT)
+        terminal.put(f"costs {before} before, {now} after", indent=INDENT)
     elif promised := saving_words(one.promised):
-        paper.put(f"promised {promised}", indent=INDENT)
+        terminal.put(f"promised {promised}", indent=INDENT)
     if one.reason:
-        paper.put(one.reason, indent=INDENT)
+        terminal.put(one.reason, indent=INDENT)
     if one.capture:
-        paper.put(f"record: {one.capture}", "dim", indent=INDENT)
+        terminal.put(f"record: {one.capture}", "dim", indent=INDENT)
 
 
-def _head(paper: Paper, first: str, id: str, name: str, where: str, style: str) -> None:
-    paper.put("  ".join(p for p in (f"{id} {name}", where) if p), style, indent=INDENT, first=first)
+def _head(terminal: Terminal, first: str, id: str, name: str, where: str, style: str) -> None:
+    terminal.put("  ".join(p for p in (f"{id} {name}", where) if p), style, indent=INDENT, first=first)
 
 
 def _cost(saving: Saving | None) -> str:
@@ -73,22 +75,22 @@ def signed(value: float, words: Callable[[float], str]) -> str:
     return f"{'-' if value < 0 else '+'}{words(abs(value))}"
 
 
-def appeared(paper: Paper, new: Appeared) -> None:
+def appeared(terminal: Terminal, new: Appeared) -> None:
     word = "new" if new.checked_before else "unseen before"
     first = f"{SYMBOL[new.severity]} {word}"
-    _head(paper, first, new.id, new.name, where_briefly(new.location), new.severity)
-    paper.put(new.message, indent=INDENT)
+    _head(terminal, first, new.id, new.name, where_briefly(new.location), new.severity)
+    terminal.put(new.message, indent=INDENT)
     if not new.checked_before:
-        paper.put("BEFORE could not have shown it: it may be old", "dim", indent=INDENT)
+        terminal.put("BEFORE could not have shown it: it may be old", "dim", indent=INDENT)
 
 
-def step_time(paper: Paper, change: StepChange) -> None:
+def step_time(terminal: Terminal, change: StepChange) -> None:
     if change.before is None or change.after is None or change.change_us is None:
-        paper.put(f"not captured: {change.how}", indent=INDENT, first="step time")
+        terminal.put(f"not captured: {change.how}", indent=INDENT, first="step time")
         return
     a, b = change.before, change.after
     relative = share(abs(change.change_us) / a.median_us) if a.median_us else "?"
-    paper.put(
+    terminal.put(
         f"{duration(a.median_us)} → {duration(b.median_us)}  ({'-' if change.change_us < 0 else '+'}{relative}): "
         f"{VERDICTS[change.verdict]}",
         "good" if change.verdict == "faster" else "critical" if change.verdict == "slower" else "",
@@ -96,7 +98,7 @@ def step_time(paper: Paper, change: StepChange) -> None:
         first="step time",
     )
     noise = f"; less than {duration(change.noise_us or 0.0)} is noise"
-    paper.put(f"median of {_spread(a)} before, of {_spread(b)} after{noise}", "dim", indent=INDENT)
+    terminal.put(f"median of {_spread(a)} before, of {_spread(b)} after{noise}", "dim", indent=INDENT)
 
 
 def _spread(time: StepTime) -> str:
@@ -108,8 +110,8 @@ def _steps(time: StepTime) -> str:
     return plural(time.steps, "plain step" if time.plain else "steady step")
 
 
-def memory(paper: Paper, made: Comparison) -> None:
-    peaks = made.memory
+def memory(terminal: Terminal, comparison: Comparison) -> None:
+    peaks = comparison.memory
     for label, a, b in (
         ("peak memory", peaks.allocated_before, peaks.allocated_after),
         ("reserved", peaks.reserved_before, peaks.reserved_after),
@@ -120,19 +122,19 @@ def memory(paper: Paper, made: Comparison) -> None:
                 if a and a != b
                 else ""
             )
-            paper.put(f"{size(a)} → {size(b)}{relative or '  (the same)'}", indent=INDENT, first=label)
+            terminal.put(f"{size(a)} → {size(b)}{relative or '  (the same)'}", indent=INDENT, first=label)
         elif label == "peak memory":
             sides = [n for n, v in (("before", a), ("after", b)) if v is None]
-            paper.put(f"not captured {' and '.join(sides)}", "dim", indent=INDENT, first=label)
+            terminal.put(f"not captured {' and '.join(sides)}", "dim", indent=INDENT, first=label)
 
 
-def doubts(paper: Paper, made: Comparison) -> None:
+def doubts(terminal: Terminal, comparison: Comparison) -> None:
     """Why the two may not be of one job."""
-    if made.warnings or made.undecided or made.partial:
-        paper.blank()
-    for reason in made.undecided:
-        paper.put(reason, "critical", indent=2, first="?")
-    for reason in made.partial:
-        paper.put(f"let pass by --allow-partial: {reason}", "warning", indent=2, first="!")
-    for warning in made.warnings:
-        paper.put(warning, "warning", indent=2, first="!")
+    if comparison.warnings or comparison.undecided or comparison.partial:
+        terminal.blank()
+    for reason in comparison.undecided:
+        terminal.put(reason, "critical", indent=2, first="?")
+    for reason in comparison.partial:
+        terminal.put(f"let pass by --allow-partial: {reason}", "warning", indent=2, first="!")
+    for warning in comparison.warnings:
+        terminal.put(warning, "warning", indent=2, first="!")

@@ -13,19 +13,19 @@ import re
 from zlib_ng import zlib_ng
 
 from trace_doctor.errors import NotACapture
-from trace_doctor.model.html_safe_json import inert
+from trace_doctor.model.html_safe_json import html_safe
 
 LARGEST = 1 << 28
 """Nothing unpacks to more: a result is a thousandth of it"""
-_ISLAND = re.compile(r'<script type="application/(json|gzip)" id="result">(.*?)</script>', re.DOTALL)
+_ELEMENT = re.compile(r'<script type="application/(json|gzip)" id="result">(.*?)</script>', re.DOTALL)
 
 
-def island(data: bytes, room: int) -> str:
+def embedded(data: bytes, room: int) -> str:
     """The element that holds it, packed where it is longer than `room` bytes. The same data gives the same text.
 
-    Raises ValueError for data that is not inert: `to_json` makes it so.
+    Raises ValueError for data that is not safe inside HTML: `to_json` makes it so.
     """
-    if inert(data) != data:
+    if html_safe(data) != data:
         raise ValueError("the JSON would end the element it stands in")
     kind, text = ("json", data) if len(data) <= room else ("gzip", packed(data))
     return f'<script type="application/{kind}" id="result">{text.decode()}</script>'
@@ -37,11 +37,11 @@ def packed(data: bytes) -> bytes:
 
 
 def extract(page: str) -> bytes:
-    """What `island` was given. Raises NotACapture when the page holds no result."""
-    found = _ISLAND.search(page)
-    if not found:
+    """What `embedded` was given. Raises NotACapture when the page holds no result."""
+    match = _ELEMENT.search(page)
+    if not match:
         raise NotACapture("the page holds no trace-doctor result")
-    kind, text = found.groups()
+    kind, text = match.groups()
     return _unpacked(text) if kind == "gzip" else text.encode()
 
 

@@ -29,17 +29,17 @@ def render(result: Result, options: Options) -> str:
     fails = failing(result)
     ordered = sorted(result.findings, key=lambda f: (f.id not in fails, SEVERITIES.index(f.severity)))
     lines += [(_KIND[f.severity], _finding(result, f)) for f in ordered]
-    shown: Counter[str] = Counter()
-    kept, cut = [], Counter[str]()
+    count: Counter[str] = Counter()
+    first_lines, left_out = [], Counter[str]()
     for kind, line in lines:
-        shown[kind] += 1
-        if shown[kind] <= MOST:
-            kept.append(line)
+        count[kind] += 1
+        if count[kind] <= MOST:
+            first_lines.append(line)
         else:
-            cut[kind] += 1
-    more = ", ".join(plural(cut[k], k) for k in ("error", "warning", "notice") if cut[k])
+            left_out[kind] += 1
+    more = ", ".join(plural(left_out[k], k) for k in ("error", "warning", "notice") if left_out[k])
     rest = [f"trace-doctor: {more} more than GitHub shows of a step; see the report"] if more else []
-    return "".join(line + "\n" for line in [*kept, *rest])
+    return "".join(line + "\n" for line in [*first_lines, *rest])
 
 
 def _finding(result: Result, finding: Finding) -> str:
@@ -50,12 +50,12 @@ def _finding(result: Result, finding: Finding) -> str:
         if place[1] is not None:
             properties["line"] = str(place[1])
     patch = next((f for f in finding.fixes if f.safety != "display"), None)
-    said = [
+    parts = [
         finding.message,
         saving_words(finding.saving),
         f"fix: {patch.title} [{patch.safety}]" if patch else "",
     ]
-    return _command(_KIND[finding.severity], "\n".join(s for s in said if s), properties)
+    return _command(_KIND[finding.severity], "\n".join(s for s in parts if s), properties)
 
 
 def _budget(budget: Budget) -> tuple[str, str]:
@@ -64,8 +64,8 @@ def _budget(budget: Budget) -> tuple[str, str]:
 
 
 def _command(kind: str, message: str, properties: dict[str, str]) -> str:
-    said = ",".join(f"{name}={_property(value)}" for name, value in sorted(properties.items()))
-    return f"::{kind} {said}::{_data(message)}"
+    parts = ",".join(f"{name}={_property(value)}" for name, value in sorted(properties.items()))
+    return f"::{kind} {parts}::{_data(message)}"
 
 
 def _data(text: str) -> str:

@@ -64,11 +64,11 @@ def _rule(result: Result, outcome: Outcome, failing: set[str]) -> ET.Element:
         _add(case, "skipped", reason, outcome.capture or "")
     rest = [f for f in findings if f.id not in failing]
     silent = [s for s in result.suppressed if s.finding.code == outcome.code]
-    said = [_text(f) for f in rest] + [
+    lines = [_text(f) for f in rest] + [
         f"suppressed at {s.where} ({s.reason}): {s.finding.message}" for s in silent
     ]
-    if said:
-        ET.SubElement(case, "system-out").text = _clean("\n\n".join(said))
+    if lines:
+        ET.SubElement(case, "system-out").text = _clean("\n\n".join(lines))
     return case
 
 
@@ -93,14 +93,14 @@ def _coverage(gate: Gate, reason: str) -> ET.Element:
 
 def _budget(budget: Budget) -> ET.Element:
     case = _case("trace-doctor.budgets", budget.name)
-    said = budget_words(budget)
+    text = budget_words(budget)
     if budget.level == "error" and budget.status != "passed":
         tag = "failure" if budget.status == "failed" else "error"
-        _add(case, tag, said, "", budget.status)
+        _add(case, tag, text, "", budget.status)
     elif budget.status == "undecided":
-        _add(case, "skipped", said, "")
+        _add(case, "skipped", text, "")
     else:
-        ET.SubElement(case, "system-out").text = _clean(said)
+        ET.SubElement(case, "system-out").text = _clean(text)
     return case
 
 
@@ -109,10 +109,10 @@ def _case(classname: str, name: str) -> ET.Element:
 
 
 def _add(case: ET.Element, tag: str, message: str, text: str, kind: str = "") -> None:
-    made = ET.SubElement(case, tag, message=visible(message).translate(_NO_XML))
+    element = ET.SubElement(case, tag, message=visible(message).translate(_NO_XML))
     if kind:
-        made.set("type", kind)
-    made.text = _clean(text)
+        element.set("type", kind)
+    element.text = _clean(text)
 
 
 def _clean(text: str) -> str:

@@ -99,10 +99,10 @@ SAFETY = {
 
 def by_family(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     """Rules under the name of their family, both in the order of the codes; rules of others come last."""
-    found: dict[str, list[Outcome]] = {}
+    families: dict[str, list[Outcome]] = {}
     for outcome in sorted(outcomes, key=lambda o: (not _family(o.code), o.code, o.name, o.reason or "")):
-        found.setdefault(_family(outcome.code) or "other rules", []).append(outcome)
-    return found
+        families.setdefault(_family(outcome.code) or "other rules", []).append(outcome)
+    return families
 
 
 def _family(code: str) -> str:
@@ -153,8 +153,8 @@ def _tails(paths: Mapping[int, str]) -> dict[int, str]:
     while len({p[-1] for p in parts.values()}) == 1 and all(len(p) > 1 for p in parts.values()):
         parts = {n: p[:-1] for n, p in parts.items()}
     names = {}
-    for n, mine in parts.items():
-        shorter = ["/".join(mine[-count:]) for count in range(1, len(mine) + 1)]
+    for n, own in parts.items():
+        shorter = ["/".join(own[-count:]) for count in range(1, len(own) + 1)]
         others = ["/".join(["", *p]) for k, p in parts.items() if k != n]
         name = next((s for s in shorter if not any(o.endswith("/" + s) for o in others)), shorter[-1])
         names[n] = name if len(name) <= 26 else f"{name[:9]}…{name[-16:]}"
@@ -232,19 +232,19 @@ def facts(result: Result) -> list[str]:
     devices = list(dict.fromkeys(i.device_name for i in result.inputs if i.device_name))
     ranks = len({i.rank for i in result.inputs})
     steps = max((i.steps for i in result.inputs), default=0)
-    said = [*devices[:2], plural(ranks, "rank") if ranks > 1 else "", plural(steps, "step") if steps else ""]
+    parts = [*devices[:2], plural(ranks, "rank") if ranks > 1 else "", plural(steps, "step") if steps else ""]
     if summary.step_us is not None and summary.plain_step_us is not None:
         plain, profiled = duration(summary.plain_step_us), duration(summary.step_us)
-        said.append(f"step {plain} plain, {profiled} under the profiler{slowest}")
+        parts.append(f"step {plain} plain, {profiled} under the profiler{slowest}")
     elif summary.step_us is not None:
-        said.append(f"{duration(summary.step_us)} a step{slowest}")
+        parts.append(f"{duration(summary.step_us)} a step{slowest}")
     if summary.gpu_busy_share is not None:
-        said.append(f"GPU busy {share(summary.gpu_busy_share)}")
+        parts.append(f"GPU busy {share(summary.gpu_busy_share)}")
     if summary.peak_allocated_bytes is not None:
-        said.append(f"peak {size(summary.peak_allocated_bytes)}")
+        parts.append(f"peak {size(summary.peak_allocated_bytes)}")
     elif result.memory_held:
-        said.append(held_words(max(result.memory_held, key=lambda r: r.held_bytes)))
-    return [f for f in said if f]
+        parts.append(held_words(max(result.memory_held, key=lambda r: r.held_bytes)))
+    return [f for f in parts if f]
 
 
 def held_words(row: MemoryHeldRow) -> str:
@@ -261,10 +261,10 @@ def where(location: Location) -> str:
 
 def where_briefly(location: Location) -> str:
     """As `where`, of a long path only the end: `…/llama/modeling_llama.py:330`."""
-    said = where(location)
-    if len(said) <= 48 or "/" not in said:
-        return said
-    *_, parent, name = said.split("/")
+    place = where(location)
+    if len(place) <= 48 or "/" not in place:
+        return place
+    *_, parent, name = place.split("/")
     return f"…/{parent}/{name}" if len(parent) + len(name) <= 60 else f"…/{name}"
 
 
@@ -290,22 +290,22 @@ def saving_words(saving: Saving | None) -> str:
     may differ from the rounded one."""
     if saving is None:
         return ""
-    said = []
+    parts = []
     time = saving.time_us_per_step
     if saving.share_of_step:
         inside = f"≈{estimate_duration(time)}, {saving.basis}" if time else saving.basis
-        said.append(f"-{estimate_share(saving.share_of_step)} step ({inside})")
+        parts.append(f"-{estimate_share(saving.share_of_step)} step ({inside})")
     elif time:
-        said.append(f"-{estimate_duration(time)} a step ({saving.basis})")
+        parts.append(f"-{estimate_duration(time)} a step ({saving.basis})")
     if saving.bytes:
-        basis = "" if said else f", {saving.basis}"
+        basis = "" if parts else f", {saving.basis}"
         if saving.share_of_peak:
-            said.append(
+            parts.append(
                 f"-{estimate_share(saving.share_of_peak)} peak (≈{estimate_size(saving.bytes)}{basis})"
             )
         else:
-            said.append(f"-{estimate_size(saving.bytes)}{basis and f' ({saving.basis})'}")
-    return f"up to {', '.join(said)}" if said else ""
+            parts.append(f"-{estimate_size(saving.bytes)}{basis and f' ({saving.basis})'}")
+    return f"up to {', '.join(parts)}" if parts else ""
 
 
 def by_hand(result: Result) -> float | None:
@@ -325,11 +325,11 @@ def together(result: Result, between: str) -> str:
         )
     if upto.bytes:
         gain.append(f"-{estimate_size(upto.bytes)}")
-    said = f"together up to {', '.join(gain)}" if gain else ""
+    gains = f"together up to {', '.join(gain)}" if gain else ""
     if most is not None:  # what the findings say is more than the patches give
         hand = f"by hand up to -{estimate_share(most)} step"
-        said = f"{hand}, patches {said}" if said else hand
-    return f"{between}{said}" if said else ""
+        gains = f"{hand}, patches {gains}" if gains else hand
+    return f"{between}{gains}" if gains else ""
 
 
 def how_made(fix: Fix) -> str:
@@ -346,8 +346,10 @@ def why_no_patch(fix: Fix) -> str:
     """What a look at the script found that keeps this fix from being a patch; empty where nothing does."""
     if fix.diff:
         return ""
-    said = (line.removeprefix(NOT_PATCHED) for line in fix.text.splitlines() if line.startswith(NOT_PATCHED))
-    return next(said, "").strip()
+    reasons = (
+        line.removeprefix(NOT_PATCHED) for line in fix.text.splitlines() if line.startswith(NOT_PATCHED)
+    )
+    return next(reasons, "").strip()
 
 
 def needs_source(fix: Fix) -> bool:
@@ -387,13 +389,13 @@ def budget_words(budget: Budget) -> str:
     """Expected, found, all values, the baseline and the noise band, in one line."""
     if budget.status == "undecided" or budget.found is None:
         return f"{budget.name} {budget_outcome(budget)}"
-    said = [f"{budget.name} {amount(budget.found, budget.unit)}"]
+    parts = [f"{budget.name} {amount(budget.found, budget.unit)}"]
     if budget.limit is not None:
-        said.append(f"expected at most {amount(budget.limit, budget.unit)}")
+        parts.append(f"expected at most {amount(budget.limit, budget.unit)}")
     if budget.baseline is not None:
-        said.append(f"baseline {amount(budget.baseline, budget.unit)}")
+        parts.append(f"baseline {amount(budget.baseline, budget.unit)}")
     if budget.noise:
-        said.append(f"noise ±{amount(budget.noise, budget.unit)}")
+        parts.append(f"noise ±{amount(budget.noise, budget.unit)}")
     if len(budget.values) > 1:
-        said.append(f"runs {', '.join(amount(v, budget.unit) for v in budget.values[:10])}")
-    return "; ".join(p for p in (", ".join(said), budget_outcome(budget)) if p)
+        parts.append(f"runs {', '.join(amount(v, budget.unit) for v in budget.values[:10])}")
+    return "; ".join(p for p in (", ".join(parts), budget_outcome(budget)) if p)

@@ -53,9 +53,9 @@ def render(result: Result, options: Options) -> str:
         if room < 100:
             break
         details.append(block)
-    left = len(result.findings) - len(details)
-    if left:
-        details.append(f"{plural(left, 'more finding')} without details here; the HTML report has them.")
+    hidden = len(result.findings) - len(details)
+    if hidden:
+        details.append(f"{plural(hidden, 'more finding')} without details here; the HTML report has them.")
     page = no_command_at_start("\n\n".join([*head, *details, *tail]) + "\n")
     if len(page.encode()) <= 1 << 16:
         return page
@@ -74,11 +74,11 @@ def _verdict(result: Result) -> Iterator[str]:
     if gate is not None:
         yield f"## {'✔' if not gate.code else '✖'} {md(gate.verdict)}"
     yield f"**{md(headline(result))}**" if gate is not None else f"## {md(headline(result))}"
-    said = [md(i.path) for i in result.inputs[:3]]
+    paths = [md(i.path) for i in result.inputs[:3]]
     more = [f"{len(result.inputs) - 3:,} more"] if len(result.inputs) > 3 else []
     known = [md(f) for f in [result.ranks.note, *facts(result)] if f]
-    if said or known:
-        yield " · ".join([", ".join([*said, *more]), *known]).strip(" ·")
+    if paths or known:
+        yield " · ".join([", ".join([*paths, *more]), *known]).strip(" ·")
 
 
 def _budgets(result: Result) -> Iterator[str]:
@@ -120,8 +120,8 @@ def _overview(result: Result) -> Iterator[str]:
             ]
         )
     yield table(["severity", "finding", "place", "saving", "confidence", ""], rows)
-    if (left := len(result.findings) - _MOST_FINDINGS) > 0:
-        yield f"… and {plural(left, 'more finding')}."
+    if (hidden := len(result.findings) - _MOST_FINDINGS) > 0:
+        yield f"… and {plural(hidden, 'more finding')}."
 
 
 def _details(result: Result, finding: Finding) -> str:
@@ -146,23 +146,24 @@ def _details(result: Result, finding: Finding) -> str:
     return "\n\n".join(line for line in lines if line)
 
 
-def _evidence(shown: Table) -> str:
+def _evidence(evidence: Table) -> str:
     scales = [
-        Scale.of(c.unit, [row[n] for row in shown.rows if n < len(row)]) for n, c in enumerate(shown.columns)
+        Scale.of(c.unit, [row[n] for row in evidence.rows if n < len(row)])
+        for n, c in enumerate(evidence.columns)
     ]
     rows = [
-        [md(s.with_unit(v)) for s, v in zip(scales, row, strict=False)] for row in shown.rows[:_MOST_ROWS]
+        [md(s.with_unit(v)) for s, v in zip(scales, row, strict=False)] for row in evidence.rows[:_MOST_ROWS]
     ]
-    of = shown.of or len(shown.rows)
+    of = evidence.of or len(evidence.rows)
     cut = f" (showing {len(rows)} of {of:,})" if of > len(rows) else ""
-    return f"{md(shown.title)}{cut}\n\n{table([c.title for c in shown.columns], rows)}"
+    return f"{md(evidence.title)}{cut}\n\n{table([c.title for c in evidence.columns], rows)}"
 
 
 def _fix(fix: Fix) -> str:
     if is_patch(fix):
         return f"Fix: {md(fix.title)} [{how_made(fix)}]\n\n{fenced(fix.diff or '', 'diff')}"
-    shown = f"\n\n{fenced(fix.text)}" if fix.text else ""
-    return f"Fix: {md(fix.title)} [{how_made(fix)}]{shown}"
+    text = f"\n\n{fenced(fix.text)}" if fix.text else ""
+    return f"Fix: {md(fix.title)} [{how_made(fix)}]{text}"
 
 
 def _not_checked(result: Result, options: Options) -> Iterator[str]:
@@ -180,17 +181,17 @@ def _not_checked(result: Result, options: Options) -> Iterator[str]:
 
 
 def _notes(result: Result) -> Iterator[str]:
-    said = [*shortages(result), *(result.gate.notes if result.gate is not None else [])]
-    said += [
+    notes = [*shortages(result), *(result.gate.notes if result.gate is not None else [])]
+    notes += [
         f"suppressed at {s.where}: {s.finding.message} ({s.reason or 'no reason given'})"
         for s in result.suppressed
     ]
-    said += [f"{i.path}: {w}" for i in result.inputs for w in i.warnings]
-    said += [f"not analysed: {i.path} ({i.reason})" for i in result.ignored if not i.unread]
-    said += result.limits
-    if said:
-        more = [f"{len(said) - 20} more"] if len(said) > 20 else []
-        yield "\n".join(f"- {md(s)}" for s in [*said[:20], *more])
+    notes += [f"{i.path}: {w}" for i in result.inputs for w in i.warnings]
+    notes += [f"not analysed: {i.path} ({i.reason})" for i in result.ignored if not i.unread]
+    notes += result.limits
+    if notes:
+        more = [f"{len(notes) - 20} more"] if len(notes) > 20 else []
+        yield "\n".join(f"- {md(s)}" for s in [*notes[:20], *more])
 
 
 # ------------------------------------------------------------------------------------------------ markup

@@ -55,10 +55,10 @@ def shown(path: Path) -> str:
 def captures(folder: Path) -> list[Path]:
     """Traces and snapshots, in the order of ranks."""
     try:
-        found = [(role, path) for path in folder.iterdir() if (role := role_of(path.name)) is not None]
+        by_role = [(role, path) for path in folder.iterdir() if (role := role_of(path.name)) is not None]
     except OSError:  # the script took it away
         return []
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(by_role)]
 
 
 def _headline(recorded: Recorded) -> str:
@@ -88,8 +88,8 @@ def _contents(recording: Recording) -> Iterator[str]:
             f", rank {slowest}; fastest {duration(min(medians.values()) * 1e3)}" if len(medians) > 1 else ""
         )
         yield f"  step    {duration(middle * 1e3)} ± {duration(spread * 1e3)} plain (median of {count}{others})"
-    if said := next((r for _, r in sorted(recording.ranks.items()) if r.phases), None):
-        yield f"  phases  {_phases(said)}"
+    if phased_rank := next((r for _, r in sorted(recording.ranks.items()) if r.phases), None):
+        yield f"  phases  {_phases(phased_rank)}"
     files = captures(recording.folder)
     sizes = [f"{p.name} {size(p.stat().st_size)}" for p in files[:_FILES_SHOWN]]
     if rest := files[_FILES_SHOWN:]:
@@ -99,15 +99,15 @@ def _contents(recording: Recording) -> Iterator[str]:
 
 
 def _phases(record: RankRecord) -> str:
-    said = []
+    parts = []
     for phase in record.phases:
         steps = (
             f" {phase.last_step - phase.first_step + 1}" if phase.last_step >= phase.first_step >= 0 else ""
         )
         slower = phase.overhead or 0.0  # below none: steps that vary more than recording costs
         cost = f" ({slower:+.0%} a step)" if slower >= 0.005 else ""
-        said.append(f"{phase.name}{steps}{cost}")
-    return ", ".join(said)
+        parts.append(f"{phase.name}{steps}{cost}")
+    return ", ".join(parts)
 
 
 def _source(command: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from trace_doctor.model import Finding, Fix, Outcome, Result, Suppressed
-from trace_doctor.model.html_safe_json import inert
+from trace_doctor.model.html_safe_json import html_safe
 from trace_doctor.reporters import Options, units
 from trace_doctor.reporters.diffs import Edit, edits_of
 from trace_doctor.reporters.labels import is_patch, saving_words, shortages
@@ -34,17 +34,17 @@ def render(result: Result, options: Options) -> str:
     findings = [*result.findings, *(s.finding for s in result.suppressed)]
     rules = {f.code: f for f in reversed(findings)}
     codes = {code: n for n, code in enumerate(sorted(rules))}
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     results = []
     known = frozenset(result.gate.known) if result.gate is not None else frozenset()
     with_baseline = result.gate is not None and result.config.get("baseline") is not None
     suppressions: list[Suppressed | None] = [*[None] * len(result.findings), *result.suppressed]
     for finding, place, suppressed in zip(findings, anchors(result, findings), suppressions, strict=True):
-        seen[finding.fingerprint] += 1
+        occurrences[finding.fingerprint] += 1
         entry = _result(result, finding, place)
         entry["ruleIndex"] = codes[finding.code]
         entry["partialFingerprints"] = {
-            "primaryLocationLineHash": f"{finding.fingerprint}:{seen[finding.fingerprint]}",
+            "primaryLocationLineHash": f"{finding.fingerprint}:{occurrences[finding.fingerprint]}",
             "traceDoctorFingerprint/v1": finding.fingerprint,
         }
         if with_baseline:
@@ -65,7 +65,7 @@ def render(result: Result, options: Options) -> str:
     }
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     text = json.dumps(log, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    return inert(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+    return html_safe(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
 def _rule(example: Finding) -> Object:
@@ -103,8 +103,8 @@ def _result(result: Result, finding: Finding, place: tuple[str, int]) -> Object:
 def _message(finding: Finding) -> str:
     """The sentence and what to do: alerts are listed by it, without the rest."""
     patch = next((f for f in finding.fixes if f.safety != "display"), None)
-    said = [finding.message, f"Fix: {patch.title}." if patch else "", saving_words(finding.saving)]
-    return visible(" ".join(s for s in said if s))
+    parts = [finding.message, f"Fix: {patch.title}." if patch else "", saving_words(finding.saving)]
+    return visible(" ".join(s for s in parts if s))
 
 
 def _location(file: str, line: int | None = None, function: str | None = None) -> Object:
@@ -112,10 +112,10 @@ def _location(file: str, line: int | None = None, function: str | None = None) -
     physical: Object = {"artifactLocation": {"uri": uri, "uriBaseId": _ROOT}}
     if line is not None:
         physical["region"] = {"startLine": line}
-    made: Object = {"physicalLocation": physical}
+    location_object: Object = {"physicalLocation": physical}
     if function:
-        made["logicalLocations"] = [{"fullyQualifiedName": visible(function), "kind": "function"}]
-    return made
+        location_object["logicalLocations"] = [{"fullyQualifiedName": visible(function), "kind": "function"}]
+    return location_object
 
 
 def _saving(finding: Finding) -> Object:
@@ -161,20 +161,20 @@ def _suppression(silenced: Suppressed) -> Object:
 def _invocation(result: Result) -> Object:
     """Rules that could not look are told: absent is not passed."""
     blind = [o for o in result.outcomes if o.outcome in ("skipped", "error")]
-    made: Object = {
+    invocation: Object = {
         "executionSuccessful": True,
         "toolExecutionNotifications": [_notification(o) for o in blind]
         + [{"level": "warning", "message": {"text": visible(why)}} for why in shortages(result)],
     }
     if result.gate is not None:
-        made["exitCode"] = result.gate.code
-        made["exitCodeDescription"] = visible(result.gate.verdict)
-    return made
+        invocation["exitCode"] = result.gate.code
+        invocation["exitCodeDescription"] = visible(result.gate.verdict)
+    return invocation
 
 
 def _notification(outcome: Outcome) -> Object:
-    said = f"{outcome.code} {outcome.name} {outcome.outcome}: {outcome.reason or 'no reason given'}"
+    text = f"{outcome.code} {outcome.name} {outcome.outcome}: {outcome.reason or 'no reason given'}"
     return {
         "level": "note" if outcome.outcome == "skipped" else "error",
-        "message": {"text": visible(said)},
+        "message": {"text": visible(text)},
     }

@@ -60,8 +60,8 @@ def _first(result: Result, files: Iterable[str | None]) -> str | None:
 def capture_path(result: Result, finding: Finding) -> str:
     """The capture in which it was found, relative."""
     paths = [i.path for i in result.inputs]
-    given = paths[finding.input] if finding.input < len(paths) else ""
-    parts = [p for p in given.replace("\\", "/").split("/") if p not in ("", ".", "..")]
+    path = paths[finding.input] if finding.input < len(paths) else ""
+    parts = [p for p in path.replace("\\", "/").split("/") if p not in ("", ".", "..")]
     return "/".join(parts) or "capture"
 
 

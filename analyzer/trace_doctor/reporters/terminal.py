@@ -29,7 +29,7 @@ Piece = tuple[str, str]
 """text and style ('' for none)"""
 
 
-class Paper:
+class Terminal:
     """Collects lines no wider than `width`. Widths are measured before colour is added."""
 
     def __init__(self, width: int, *, color: bool, ascii: bool) -> None:
@@ -79,8 +79,8 @@ class Paper:
         line, used, empty = "", 0, True
         for text, style in pieces:
             for number, part in enumerate(self._wrap(self.clean(text), self.width - indent)):
-                wanted = columns(part) + (0 if empty else columns(gap))
-                if not empty and (number or used + wanted > self.width):
+                width = columns(part) + (0 if empty else columns(gap))
+                if not empty and (number or used + width > self.width):
                     self.lines.append(line.rstrip())
                     line, used, empty = " " * indent, indent, True
                 if not empty:

@@ -45,7 +45,7 @@ from trace_doctor.reporters.labels import (
     where_briefly,
     why_no_patch,
 )
-from trace_doctor.reporters.terminal import Paper, Piece
+from trace_doctor.reporters.terminal import Piece, Terminal
 from trace_doctor.reporters.units import (
     Scale,
     columns,
@@ -69,91 +69,93 @@ _BUSY_NS: dict[str, Callable[[TimeLedgerRow], int]] = {
 
 
 def render(result: Result, options: Options) -> str:
-    paper = Paper(options.width, color=options.color, ascii=options.ascii)
+    terminal = Terminal(options.width, color=options.color, ascii=options.ascii)
     more = "in the report" if options.report else "with --output html=PATH"
-    _header(paper, result, more)
+    _header(terminal, result, more)
     names = Names(result)
-    _ledgers(paper, result, names, more)
+    _ledgers(terminal, result, names, more)
     for finding in result.findings:
-        paper.blank()
-        _finding(paper, finding, names, more)
-    paper.blank()
-    _footer(paper, result, options)
+        terminal.blank()
+        _finding(terminal, finding, names, more)
+    terminal.blank()
+    _footer(terminal, result, options)
     if result.gate is not None:
-        paper.blank()
-        _gate(paper, result.gate)
-    return paper.text()
+        terminal.blank()
+        _gate(terminal, result.gate)
+    return terminal.text()
 
 
 # ------------------------------------------------------------------------------------------------ header
 
 
-def _header(paper: Paper, result: Result, more: str) -> None:
+def _header(terminal: Terminal, result: Result, more: str) -> None:
     label = f"{result.tool.name}  "
     names = [i.path for i in result.inputs[:3]] or ["no capture"]
     for number, name in enumerate([result.ranks.note, *names] if result.ranks.note else names):
-        paper.put(name, "bold" if number == 0 else "", indent=len(label), first=label if number == 0 else "")
+        terminal.put(
+            name, "bold" if number == 0 else "", indent=len(label), first=label if number == 0 else ""
+        )
     rest = len(result.inputs) - len(names)
     if rest > 0:
-        paper.put(f"and {rest:,} more", indent=len(label))
-    paper.put(" · ".join(facts(result)), indent=len(label))
-    paper.blank()
+        terminal.put(f"and {rest:,} more", indent=len(label))
+    terminal.put(" · ".join(facts(result)), indent=len(label))
+    terminal.blank()
     healthy = (
         not result.findings
         and not nothing_captured(result)
         and any(o.outcome == "passed" for o in result.outcomes)
     )
-    paper.put(f"✔ {headline(result)}" if healthy else headline(result), "good" if healthy else "bold")
+    terminal.put(f"✔ {headline(result)}" if healthy else headline(result), "good" if healthy else "bold")
     reasons = shortages(result)
     for reason in reasons[: 2 * _MOST_ROWS]:
-        paper.put(reason, "warning", indent=2, first="!")
+        terminal.put(reason, "warning", indent=2, first="!")
     if len(reasons) > 2 * _MOST_ROWS:
-        paper.put(f"{len(reasons) - 2 * _MOST_ROWS:,} more {more}", "warning", indent=2, first="!")
+        terminal.put(f"{len(reasons) - 2 * _MOST_ROWS:,} more {more}", "warning", indent=2, first="!")
     warned = [(i, w) for i in result.inputs for w in i.warnings]
     for source, warning in warned[:_MOST_ROWS]:
-        paper.put(f"{source.path}: {warning}" if len(result.inputs) > 1 else warning, indent=2, first="!")
+        terminal.put(f"{source.path}: {warning}" if len(result.inputs) > 1 else warning, indent=2, first="!")
     if len(warned) > _MOST_ROWS:
-        paper.put(f"{len(warned) - _MOST_ROWS:,} more warnings {more}", indent=2, first="!")
+        terminal.put(f"{len(warned) - _MOST_ROWS:,} more warnings {more}", indent=2, first="!")
 
 
 # ------------------------------------------------------------------------------------------------ ledgers
 
 
-def _ledgers(paper: Paper, result: Result, names: Names, more: str) -> None:
+def _ledgers(terminal: Terminal, result: Result, names: Names, more: str) -> None:
     steady = main_rows(result)
     rows: list[OnDevice] = [*steady, *result.memory_ledger, *result.memory_held]
     if rows:
-        paper.blank()
+        terminal.blank()
     several = len(steady) > 1 or len(rows) - len(steady) > 1
     labels = [names.place(r) for r in rows] if several else ["memory"]
     gutter = max(columns(label) for label in labels) + 4 if labels else 0
     if len(steady) >= _FROM_TABLE:
-        _time_table(paper, result, steady[:_MOST_ROWS], names)
+        _time_table(terminal, result, steady[:_MOST_ROWS], names)
     else:
         for row in steady:
-            _time_row(paper, row, names.place(row) if several else "step", gutter)
-    _more_devices(paper, len(steady), more)
+            _time_row(terminal, row, names.place(row) if several else "step", gutter)
+    _more_devices(terminal, len(steady), more)
     if len(result.memory_ledger) >= _FROM_TABLE:
-        _memory_table(paper, result.memory_ledger[:_MOST_ROWS], names)
+        _memory_table(terminal, result.memory_ledger[:_MOST_ROWS], names)
     else:
         for memory in result.memory_ledger:
             text = ", ".join([f"peak {size(memory.peak_bytes)}", *_reserved(memory)])
             text += f": {_classes(memory)}"
-            _entry(paper, names.place(memory) if several else "memory", text, gutter)
-    _more_devices(paper, len(result.memory_ledger), more)
+            _entry(terminal, names.place(memory) if several else "memory", text, gutter)
+    _more_devices(terminal, len(result.memory_ledger), more)
     for held in result.memory_held[:_MOST_ROWS]:
         text = f"{held_words(held)}, {size(held.reserved_bytes)} reserved"
-        _entry(paper, names.place(held) if several else "memory", text, gutter)
+        _entry(terminal, names.place(held) if several else "memory", text, gutter)
         for frame, count in held.by_frame[:3]:
-            _entry(paper, "", f"{size(count)}: {frame}", gutter)
+            _entry(terminal, "", f"{size(count)}: {frame}", gutter)
 
 
-def _more_devices(paper: Paper, count: int, more: str) -> None:
+def _more_devices(terminal: Terminal, count: int, more: str) -> None:
     if count > _MOST_ROWS:
-        paper.put(f"… and {count - _MOST_ROWS:,} more devices {more}", indent=2)
+        terminal.put(f"… and {count - _MOST_ROWS:,} more devices {more}", indent=2)
 
 
-def _time_table(paper: Paper, result: Result, rows: list[TimeLedgerRow], names: Names) -> None:
+def _time_table(terminal: Terminal, result: Result, rows: list[TimeLedgerRow], names: Names) -> None:
     """Of many devices a line each: the bars are in the report."""
     there = {
         k: v
@@ -174,30 +176,30 @@ def _time_table(paper: Paper, result: Result, rows: list[TimeLedgerRow], names: 
                 f"{IDLE[cause].label} {share(ns / window)}" if ns / window >= 0.01 else "",
             ]
         )
-    _aligned(paper, lines)
+    _aligned(terminal, lines)
 
 
-def _memory_table(paper: Paper, rows: list[MemoryLedgerRow], names: Names) -> None:
+def _memory_table(terminal: Terminal, rows: list[MemoryLedgerRow], names: Names) -> None:
     lines = [["", "peak", "reserved", "of it at the peak"]]
     lines += [
         [names.place(r), size(r.peak_bytes), size(r.max_reserved_bytes) if r.max_reserved_bytes else "", _classes(r)]
         for r in rows
     ]  # fmt: skip
-    _aligned(paper, lines)
+    _aligned(terminal, lines)
 
 
-def _aligned(paper: Paper, lines: list[list[str]]) -> None:
+def _aligned(terminal: Terminal, lines: list[list[str]]) -> None:
     """The first line is the heading; the last column has what is left of the width, where that is enough for a word."""
-    most = [max(columns(paper.clean(cell)) for cell in column) for column in zip(*lines, strict=True)]
+    most = [max(columns(terminal.clean(cell)) for cell in column) for column in zip(*lines, strict=True)]
     figures = [w + 1 for w in most[1:-1]]
-    room = paper.width - 2 - sum(w + 1 for w in figures)
+    room = terminal.width - 2 - sum(w + 1 for w in figures)
     name = min(most[0], room)
-    left = room - name - 2
+    last_width = room - name - 2
     for number, line in enumerate(lines):
         cells = [(line[0], name), *((cell, -w) for cell, w in zip(line[1:-1], figures, strict=True))]
-        if left >= 8:
-            cells.append((f" {line[-1]}", left + 1))
-        paper.row(cells, "" if number else "dim")
+        if last_width >= 8:
+            cells.append((f" {line[-1]}", last_width + 1))
+        terminal.row(cells, "" if number else "dim")
 
 
 def _reserved(row: MemoryLedgerRow) -> list[str]:
@@ -209,36 +211,36 @@ def _classes(row: MemoryLedgerRow) -> str:
     return ", ".join(f"{MEMORY[k].label} {size(v)}" for k, v in parts[:4])
 
 
-def _time_row(paper: Paper, row: TimeLedgerRow, name: str, gutter: int) -> None:
+def _time_row(terminal: Terminal, row: TimeLedgerRow, name: str, gutter: int) -> None:
     window = max(row.window_ns, 1)
     busy = {kind: of(row) for kind, of in _BUSY_NS.items()}
     idle = row.idle_ns.total()
     causes = _largest(msgspec.structs.asdict(row.idle_ns))
-    said = [f"{BUSY[k].label} {share(v / window)}" for k, v in busy.items() if v]
-    shown = [f"{IDLE[k].label} {share(v / window)}" for k, v in causes if v / window >= 0.01][:5]
-    inside = f" ({', '.join(shown)})" if shown else ""
+    parts = [f"{BUSY[k].label} {share(v / window)}" for k, v in busy.items() if v]
+    causes_shown = [f"{IDLE[k].label} {share(v / window)}" for k, v in causes if v / window >= 0.01][:5]
+    inside = f" ({', '.join(causes_shown)})" if causes_shown else ""
     if idle:
-        said.append(f"{'waiting' if row.device < 0 else 'idle'} {share(idle / window)}{inside}")
-    label = paper.clean(f"  {name}")
-    pieces = _bar({**busy, "idle": idle}, paper.width - gutter)
-    bar = "".join(paper.style(paper.clean(text), style) for text, style in pieces)
-    paper.lines.append(label + " " * (gutter - columns(label)) + bar)
-    _entry(paper, "", " · ".join(said), gutter)
+        parts.append(f"{'waiting' if row.device < 0 else 'idle'} {share(idle / window)}{inside}")
+    label = terminal.clean(f"  {name}")
+    pieces = _bar({**busy, "idle": idle}, terminal.width - gutter)
+    bar = "".join(terminal.style(terminal.clean(text), style) for text, style in pieces)
+    terminal.lines.append(label + " " * (gutter - columns(label)) + bar)
+    _entry(terminal, "", " · ".join(parts), gutter)
 
 
-def _entry(paper: Paper, name: str, text: str, gutter: int) -> None:
-    paper.put(text, indent=gutter, first=f"  {name}")
+def _entry(terminal: Terminal, name: str, text: str, gutter: int) -> None:
+    terminal.put(text, indent=gutter, first=f"  {name}")
 
 
 def _bar(parts: dict[str, int], room: int) -> list[Piece]:
     """Characters by share; borders are rounded, so that the bar is always full."""
     whole = sum(parts.values()) or 1
-    pieces, before, done = [], 0, 0
+    pieces, before, filled = [], 0, 0
     for kind, part in parts.items():
         before += part
         upto = round(before / whole * room)
-        pieces.append((_BAR[kind] * (upto - done), kind))
-        done = upto
+        pieces.append((_BAR[kind] * (upto - filled), kind))
+        filled = upto
     return pieces
 
 
@@ -249,33 +251,33 @@ def _largest(parts: dict[str, int]) -> list[tuple[str, int]]:
 # ------------------------------------------------------------------------------------------------ findings
 
 
-def _finding(paper: Paper, finding: Finding, names: Names, more: str) -> None:
+def _finding(terminal: Terminal, finding: Finding, names: Names, more: str) -> None:
     saving = saving_words(finding.saving)
     head: list[Piece] = [(f"{SYMBOL[finding.severity]} {finding.code} {finding.name}", finding.severity)]
     if saving:
         head.append((saving, "bold"))
     if where(finding.location):
         head.append((where_briefly(finding.location), ""))
-    paper.flow(head, indent=2)
+    terminal.flow(head, indent=2)
     known = [finding.severity, f"{finding.confidence} confidence", in_which_capture(finding, names)]
-    paper.put(" · ".join(k for k in known if k), "dim", indent=2)
-    paper.put(finding.message, indent=2)
+    terminal.put(" · ".join(k for k in known if k), "dim", indent=2)
+    terminal.put(finding.message, indent=2)
     if finding.evidence:
-        _evidence(paper, finding.evidence[0])
-    shown = [fix for fix in finding.fixes if is_patch(fix)][:2] or finding.fixes[:2]
-    for fix in shown:
-        _fix(paper, fix)
-    left = len(finding.fixes) - len(shown)
-    if left:
-        paper.put(f"{plural(left, 'more fix', 'more fixes')} {more}", "dim", indent=7)
+        _evidence(terminal, finding.evidence[0])
+    fixes = [fix for fix in finding.fixes if is_patch(fix)][:2] or finding.fixes[:2]
+    for fix in fixes:
+        _fix(terminal, fix)
+    hidden = len(finding.fixes) - len(fixes)
+    if hidden:
+        terminal.put(f"{plural(hidden, 'more fix', 'more fixes')} {more}", "dim", indent=7)
 
 
-def _evidence(paper: Paper, table: Table) -> None:
+def _evidence(terminal: Terminal, table: Table) -> None:
     """One line: the first row of the table; of a table of names and values the first few."""
     pairs = len(table.columns) == 2 and table.columns[0].unit == "text"
-    said = [_row(table, row, named=not pairs) for row in table.rows[: 4 if pairs else 1]]
-    if any(said):
-        paper.put(f"{table.title}: {', '.join(s for s in said if s)}", "dim", indent=2)
+    rows = [_row(table, row, named=not pairs) for row in table.rows[: 4 if pairs else 1]]
+    if any(rows):
+        terminal.put(f"{table.title}: {', '.join(s for s in rows if s)}", "dim", indent=2)
 
 
 def _row(table: Table, row: list[Cell], *, named: bool) -> str:
@@ -291,101 +293,101 @@ def _row(table: Table, row: list[Cell], *, named: bool) -> str:
     return (" · " if named else " ").join(cells)
 
 
-def _fix(paper: Paper, fix: Fix) -> None:
+def _fix(terminal: Terminal, fix: Fix) -> None:
     needs = "; a patch with --source DIR" if needs_source(fix) else ""
-    paper.put(f"{fix.title} [{how_made(fix)}{needs}]", indent=7, first="  fix:")
+    terminal.put(f"{fix.title} [{how_made(fix)}{needs}]", indent=7, first="  fix:")
     if reason := why_no_patch(fix):
-        paper.put(f"no patch: {reason}", "dim", indent=7)
+        terminal.put(f"no patch: {reason}", "dim", indent=7)
 
 
 # ------------------------------------------------------------------------------------------------ footer
 
 
-def _footer(paper: Paper, result: Result, options: Options) -> None:
-    _totals(paper, result)
-    _not_checked(paper, result.outcomes, options)
+def _footer(terminal: Terminal, result: Result, options: Options) -> None:
+    _totals(terminal, result)
+    _not_checked(terminal, result.outcomes, options)
     others = [i for i in result.ignored if not i.unread]  # the header has those
     if others:
-        said = ", ".join(f"{i.path} ({i.reason})" for i in others[:3])
+        paths = ", ".join(f"{i.path} ({i.reason})" for i in others[:3])
         more = f" and {len(others) - 3:,} more" if len(others) > 3 else ""
-        paper.put(f"{plural(len(others), 'file')} not analysed: {said}{more}")
+        terminal.put(f"{plural(len(others), 'file')} not analysed: {paths}{more}")
     for path in result.critical_path[:8]:
-        paper.put(f"Critical path (HTA), rank {path.rank}, step {path.step}: {shares_of_path(path)}")
+        terminal.put(f"Critical path (HTA), rank {path.rank}, step {path.step}: {shares_of_path(path)}")
     for limit in result.limits:
-        paper.put(limit, "dim")
+        terminal.put(limit, "dim")
     if options.report:
-        paper.put(f"Report: {options.report}")
+        terminal.put(f"Report: {options.report}")
     patches = sum(is_patch(f) for finding in result.findings for f in finding.fixes)
     possible = sum(how_made(f) == f.safety for finding in result.findings for f in finding.fixes)
     if patches:
-        _next_fix(paper, options.given, f"{plural(patches, 'patch', 'patches')} ready")
+        _next_fix(terminal, options.given, f"{plural(patches, 'patch', 'patches')} ready")
     elif possible and result.source_root is not None:
-        _next_fix(paper, options.given, "what to change, and why it is no patch")
+        _next_fix(terminal, options.given, "what to change, and why it is no patch")
     elif possible:
         where = "; DIR holds the script" if options.given.endswith(" DIR") else ""
-        _next_fix(paper, options.given, f"{plural(possible, 'fix', 'fixes')} can become a patch{where}")
+        _next_fix(terminal, options.given, f"{plural(possible, 'fix', 'fixes')} can become a patch{where}")
     elif result.findings:
-        paper.put(f"Next: trace-doctor rule {result.findings[0].code}")
+        terminal.put(f"Next: trace-doctor rule {result.findings[0].code}")
     elif any(o.outcome == "skipped" and o.capture for o in result.outcomes):
-        paper.put("Next: trace-doctor capture  (prints what to record)")
+        terminal.put("Next: trace-doctor capture  (prints what to record)")
 
 
-def _next_fix(paper: Paper, given: str, said: str) -> None:
+def _next_fix(terminal: Terminal, arguments: str, reason: str) -> None:
     """The command as it can be copied: one that is longer than a line goes on in the next, as a shell reads it."""
-    command = f"Next: trace-doctor fix {given}"
-    paths, _, source = given.rpartition(" --source ")
-    if columns(command) > paper.width and paths:
-        paper.put(f"Next: trace-doctor fix {paths} \\")
-        paper.put(f"--source {source}  ({said})", indent=6)
+    command = f"Next: trace-doctor fix {arguments}"
+    paths, _, source = arguments.rpartition(" --source ")
+    if columns(command) > terminal.width and paths:
+        terminal.put(f"Next: trace-doctor fix {paths} \\")
+        terminal.put(f"--source {source}  ({reason})", indent=6)
     else:
-        paper.put(f"{command}  ({said})")
+        terminal.put(f"{command}  ({reason})")
 
 
-def _gate(paper: Paper, gate: Gate) -> None:
-    paper.put(gate.verdict, "good" if not gate.code else "critical")
+def _gate(terminal: Terminal, gate: Gate) -> None:
+    terminal.put(gate.verdict, "good" if not gate.code else "critical")
     for budget in gate.budgets:
         mark = {"passed": "✔", "failed": "✖" if budget.level == "error" else "▲", "undecided": "?"}
-        paper.put(budget_words(budget), indent=4, first=f"  {mark[budget.status]}")
+        terminal.put(budget_words(budget), indent=4, first=f"  {mark[budget.status]}")
     for note in gate.notes:
-        paper.put(note, "dim", indent=4, first="  !")
+        terminal.put(note, "dim", indent=4, first="  !")
 
 
-def _totals(paper: Paper, result: Result) -> None:
+def _totals(terminal: Terminal, result: Result) -> None:
     counts = {s: sum(f.severity == s for f in result.findings) for s in SEVERITIES}
-    said = [f"{n:,} {s}" for s, n in counts.items() if n]
+    parts = [f"{n:,} {s}" for s, n in counts.items() if n]
     total = plural(len(result.findings), "finding")
-    paper.put((f"{total}: {', '.join(said)}" if said else total) + together(result, " · "), "bold")
+    terminal.put((f"{total}: {', '.join(parts)}" if parts else total) + together(result, " · "), "bold")
 
 
-def _not_checked(paper: Paper, outcomes: list[Outcome], options: Options) -> None:
+def _not_checked(terminal: Terminal, outcomes: list[Outcome], options: Options) -> None:
     skipped = [o for o in outcomes if o.outcome == "skipped"]
     passed = sum(o.outcome == "passed" for o in outcomes)
     if passed:
-        paper.put(f"{plural(passed, 'rule')} passed")
+        terminal.put(f"{plural(passed, 'rule')} passed")
     if skipped:
-        _skipped(paper, skipped, options)
+        _skipped(terminal, skipped, options)
     for failed in (o for o in outcomes if o.outcome == "error"):
         reason = (failed.reason or "").strip().splitlines()
-        paper.put(
+        terminal.put(
             f"{failed.code} {failed.name} failed: {reason[-1] if reason else 'no reason given'}", "warning"
         )
 
 
-def _skipped(paper: Paper, skipped: list[Outcome], options: Options) -> None:
+def _skipped(terminal: Terminal, skipped: list[Outcome], options: Options) -> None:
     by_reason: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in skipped:
         by_reason[outcome.reason or "no reason given"].append(outcome)
     groups = sorted(by_reason.items(), key=lambda kv: (-len(kv[1]), kv[0]))
     if not options.show_skipped:
-        shown = groups[:_MOST_REASONS] if len(groups) > _MOST_REASONS + 1 else groups
-        counted = [f"{len(members)} × " if len(groups) > 1 else "" for _, members in shown]
-        said = [count + reason for count, (reason, _) in zip(counted, shown, strict=True)]
-        if rest := len(skipped) - sum(len(members) for _, members in shown):
-            said.append(f"{rest} × other reasons")
-        paper.put(f"{plural(len(skipped), 'rule')} skipped: {'; '.join(said)}  (--show-skipped)")
+        reasons = groups[:_MOST_REASONS] if len(groups) > _MOST_REASONS + 1 else groups
+        counted = [f"{len(members)} × " if len(groups) > 1 else "" for _, members in reasons]
+        parts = [count + reason for count, (reason, _) in zip(counted, reasons, strict=True)]
+        if rest := len(skipped) - sum(len(members) for _, members in reasons):
+            parts.append(f"{rest} × other reasons")
+        terminal.put(f"{plural(len(skipped), 'rule')} skipped: {'; '.join(parts)}  (--show-skipped)")
         return
-    paper.put(f"{plural(len(skipped), 'rule')} skipped:")
+    terminal.put(f"{plural(len(skipped), 'rule')} skipped:")
     for reason, members in groups:
-        paper.put(f"{', '.join(f'{o.code} {o.name}' for o in members)}: {reason}", indent=2)
+        terminal.put(f"{', '.join(f'{o.code} {o.name}' for o in members)}: {reason}", indent=2)
         for capture in dict.fromkeys(o.capture for o in members if o.capture):
-            paper.put(f"record: {capture}", "dim", indent=4)
+            terminal.put(f"record: {capture}", "dim", indent=4)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from trace_doctor.model.treatment import Attempt, Effect, Effects, Treatment
 from trace_doctor.reporters import Options
 from trace_doctor.reporters.labels import saving_words, where_briefly
-from trace_doctor.reporters.terminal import Paper
+from trace_doctor.reporters.terminal import Terminal
 from trace_doctor.reporters.treatment_words import changed_words
 from trace_doctor.reporters.units import duration, plural, share, size
 
@@ -20,32 +20,35 @@ _FATES = {
 _INDENT = 14
 
 
-def render(made: Treatment, options: Options) -> str:
+def render(treatment: Treatment, options: Options) -> str:
     """Text of at most `options.width` columns."""
-    paper = Paper(options.width, color=options.color, ascii=options.ascii)
-    for attempt in made.attempts:
-        _attempt(paper, attempt)
-    if made.attempts:
-        paper.blank()
-    _together(paper, made)
-    for left in made.by_hand:
-        paper.put(f"{left.label} {left.fix}: {left.why}", "dim", indent=_INDENT, first="by hand")
-    for note in made.notes:
-        paper.put(note, "dim", indent=2, first="-")
-    if made.changed:
-        paper.put(
-            changed_words(made.changed, made.changed_count), "critical", indent=_INDENT, first="CHANGED"
+    terminal = Terminal(options.width, color=options.color, ascii=options.ascii)
+    for attempt in treatment.attempts:
+        _attempt(terminal, attempt)
+    if treatment.attempts:
+        terminal.blank()
+    _together(terminal, treatment)
+    for left in treatment.by_hand:
+        terminal.put(f"{left.label} {left.fix}: {left.why}", "dim", indent=_INDENT, first="by hand")
+    for note in treatment.notes:
+        terminal.put(note, "dim", indent=2, first="-")
+    if treatment.changed:
+        terminal.put(
+            changed_words(treatment.changed, treatment.changed_count),
+            "critical",
+            indent=_INDENT,
+            first="CHANGED",
         )
-    if made.attempts:
-        paper.put(how(made), "dim")
-    paper.blank()
-    paper.put(made.verdict, "bold")
-    return paper.text()
+    if treatment.attempts:
+        terminal.put(how(treatment), "dim")
+    terminal.blank()
+    terminal.put(treatment.verdict, "bold")
+    return terminal.text()
 
 
-def how(made: Treatment) -> str:
+def how(treatment: Treatment) -> str:
     """The test, in two sentences."""
-    m = made.method
+    m = treatment.method
     return (
         f"Runs of {m.warmup_steps + m.timed_steps} steps, {m.warmup_steps} of them to warm up, with and without each "
         f"fix in turn, {m.repeats} of each, twice as many if not clear; a run counts with its {m.figure} step. Kept: a gain of more than "
@@ -53,30 +56,30 @@ def how(made: Treatment) -> str:
     )
 
 
-def _attempt(paper: Paper, one: Attempt) -> None:
+def _attempt(terminal: Terminal, one: Attempt) -> None:
     symbol, word, style = _FATES[one.fate]
     place = where_briefly(one.location)
     head = f"{one.label} {one.name}: {one.fix}  [{one.safety}]" + (f"  {place}" if place else "")
-    paper.put(head, style, indent=_INDENT, first=f"{symbol} {word}")
+    terminal.put(head, style, indent=_INDENT, first=f"{symbol} {word}")
     if started := outside(one.environment, one.arguments):
-        paper.put(f"tried {' and '.join(started)}", indent=_INDENT)
+        terminal.put(f"tried {' and '.join(started)}", indent=_INDENT)
     if promised := saving_words(one.predicted):
-        paper.put(f"predicted: {promised}", indent=_INDENT)
+        terminal.put(f"predicted: {promised}", indent=_INDENT)
     for line in measured(one.effects):
-        paper.put(line, indent=_INDENT)
-    paper.put(one.reason, indent=_INDENT)
+        terminal.put(line, indent=_INDENT)
+    terminal.put(one.reason, indent=_INDENT)
 
 
 def measured(effects: Effects) -> list[str]:
     """What the runs showed, a line a quantity."""
-    said = []
+    lines = []
     if effects.time is not None:
-        said.append(f"measured: step {moved(effects.time)} in {plural(effects.pairs, 'pair')} of runs")
+        lines.append(f"measured: step {moved(effects.time)} in {plural(effects.pairs, 'pair')} of runs")
     if effects.memory is not None:
-        said.append(f"measured: peak {moved(effects.memory)}")
+        lines.append(f"measured: peak {moved(effects.memory)}")
     if effects.losses is not None and effects.losses.verdict in ("same", "close"):
-        said.append(f"losses: {effects.losses.how} ({plural(effects.losses.steps, 'step')})")
-    return said
+        lines.append(f"losses: {effects.losses.how} ({plural(effects.losses.steps, 'step')})")
+    return lines
 
 
 def moved(effect: Effect) -> str:
@@ -88,19 +91,21 @@ def moved(effect: Effect) -> str:
     return f"{words(effect.before)} → {words(effect.after)} ({change})"
 
 
-def _together(paper: Paper, made: Treatment) -> None:
-    if made.confirmed is not None:
-        word = "together" if made.confirmed else "NOT confirmed"
-        for line in measured(made.together):
-            paper.put(line, "bold", indent=_INDENT, first=word)
+def _together(terminal: Terminal, treatment: Treatment) -> None:
+    if treatment.confirmed is not None:
+        word = "together" if treatment.confirmed else "NOT confirmed"
+        for line in measured(treatment.together):
+            terminal.put(line, "bold", indent=_INDENT, first=word)
             word = ""
-    for said in outside(made.environment, made.arguments):
-        paper.put(f"start the command {said}", indent=_INDENT, first="besides")
+    for addition in outside(treatment.environment, treatment.arguments):
+        terminal.put(f"start the command {addition}", indent=_INDENT, first="besides")
 
 
 def outside(environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
     """What a fix changes about how the command is started."""
     variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
     return [
-        f"with {said}" for said in (variables, f"{shlex.join(arguments)} added" if arguments else "") if said
+        f"with {addition}"
+        for addition in (variables, f"{shlex.join(arguments)} added" if arguments else "")
+        if addition
     ]

@@ -16,7 +16,7 @@ FORMATS = {
 """format name -> module with `render(difference, options) -> str`; imported on first use"""
 
 
-def render(made: Difference, fmt: str, options: Options | None = None) -> str:
+def render(difference: Difference, fmt: str, options: Options | None = None) -> str:
     """The difference in one of FORMATS. The same difference gives the same text."""
-    text: str = import_module(FORMATS[fmt]).render(made, options or Options())
+    text: str = import_module(FORMATS[fmt]).render(difference, options or Options())
     return text

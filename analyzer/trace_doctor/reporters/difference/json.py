@@ -6,5 +6,5 @@ from trace_doctor.model.difference import Difference
 from trace_doctor.reporters import Options
 
 
-def render(made: Difference, options: Options) -> str:
-    return made.to_json().decode("utf-8")
+def render(difference: Difference, options: Options) -> str:
+    return difference.to_json().decode("utf-8")

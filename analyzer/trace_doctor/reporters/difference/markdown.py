@@ -16,46 +16,51 @@ from trace_doctor.reporters.units import duration, plural, share, size
 _MOST = 12
 
 
-def render(made: Difference, options: Options) -> str:
+def render(difference: Difference, options: Options) -> str:
     """At most a few KB: lists are cut, and say so."""
-    parts = [f"## {md(made.verdict)}", _sides(made), *_warnings(made), *_summary(made)]
-    for block in blocks(made):
+    parts = [
+        f"## {md(difference.verdict)}",
+        _sides(difference),
+        *_warnings(difference),
+        *_summary(difference),
+    ]
+    for block in blocks(difference):
         parts += _block(block)
-    parts += [*_findings(made), *_rules(made), *[md(limit) for limit in made.limits]]
+    parts += [*_findings(difference), *_rules(difference), *[md(limit) for limit in difference.limits]]
     return "\n\n".join(parts) + "\n"
 
 
-def _sides(made: Difference) -> str:
-    return f"Before: {_side(made.before)}  \nAfter: {_side(made.after)}"
+def _sides(difference: Difference) -> str:
+    return f"Before: {_side(difference.before)}  \nAfter: {_side(difference.after)}"
 
 
 def _side(side: Side) -> str:
     more = [f"{len(side.paths) - 2:,} more"] if len(side.paths) > 2 else []
     ranks = [plural(side.ranks, "rank")] if side.ranks > 1 else []
-    said = ", ".join([*side.paths[:2], *more]) or "no capture"
-    return md(" · ".join([said, *side.device_names[:2], *ranks, plural(side.findings, "finding")]))
+    paths = ", ".join([*side.paths[:2], *more]) or "no capture"
+    return md(" · ".join([paths, *side.device_names[:2], *ranks, plural(side.findings, "finding")]))
 
 
-def _warnings(made: Difference) -> Iterator[str]:
-    missing = [*made.undecided, *(f"let pass by --allow-partial: {why}" for why in made.partial)]
+def _warnings(difference: Difference) -> Iterator[str]:
+    missing = [*difference.undecided, *(f"let pass by --allow-partial: {why}" for why in difference.partial)]
     if missing:
         yield "**Not all of both sides:**\n\n" + "\n".join(f"- {md(why)}" for why in missing)
-    if made.warnings:
-        yield "**May not be comparable:**\n\n" + "\n".join(f"- {md(w)}" for w in made.warnings)
+    if difference.warnings:
+        yield "**May not be comparable:**\n\n" + "\n".join(f"- {md(w)}" for w in difference.warnings)
 
 
-def _summary(made: Difference) -> Iterator[str]:
+def _summary(difference: Difference) -> Iterator[str]:
     rows = []
-    step = made.step_time
+    step = difference.step_time
     if step.before and step.after and step.change_us is not None:
         change = f"{'-' if step.change_us < 0 else '+'}{duration(abs(step.change_us))}"
         if step.before.median_us:
             change += f" ({share(abs(step.change_us) / step.before.median_us)})"
-        said = f"{VERDICTS[step.verdict].lower()}; less than {duration(step.noise_us or 0.0)} is noise"
+        verdict = f"{VERDICTS[step.verdict].lower()}; less than {duration(step.noise_us or 0.0)} is noise"
         rows.append(
-            ["step time", duration(step.before.median_us), duration(step.after.median_us), change, said]
+            ["step time", duration(step.before.median_us), duration(step.after.median_us), change, verdict]
         )
-    peaks = made.memory
+    peaks = difference.memory
     for name, a, b in (
         ("peak memory", peaks.allocated_before, peaks.allocated_after),
         ("reserved", peaks.reserved_before, peaks.reserved_after),
@@ -69,13 +74,13 @@ def _summary(made: Difference) -> Iterator[str]:
 
 def _block(block: Block) -> Iterator[str]:
     whole = block.key in ("time", "peak")
-    shown = block.changes if whole else beyond(block.changes)[:_MOST]
-    if not shown:
+    changes = block.changes if whole else beyond(block.changes)[:_MOST]
+    if not changes:
         return
     yield f"### {md(block.title)}"
-    yield table(["", "before", "after", "change", "verdict"], [_row(block, c) for c in shown])
-    if left := len(block.changes) - len(shown):
-        yield f"{left} more{', within noise' if len(shown) < _MOST else ''}."
+    yield table(["", "before", "after", "change", "verdict"], [_row(block, c) for c in changes])
+    if hidden := len(block.changes) - len(changes):
+        yield f"{hidden} more{', within noise' if len(changes) < _MOST else ''}."
 
 
 def _row(block: Block, change: Change) -> list[str]:
@@ -83,14 +88,14 @@ def _row(block: Block, change: Change) -> list[str]:
     return [md(block.label(change.name)), a, b, moved(change), verdict(change)]
 
 
-def _findings(made: Difference) -> Iterator[str]:
+def _findings(difference: Difference) -> Iterator[str]:
     rows = [
         [f.fate.replace("_", " "), md(f"{f.id} {f.name}"), code(w) if (w := where_briefly(f.location)) else "", f.confidence, md(f.reason or "")]
-        for f in made.findings
+        for f in difference.findings
     ]  # fmt: skip
     rows += [
         ["new" if f.checked_before else "unseen before", md(f"{f.id} {f.name}"), code(w) if (w := where_briefly(f.location)) else "", f.confidence, md(f.message)]
-        for f in made.new
+        for f in difference.new
     ]  # fmt: skip
     if rows:
         yield "### Findings"
@@ -99,8 +104,8 @@ def _findings(made: Difference) -> Iterator[str]:
             yield f"{len(rows) - 4 * _MOST} more."
 
 
-def _rules(made: Difference) -> Iterator[str]:
-    changed = [r for r in made.rules if not r.findings_before and not r.findings_after]
+def _rules(difference: Difference) -> Iterator[str]:
+    changed = [r for r in difference.rules if not r.findings_before and not r.findings_after]
     if changed:
         yield "### Rules that say something else"
         yield "\n".join(

@@ -26,15 +26,21 @@ class Block(NamedTuple):
     missing: str
 
 
-def blocks(made: Difference) -> Iterator[Block]:
+def blocks(difference: Difference) -> Iterator[Block]:
     """Where the time and the memory went; a block without changes says why."""
-    per = "a step" if made.per_step else "in the recorded window"
-    yield Block("time", f"Time {per}, by part", made.time, _part, "no time ledger on both sides")
-    yield Block("kernels", f"Kernels, {per}", made.kernels, short_kernel, "no GPU work on both sides")
+    per = "a step" if difference.per_step else "in the recorded window"
+    yield Block("time", f"Time {per}, by part", difference.time, _part, "no time ledger on both sides")
+    yield Block("kernels", f"Kernels, {per}", difference.kernels, short_kernel, "no GPU work on both sides")
     yield Block(
-        "operators", f"Host self time {per}", made.operators, str, "no operators of the host on both sides"
+        "operators",
+        f"Host self time {per}",
+        difference.operators,
+        str,
+        "no operators of the host on both sides",
     )
-    yield Block("peak", "Peak memory, by category", made.peak, _category, "no memory snapshot on both sides")
+    yield Block(
+        "peak", "Peak memory, by category", difference.peak, _category, "no memory snapshot on both sides"
+    )
 
 
 def _part(kind: str) -> str:
@@ -50,8 +56,8 @@ def value(change: Change, side: float | None, other: float | None) -> str:
     """The figure of a side; `≤` where it is not listed and may be that much."""
     if side is None:
         return "–"
-    said = duration(side) if change.unit == "us" else size(side)
-    return f"≤ {said}" if change.at_most and other is not None and side <= other else said
+    figure = duration(side) if change.unit == "us" else size(side)
+    return f"≤ {figure}" if change.at_most and other is not None and side <= other else figure
 
 
 def moved(change: Change) -> str:
@@ -74,8 +80,8 @@ def outcome(change: RuleChange, after: bool) -> str:
     cost = change.cost_after if after else change.cost_before
     if not count:
         return "not run" if kind is None else "below the limits set" if kind == "fired" else kind
-    said = f"{count} finding{'s' if count > 1 else ''}"
-    return f"{said}, {share(cost)}" if cost else said
+    findings = f"{count} finding{'s' if count > 1 else ''}"
+    return f"{findings}, {share(cost)}" if cost else findings
 
 
 def beyond(changes: list[Change]) -> list[Change]:

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from trace_doctor.model import Result, Tool
 from trace_doctor.reporters import Options
-from trace_doctor.reporters.embedded_json import island, packed
+from trace_doctor.reporters.embedded_json import embedded, packed
 from trace_doctor.reporters.html import (
     about,
     findings,
@@ -114,7 +114,7 @@ def page(
         ),
         el("main", sections, id="main"),
         el("footer", el("p", f"{tool.name} {tool.version}".strip(), " · nothing left your machine")),
-        Html(island(data, _room(sections))),
+        Html(embedded(data, _room(sections))),
         Html(f"<script>{script}</script>"),
         zoomed.markup if zoomed else None,
     )

@@ -81,28 +81,28 @@ def _inputs(inputs: list[Input]) -> Html:
 
 def _version(version: TorchVersion) -> str | None:
     if version.min and version.min == version.max:
-        said = version.min
+        span = version.min
     elif version.min and version.max:
-        said = f"{version.min} to {version.max}"
+        span = f"{version.min} to {version.max}"
     elif version.min or version.max:
-        said = f"≥ {version.min}" if version.min else f"≤ {version.max}"
+        span = f"≥ {version.min}" if version.min else f"≤ {version.max}"
     else:
         return None
-    return f"{said} ({version.how})" if version.how else said
+    return f"{span} ({version.how})" if version.how else span
 
 
 def _recorded(source: Input) -> str | None:
-    said = []
+    parts = []
     if source.run_steps is not None:
-        said.append(f"steps {source.run_steps[0]:,} to {source.run_steps[1]:,} of the run")
+        parts.append(f"steps {source.run_steps[0]:,} to {source.run_steps[1]:,} of the run")
     if source.seconds is not None:
-        said.append(f"{source.seconds[0]:,.2f} s to {source.seconds[1]:,.2f} s")
+        parts.append(f"{source.seconds[0]:,.2f} s to {source.seconds[1]:,.2f} s")
     if source.kind == "trace":
         flags = {n: getattr(source.recorded, n) for n in ("shapes", "stacks", "memory", "flops", "modules")}
         yes = [n for n, v in flags.items() if v]
         no = [n for n, v in flags.items() if v is False]
-        said += [", ".join(yes), "not: " + ", ".join(no) if no else ""]
-    return "; ".join(filter(None, said)) or None
+        parts += [", ".join(yes), "not: " + ", ".join(no) if no else ""]
+    return "; ".join(filter(None, parts)) or None
 
 
 def _config(config: dict[str, Any]) -> Html:

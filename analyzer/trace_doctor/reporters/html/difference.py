@@ -15,33 +15,43 @@ from trace_doctor.reporters.labels import saving_words, where_briefly
 from trace_doctor.reporters.units import duration, exact, plural, share, size
 
 
-def render(made: Difference, options: Options) -> str:
+def render(difference: Difference, options: Options) -> str:
     """The page. The same difference gives the same bytes."""
-    return page(made.verdict, [_verdict(made), *sections(made)], made.to_json(), tool=made.tool)
+    return page(
+        difference.verdict,
+        [_verdict(difference), *sections(difference)],
+        difference.to_json(),
+        tool=difference.tool,
+    )
 
 
-def sections(made: Difference) -> list[Html | None]:
+def sections(difference: Difference) -> list[Html | None]:
     """What stands below the verdict."""
-    return [*[_block(block) for block in blocks(made)], _findings(made), _rules(made), _how(made)]
+    return [
+        *[_block(block) for block in blocks(difference)],
+        _findings(difference),
+        _rules(difference),
+        _how(difference),
+    ]
 
 
-def _verdict(made: Difference) -> Html:
+def _verdict(difference: Difference) -> Html:
     warnings = el(
         "div",
         el("h2", "May not be comparable"),
-        el("ul", [el("li", w) for w in made.warnings]),
+        el("ul", [el("li", w) for w in difference.warnings]),
         class_="first doubts",
     )
     return el(
         "section",
         el("p", "Before and after", class_="subject"),
-        el("h1", made.verdict, id="verdict-title"),
-        el("dl", _step(made), *_memory(made), _counts(made), class_="tiles"),
-        _missing(made),
-        warnings if made.warnings else None,
+        el("h1", difference.verdict, id="verdict-title"),
+        el("dl", _step(difference), *_memory(difference), _counts(difference), class_="tiles"),
+        _missing(difference),
+        warnings if difference.warnings else None,
         el(
             "dl",
-            el("dt", "Before"), el("dd", _side(made.before)), el("dt", "After"), el("dd", _side(made.after)),
+            el("dt", "Before"), el("dd", _side(difference.before)), el("dt", "After"), el("dd", _side(difference.after)),
             class_="facts",
         ),
         id="verdict",
@@ -49,22 +59,22 @@ def _verdict(made: Difference) -> Html:
     )  # fmt: skip
 
 
-def _missing(made: Difference) -> Html | None:
-    reasons = [*made.undecided, *(f"let pass by --allow-partial: {why}" for why in made.partial)]
+def _missing(difference: Difference) -> Html | None:
+    reasons = [*difference.undecided, *(f"let pass by --allow-partial: {why}" for why in difference.partial)]
     listed = el("ul", [el("li", why) for why in reasons])
     return el("div", el("h2", "Not all of both sides"), listed, class_="first doubts") if reasons else None
 
 
 def _side(side: Side) -> list[Child]:
     more = f"and {plural(len(side.paths) - 3, 'more file')}" if len(side.paths) > 3 else ""
-    said: list[Child] = [el("bdi", p) for p in side.paths[:3]] or ["no capture"]
-    said += [p for p in (more, *side.device_names[:2], *(f"torch {v}" for v in side.torch_version[:2])) if p]
-    said.append(plural(side.findings, "finding"))
-    return [[" · " if n else None, part] for n, part in enumerate(said)]
+    parts: list[Child] = [el("bdi", p) for p in side.paths[:3]] or ["no capture"]
+    parts += [p for p in (more, *side.device_names[:2], *(f"torch {v}" for v in side.torch_version[:2])) if p]
+    parts.append(plural(side.findings, "finding"))
+    return [[" · " if n else None, part] for n, part in enumerate(parts)]
 
 
-def _step(made: Difference) -> Html:
-    step = made.step_time
+def _step(difference: Difference) -> Html:
+    step = difference.step_time
     if step.before is None or step.after is None or step.change_us is None:
         return tile("Step time", "–", "no steps on both sides")
     relative = f", {_percent(step.change_us, step.before.median_us)}" if step.before.median_us else ""
@@ -77,8 +87,8 @@ def _percent(change: float, before: float) -> str:
     return f"{'−' if change < 0 else '+'}{share(abs(change) / before)}"
 
 
-def _memory(made: Difference) -> list[Html]:
-    peaks, tiles = made.memory, []
+def _memory(difference: Difference) -> list[Html]:
+    peaks, tiles = difference.memory, []
     for name, a, b in (
         ("Peak memory", peaks.allocated_before, peaks.allocated_after),
         ("Reserved memory", peaks.reserved_before, peaks.reserved_after),
@@ -90,10 +100,12 @@ def _memory(made: Difference) -> list[Html]:
     return tiles or [tile("Peak memory", "–", "no memory on both sides")]
 
 
-def _counts(made: Difference) -> Html:
-    said = [f"{n} {word}" for fate, (_, word, _) in FATES.items() if (n := made.count(fate))]
-    said += [f"{len(made.new)} new"] * bool(made.new)
-    return tile("Findings", f"{made.before.findings} → {made.after.findings}", ", ".join(said) or "none")
+def _counts(difference: Difference) -> Html:
+    parts = [f"{n} {word}" for fate, (_, word, _) in FATES.items() if (n := difference.count(fate))]
+    parts += [f"{len(difference.new)} new"] * bool(difference.new)
+    return tile(
+        "Findings", f"{difference.before.findings} → {difference.after.findings}", ", ".join(parts) or "none"
+    )
 
 
 def _block(block: Block) -> Html:
@@ -102,13 +114,13 @@ def _block(block: Block) -> Html:
     noisy = [c for c in block.changes if c.verdict == "within_noise"]
     clear = [c for c in block.changes if c.verdict != "within_noise"]
     whole = block.key in ("time", "peak")
-    shown = block.changes if whole else clear
+    changes = block.changes if whole else clear
     quiet = el("p", "No change beyond the noise.", class_="empty") if not clear and not whole else None
     return section(
         block.key,
         block.title,
         _bars(block) if whole else None,
-        _table(block, shown) if shown else quiet,
+        _table(block, changes) if changes else quiet,
         more(f"{plural(len(noisy), 'other')} within noise", _table(block, noisy))
         if noisy and not whole
         else None,
@@ -158,8 +170,8 @@ def _name(block: Block, change: Change) -> Html:
     return signature(label, change.name)
 
 
-def _figure(shown: str, value: float | None, change: Change) -> Html:
-    return el("span", shown, title=exact(value, change.unit) or None, class_="figures")
+def _figure(text: str, value: float | None, change: Change) -> Html:
+    return el("span", text, title=exact(value, change.unit) or None, class_="figures")
 
 
 def _said(change: Change) -> Html:
@@ -170,10 +182,10 @@ def _said(change: Change) -> Html:
     return el("span", el("span", f"{word}, " if word else "", verdict(change), class_=kind), f" · {limit}")
 
 
-def _findings(made: Difference) -> Html:
-    if not made.findings and not made.new:
+def _findings(difference: Difference) -> Html:
+    if not difference.findings and not difference.new:
         return section("findings", "Findings", el("p", "None before, none after.", class_="empty"))
-    rows = [_followed(f) for f in made.findings] + [_appeared(f) for f in made.new]
+    rows = [_followed(f) for f in difference.findings] + [_appeared(f) for f in difference.new]
     columns = ["What became of it", "Finding", "Severity", "Place", "Cost", "Confidence", "Why"]
     return section(
         "findings",
@@ -212,8 +224,8 @@ def _appeared(f: Appeared) -> Row:
     ]
 
 
-def _rules(made: Difference) -> Html | None:
-    if not made.rules:
+def _rules(difference: Difference) -> Html | None:
+    if not difference.rules:
         return None
     rows: list[Row] = [
         [
@@ -223,7 +235,7 @@ def _rules(made: Difference) -> Html | None:
             r.confidence or "",
             r.reason or "",
         ]
-        for r in made.rules
+        for r in difference.rules
     ]
     columns = ["Rule", "Before", "After", "Confidence", "Why"]
     return section(
@@ -235,17 +247,17 @@ def _rules(made: Difference) -> Html | None:
     )
 
 
-def _how(made: Difference) -> Html:
-    said = [
+def _how(difference: Difference) -> Html:
+    sentences = [
         "Times are means over the steady steps; of several recordings the median, over ranks and devices the mean.",
         "A change is beyond the noise when it is more than three standard errors of the difference, 2% of the figure, and half a percent of the step.",
         "Confidence is high when several recordings on both sides show it, medium when one side has a single recording (which does not show how much runs differ), low when the change is less than twice the noise or the sides may not be of one job.",
         "“≤” is of a list that was cut: what is not on it may be as long as its last entry.",
-        *made.limits,
+        *difference.limits,
     ]
     return section(
         "help",
         "How to read this page",
-        el("p", made.step_time.how, class_="limit") if made.step_time.how else None,
-        el("ul", [el("li", s) for s in said]),
+        el("p", difference.step_time.how, class_="limit") if difference.step_time.how else None,
+        el("ul", [el("li", s) for s in sentences]),
     )

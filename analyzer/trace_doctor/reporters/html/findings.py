@@ -44,15 +44,15 @@ def render(result: Result, room: int = _MOST_BYTES) -> Html:
     """Findings in full while there is room for all behind them in brief, or in half of the room; then in brief."""
     if not result.findings:
         return section("findings", "Findings", _none(result), count=0)
-    seen: set[str] = set()
+    codes: set[str] = set()
     cards: list[Html] = []
-    shown = result.findings[:_MOST_CARDS]
+    findings = result.findings[:_MOST_CARDS]
     room, whole = min(room, _MOST_BYTES), 0
     half = room / 2
-    for n, finding in enumerate(shown):
-        first = finding.code not in seen
+    for n, finding in enumerate(findings):
+        first = finding.code not in codes
         card = _card(finding, n, result, first_of_code=first)
-        behind = min(_BRIEF_BYTES * (len(shown) - n - 1), half)
+        behind = min(_BRIEF_BYTES * (len(findings) - n - 1), half)
         in_full = whole == n and len(card.encode()) + behind <= room
         if not in_full and n:
             card = _card(finding, n, result, first_of_code=first, brief=True)
@@ -61,7 +61,7 @@ def render(result: Result, room: int = _MOST_BYTES) -> Html:
         whole += in_full or not n
         room -= len(card.encode())
         cards.append(card)
-        seen.add(finding.code)
+        codes.add(finding.code)
     lead = [
         "What may save most first; uncertain ones count for less. Every saving is an upper bound, hence ",
         term("saving", "“up to”"),
@@ -82,13 +82,13 @@ def _none(result: Result) -> Html:
     passed = sum(o.outcome == "passed" for o in result.outcomes)
     skipped = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
     if not passed:
-        said = "No rule could look at this capture."
+        sentence = "No rule could look at this capture."
     else:
-        said = f"Nothing found{but_suppressed(result)} by the {plural(passed, 'rule')} that could look."
+        sentence = f"Nothing found{but_suppressed(result)} by the {plural(passed, 'rule')} that could look."
     could_not = el(
         "p", f"{plural(skipped, 'rule')} could not: ", el("a", "what was not captured", href="#skipped"), "."
     )
-    return el("div", el("p", el("strong", said)), could_not if skipped else None, class_="empty")
+    return el("div", el("p", el("strong", sentence)), could_not if skipped else None, class_="empty")
 
 
 def _card(finding: Finding, index: int, result: Result, *, first_of_code: bool, brief: bool = False) -> Html:
@@ -176,7 +176,7 @@ def _excerpt(finding: Finding, result: Result) -> Html | None:
     near = [(n, source) for n, source in lines if line is not None and abs(n - line) <= 4]
     if not near:
         return None
-    shown = [
+    elements = [
         el(
             "span",
             el("span", f"{n:>5} ", class_="ln"),
@@ -189,7 +189,7 @@ def _excerpt(finding: Finding, result: Result) -> Html | None:
     return el(
         "figure",
         el("figcaption", where(finding.location)),
-        el("pre", el("code", shown), tabindex=0),
+        el("pre", el("code", elements), tabindex=0),
         class_="excerpt",
     )
 
@@ -197,14 +197,14 @@ def _excerpt(finding: Finding, result: Result) -> Html | None:
 def _spans(finding: Finding) -> Html | None:
     if not finding.spans:
         return None
-    shown = finding.spans[:_MOST_SPANS]
+    spans = finding.spans[:_MOST_SPANS]
     columns: Columns = ["Moment", "Where", Column("ts in the capture (µs)"), Column("Lasts", "us")]
     rows: list[Row] = [
-        [s.label or finding.name, _span_place(s), Html(f"{s.ts_us:.3f}"), s.dur_us] for s in shown
+        [s.label or finding.name, _span_place(s), Html(f"{s.ts_us:.3f}"), s.dur_us] for s in spans
     ]
     query = (
         "SELECT ts, dur, name FROM slice WHERE "
-        + " OR ".join(_overlap(s) for s in shown[:3])
+        + " OR ".join(_overlap(s) for s in spans[:3])
         + " ORDER BY ts"
     )
     return more(
@@ -237,13 +237,13 @@ def _span_place(span: Span) -> str:
 
 def _fixes(fixes: list[Fix], finding: int) -> list[Html]:
     """In full for the framework of the first; the same for other frameworks stays folded."""
-    shown = []
+    items = []
     for n, fix in enumerate(fixes):
         block = _fix(fix, finding, n)
         if n and fix.framework != fixes[0].framework and not fix.diff:
             block = more(f"For {fix.framework}: {fix.title}", block)
-        shown.append(block)
-    return shown
+        items.append(block)
+    return items
 
 
 def _fix(fix: Fix, finding: int, n: int) -> Html:

@@ -21,7 +21,7 @@ def gate(result: Result) -> Html | None:
     if decided is None:
         return None
     known = anchors(result)
-    said = [
+    lines = [
         el("p", "Fails it: ", links(decided.failing, known)) if decided.failing else None,
         el("p", "In the baseline: ", links(decided.known, known)) if decided.known else None,
         [el("p", f"Undecided: {reason}") for reason in decided.undecided],
@@ -34,7 +34,7 @@ def gate(result: Result) -> Html | None:
         if result.suppressed
         else None,
     ]
-    return section("gate", "The gate", said, _budgets(decided), lead=_lead(decided))
+    return section("gate", "The gate", lines, _budgets(decided), lead=_lead(decided))
 
 
 def _lead(decided: Gate) -> list[Html]:

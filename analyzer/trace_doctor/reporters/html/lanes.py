@@ -30,23 +30,27 @@ def timeline(result: Result) -> Html | None:
     names = Names(result)
     captures = [list(g) for _, g in groupby(lanes, key=lambda lane: lane.input)]
     together = names.ranked and len(captures) > 1
-    shown = lanes[:_MOST_LANES] if together else [x for g in captures[:_MOST_CHARTS] for x in g][:_MOST_LANES]
-    kinds = [k for k in KINDS if any(s.kind == k for lane in shown for s in lane.segments)]
+    lanes_shown = (
+        lanes[:_MOST_LANES] if together else [x for g in captures[:_MOST_CHARTS] for x in g][:_MOST_LANES]
+    )
+    kinds = [k for k in KINDS if any(s.kind == k for lane in lanes_shown for s in lane.segments)]
     return section(
         "timeline",
         "Timeline of the main thread" if all(lane.device < 0 for lane in lanes) else "GPU timeline",
         el("ul", [el("li", swatch(k), KINDS[k].label) for k in kinds], class_="keys"),
-        views("timeline", _views(shown, names, result, together), "Show"),
-        of_lanes([(result.timeline.index(lane), names.place(lane)) for lane in shown]),
-        showing(len(shown), len(lanes), "devices"),
+        views("timeline", _views(lanes_shown, names, result, together), "Show"),
+        of_lanes([(result.timeline.index(lane), names.place(lane)) for lane in lanes_shown]),
+        showing(len(lanes_shown), len(lanes), "devices"),
         showing(_MOST_RANKS, len(captures), "ranks on their own as well; --rank N looks at any other")
         if together
         else None,
         showing(
-            sum(x.shown for x in shown), sum(x.of for x in shown), "segments; the short ones are added up"
+            sum(x.shown for x in lanes_shown),
+            sum(x.of for x in lanes_shown),
+            "segments; the short ones are added up",
         ),
-        _streams(shown),
-        lead=f"The height of a colour is its share of that moment. The longest gaps are numbered.{_strips_said(shown, together)}",
+        _streams(lanes_shown),
+        lead=f"The height of a colour is its share of that moment. The longest gaps are numbered.{_strips_said(lanes_shown, together)}",
     )
 
 
@@ -66,24 +70,26 @@ def _streams(lanes: list[Lane]) -> Html | None:
     return showing(sum(len(lane.streams) for lane in lanes), there, "streams; the others did the least")
 
 
-def _views(shown: list[Lane], names: Names, result: Result, together: bool) -> list[View]:
+def _views(lanes: list[Lane], names: Names, result: Result, together: bool) -> list[View]:
     """Ranks of one job on one time axis, then each capture on its own, larger."""
-    captures = [list(g) for _, g in groupby(shown, key=lambda lane: lane.input)]
+    captures = [list(g) for _, g in groupby(lanes, key=lambda lane: lane.input)]
     charts = len(captures) + together
-    made: list[View] = []
+    views: list[View] = []
     if together:
-        made.append(("all", "all ranks", _charted(shown, "timeline-all", 2, names, result)))
+        views.append(("all", "all ranks", _charted(lanes, "timeline-all", 2, names, result)))
     for n, group in enumerate(captures[:_MOST_RANKS]):
         key = key_of(group[0].rank, group[0].input, names.ranked)
         share_of = 2 * len(captures) if together else charts
-        made.append((key, names.capture(group[0]), _charted(group, f"timeline-{n}", share_of, names, result)))
-    return made
+        views.append(
+            (key, names.capture(group[0]), _charted(group, f"timeline-{n}", share_of, names, result))
+        )
+    return views
 
 
 def _charted(lanes: list[Lane], anchor: str, charts: int, names: Names, result: Result) -> list[Child]:
     worst = chart.worst(lanes, _MOST_GAPS)
     places = [names.place(lane) for lane in lanes]
-    drawn = chart.draw(
+    figure = chart.draw(
         lanes,
         places,
         result.steps,
@@ -92,7 +98,7 @@ def _charted(lanes: list[Lane], anchor: str, charts: int, names: Names, result: 
         charts,
         streams=_with_streams(lanes),
     )
-    return [drawn, _gap_table(lanes, worst, names, result) if worst else None]
+    return [figure, _gap_table(lanes, worst, names, result) if worst else None]
 
 
 def _gap_table(lanes: list[Lane], worst: list[chart.Placed], names: Names, result: Result) -> Html:

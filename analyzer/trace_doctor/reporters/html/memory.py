@@ -40,15 +40,15 @@ def memory(result: Result) -> Html | None:
     if not devices:
         return _held(result)
     names = Names(result) if len(devices) > 1 else None
-    shown = devices[:_MOST_CHARTS]
-    made = [_device(drawable.get(d), rows.get(d), n) for n, d in enumerate(shown)]
+    charted = devices[:_MOST_CHARTS]
+    charts = [_device(drawable.get(d), rows.get(d), n) for n, d in enumerate(charted)]
     known = [rows[d] for d in devices if d in rows]
     return section(
         "memory",
         "Memory over time",
         _compared(known, names) if names and len(known) > 1 else None,
-        views("memory", _views(shown, drawable, rows, made, names), "Show"),
-        showing(len(made), len(devices), "devices, those with findings and the fullest first"),
+        views("memory", _views(charted, drawable, rows, charts, names), "Show"),
+        showing(len(charts), len(devices), "devices, those with findings and the fullest first"),
         _held_tables(result),
         lead=[
             "What is ",
@@ -65,29 +65,31 @@ def _peak_bytes(series: MemorySeries | None, row: MemoryLedgerRow | None) -> int
 
 
 def _views(
-    shown: list[Place],
+    places: list[Place],
     drawable: dict[Place, tuple[int, MemorySeries]],
     rows: dict[Place, MemoryLedgerRow],
-    made: list[Html],
+    charts: list[Html],
     names: Names | None,
 ) -> list[View]:
-    found: list[View] = []
+    views: list[View] = []
     several = {
-        number for number, device in shown if (number, device + 1) in shown or (number, device - 1) in shown
+        number
+        for number, device in places
+        if (number, device + 1) in places or (number, device - 1) in places
     }
-    for (number, device), content in zip(shown, made, strict=True):
+    for (number, device), content in zip(places, charts, strict=True):
         owner = rows.get((number, device)) or drawable[number, device][1]
         key = key_of(owner.rank, number, names is not None and names.ranked)
-        found.append(
+        views.append(
             (f"{key}d{device}" if number in several else key, names.place(owner) if names else "", content)
         )
-    return found
+    return views
 
 
-def _compared(known: list[MemoryLedgerRow], names: Names) -> Html:
+def _compared(devices: list[MemoryLedgerRow], names: Names) -> Html:
     """The peaks of all devices on one scale."""
-    shown = known[:_MOST_BARS]
-    highest = max(r.peak_bytes for r in known) or 1
+    first_devices = devices[:_MOST_BARS]
+    highest = max(r.peak_bytes for r in devices) or 1
     bars = [
         Bar(
             names.place(r),
@@ -95,20 +97,20 @@ def _compared(known: list[MemoryLedgerRow], names: Names) -> Html:
             size(r.peak_bytes),
             r.peak_bytes / highest,
         )
-        for r in shown
+        for r in first_devices
     ]
-    there = [k for k in MEMORY if any(getattr(r.by_category, k) for r in shown)]
+    categories = [k for k in MEMORY if any(getattr(r.by_category, k) for r in first_devices)]
     columns: Columns = ["Device", Column("Peak", "bytes"), Column("Reserved at most", "bytes")]
-    columns += [Column(MEMORY[k].label[0].upper() + MEMORY[k].label[1:], "bytes") for k in there]
+    columns += [Column(MEMORY[k].label[0].upper() + MEMORY[k].label[1:], "bytes") for k in categories]
     table_rows: list[Row] = [
-        [names.place(r), r.peak_bytes, r.max_reserved_bytes, *(getattr(r.by_category, k) for k in there)]
-        for r in shown
+        [names.place(r), r.peak_bytes, r.max_reserved_bytes, *(getattr(r.by_category, k) for k in categories)]
+        for r in first_devices
     ]
-    table = data_table("The peaks, device by device", columns, table_rows, of=len(known))
+    table = data_table("The peaks, device by device", columns, table_rows, of=len(devices))
     return el(
         "div",
         stacked("peaks-chart", "The peaks of all devices", bars),
-        el("ul", [el("li", swatch(f"mem-{k}"), MEMORY[k].label) for k in there], class_="keys"),
+        el("ul", [el("li", swatch(f"mem-{k}"), MEMORY[k].label) for k in categories], class_="keys"),
         more("Compare as a table", table),
         class_="device",
     )
@@ -117,7 +119,7 @@ def _compared(known: list[MemoryLedgerRow], names: Names) -> Html:
 def _device(placed: tuple[int, MemorySeries] | None, row: MemoryLedgerRow | None, n: int) -> Html:
     """`placed`: the series with its position in the result."""
     index, series = placed or (-1, None)
-    drawn = (
+    elements = (
         [
             chart.draw(series, f"memory-chart-{n}"),
             _memory_keys(series),
@@ -127,7 +129,7 @@ def _device(placed: tuple[int, MemorySeries] | None, row: MemoryLedgerRow | None
         if series
         else None
     )
-    return el("div", drawn, _peak(row, n) if row else None, class_="device")
+    return el("div", elements, _peak(row, n) if row else None, class_="device")
 
 
 def _memory_keys(series: MemorySeries) -> Html:
@@ -191,12 +193,12 @@ def _held_tables(result: Result) -> list[Html]:
     """Who holds the memory, for devices without a history."""
     names = Names(result)
     columns = [Column("Allocated by", "code"), Column("Allocated", "bytes"), Column("Share", "share")]
-    made = []
+    tables = []
     for row in sorted(result.memory_held, key=lambda r: -r.held_bytes)[:_MOST_CHARTS]:
         title = f"{names.place(row)}: {held_words(row)} in {plural(row.blocks, 'block')}, {size(row.reserved_bytes)} reserved"
-        shown: list[Row] = [[frame, count, count / max(1, row.held_bytes)] for frame, count in row.by_frame]
-        made.append(data_table(title, columns, shown))
-    return made
+        rows: list[Row] = [[frame, count, count / max(1, row.held_bytes)] for frame, count in row.by_frame]
+        tables.append(data_table(title, columns, rows))
+    return tables
 
 
 def _frames(row: MemoryLedgerRow) -> Html:

@@ -30,8 +30,8 @@ _MOST_KERNELS = 20
 def what_if(result: Result) -> Html | None:
     """Step time today, after each fix and after all: one combined replay, not a sum."""
     captures = sorted({w.input for w in result.what_if})
-    shown = [[w for w in result.what_if if w.input == capture] for capture in captures]
-    blocks = [b for entries in shown if (b := _of_capture(entries, result, len(captures) > 1))]
+    by_capture = [[w for w in result.what_if if w.input == capture] for capture in captures]
+    blocks = [b for entries in by_capture if (b := _of_capture(entries, result, len(captures) > 1))]
     if not blocks:
         return None
     return section(

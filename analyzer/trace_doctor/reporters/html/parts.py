@@ -69,14 +69,14 @@ def listed(heading: str, items: Sequence[Child]) -> list[Html]:
     return [el("h3", heading), el("ul", [el("li", item) for item in items])] if items else []
 
 
-def showing(shown: int, of: int, what: str) -> Html | None:
+def showing(count: int, of: int, what: str) -> Html | None:
     """Says that something was cut; nothing when it was not."""
-    return el("p", f"Showing {shown:,} of {of:,} {what}.", class_="limit") if shown < of else None
+    return el("p", f"Showing {count:,} of {of:,} {what}.", class_="limit") if count < of else None
 
 
-def term(key: str, shown: str | None = None) -> Html:
+def term(key: str, text: str | None = None) -> Html:
     """A word that the glossary explains."""
-    return el("a", shown or GLOSSARY[key][0].lower(), href=f"#term-{key}", class_="term")
+    return el("a", text or GLOSSARY[key][0].lower(), href=f"#term-{key}", class_="term")
 
 
 def badge(severity: Severity) -> Html:
@@ -121,10 +121,10 @@ def anchors(result: Result) -> frozenset[str]:
 
 def links(names: Sequence[str], known: frozenset[str], between: str = ", ") -> list[Child]:
     """The findings or rules of these names, linked where the page has them."""
-    shown: list[Child] = []
+    elements: list[Child] = []
     for n, name in enumerate(names):
-        shown += [between if n else None, el("a", name, href=f"#{name}") if name in known else name]
-    return shown
+        elements += [between if n else None, el("a", name, href=f"#{name}") if name in known else name]
+    return elements
 
 
 def copyable(source: str, *, label: str, path: str | None = None, diff: bool = False) -> Html:
@@ -200,18 +200,18 @@ def _heading(column: Column, scale: Scale) -> Child:
 def _cell(index: int, value: Cell | Html, unit: Unit, scale: Scale) -> Html:
     if isinstance(value, Html):
         return el("th", value, scope="row") if index == 0 else el("td", value)
-    shown: Child = scale.cell(value)
-    if scale.unit == "%" and shown and not isinstance(value, str):
-        shown = f"{shown}%"
+    content: Child = scale.cell(value)
+    if scale.unit == "%" and content and not isinstance(value, str):
+        content = f"{content}%"
     if value is None:
-        shown = el("span", "–", class_="none", title="not captured")
+        content = el("span", "–", class_="none", title="not captured")
     if unit in ("code", "location") and value is not None:
-        shown = el("code", str(value))
+        content = el("code", str(value))
     if index == 0:
-        return el("th", shown, scope="row")
+        return el("th", content, scope="row")
     if not scale.numeric or not isinstance(value, int | float):
-        return el("td", shown, class_="num" if scale.numeric else None)
-    return el("td", shown, class_="num", title=exact(value, unit))
+        return el("td", content, class_="num" if scale.numeric else None)
+    return el("td", content, class_="num", title=exact(value, unit))
 
 
 def _cell_value(value: Cell | Html) -> Cell:

@@ -80,10 +80,10 @@ def _names(members: list[Outcome], fired: set[str]) -> list[Child]:
 
 def _failed(failed: list[Outcome], fired: set[str]) -> Html:
     """A rule that broke says so; the traceback stays folded."""
-    shown: list[Child] = []
+    elements: list[Child] = []
     for outcome in rows_sorted(failed):
         lines = (outcome.reason or "no reason given").strip().splitlines()
-        shown.append(
+        elements.append(
             el(
                 "div",
                 el("p", _code(outcome, fired), " ", outcome.name, ": ", lines[-1]),
@@ -94,7 +94,7 @@ def _failed(failed: list[Outcome], fired: set[str]) -> Html:
         "div",
         el("h3", "Rules that failed"),
         el("p", "An error of trace-doctor, not of your run.", class_="limit"),
-        shown,
+        elements,
         class_="skip",
     )
 

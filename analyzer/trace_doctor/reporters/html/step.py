@@ -122,16 +122,16 @@ def _meaning(kind: str, cpu: bool) -> str:
 
 def _comparison(rows: list[TimeLedgerRow], names: Names) -> Html:
     """A row for each device, a column for each part that any of them has."""
-    shown = [k for k in KINDS if any(parts_of(r)[k] for r in rows)]
-    keys = el("ul", [el("li", swatch(k), KINDS[k].label) for k in shown], class_="keys")
+    kinds = [k for k in KINDS if any(parts_of(r)[k] for r in rows)]
+    keys = el("ul", [el("li", swatch(k), KINDS[k].label) for k in kinds], class_="keys")
     columns: Columns = ["Device", Column("Step", "us"), Column("Idle", "share")]
-    columns += [Column(KINDS[k].label[0].upper() + KINDS[k].label[1:], "share") for k in shown]
+    columns += [Column(KINDS[k].label[0].upper() + KINDS[k].label[1:], "share") for k in kinds]
     table_rows: list[Row] = [
         [
             names.place(r),
             r.step_us,
             r.idle_ns.total() / max(1, r.window_ns),
-            *(parts_of(r)[k] / max(1, r.window_ns) for k in shown),
+            *(parts_of(r)[k] / max(1, r.window_ns) for k in kinds),
         ]
         for r in rows[:_MOST_ROWS]
     ]

@@ -14,23 +14,29 @@ from trace_doctor.reporters.treatment_words import changed_words
 from trace_doctor.reporters.units import plural
 
 
-def render(made: Treatment, options: Options) -> str:
+def render(treatment: Treatment, options: Options) -> str:
     """The page. The same treatment gives the same bytes."""
-    sections = [_verdict(made), _changed(made), _attempts(made), _patch(made), _left(made)]
-    if made.difference is not None:
-        sections += compared.sections(made.difference)
-    return page(made.verdict, sections, made.to_json(), tool=made.tool)
+    sections = [
+        _verdict(treatment),
+        _changed(treatment),
+        _attempts(treatment),
+        _patch(treatment),
+        _left(treatment),
+    ]
+    if treatment.difference is not None:
+        sections += compared.sections(treatment.difference)
+    return page(treatment.verdict, sections, treatment.to_json(), tool=treatment.tool)
 
 
-def _verdict(made: Treatment) -> Html:
-    together = made.together
+def _verdict(treatment: Treatment) -> Html:
+    together = treatment.together
     return el(
         "section",
         el("p", "Treatment", class_="subject"),
-        el("h1", made.verdict, id="verdict-title"),
+        el("h1", treatment.verdict, id="verdict-title"),
         el("dl", _tile("Step time", together.time), _tile("Peak memory", together.memory), class_="tiles"),
-        el("p", how(made), class_="lead") if made.attempts else None,
-        el("ul", [el("li", n) for n in made.notes]) if made.notes else None,
+        el("p", how(treatment), class_="lead") if treatment.attempts else None,
+        el("ul", [el("li", n) for n in treatment.notes]) if treatment.notes else None,
         id="verdict",
         aria_labelledby="verdict-title",
     )
@@ -42,27 +48,27 @@ def _tile(name: str, effect: Effect | None) -> Html | None:
     return tile(name, moved(effect), class_={"less": "gain", "more": "worse"}.get(effect.verdict, ""))
 
 
-def _changed(made: Treatment) -> Html | None:
+def _changed(treatment: Treatment) -> Html | None:
     """Files of the user's that are not as they were."""
-    if not made.changed:
+    if not treatment.changed:
         return None
-    rows: list[Row] = [[el("code", c.name), c.how, el("code", c.through)] for c in made.changed]
+    rows: list[Row] = [[el("code", c.name), c.how, el("code", c.through)] for c in treatment.changed]
     columns = ["File", "What happened", "Behind the link"]
     return section(
         "changed",
         "Files of yours that changed",
         el(
             "div",
-            el("p", changed_words(made.changed, made.changed_count)),
+            el("p", changed_words(treatment.changed, treatment.changed_count)),
             data_table("Files of yours that changed", columns, rows, hide_caption=True),
         ),
-        count=made.changed_count,
+        count=treatment.changed_count,
     )
 
 
-def _attempts(made: Treatment) -> Html:
+def _attempts(treatment: Treatment) -> Html:
     columns = ["Verdict", "Fix", "Safety", "Place", "Predicted", "Measured", "Why"]
-    rows = [_row(a) for a in made.attempts]
+    rows = [_row(a) for a in treatment.attempts]
     table = data_table("Fixes that were tried", columns, rows, hide_caption=True)
     return section(
         "fixes",
@@ -96,20 +102,22 @@ def _row(one: Attempt) -> Row:
     ]
 
 
-def _patch(made: Treatment) -> Html | None:
+def _patch(treatment: Treatment) -> Html | None:
     """What helped: an edit, and how the command is to be started."""
-    started = [el("p", f"Start the command {said}.") for said in outside(made.environment, made.arguments)]
-    if not made.patch and not started:
+    started = [
+        el("p", f"Start the command {text}.") for text in outside(treatment.environment, treatment.arguments)
+    ]
+    if not treatment.patch and not started:
         return None
-    patch = copyable(made.patch, label="patch", path="patch", diff=True) if made.patch else None
+    patch = copyable(treatment.patch, label="patch", path="patch", diff=True) if treatment.patch else None
     return section("patch", "The patch", el("div", patch, started))
 
 
-def _left(made: Treatment) -> Html | None:
-    if not made.by_hand:
+def _left(treatment: Treatment) -> Html | None:
+    if not treatment.by_hand:
         return None
     items = [
         el("li", el("span", b.label, class_="code-id"), f" {b.fix}: {b.why}", pre(b.text) if b.text else None)
-        for b in made.by_hand
+        for b in treatment.by_hand
     ]
     return section("by-hand", f"{plural(len(items), 'fix', 'fixes')} left to you", el("ul", items))

@@ -59,17 +59,17 @@ def _subject(result: Result) -> list[Child]:
     names = [i.path for i in result.inputs]
     devices = list(dict.fromkeys(i.device_name for i in result.inputs if i.device_name))
     ranks = len({i.rank for i in result.inputs})
-    said: list[Child] = [el("span", el("bdi", names[0]), class_="file") if names else "no capture"]
+    parts: list[Child] = [el("span", el("bdi", names[0]), class_="file") if names else "no capture"]
     if len(names) > 1:
-        said.append(f"and {plural(len(names) - 1, 'more file')}")
-    said += [el("bdi", d) for d in devices[:2]]
+        parts.append(f"and {plural(len(names) - 1, 'more file')}")
+    parts += [el("bdi", d) for d in devices[:2]]
     if result.ranks.note:
-        said.append(result.ranks.note)
+        parts.append(result.ranks.note)
     elif ranks > 1 and len(names) > 1:
-        said.append(plural(ranks, "rank"))
+        parts.append(plural(ranks, "rank"))
     return [
         [el("span", " · ", class_="dot", aria_hidden="true") if n else None, part]
-        for n, part in enumerate(said)
+        for n, part in enumerate(parts)
     ]
 
 
@@ -173,7 +173,7 @@ def _whose(result: Result) -> str:
 
 def _counts(result: Result) -> Html:
     counts = [(s, sum(f.severity == s for f in result.findings)) for s in SEVERITIES]
-    shown = [el("span", f"{n:,} ", badge(s), class_="tally") for s, n in counts if n]
+    tallies = [el("span", f"{n:,} ", badge(s), class_="tally") for s, n in counts if n]
     skipped = sum(o.outcome == "skipped" for o in result.outcomes)
     note = (
         el("a", f"{plural(skipped, 'rule')} could not look", href="#skipped")
@@ -182,7 +182,7 @@ def _counts(result: Result) -> Html:
     )
     if not result.outcomes:
         note = Html("")
-    return tile("Findings", f"{len(result.findings):,}", [*shown, el("span", note)], class_="counts")
+    return tile("Findings", f"{len(result.findings):,}", [*tallies, el("span", note)], class_="counts")
 
 
 def _first_things(result: Result) -> Html | None:

@@ -20,24 +20,24 @@ View = tuple[str, str, Child]
 """key (letters and digits), name, content"""
 
 
-def views(anchor: str, shown: Sequence[View], legend: str) -> Html:
+def views(anchor: str, choices: Sequence[View], legend: str) -> Html:
     """The first is shown first. Switches with the same keys are kept together by the script, which also writes the key
     into the address (`#rank=3`)."""
-    if len(shown) == 1:
-        return el("div", shown[0][2])
+    if len(choices) == 1:
+        return el("div", choices[0][2])
     options = [
         el(
             "label",
             el("input", type="radio", name=f"{anchor}-views", value=key, checked=n == 0),
             el("span", el("bdi", name)),
         )
-        for n, (key, name, _) in enumerate(shown[:MOST])
+        for n, (key, name, _) in enumerate(choices[:MOST])
     ]
-    drawn = [
+    elements = [
         el("div", el("h3", el("bdi", name), class_="view-name"), content, class_="view", data_view=key)
-        for key, name, content in shown[:MOST]
+        for key, name, content in choices[:MOST]
     ]
-    return el("div", el("fieldset", el("legend", legend), options, class_="switch"), drawn, class_="views")
+    return el("div", el("fieldset", el("legend", legend), options, class_="switch"), elements, class_="views")
 
 
 def key_of(rank: int, number: int, ranked: bool) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from zlib_ng import zlib_ng
 
 from trace_doctor.model import Result
-from trace_doctor.model.html_safe_json import inert
+from trace_doctor.model.html_safe_json import html_safe
 from trace_doctor.reporters.html.dom import Html, el
 from trace_doctor.reporters.html.policy import digest
 from trace_doctor.reporters.labels import KINDS, MEMORY
@@ -53,7 +53,7 @@ def panels(result: Result) -> Zoom | None:
     packed, unpacked = _library()
     return Zoom(
         Html(
-            f'<script type="application/json" id="zoom-words">{inert(json.dumps(words).encode()).decode()}</script>'
+            f'<script type="application/json" id="zoom-words">{html_safe(json.dumps(words).encode()).decode()}</script>'
             f'<script type="text/plain" id="plotly">{packed}</script>'
             f"<script>{script}</script>"
         ),

@@ -49,13 +49,13 @@ def _segments(
     bar: Bar, y: float, height: float, left: float, right: float
 ) -> tuple[list[Html], list[tuple[float, float]]]:
     """The rectangles, and where each begins and ends."""
-    drawn, edges, at = [], [], left
+    rectangles, edges, at = [], [], left
     for kind, _, value in bar.parts:
         width = value / bar.whole * (right - left)
         edges.append((at, at + width))
         if width > 0.05:
             gap = 1.5 if width > 4 else 0
-            drawn.append(
+            rectangles.append(
                 el(
                     "rect",
                     x=number(at),
@@ -66,33 +66,33 @@ def _segments(
                 )
             )
         at += width
-    return drawn, edges
+    return rectangles, edges
 
 
 def _single(anchor: str, title: str, description: str, bar: Bar) -> Html:
     """The bar fills any width; its names stand below as text, so that they keep their size. Where they do not fit, the
     table that follows every bar names the parts."""
-    drawn, edges = _segments(bar, 0, 48, 0, WIDTH)
+    rectangles, edges = _segments(bar, 0, 48, 0, WIDTH)
     named, free = [], 0.0
     for (left, right), (_, name, value) in zip(edges, bar.parts, strict=True):
-        said = share(value / bar.whole)
-        room = max(len(name), len(said) + 2) * _CHAR + 8
+        text = share(value / bar.whole)
+        room = max(len(name), len(text) + 2) * _CHAR + 8
         if not value or right - left < room or left < free:
             continue
         x = f"{number(left / WIDTH * 100)}%"
-        named += [el("rect", x=x), el("text", el("tspan", said), x=x, y=17), el("text", name, x=x, y=34)]
+        named += [el("rect", x=x), el("text", el("tspan", text), x=x, y=17), el("text", name, x=x, y=34)]
         free = left + room
     drawing = picture(
-        anchor, title, description, 48, drawn, class_="chart bar-chart", preserveAspectRatio="none"
+        anchor, title, description, 48, rectangles, class_="chart bar-chart", preserveAspectRatio="none"
     )
     return el("div", drawing, el("svg", named, class_="bar-names", aria_hidden="true"))
 
 
 def _row(bar: Bar, y: float, left: float, right: float) -> Html:
-    drawn, _ = _segments(bar, y, 20, left, left + (right - left) * bar.length)
+    rectangles, _ = _segments(bar, y, 20, left, left + (right - left) * bar.length)
     return el(
         "g",
         label(0, y + 15, bar.name, class_="axis"),
-        drawn,
+        rectangles,
         label(right + 10, y + 15, bar.note, class_="axis") if bar.note else None,
     )

@@ -24,7 +24,7 @@ def draw(series: MemorySeries, anchor: str) -> Html:
     """The chart. Points are steps: memory keeps its value until the next one."""
     classes = _classes(series)
     total = [sum(series.live_by_category[c][i] for c in classes) for i in range(len(series.at))]
-    kept = _reduced(total, series.peak_index, _POINTS // max(1, len(classes)))
+    points = _reduced(total, series.peak_index, _POINTS // max(1, len(classes)))
     top = max([*total, *(r or 0 for r in series.reserved), 1]) * 1.08
     first, last = series.at[0], max(series.at[-1], series.at[0] + 1e-9)
 
@@ -34,19 +34,19 @@ def draw(series: MemorySeries, anchor: str) -> Html:
     def y(count: float) -> float:
         return _BOTTOM - count / top * _HEIGHT
 
-    xs = [x(series.at[i]) for i in kept]
-    reserved = [series.reserved[i] if i < len(series.reserved) else None for i in kept]
+    xs = [x(series.at[i]) for i in points]
+    reserved = [series.reserved[i] if i < len(series.reserved) else None for i in points]
     return chart(
         anchor,
         f"Memory of {device_name(series.device)} over time",
         _described(series, total, classes),
         _BOTTOM + (60 if series.unit == "entry" else 42),
         _grid(top, y),
-        _areas(series, classes, kept, xs, y),
+        _areas(series, classes, points, xs, y),
         _line(xs, reserved, y),
         _marks(series, x),
         _peak(series, total, x, y),
-        _names(series, classes, kept, xs, y, top),
+        _names(series, classes, points, xs, y, top),
         _axis(series, last - first, x),
     )
 
@@ -76,30 +76,30 @@ def _reduced(total: Sequence[int], peak: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     buckets = max(1, most // 2)
-    kept = {0, peak, count - 1}
+    points = {0, peak, count - 1}
     for b in range(buckets):
         members = range(b * count // buckets, (b + 1) * count // buckets)
-        kept.add(max(members, key=total.__getitem__))
-        kept.add(min(members, key=total.__getitem__))
-    return sorted(kept)
+        points.add(max(members, key=total.__getitem__))
+        points.add(min(members, key=total.__getitem__))
+    return sorted(points)
 
 
 def _areas(
-    series: MemorySeries, classes: Sequence[str], kept: Sequence[int], xs: Sequence[float], y: Scaled
+    series: MemorySeries, classes: Sequence[str], points: Sequence[int], xs: Sequence[float], y: Scaled
 ) -> list[Html]:
     """Each class from the floor up to its upper border, the highest first, so that the lower ones cover it."""
-    sums = [0] * len(kept)
+    sums = [0] * len(points)
     borders = []
     for name in classes:
         values = series.live_by_category[name]
-        sums = [s + values[i] for s, i in zip(sums, kept, strict=True)]
+        sums = [s + values[i] for s, i in zip(sums, points, strict=True)]
         borders.append((name, [y(v) for v in sums]))
-    drawn = []
+    elements = []
     for name, border in reversed(borders):
         outline = f"{_staircase(xs, border)}V{number(_BOTTOM)}H{number(xs[0])}z"
-        drawn.append(el("path", d=outline, class_=f"m-{name} area"))
-        drawn.append(el("path", d=_level(xs, border), class_="edge"))
-    return drawn
+        elements.append(el("path", d=outline, class_=f"m-{name} area"))
+        elements.append(el("path", d=_level(xs, border), class_="edge"))
+    return elements
 
 
 def _level(xs: Sequence[float], ys: Sequence[float]) -> str:
@@ -134,11 +134,11 @@ def _line(xs: Sequence[float], reserved: Sequence[int | None], y: Scaled) -> lis
 
 
 def _grid(top: float, y: Scaled) -> list[Html]:
-    drawn = []
+    elements = []
     for mark in byte_ticks(top):
-        drawn.append(el("path", d=f"M{number(_LEFT)} {number(y(mark))}H{WIDTH}", class_="grid"))
-        drawn.append(label(_LEFT - 8, y(mark) + 4, _round(mark), class_="small", anchor="end"))
-    return drawn
+        elements.append(el("path", d=f"M{number(_LEFT)} {number(y(mark))}H{WIDTH}", class_="grid"))
+        elements.append(label(_LEFT - 8, y(mark) + 4, _round(mark), class_="small", anchor="end"))
+    return elements
 
 
 def _round(mark: float) -> str:
@@ -151,39 +151,39 @@ def _round(mark: float) -> str:
 
 def _marks(series: MemorySeries, x: Scaled) -> list[Html]:
     """Steps as lines, segment events as ticks below the floor, out of memory as a line with its name."""
-    drawn: list[Html] = []
+    elements: list[Html] = []
     low, high = series.at[0], series.at[-1]
-    shown = [m for m in series.marks if low <= m.at <= high]
+    marks = [m for m in series.marks if low <= m.at <= high]
     for kind, tick in (("segment_alloc", "v7"), ("segment_free", "v7")):
-        places = dict.fromkeys(number(x(m.at)) for m in shown if m.kind == kind)
+        places = dict.fromkeys(number(x(m.at)) for m in marks if m.kind == kind)
         path = "".join(
             f"M{p} {number(_BOTTOM + (2 if kind == 'segment_alloc' else 10))}{tick}" for p in places
         )
         if path:
-            drawn.append(el("path", d=path, class_=f"mark-{kind}"))
+            elements.append(el("path", d=path, class_=f"mark-{kind}"))
     free = 0.0
-    for mark in [m for m in shown if m.kind == "step"][:200]:
+    for mark in [m for m in marks if m.kind == "step"][:200]:
         at = x(mark.at)
-        drawn.append(el("path", d=f"M{number(at)} {number(_TOP - 8)}V{number(_BOTTOM)}", class_="step"))
+        elements.append(el("path", d=f"M{number(at)} {number(_TOP - 8)}V{number(_BOTTOM)}", class_="step"))
         name = mark.label or "step"
         if at >= free and at + 6.2 * len(name) < WIDTH:
-            drawn.append(label(at + 3, _TOP - 12, name, class_="small"))
+            elements.append(label(at + 3, _TOP - 12, name, class_="small"))
             free = at + 6.2 * len(name) + 14
-    for mark in [m for m in shown if m.kind == "oom"][:3]:
+    for mark in [m for m in marks if m.kind == "oom"][:3]:
         at = x(mark.at)
-        drawn.append(el("path", d=f"M{number(at)} {number(_TOP - 14)}V{number(_BOTTOM)}", class_="oom"))
+        elements.append(el("path", d=f"M{number(at)} {number(_TOP - 14)}V{number(_BOTTOM)}", class_="oom"))
         end = at > WIDTH / 2
-        said = "out of memory" + (f": {mark.label}" if mark.label else "")
-        drawn.append(
+        text = "out of memory" + (f": {mark.label}" if mark.label else "")
+        elements.append(
             label(
                 at - 6 if end else at + 6,
                 _TOP - 2,
-                said,
+                text,
                 class_="oom-text halo",
                 anchor="end" if end else None,
             )
         )
-    return drawn
+    return elements
 
 
 def _peak(series: MemorySeries, total: Sequence[int], x: Scaled, y: Scaled) -> Html:
@@ -205,23 +205,23 @@ def _peak(series: MemorySeries, total: Sequence[int], x: Scaled, y: Scaled) -> H
 def _names(
     series: MemorySeries,
     classes: Sequence[str],
-    kept: Sequence[int],
+    points: Sequence[int],
     xs: Sequence[float],
     y: Scaled,
     top: float,
 ) -> list[Html]:
     """Each class named inside its area, where that is widest and there is room."""
-    drawn = []
-    below = [0] * len(kept)
+    elements = []
+    below = [0] * len(points)
     for name in classes:
-        values = [series.live_by_category[name][i] for i in kept]
+        values = [series.live_by_category[name][i] for i in points]
         word = MEMORY[name].label if name in MEMORY else name
         best = _room(values, xs, len(word) * 6.4 + 10, 17 / _HEIGHT * top)
         if best is not None:
             middle = below[best] + values[best] / 2
-            drawn.append(label(xs[best] + 6, y(middle) + 4, word, class_="small halo"))
+            elements.append(label(xs[best] + 6, y(middle) + 4, word, class_="small halo"))
         below = [b + v for b, v in zip(below, values, strict=True)]
-    return drawn
+    return elements
 
 
 def _room(values: Sequence[int], xs: Sequence[float], wide: float, least: float) -> int | None:
@@ -239,21 +239,21 @@ def _room(values: Sequence[int], xs: Sequence[float], wide: float, least: float)
 def _axis(series: MemorySeries, length: float, x: Scaled) -> list[Html]:
     marks = ticks(length, 8)
     unit = Scale.of("us", [length])
-    drawn = []
+    elements = []
     for mark in marks:
         at = x(series.at[0] + mark)
         edge = "end" if at > WIDTH - 24 else "middle"
         step = marks[1] / unit.factor if len(marks) > 1 else 1.0
-        said = (
+        text = (
             f"{mark / unit.factor:,.{0 if step >= 1 else 1 if step >= 0.1 else 2}f} {unit.unit}"
             if series.unit == "us"
             else f"{mark:,.0f}"
         )
-        drawn.append(label(at, _BOTTOM + 36, said, class_="small", anchor=edge))
+        elements.append(label(at, _BOTTOM + 36, text, class_="small", anchor=edge))
     if series.unit == "entry":
-        drawn.append(
+        elements.append(
             label(
                 WIDTH, _BOTTOM + 54, "position in the record (it has no clock)", class_="small", anchor="end"
             )
         )
-    return drawn
+    return elements

@@ -34,7 +34,7 @@ def number(value: float) -> str:
 
 def patterns() -> Html:
     """The hatching of the idle causes, once a page."""
-    made = [
+    hatchings = [
         el(
             "pattern",
             el("rect", width=size, height=size, class_=f"c-{cause}"),
@@ -48,7 +48,7 @@ def patterns() -> Html:
         if cause in IDLE
     ]
     return el(
-        "svg", el("defs", made), class_="defs", width=0, height=0, aria_hidden="true", focusable="false"
+        "svg", el("defs", hatchings), class_="defs", width=0, height=0, aria_hidden="true", focusable="false"
     )
 
 
@@ -85,20 +85,20 @@ def label(x: float, y: float, content: Child, *, class_: str = "", anchor: str |
     return el("text", content, x=number(x), y=number(y), class_=class_ or None, text_anchor=anchor)
 
 
-def ticks(top: float, wanted: int = 6) -> list[float]:
+def ticks(top: float, count: int = 6) -> list[float]:
     """Round numbers from 0 up to `top`: 1, 2 or 5 times a power of ten."""
     if top <= 0:
         return [0.0]
-    raw = top / wanted
+    raw = top / count
     power = 10.0 ** floor(log10(raw))
     step = next((m * power for m in (1, 2, 5, 10) if m * power >= raw), 10 * power)
     return [i * step for i in range(ceil(top / step) + 1) if i * step <= top * 1.0001]
 
 
-def byte_ticks(top: float, wanted: int = 4) -> list[float]:
+def byte_ticks(top: float, count: int = 4) -> list[float]:
     """Round numbers of MiB or GiB."""
     unit = 1024.0**3 if top >= 1024.0**3 else 1024.0**2
-    return [t * unit for t in ticks(top / unit, wanted)]
+    return [t * unit for t in ticks(top / unit, count)]
 
 
 def rects(spans: list[tuple[float, float, float, float]]) -> str:

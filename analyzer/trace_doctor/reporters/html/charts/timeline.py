@@ -49,8 +49,8 @@ Placed = tuple[int, Gap]
 
 def worst(lanes: Sequence[Lane], most: int) -> list[Placed]:
     """The longest gaps of all lanes, longest first."""
-    found = [(n, gap) for n, lane in enumerate(lanes) for gap in lane.gaps if gap.cause in KINDS]
-    return sorted(found, key=lambda p: (-p[1].dur_us, p[0], p[1].start_us))[:most]
+    gaps = [(n, gap) for n, lane in enumerate(lanes) for gap in lane.gaps if gap.cause in KINDS]
+    return sorted(gaps, key=lambda p: (-p[1].dur_us, p[0], p[1].start_us))[:most]
 
 
 def draw(
@@ -66,16 +66,16 @@ def draw(
     """The lanes over one time axis, with step marks, the gaps numbered and, with `streams`, a strip for each stream below
     its device. `charts` share the budget."""
     strips = [lane.streams if streams else [] for lane in lanes]
-    said = [
+    names_beside = [
         *(names if len(lanes) > 1 or any(strips) else []),
         *(strip_name(x) for row in strips for x in row),
     ]
-    left = max((len(text) for text in said), default=0) * 6.7 + 16 if said else 0.0
+    left = max((len(text) for text in names_beside), default=0) * 6.7 + 16 if names_beside else 0.0
     longest = max(lane.dur_us for lane in lanes)
     scale = (WIDTH - left) / longest
     size = _Size.of(len(lanes))
     tops = _tops(strips, size)
-    drawn = [
+    elements = [
         el(
             "g",
             label(0, top + size.height / 2 + 4, name, class_="axis") if left else None,
@@ -94,7 +94,7 @@ def draw(
         _described(lanes, names, gaps),
         bottom + 26,
         _steps(lanes, steps, left, scale, bottom),
-        drawn,
+        elements,
         below,
         marks,
         _axis(longest, left, scale, bottom),
@@ -114,15 +114,15 @@ def _tops(strips: Sequence[Sequence[Strip]], size: _Size) -> list[int]:
 
 
 def _described(lanes: Sequence[Lane], names: Sequence[str], gaps: Sequence[Placed]) -> str:
-    said = []
+    sentences = []
     for lane, name in zip(lanes, names, strict=True):
         whole = sum(s.dur_us for s in lane.segments) or 1.0
         busy = sum(s.dur_us for s in lane.segments if s.kind in BUSY)
-        said.append(f"{name}: busy {share(busy / whole)} of {duration(lane.dur_us)}")
+        sentences.append(f"{name}: busy {share(busy / whole)} of {duration(lane.dur_us)}")
     if gaps:
         first = gaps[0][1]
-        said.append(f"The longest gap lasts {duration(first.dur_us)}, mostly {KINDS[first.cause].label}")
-    return ". ".join(said) + "."
+        sentences.append(f"The longest gap lasts {duration(first.dur_us)}, mostly {KINDS[first.cause].label}")
+    return ". ".join(sentences) + "."
 
 
 # ------------------------------------------------------------------------------------------------ columns
@@ -131,13 +131,13 @@ def _described(lanes: Sequence[Lane], names: Sequence[str], gaps: Sequence[Place
 def _fitting(lanes: Sequence[Lane], scale: float, height: int, budget: int) -> list[list[Html]]:
     """The lanes drawn with the narrowest columns whose paths stay within the budget. Where the short segments were added
     up, a column must be wide enough to level their order out."""
-    drawn: list[list[Html]] = []
+    paths: list[list[Html]] = []
     merged = any(lane.shown < lane.of for lane in lanes)
     for width in _WIDTHS[3 if merged else 0 :]:
-        drawn = [_lane(lane, scale, width, height) for lane in lanes]
-        if sum(len(path) for lane in drawn for path in lane) <= budget:
+        paths = [_lane(lane, scale, width, height) for lane in lanes]
+        if sum(len(path) for lane in paths for path in lane) <= budget:
             break
-    return drawn
+    return paths
 
 
 def _lane(lane: Lane, scale: float, width: float, full: int) -> list[Html]:
@@ -179,13 +179,13 @@ def _stack(parts: dict[str, float], full: int) -> Column:
     whole = sum(parts.values())
     if not whole:
         return ()
-    stack, before, done = [], 0.0, 0
+    stack, before, rectangles = [], 0.0, 0
     for kind in sorted(parts, key=lambda k: _ORDER.index(k) if k in _ORDER else len(_ORDER)):
         before += parts[kind]
         upto = round(before / whole * full)
-        if upto > done:
-            stack.append((kind if kind in KINDS else "unattributed", upto - done))
-        done = upto
+        if upto > rectangles:
+            stack.append((kind if kind in KINDS else "unattributed", upto - rectangles))
+        rectangles = upto
     return tuple(stack)
 
 
@@ -201,16 +201,16 @@ def _strips(
     charts: int,
 ) -> list[Html]:
     """The strips below their lanes, in columns as wide as the budget asks for."""
-    drawn: list[Html] = []
+    elements: list[Html] = []
     for width in _WIDTHS[2:]:
-        drawn = [
+        elements = [
             _strip(strip, lane.dur_us, left, top + n * _STRIP_ROW, scale, width)
             for lane, row, top in zip(lanes, strips, tops, strict=True)
             for n, strip in enumerate(row)
         ]
-        if sum(map(len, drawn)) <= _STRIP_BUDGET // charts:
+        if sum(map(len, elements)) <= _STRIP_BUDGET // charts:
             break
-    return drawn
+    return elements
 
 
 def _strip(strip: Strip, dur_us: float, left: float, top: float, scale: float, width: float) -> Html:
@@ -258,16 +258,16 @@ def _steps(
 ) -> list[Html]:
     """A line where each step of the first rank begins; named where there is room."""
     longest = max(lane.dur_us for lane in lanes)
-    mine = [s for s in steps if s.input == lanes[0].input and -1 <= s.start_us <= longest]
-    drawn, free = [], -1.0
-    for step in mine[:400]:
+    own_steps = [s for s in steps if s.input == lanes[0].input and -1 <= s.start_us <= longest]
+    elements, free = [], -1.0
+    for step in own_steps[:400]:
         x = left + max(0.0, step.start_us) * scale
-        drawn.append(el("path", d=f"M{number(x)} 16V{number(bottom)}", class_="step"))
+        elements.append(el("path", d=f"M{number(x)} 16V{number(bottom)}", class_="step"))
         name = f"step {step.index}" + (" (warm-up)" if step.warmup else "")
         if x >= free and x + len(name) * 6.2 < WIDTH:
-            drawn.append(label(x + 3, 11, name, class_="small"))
+            elements.append(label(x + 3, 11, name, class_="small"))
             free = x + len(name) * 6.2 + 14
-    return drawn
+    return elements
 
 
 def _axis(longest: float, left: float, scale: float, bottom: float) -> Html:
@@ -276,12 +276,12 @@ def _axis(longest: float, left: float, scale: float, bottom: float) -> Html:
     factor = unit.factor
     step = marks[1] / factor if len(marks) > 1 else 1.0
     decimals = 0 if step >= 1 else 1 if step >= 0.1 else 2
-    drawn = []
+    elements = []
     for mark in marks:
         x = left + mark * scale
         edge = "end" if x > WIDTH - 20 else "start" if x < 20 else "middle"
-        drawn.append(el("path", d=f"M{number(x)} {number(bottom)}v4", class_="tick"))
-        drawn.append(
+        elements.append(el("path", d=f"M{number(x)} {number(bottom)}v4", class_="tick"))
+        elements.append(
             label(x, bottom + 18, f"{mark / factor:,.{decimals}f} {unit.unit}", class_="small", anchor=edge)
         )
-    return el("g", drawn)
+    return el("g", elements)
