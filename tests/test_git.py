@@ -147,7 +147,7 @@ def test_git_that_waits_for_ever_is_not_waited_for(
 ) -> None:
     (job / ".git" / name).unlink(missing_ok=True)
     os.mkfifo(job / ".git" / name)
-    monkeypatch.setattr(asking.git, "__kwdefaults__", {"given": b"", "timeout": 0.5})
+    monkeypatch.setattr(asking.git, "__kwdefaults__", {"input_bytes": b"", "timeout": 0.5})
     said = state(job) or ""
     assert "cannot be read" in said and "\n" not in said
     assert "does not answer within" in said

@@ -96,9 +96,9 @@ def analyze(
     merged = merged_findings(examinations, config)
     suppressions = Suppressions.of(settings.suppress, script)
     suppressed = suppressions.silenced(merged.findings, lambda findings: _located(findings, script))
-    left = merged.without({s.finding.id for s in suppressed})
+    remaining = merged.without({s.finding.id for s in suppressed})
     numbers = [number for number, _ in numbered(examinations)]
-    retimed = [retime(c, left.removals(number)) for c, number in zip(captures, numbers, strict=True)]
+    retimed = [retime(c, remaining.removals(number)) for c, number in zip(captures, numbers, strict=True)]
     result = conclude(
         examinations, merged, retimed, rules, config, suppressed=suppressed, scope=_scope(read, rank)
     )
@@ -264,12 +264,12 @@ def _with_folders(comparison: C, before: str | Path | Result, after: str | Path 
     return msgspec.structs.replace(comparison, **dict(zip(("before", "after"), sides, strict=True)))
 
 
-def _result(given: str | Path | Result, **options: Any) -> Result:
+def _result(target: str | Path | Result, **options: Any) -> Result:
     """A result as it is, a saved one, or what `analyze` makes of the captures."""
-    if isinstance(given, Result):
-        return given
-    saved = _saved(Path(given))
-    return analyze(given, **options) if saved is None else saved
+    if isinstance(target, Result):
+        return target
+    saved = _saved(Path(target))
+    return analyze(target, **options) if saved is None else saved
 
 
 def _saved(path: Path) -> Result | None:
@@ -357,8 +357,8 @@ def _scope(read: _Read, rank: int | None) -> Scope:
     recorded = []
     for folder, shown in read.recordings:
         listed, unreadable = recordings.listed(folder)
-        mine = [f.found.path.name for f in read.files if f.found.recording == folder]
-        ranks = {named[0] for name in mine if (named := recordings.role_of(name)) is not None}
+        own_files = [f.found.path.name for f in read.files if f.found.recording == folder]
+        ranks = {named[0] for name in own_files if (named := recordings.role_of(name)) is not None}
         recorded.append(RecordedRanks(shown, listed, ranks, unreadable))
     return Scope(ignored, recorded, rank)
 
@@ -369,5 +369,5 @@ def _without_path(message: str, path: str) -> str:
 
 def _nothing_readable(paths: Sequence[str | Path], read: _Read) -> str:
     where = ", ".join(str(p) for p in paths)
-    seen = "; ".join(f"{i.path}: {i.reason}" for i in sorted(read.ignored, key=lambda i: not i.unread)[:3])
-    return f"no readable capture in {where}" + (f" ({seen})" if seen else "")
+    reasons = "; ".join(f"{i.path}: {i.reason}" for i in sorted(read.ignored, key=lambda i: not i.unread)[:3])
+    return f"no readable capture in {where}" + (f" ({reasons})" if reasons else "")

@@ -107,10 +107,10 @@ def _limit(key: str, value: Any) -> Limit:
         raise UsageError(f"budgets.{key}.level must be error or warning")
     if not {"max", "max_regression"} & set(value):
         raise UsageError(f"budgets.{key} sets no limit; give max or max_regression")
-    made = dataclasses.replace(bare, level=level)
+    limit = dataclasses.replace(bare, level=level)
     if "max" in value:
-        made = dataclasses.replace(made, at_most=_quantity(key, value["max"], bare.unit))
-    return _with_regression(made, key, value["max_regression"]) if "max_regression" in value else made
+        limit = dataclasses.replace(limit, at_most=_quantity(key, value["max"], bare.unit))
+    return _with_regression(limit, key, value["max_regression"]) if "max_regression" in value else limit
 
 
 def _with_regression(limit: Limit, key: str, value: Any) -> Limit:
@@ -167,5 +167,5 @@ def _quantity(key: str, value: Any, unit: Unit) -> float:
 
 def shown(value: Any) -> str:
     """A value of a configuration as a message can hold it."""
-    said = one_line(repr(value))
-    return said if len(said) <= 60 else f"{said[:59]}…"
+    text = one_line(repr(value))
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -139,9 +139,9 @@ def _from_file(start: Path, file: Path | None) -> tuple[str, dict[str, Any]]:
     if file is not None:
         if not file.is_file():
             raise UsageError(f"no configuration file {file}")
-        found: Path | None = file
+        path: Path | None = file
     else:
-        found = next(
+        path = next(
             (
                 d / n
                 for d in [start.resolve(), *start.resolve().parents]
@@ -150,14 +150,14 @@ def _from_file(start: Path, file: Path | None) -> tuple[str, dict[str, Any]]:
             ),
             None,
         )
-    if found is None:
+    if path is None:
         return "default", {}
-    table, values = _table(found, asked_for=file is not None), {}
+    table, values = _table(path, asked_for=file is not None), {}
     for key, value in table.items():
         if (plain := key.replace("-", "_")) in values:
-            raise UsageError(f"{found.name}: {_dashed(plain)} is there twice, with - and with _")
+            raise UsageError(f"{path.name}: {_dashed(plain)} is there twice, with - and with _")
         values[plain] = value
-    return found.name, values
+    return path.name, values
 
 
 def _speaks_of_us(path: Path) -> bool:
@@ -219,9 +219,9 @@ def _table(path: Path, *, asked_for: bool) -> dict[str, Any]:
 
 
 def _from_environment() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     _check_variables(os.environ)
-    found |= {key: os.environ[_variable(key)] for key in GONE if _variable(key) in os.environ}
+    values |= {key: os.environ[_variable(key)] for key in GONE if _variable(key) in os.environ}
     for f in dataclasses.fields(Settings):
         text = os.environ.get(_variable(f.name))
         default = getattr(Settings(), f.name)
@@ -232,16 +232,16 @@ def _from_environment() -> dict[str, Any]:
             if text.strip() and not parts:
                 raise UsageError(f"{_variable(f.name)}: {shown(text)} is empty")
             if parts:
-                found[f.name] = parts
+                values[f.name] = parts
         elif isinstance(default, bool):
             if text.lower() not in (*_YES, *_NO):
                 raise UsageError(f"{_variable(f.name)} must be true or false, not {shown(text)}")
-            found[f.name] = text.lower() in _YES
+            values[f.name] = text.lower() in _YES
         elif isinstance(default, int | float):
-            found[f.name] = _number(f.name, text)
+            values[f.name] = _number(f.name, text)
         else:
-            found[f.name] = text
-    return found
+            values[f.name] = text
+    return values
 
 
 def _check_variables(environment: Iterable[str]) -> None:

@@ -47,8 +47,8 @@ class UnreadableScript(TraceDoctorError):
 def printable(text: str) -> str:
     """Text as it may reach a terminal or the log of a CI server: names in files and of files can hold escape sequences,
     and commands to a runner."""
-    shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return no_command_at_start(no_commands(shown))
+    printable_text = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return no_command_at_start(no_commands(printable_text))
 
 
 def no_commands(text: str) -> str:

@@ -58,7 +58,7 @@ def in_git(folder: Path) -> bool:
     return any((up / ".git").exists() for up in (here, *here.parents))
 
 
-def git(folder: Path, *arguments: str, given: bytes = b"", timeout: float = _PATIENCE) -> bytes:
+def git(folder: Path, *arguments: str, input_bytes: bytes = b"", timeout: float = _PATIENCE) -> bytes:
     """What a git command says. Raises GitFailed."""
     program = _program()
     if program is None:
@@ -77,7 +77,7 @@ def git(folder: Path, *arguments: str, given: bytes = b"", timeout: float = _PAT
             start_new_session=True,
         ) as process:
             try:
-                said, complaint = process.communicate(given, timeout)
+                output, complaint = process.communicate(input_bytes, timeout)
             except BaseException:  # Ctrl-C too, which does not reach another session
                 _kill(process)
                 raise
@@ -87,7 +87,7 @@ def git(folder: Path, *arguments: str, given: bytes = b"", timeout: float = _PAT
         raise GitFailed(str(error)) from None
     if process.returncode != 0:
         raise GitFailed(complaint.decode("utf-8", "replace"))
-    return said
+    return output
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -102,8 +102,8 @@ def _program() -> str | None:
     """git, but never one that lies in the folder it is asked about: a relative entry of PATH would find that."""
     names = ("git.exe",) if os.name == "nt" else ("git",)
     folders = [f for f in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(f)]
-    found = (os.path.join(f, n) for f in folders for n in names)
-    return next((path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)), None)
+    programs = (os.path.join(f, n) for f in folders for n in names)
+    return next((path for path in programs if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
 
 def top(folder: Path) -> Path:
@@ -119,11 +119,11 @@ def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
         entries = list(_index(root))
         staged = _staged(root) if entries else 0
         tracked = {entry.path for entry in entries}
-        wanted = {os.fsencode(f.resolve().relative_to(root).as_posix()) for f in files}
+        names = {os.fsencode(f.resolve().relative_to(root).as_posix()) for f in files}
         work_tree = _WorkTree(root, _index_written(root), _truth(root, "core.fileMode", unless_set=True))
         turned = {entry.path for entry in entries if work_tree.is_turned(entry)}
         others = [entry for entry in entries if entry.path not in turned]
-        changed = [entry for entry in others if not work_tree.same(entry, entry.path in wanted)]
+        changed = [entry for entry in others if not work_tree.same(entry, entry.path in names)]
         reasons = _not_conversions(root, changed)
     except GitSilent as silent:
         return f"the state of the git work tree cannot be read: {silent}"
@@ -134,7 +134,7 @@ def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
         )
     except (GitFailed, OSError, ValueError):
         return "the state of the git work tree cannot be read"
-    if untracked := sorted(wanted - tracked):
+    if untracked := sorted(names - tracked):
         return f"{os.fsdecode(untracked[0]).rpartition('/')[2]} is not committed to git"
     count = len(reasons) + len(turned) + staged
     if count == 0:
@@ -240,8 +240,8 @@ class _WorkTree:
         """A file that changed after the index was written may have the times and size that it had before."""
         if entry.stat is None or max(entry.stat[:2]) >= self.index_written or not entry.stat[-1]:
             return False
-        seen = (now.st_ctime_ns, now.st_mtime_ns, now.st_ino, now.st_uid, now.st_gid, now.st_size)
-        return entry.stat == (*seen[:2], *(number & 0xFFFFFFFF for number in seen[2:]))
+        stamp = (now.st_ctime_ns, now.st_mtime_ns, now.st_ino, now.st_uid, now.st_gid, now.st_size)
+        return entry.stat == (*stamp[:2], *(number & 0xFFFFFFFF for number in stamp[2:]))
 
 
 def _opened(path: bytes) -> BinaryIO:
@@ -280,20 +280,24 @@ def _not_conversions(root: Path, changed: Iterable[_Entry]) -> list[str]:
     automatic = _truth(root, "core.autocrlf", unless_set=False)
     reasons = []
     for entry in entries:
-        mine = attributes.get(entry.path, {})
+        own_attributes = attributes.get(entry.path, {})
         converted = next(
-            (name for name in _CONVERSIONS if mine.get(name, "unspecified") not in ("unspecified", "unset")),
+            (
+                name
+                for name in _CONVERSIONS
+                if own_attributes.get(name, "unspecified") not in ("unspecified", "unset")
+            ),
             None,
         )
         if converted is not None:
             reasons.append(f"{os.fsdecode(entry.path)}: the attribute {converted} is set")
-        elif not (_has_line_ends(mine, automatic) and _same_but_line_ends(root, entry)):
+        elif not (_has_line_ends(own_attributes, automatic) and _same_but_line_ends(root, entry)):
             reasons.append("")
     return reasons
 
 
 def _attributes(root: Path, paths: list[bytes]) -> dict[bytes, dict[str, str]]:
-    said = git(
+    output = git(
         root,
         "check-attr",
         "-z",
@@ -302,24 +306,24 @@ def _attributes(root: Path, paths: list[bytes]) -> dict[bytes, dict[str, str]]:
         "eol",
         "crlf",
         *_CONVERSIONS,
-        given=b"\0".join(paths) + b"\0",
+        input_bytes=b"\0".join(paths) + b"\0",
     )
-    found: dict[bytes, dict[str, str]] = {}
-    fields = said.split(b"\0")
+    by_path: dict[bytes, dict[str, str]] = {}
+    fields = output.split(b"\0")
     for path, name, value in zip(fields[::3], fields[1::3], fields[2::3], strict=False):
-        found.setdefault(path, {})[name.decode()] = value.decode("utf-8", "replace")
-    return found
+        by_path.setdefault(path, {})[name.decode()] = value.decode("utf-8", "replace")
+    return by_path
 
 
 def _truth(root: Path, setting: str, *, unless_set: bool) -> bool:
     """A setting that is yes or no."""
     try:
-        said = git(root, "config", "--get", setting).strip().lower()
+        value = git(root, "config", "--get", setting).strip().lower()
     except GitSilent:
         raise
     except GitFailed:
         return unless_set
-    return said in (b"true", b"input", b"yes", b"on", b"1", b"")
+    return value in (b"true", b"input", b"yes", b"on", b"1", b"")
 
 
 def _has_line_ends(attributes: dict[str, str], automatic: bool) -> bool:

@@ -81,36 +81,36 @@ def frame(run: Run, symbols: dict[str, int], *, args: bool = True) -> pd.DataFra
     where it has fractions, starts are rounded up and ends down, as HTA does."""
     import pandas as pd
 
-    shown = np.flatnonzero((run.cat != Cat.SPAN) & run.own)
-    shown = shown[np.argsort(run.offset[shown], kind="stable")]
-    start, end = _microseconds(run, shown)
-    linked = _linked(run, shown)
+    rows = np.flatnonzero((run.cat != Cat.SPAN) & run.own)
+    rows = rows[np.argsort(run.offset[rows], kind="stable")]
+    start, end = _microseconds(run, rows)
+    linked = _linked(run, rows)
     category = np.array([symbols.get(CATEGORIES.get(Cat(c), "other"), -1) for c in range(int(max(Cat)) + 1)])
     names = np.array([symbols[name] for name in run.names] or [0], dtype=np.int64)
     pids = np.array([_number(t.pid) for t in run.threads] or [0], dtype=object)
     tids = np.array([_number(t.tid) for t in run.threads] or [0], dtype=object)
     # Annotations of the GPU have no stream in their arguments, which is where HTA looks.
     streams = np.where(run.cat == Cat.GPU_ANNOTATION, -1, run.stream)
-    index = np.arange(1, len(shown) + 1)  # 0 stands for "no link in the trace"
-    made = pd.DataFrame(
+    index = np.arange(1, len(rows) + 1)  # 0 stands for "no link in the trace"
+    table = pd.DataFrame(
         {
             "index": index,
-            "cat": category[run.cat[shown]],
-            "name": names[run.name[shown]],
-            "pid": pids[run.thread[shown]],
-            "tid": tids[run.thread[shown]],
+            "cat": category[run.cat[rows]],
+            "name": names[run.name[rows]],
+            "pid": pids[run.thread[rows]],
+            "tid": tids[run.thread[rows]],
             "ts": start,
             "dur": end - start,
-            "stream": streams[shown],
-            "correlation": run.correlation[shown],
-            **_arguments(run, shown, args=args),
-            "external_id": run.external_id[shown],
+            "stream": streams[rows],
+            "correlation": run.correlation[rows],
+            **_arguments(run, rows, args=args),
+            "external_id": run.external_id[rows],
             "index_correlation": linked,
-            "iteration": _iterations(run, shown, streams[shown] > 0, start, end, linked),
+            "iteration": _iterations(run, rows, streams[rows] > 0, start, end, linked),
             "end": end,
         }
     )
-    return made
+    return table
 
 
 def _microseconds(run: Run, rows: I64) -> tuple[I64, I64]:
@@ -118,57 +118,57 @@ def _microseconds(run: Run, rows: I64) -> tuple[I64, I64]:
     return -(-start // 1000), end // 1000
 
 
-def _linked(run: Run, shown: I64) -> I64:
+def _linked(run: Run, rows: I64) -> I64:
     """For launching calls the index of their GPU work and the other way round; 0 where the other is not in the trace,
     -1 for events without correlation. Of the many kernels of one call HTA keeps the last."""
     place = np.zeros(len(run), dtype=np.int64)
-    place[shown] = np.arange(1, len(shown) + 1)
+    place[rows] = np.arange(1, len(rows) + 1)
     linked = np.minimum(run.correlation, 0)
     launches = Facts(Capture(rank=run.rank, run=run))[Launches].launch.astype(np.int64)
     known = launches >= 0
     work, calls = run.gpu[known], launches[known]
     linked[work] = place[calls]
     linked[calls] = place[work]
-    return np.asarray(linked[shown])
+    return np.asarray(linked[rows])
 
 
-def _iterations(run: Run, shown: I64, on_gpu: Bool, start: I64, end: I64, linked: I64) -> I64:
+def _iterations(run: Run, rows: I64, on_gpu: Bool, start: I64, end: I64, linked: I64) -> I64:
     """The number of the step in which a host event starts; GPU work has that of its launch; -1 outside."""
     numbers = np.full(len(run.names) or 1, -1, dtype=np.int64)
     for i, name in enumerate(run.names):
-        if found := _STEP.match(name):
-            numbers[i] = int(found.group(1))
-    found_in = np.full(len(shown), -1, dtype=np.int64)
-    for mark in np.flatnonzero(numbers[run.name[shown]] >= 0).tolist():
+        if match := _STEP.match(name):
+            numbers[i] = int(match.group(1))
+    found_in = np.full(len(rows), -1, dtype=np.int64)
+    for mark in np.flatnonzero(numbers[run.name[rows]] >= 0).tolist():
         inside = (start >= start[mark]) & (start < end[mark])
-        found_in[inside] = numbers[run.name[shown[mark]]]
+        found_in[inside] = numbers[run.name[rows[mark]]]
     above = linked[on_gpu]
     found_in[on_gpu] = np.where(above > 0, found_in[np.maximum(above - 1, 0)], -1)
     return found_in
 
 
-def _arguments(run: Run, shown: I64, *, args: bool) -> dict[str, Any]:
+def _arguments(run: Run, rows: I64, *, args: bool) -> dict[str, Any]:
     """Columns that HTA takes from the arguments, with its defaults where there is none."""
     columns: dict[str, Any] = {
-        "bytes": np.full(len(shown), -1, dtype=np.int64),
-        "memory_bw_gbps": np.zeros(len(shown)),
-        "wait_on_stream": np.full(len(shown), -1, dtype=np.int64),
-        "wait_on_cuda_event_record_corr_id": np.full(len(shown), -1, dtype=np.int64),
-        "input_dims": np.full(len(shown), "-1", dtype=object),
-        "input_type": np.full(len(shown), "-1", dtype=object),
-        "input_strides": np.full(len(shown), "-1", dtype=object),
+        "bytes": np.full(len(rows), -1, dtype=np.int64),
+        "memory_bw_gbps": np.zeros(len(rows)),
+        "wait_on_stream": np.full(len(rows), -1, dtype=np.int64),
+        "wait_on_cuda_event_record_corr_id": np.full(len(rows), -1, dtype=np.int64),
+        "input_dims": np.full(len(rows), "-1", dtype=object),
+        "input_type": np.full(len(rows), "-1", dtype=object),
+        "input_strides": np.full(len(rows), "-1", dtype=object),
     }
     if not args:
         return columns
-    cat = run.cat[shown]
+    cat = run.cat[rows]
     copies = np.flatnonzero(np.isin(cat, [c for c in GPU_CATS if c != Cat.KERNEL]))
-    for at, said in zip(copies.tolist(), run.args(shown[copies]), strict=True):
-        columns["bytes"][at] = said.get("bytes", -1)
-        columns["memory_bw_gbps"][at] = said.get("memory bandwidth (GB/s)", 0.0)
+    for at, arguments in zip(copies.tolist(), run.args(rows[copies]), strict=True):
+        columns["bytes"][at] = arguments.get("bytes", -1)
+        columns["memory_bw_gbps"][at] = arguments.get("memory bandwidth (GB/s)", 0.0)
     waits = np.flatnonzero(cat == Cat.SYNC)
-    for at, said in zip(waits.tolist(), run.args(shown[waits]), strict=True):
+    for at, arguments in zip(waits.tolist(), run.args(rows[waits]), strict=True):
         for name in ("wait_on_stream", "wait_on_cuda_event_record_corr_id"):
-            columns[name][at] = said.get(name, -1)
+            columns[name][at] = arguments.get(name, -1)
     if run.recorded.shapes is not False:
         operators = np.flatnonzero(cat == Cat.CPU_OP)
         keys = (
@@ -176,10 +176,10 @@ def _arguments(run: Run, shown: I64, *, args: bool) -> dict[str, Any]:
             ("input_type", "Input type"),
             ("input_strides", "Input Strides"),
         )
-        for at, said in zip(operators.tolist(), run.args(shown[operators]), strict=True):
+        for at, arguments in zip(operators.tolist(), run.args(rows[operators]), strict=True):
             for name, key in keys:
-                if key in said:
-                    columns[name][at] = said[key]
+                if key in arguments:
+                    columns[name][at] = arguments[key]
     return columns
 
 

@@ -123,9 +123,9 @@ def _say_nothing(*_: object) -> None:
 def _restrict(memory: int, seconds: int) -> None:
     import resource
 
-    def lower(kind: int, wanted: int) -> None:
+    def lower(kind: int, limit: int) -> None:
         soft, hard = resource.getrlimit(kind)
-        limits = [n for n in (soft, hard, wanted) if n != resource.RLIM_INFINITY]
+        limits = [n for n in (soft, hard, limit) if n != resource.RLIM_INFINITY]
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some
             resource.setrlimit(kind, (min(limits), hard))
 

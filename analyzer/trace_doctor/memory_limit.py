@@ -33,11 +33,11 @@ def memory_limit(text: str = "") -> int:
     """
     if not text:
         return int(SHARE * available_memory())
-    found = _SIZE.fullmatch(text.strip())
-    amount = float(found[1]) if found and len(found[1]) <= _DIGITS else 0.0
+    match = _SIZE.fullmatch(text.strip())
+    amount = float(match[1]) if match and len(match[1]) <= _DIGITS else 0.0
     size = 0
-    if found and amount:
-        size = int(amount / 100 * available_memory() if found[3] else amount * _UNITS[found[2].lower()])
+    if match and amount:
+        size = int(amount / 100 * available_memory() if match[3] else amount * _UNITS[match[2].lower()])
     if not size:
         raise UsageError(f"max-memory must be like 4GB, 512MB or 50%, not {text[:60]!r}")
     return size
@@ -45,8 +45,8 @@ def memory_limit(text: str = "") -> int:
 
 def available_memory() -> int:
     """Bytes that can still be taken: of the machine, or of this process's control group where that has less."""
-    found = [n for n in (_meminfo(), *(_left(*files) for files in _CGROUPS)) if n is not None]
-    return min(found, default=_physical())
+    limits = [n for n in (_meminfo(), *(_left(*files) for files in _CGROUPS)) if n is not None]
+    return min(limits, default=_physical())
 
 
 def text(size: int) -> str:
@@ -59,19 +59,19 @@ def text(size: int) -> str:
 
 def _meminfo() -> int | None:
     try:
-        found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
+        match = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(match[1]) * 1024 if match else None
 
 
 def _left(limit: Path, used: Path) -> int | None:
     """None without a limit: `max`, or a number larger than any machine."""
     try:
-        most, taken = int(limit.read_text()), int(used.read_text())
+        most, used_bytes = int(limit.read_text()), int(used.read_text())
     except (OSError, ValueError):
         return None
-    return max(most - taken, 0) if most < 1 << 60 else None
+    return max(most - used_bytes, 0) if most < 1 << 60 else None
 
 
 def _physical() -> int:

@@ -28,8 +28,8 @@ class NameIndex:
         """The names that satisfy any of the predicates."""
         satisfied = np.zeros(len(self._names), dtype=bool)
         for predicate in predicates:
-            left = np.flatnonzero(~satisfied)
-            satisfied[left] = self._satisfy(predicate, left)
+            open_names = np.flatnonzero(~satisfied)
+            satisfied[open_names] = self._satisfy(predicate, open_names)
         return np.flatnonzero(satisfied).astype(np.int32)
 
     def rows(self, ids: Iterable[int]) -> I32:

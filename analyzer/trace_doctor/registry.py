@@ -21,17 +21,17 @@ GROUP = "trace_doctor.rules"
 def all_rules() -> tuple[type[Rule], ...]:
     """Every rule of every installed pack, by code. Raises when the built-in pack yields none: an empty diagnosis
     would look like a clean one."""
-    found: dict[str, type[Rule]] = {}
+    rules: dict[str, type[Rule]] = {}
     built_in = 0
     for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name != "builtin", e.name)):
         for rule in _rules_of(entry.load()):
-            if rule.code in found and found[rule.code] is not rule:
-                raise TraceDoctorError(f"two rules have the code {rule.code}: {found[rule.code]} and {rule}")
-            found[rule.code] = rule
+            if rule.code in rules and rules[rule.code] is not rule:
+                raise TraceDoctorError(f"two rules have the code {rule.code}: {rules[rule.code]} and {rule}")
+            rules[rule.code] = rule
             built_in += entry.name == "builtin"
     if not built_in:
         raise TraceDoctorError("the built-in rules were not found; reinstall trace-doctor")
-    return tuple(found[c] for c in sorted(found))
+    return tuple(rules[c] for c in sorted(rules))
 
 
 def _rules_of(package: ModuleType) -> Iterator[type[Rule]]:
@@ -68,12 +68,12 @@ def choose(
     """The rules to run: the selected ones (all by default) and the extended, less the ignored. As in ruff a longer
     selector wins over a shorter one, so that `--ignore TD4 --select TD401` keeps TD401."""
     weight: dict[type[Rule], tuple[int, bool]] = {}
-    for selectors, wanted in ((list(select) or ["ALL"], True), (extend, True), (ignore, False)):
+    for selectors, patterns in ((list(select) or ["ALL"], True), (extend, True), (ignore, False)):
         for s in selectors:
             rank = 0 if s.upper() == "ALL" else len(s) if s[:2].upper() == "TD" else 99
             for rule in resolve(s):
                 if rank >= weight.get(rule, (-1, False))[0]:
-                    weight[rule] = (rank, wanted)
+                    weight[rule] = (rank, patterns)
     named = {s.upper() for s in [*select, *extend]}
     return [
         r

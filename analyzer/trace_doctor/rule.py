@@ -167,13 +167,13 @@ class Rule:
     @classmethod
     def sections(cls) -> dict[str, str]:
         """The docstring by heading. The text before the first heading is under ''."""
-        found: dict[str, list[str]] = {"": []}
+        sections: dict[str, list[str]] = {"": []}
         current = ""
         for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
             heading = re.fullmatch(r"#{0,3}\s*(.+?)\s*:?", line)
             if heading and heading.group(1).rstrip("?") in HEADINGS:
                 current = heading.group(1).rstrip("?")
-                found[current] = []
+                sections[current] = []
             else:
-                found[current].append(line)
-        return {k: "\n".join(v).strip() for k, v in found.items()}
+                sections[current].append(line)
+        return {k: "\n".join(v).strip() for k, v in sections.items()}

@@ -10,7 +10,7 @@ from trace_doctor.rule import HEADINGS, Rule
 def page(rule: type[Rule], in_force: Rule | None = None) -> str:
     """The page as Markdown, with the thresholds in force (the defaults when none are given)."""
     sections = rule.sections()
-    made = in_force or rule()
+    instance = in_force or rule()
     parts = [f"# {rule.code} {rule.name}", sections.get("", "")]
     if rule.preview:
         parts.append("*Preview: runs only with `--preview` or when selected by its code.*")
@@ -18,7 +18,7 @@ def page(rule: type[Rule], in_force: Rule | None = None) -> str:
         if text := sections.get(heading):
             parts += [f"## {heading}", text]
     rows = [
-        f"| `{name}` | {getattr(made, name)} | {t.unit} | {t.description} | {t.source} |"
+        f"| `{name}` | {getattr(instance, name)} | {t.unit} | {t.description} | {t.source} |"
         for name, t in rule.known_thresholds.items()
     ]
     if rows:

@@ -96,7 +96,7 @@ def _ends_with(path: Sequence[str], end: Sequence[str]) -> bool:
     return len(path) >= len(end) and tuple(path[len(path) - len(end) :]) == tuple(end)
 
 
-def _same_function(there: Sequence[str], wanted: Sequence[str]) -> bool:
+def _same_function(there: Sequence[str], parts: Sequence[str]) -> bool:
     """As far as both are known: a capture seldom names the class."""
-    count = min(len(there), len(wanted))
-    return count > 0 and tuple(there[-count:]) == tuple(wanted[-count:])
+    count = min(len(there), len(parts))
+    return count > 0 and tuple(there[-count:]) == tuple(parts[-count:])

@@ -108,8 +108,8 @@ def python_frame(name: str) -> Frame | None:
     """
     if name.startswith(("nn.Module: ", "<built-in")):
         return None
-    found = _PYTHON_EVENT.fullmatch(name)
-    return Frame(plain_path(found.group(1)), int(found.group(2)), found.group(3)) if found else None
+    match = _PYTHON_EVENT.fullmatch(name)
+    return Frame(plain_path(match.group(1)), int(match.group(2)), match.group(3)) if match else None
 
 
 def is_user_function(name: str) -> bool:

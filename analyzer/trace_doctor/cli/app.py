@@ -59,8 +59,8 @@ class Commands(TyperGroup):
             raise
 
 
-def _version(context: typer.Context, wanted: bool) -> None:
-    if not wanted:
+def _version(context: typer.Context, requested: bool) -> None:
+    if not requested:
         return
     typer.echo(f"trace-doctor {VERSION}")
     if context.params.get("verbose"):

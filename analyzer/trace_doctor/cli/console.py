@@ -103,11 +103,13 @@ class Console:
     def in_color(self) -> bool:
         return False
 
-    def choose(self, items: Iterable[T], shown: Callable[[T], str], question: Callable[[T], str]) -> list[T]:
+    def choose(
+        self, items: Iterable[T], describe: Callable[[T], str], question: Callable[[T], str]
+    ) -> list[T]:
         """Those that were answered with y: each is shown and asked for, n leaves it out, q and all behind it."""
         chosen = []
         for item in items:
-            sys.stdout.write("\t".join(map(printable, shown(item).split("\t"))))
+            sys.stdout.write("\t".join(map(printable, describe(item).split("\t"))))
             sys.stdout.flush()
             answer = ""
             while answer not in ("y", "n", "q"):

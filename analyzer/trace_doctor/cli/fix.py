@@ -214,10 +214,10 @@ def _write_patch(plan: Plan, path: Path, console: Console) -> None:
 
 def _report_edits(plan: Plan, changed: list[str], console: Console) -> None:
     console.hint(f"{_count(plan)} applied to {', '.join(changed)}" if changed else "nothing to change")
-    held = len([i for i in plan.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
-    if held:
+    unsafe = len([i for i in plan.of("held") if i.safety == "unsafe" and i.why != "not chosen"])
+    if unsafe:
         console.hint(
-            f"{held} more {'fix' if held == 1 else 'fixes'} with --unsafe-fixes (may change numerics or memory)"
+            f"{unsafe} more {'fix' if unsafe == 1 else 'fixes'} with --unsafe-fixes (may change numerics or memory)"
         )
 
 

@@ -157,5 +157,5 @@ def report_options(
 
     files, script = shlex.join(paths), shlex.quote(str(source)) if source else "DIR"
     fits = "-" not in paths and max(map(len, (files, script))) <= 55
-    given = f"{files} --source {script}" if fits else Options.given
-    return Options(show_skipped=show_skipped, zoom=not no_zoom, given=given)
+    arguments = f"{files} --source {script}" if fits else Options.given
+    return Options(show_skipped=show_skipped, zoom=not no_zoom, given=arguments)

@@ -94,9 +94,9 @@ def conclude(
     """The result of all captures together: findings that are not silenced, what they may save together, and the rows of
     each capture. `retimed`: what `retime` says of each; `scope` says what else was there."""
     scope = scope or Scope()
-    shown = merged.without({s.finding.id for s in suppressed})
-    limits = _left_out(shown.left_out) + [e.display.doubt for e in examinations if e.display.doubt]
-    findings = limit(shown.findings, MAX_FINDINGS, "findings", limits)
+    reported = merged.without({s.finding.id for s in suppressed})
+    limits = _left_out(reported.left_out) + [e.display.doubt for e in examinations if e.display.doubt]
+    findings = limit(reported.findings, MAX_FINDINGS, "findings", limits)
     findings = detailed(findings, limits)
     displays = [(number, e.rank, e.display) for number, e in numbered(examinations)]
 
@@ -124,7 +124,7 @@ def conclude(
         ),
         ranks=ranks_of([e.summary for e in examinations], scope),
         incomplete=incomplete([(e.summary, e.display.shortage) for e in examinations], scope),
-        summary=summary(examinations, what_if, findings, shown.left_out),
+        summary=summary(examinations, what_if, findings, reported.left_out),
         time_ledger=rows(lambda d: d.time_ledger),
         memory_ledger=rows(lambda d: d.memory_ledger),
         memory_held=rows(lambda d: d.memory_held),
@@ -138,7 +138,7 @@ def conclude(
         collectives=rows(lambda d: d.collectives),
         what_if=what_if,
         findings=findings,
-        outcomes=outcomes(examinations, rules, shown.numbered),
+        outcomes=outcomes(examinations, rules, reported.numbered),
         suppressed=list(suppressed),
         config=_config(config),
         limits=limits,

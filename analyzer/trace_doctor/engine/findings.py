@@ -202,20 +202,20 @@ def merge(filed: Sequence[Filed], settings: Settings) -> Merged:
             others = [f for f in group if f.input != worst.input] if own is worst else []
             merged.append((_with_others(own.finding, others), own))
     at_least = WEIGHT[_confidence(settings.min_confidence)]
-    shown = [
+    reported = [
         (finding, f)
         for finding, f in merged
         if WEIGHT[finding.confidence] >= at_least and not _too_small(finding, settings.min_saving)
     ]
-    shown.sort(key=lambda pair: _order(pair[0], pair[1].path))
+    reported.sort(key=lambda pair: _order(pair[0], pair[1].path))
     counted: Counter[str] = Counter()
     numbered = []
-    for finding, f in shown:
+    for finding, f in reported:
         counted[finding.code] += 1
         numbered.append((replace(finding, id=f"{finding.code}-{counted[finding.code]}"), f))
     inputs = {key: {f.input for f in group} for key, group in groups.items()}
     explained = tuple((_explained(finding, f, numbered, inputs), f) for finding, f in numbered)
-    return Merged(explained, len(merged) - len(shown))
+    return Merged(explained, len(merged) - len(reported))
 
 
 def _explained(

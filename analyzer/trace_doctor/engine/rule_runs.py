@@ -132,5 +132,5 @@ def _same(claim: Claim, owner: Claim) -> bool:
     sides the capture itself is what they share."""
     if not claim.owned or not owner.owned:
         return True
-    mine = intervals(claim.owned)
-    return total(intersect(mine, intervals(owner.owned))) * 2 >= total(mine)
+    own = intervals(claim.owned)
+    return total(intersect(own, intervals(owner.owned))) * 2 >= total(own)

@@ -56,20 +56,20 @@ def limit(rows: list[R], most: int, what: str, limits: list[str], of: int | None
 
 def detailed(findings: list[Finding], limits: list[str]) -> list[Finding]:
     """The first findings as they are; of the others, which nobody reads before those, a few rows of evidence."""
-    shown: list[Finding] = []
+    detailed_findings: list[Finding] = []
     room, whole = MAX_DETAIL, 0
     for finding in findings:
         if room > 0:
             room -= len(msgspec.json.encode(finding))
             whole += 1
-            shown.append(finding)
+            detailed_findings.append(finding)
         else:
-            shown.append(
+            detailed_findings.append(
                 replace(finding, evidence=[_cut(t) for t in finding.evidence[:2]], spans=finding.spans[:1])
             )
     if whole < len(findings):
         limits.append(f"showing all evidence of {whole} of {len(findings)} findings")
-    return shown
+    return detailed_findings
 
 
 def _cut(table: Table) -> Table:

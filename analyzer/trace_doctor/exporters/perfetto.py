@@ -165,7 +165,7 @@ def _findings(findings: Sequence[Finding], window: tuple[int, int]) -> Iterator[
 
 
 def _args(finding: Finding) -> dict[str, str]:
-    said = {
+    arguments = {
         "rule": f"{finding.code} {finding.name}",
         "message": finding.message,
         "severity": finding.severity,
@@ -174,7 +174,7 @@ def _args(finding: Finding) -> dict[str, str]:
         "script": where(finding.location),
         "fix": "; ".join(f.title for f in finding.fixes),
     }
-    return {name: visible(text) for name, text in said.items() if text}
+    return {name: visible(text) for name, text in arguments.items() if text}
 
 
 def _counters(track: CounterTrack) -> Iterator[bytes]:

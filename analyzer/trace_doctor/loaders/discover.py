@@ -108,28 +108,28 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     """
     if "" in paths:
         raise UsageError("one of the paths is empty: no file and no folder is named")
-    met = [place for given in paths for place in _met(Path(given))]
+    met = [place for path in paths for place in _met(Path(path))]
     candidates = _distinct([c for place in met for c in place.candidates])
     displays = _displays(candidates)
-    found: list[Found] = []
+    captures: list[Found] = []
     refused: list[tuple[_Candidate, str, _Refused]] = []
     for candidate, display in zip(candidates, displays, strict=True):
         kind = _look(candidate.path, str(candidate.path) if candidate.named else display)
         if not isinstance(kind, _Refused):
-            found.append(_found(candidate, display, kind))
+            captures.append(_found(candidate, display, kind))
         elif candidate.named and (strict or (not kind.unread and isinstance(kind.error, NotACapture))):
             raise kind.error
         else:
             refused.append((candidate, display, kind))
-    if not found:
+    if not captures:
         if error := next((r.error for c, _, r in refused if c.named), None):
             raise error
-        raise _nothing(paths, _ignored(refused, found))
-    told = {os.path.realpath(c.path) for c, _, r in refused if r.unread} | {
-        os.path.realpath(f.path) for f in found
+        raise _nothing(paths, _ignored(refused, captures))
+    real_paths = {os.path.realpath(c.path) for c, _, r in refused if r.unread} | {
+        os.path.realpath(f.path) for f in captures
     }
-    ignored = [*_ignored(refused, found), *_empty(met, told)]
-    return Discovery(tuple(found), tuple(ignored), _recordings(met, found))
+    ignored = [*_ignored(refused, captures), *_empty(met, real_paths)]
+    return Discovery(tuple(captures), tuple(ignored), _recordings(met, captures))
 
 
 def _found(candidate: _Candidate, display: str, kind: Kind) -> Found:
@@ -145,9 +145,9 @@ def _found(candidate: _Candidate, display: str, kind: Kind) -> Found:
     )
 
 
-def _ignored(refused: Sequence[tuple[_Candidate, str, _Refused]], found: Sequence[Found]) -> list[Ignored]:
+def _ignored(refused: Sequence[tuple[_Candidate, str, _Refused]], captures: Sequence[Found]) -> list[Ignored]:
     """Those worth a word. A file that is named as a capture beside it but for numbers is taken for one as well."""
-    alike = {_without_numbers(f.display) for f in found if f.kind != "torch_trace"}
+    alike = {_without_numbers(f.display) for f in captures if f.kind != "torch_trace"}
     listed = []
     for candidate, display, file in refused:
         name = str(candidate.path) if candidate.named else display
@@ -161,23 +161,23 @@ def _without_numbers(display: str) -> str:
     return _NUMBER.sub("0", display)
 
 
-def _empty(met: Sequence[_Met], told: Set[str]) -> Iterator[Ignored]:
+def _empty(met: Sequence[_Met], real_paths: Set[str]) -> Iterator[Ignored]:
     """Folders that were asked for and hold no capture, where others do."""
     for place in met:
-        if place.place.is_dir() and not any(os.path.realpath(c.path) in told for c in place.candidates):
+        if place.place.is_dir() and not any(os.path.realpath(c.path) in real_paths for c in place.candidates):
             why = NO_CAPTURE_BELOW if place.named else "a folder that a pattern matches, without a capture"
             yield Ignored(_text(os.path.normpath(place.place)), why, unread=True)
 
 
-def _recordings(met: Sequence[_Met], found: Sequence[Found]) -> tuple[tuple[Path, str], ...]:
-    shown: dict[Path, str] = {}
-    for f in sorted(found, key=lambda f: f.kind == "torch_trace"):  # which lie in a folder of their own
+def _recordings(met: Sequence[_Met], captures: Sequence[Found]) -> tuple[tuple[Path, str], ...]:
+    folders: dict[Path, str] = {}
+    for f in sorted(captures, key=lambda f: f.kind == "torch_trace"):  # which lie in a folder of their own
         if f.recording is not None:
-            shown.setdefault(f.recording, _text(PurePath(f.display).parent.as_posix()))
+            folders.setdefault(f.recording, _text(PurePath(f.display).parent.as_posix()))
     walked = [folder for place in met for folder in place.recordings]
-    known = {os.path.realpath(folder) for folder in shown}
+    known = {os.path.realpath(folder) for folder in folders}
     return (
-        *shown.items(),
+        *folders.items(),
         *((f, _text(os.path.normpath(f))) for f in dict.fromkeys(walked) if os.path.realpath(f) not in known),
     )
 
@@ -258,14 +258,14 @@ def _leads_nowhere(path: Path) -> bool:
 # -- the files ---------------------------------------------------------------------------------------------------
 
 
-def _met(given: Path) -> list[_Met]:
-    if given.is_dir():
-        return [_folder(given, given, named=True)]
-    if _is_there(given):
-        return [_Met(given, [_Candidate(given, given.parent, named=True)], [], named=True)]
-    if glob.has_magic(str(given)):
-        return list(_globbed(given))
-    raise NothingRecorded(f"{given}: no such file or folder")
+def _met(path: Path) -> list[_Met]:
+    if path.is_dir():
+        return [_folder(path, path, named=True)]
+    if _is_there(path):
+        return [_Met(path, [_Candidate(path, path.parent, named=True)], [], named=True)]
+    if glob.has_magic(str(path)):
+        return list(_globbed(path))
+    raise NothingRecorded(f"{path}: no such file or folder")
 
 
 def _folder(folder: Path, root: Path, *, named: bool) -> _Met:
@@ -309,7 +309,7 @@ def _first_magic(pattern: Path) -> int:
 
 def _walk(root: Path, recorded: list[Path]) -> Iterator[Path]:
     """Candidate files below a folder; `recorded` takes the folders of recordings. Links are followed, but no folder is entered twice; real entries come first."""
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     folders = [root]
     while folders:
         folder = folders.pop()
@@ -321,9 +321,9 @@ def _walk(root: Path, recorded: list[Path]) -> Iterator[Path]:
         except OSError:
             yield folder  # to be named among what cannot be read
             continue
-        if (status.st_dev, status.st_ino) in seen:
+        if (status.st_dev, status.st_ino) in visited:
             continue
-        seen.add((status.st_dev, status.st_ino))
+        visited.add((status.st_dev, status.st_ino))
         below = []
         is_recording = any(recordings.is_manifest(entry.name) for entry in entries)
         recorded += [folder] * is_recording
@@ -353,12 +353,12 @@ def _walk(root: Path, recorded: list[Path]) -> Iterator[Path]:
 def _distinct(candidates: list[_Candidate]) -> list[_Candidate]:
     """Each file once, at its first mention; the mention by name counts."""
     named = {os.path.realpath(c.path) for c in candidates if c.named}
-    kept: dict[str, _Candidate] = {}
+    distinct: dict[str, _Candidate] = {}
     for c in candidates:
         real = os.path.realpath(c.path)
         if c.named or real not in named:
-            kept.setdefault(real, c)
-    return list(kept.values())
+            distinct.setdefault(real, c)
+    return list(distinct.values())
 
 
 def _displays(candidates: list[_Candidate]) -> list[str]:

@@ -63,18 +63,18 @@ class Gunzip:
         point = self._points[number - 1]
         stop = self._points[number].at if number < len(self._points) else None
         start = end = point.at
-        found: list[bytes] = []
+        pieces: list[bytes] = []
         for piece in self._pieces(point):
             end += len(piece)
-            found.append(piece)
+            pieces.append(piece)
             if stop is not None and end >= stop:
-                found[-1] = piece[: len(piece) - (end - stop)]
+                pieces[-1] = piece[: len(piece) - (end - stop)]
                 break
             if stop is None and end == self._points[-1].at:  # noted just now
                 if end > offset:
                     break
-                start, found = end, []
-        return start, b"".join(found)
+                start, pieces = end, []
+        return start, b"".join(pieces)
 
     def _note(self, at: int, place: int, member: _Decompress) -> None:
         if at < self._points[-1].at + self._apart:

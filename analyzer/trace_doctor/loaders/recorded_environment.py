@@ -24,8 +24,12 @@ C = TypeVar("C", Run, Snapshot)
 def with_environment(capture: C, file: Path) -> C:
     """The capture with what lies beside its file: torch version and allocator settings, of a trace the core count as
     well. Unchanged where none is readable; what the file itself says of its allocator counts more."""
-    said = _read(file.with_name(ENVIRONMENT_FILE))
-    version, cores, settings = said.get("torch"), said.get("cpu_count"), _allocator(said.get("settings"))
+    environment = _read(file.with_name(ENVIRONMENT_FILE))
+    version, cores, settings = (
+        environment.get("torch"),
+        environment.get("cpu_count"),
+        _allocator(environment.get("settings")),
+    )
     if isinstance(version, str) and (plain := re.match(r"\d+\.\d+(\.\d+)?", version)):
         capture = replace(
             capture, torch_version=TorchVersion(min=plain[0], max=plain[0], how=ENVIRONMENT_FILE)
@@ -59,7 +63,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST:
             return {}
-        said = loads(path.read_bytes())
+        environment = loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return environment if isinstance(environment, dict) else {}

@@ -46,12 +46,12 @@ class ByteStream:
 
     def head(self, size: int) -> bytes:
         """The first `size` decompressed bytes, or fewer."""
-        found = b""
+        head = b""
         for piece in self.pieces():
-            found += piece
-            if len(found) >= size:
+            head += piece
+            if len(head) >= size:
                 break
-        return found[:size]
+        return head[:size]
 
     def _plain(self) -> Iterator[bytes]:
         with open_regular(self.path) as file:
@@ -63,16 +63,16 @@ class ByteStream:
 def ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """The same pieces, made in a thread of their own while those before are used: inflating and the decoder in C both
     let other threads run meanwhile. Where no thread can be had, one after another."""
-    made: Queue[tuple[bytes, int] | BaseException | None] = Queue(AHEAD)
+    queue: Queue[tuple[bytes, int] | BaseException | None] = Queue(AHEAD)
     enough = Event()
-    thread = Thread(target=_make, args=(pieces, made, enough), daemon=True)
+    thread = Thread(target=_make, args=(pieces, queue, enough), daemon=True)
     try:
         thread.start()
     except RuntimeError:
         yield from pieces
         return
     try:
-        while (item := made.get()) is not None:
+        while (item := queue.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             advanced(item[1])
@@ -81,11 +81,11 @@ def ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
         enough.set()
         while thread.is_alive():
             with suppress(Empty):
-                made.get(timeout=0.01)
+                queue.get(timeout=0.01)
 
 
 def _make(
-    pieces: Iterator[bytes], made: Queue[tuple[bytes, int] | BaseException | None], enough: Event
+    pieces: Iterator[bytes], queue: Queue[tuple[bytes, int] | BaseException | None], enough: Event
 ) -> None:
     """Fills the queue with pieces, each with the bytes of the file that were read for it; at the end, or with the
     error that ended it, None."""
@@ -93,10 +93,10 @@ def _make(
     try:
         with listening(read.append):
             for piece in pieces:
-                made.put((piece, sum(read)))
+                queue.put((piece, sum(read)))
                 read.clear()
                 if enough.is_set():
                     return
     except BaseException as error:
-        made.put(error)
-    made.put(None)
+        queue.put(error)
+    queue.put(None)

@@ -147,8 +147,8 @@ def _records(stream: Iterator[bytes]) -> Iterator[tuple[bytes, bytes, bytes]]:
             continue
         if header:
             yield pid, header, b"".join(payload)
-        found = _HEADER.match(line)
-        pid, header = found.groups() if found else (b"", b"")
+        match = _HEADER.match(line)
+        pid, header = match.groups() if match else (b"", b"")
         payload, size = [], 0
     if header:
         yield pid, header, b"".join(payload)
@@ -217,15 +217,17 @@ class _Reader:
         self.frames.setdefault(_compile_id(record), LogFrame(name, int(top["line"]), str(top["name"])))
 
     def _metrics(self, record: dict[str, Any], _: str) -> None:
-        said = record["compilation_metrics"]
-        compile_id = str(said.get("compile_id") or _compile_id(record))
-        if said.get("co_name"):
+        metrics = record["compilation_metrics"]
+        compile_id = str(metrics.get("compile_id") or _compile_id(record))
+        if metrics.get("co_name"):
             place = LogFrame(
-                str(said.get("co_filename") or ""), int(said.get("co_firstlineno") or 0), said["co_name"]
+                str(metrics.get("co_filename") or ""),
+                int(metrics.get("co_firstlineno") or 0),
+                metrics["co_name"],
             )
             self.frames[compile_id] = place
-        if isinstance(said.get("entire_frame_compile_time_s"), float | int):
-            self.seconds[compile_id] = float(said["entire_frame_compile_time_s"])
+        if isinstance(metrics.get("entire_frame_compile_time_s"), float | int):
+            self.seconds[compile_id] = float(metrics["entire_frame_compile_time_s"])
 
     def _artifact(self, record: dict[str, Any], payload: str) -> None:
         name = record["artifact"].get("name")
@@ -279,9 +281,9 @@ def _graph_break(compile_id: str, text: str) -> LoggedBreak:
 def _reasons(payload: str) -> tuple[str, ...]:
     """The guards that failed. The payload is a JSON list of `compile_id: guard`, or one such line."""
     try:
-        said = msgspec.json.decode(payload.encode())
+        decoded = msgspec.json.decode(payload.encode())
     except msgspec.DecodeError:
-        said = payload.splitlines()
-    lines = said if isinstance(said, list) else [said]
-    found = (_FAILED_GUARD.match(str(line)) for line in lines)
-    return tuple(m.group(1).strip() for m in found if m)
+        decoded = payload.splitlines()
+    lines = decoded if isinstance(decoded, list) else [decoded]
+    matches = (_FAILED_GUARD.match(str(line)) for line in lines)
+    return tuple(m.group(1).strip() for m in matches if m)

@@ -33,11 +33,11 @@ def captures_of(loaded: Files) -> list[Capture]:
     """
     recorded: dict[Path, list[tuple[Found, Content]]] = {}
     others: list[tuple[Found, Content]] = []
-    for found, content in loaded:
-        if found.recording is not None:
-            recorded.setdefault(found.recording, []).append((found, content))
+    for entry, content in loaded:
+        if entry.recording is not None:
+            recorded.setdefault(entry.recording, []).append((entry, content))
         else:
-            others.append((found, content))
+            others.append((entry, content))
     captures = _paired(others)
     for folder, files in recorded.items():
         captures += _of_recording(recordings.read(folder), files)
@@ -47,9 +47,9 @@ def captures_of(loaded: Files) -> list[Capture]:
 def _paired(loaded: Files) -> list[Capture]:
     logs = tuple(c for _, c in loaded if isinstance(c, CompileLog))
     by_place: dict[tuple[str, int], tuple[list[Run], list[Snapshot]]] = {}
-    for found, content in loaded:
+    for entry, content in loaded:
         if not isinstance(content, CompileLog):
-            runs, snapshots = by_place.setdefault((str(found.path.parent), content.rank), ([], []))
+            runs, snapshots = by_place.setdefault((str(entry.path.parent), content.rank), ([], []))
             if isinstance(content, Run):
                 runs.append(content)
             else:
@@ -70,18 +70,18 @@ def _paired(loaded: Files) -> list[Capture]:
 def _of_recording(recording: Recording | None, files: Files) -> list[Capture]:
     """One capture for each rank, by the names of its files."""
     by_rank: dict[int, dict[str, Run | Snapshot]] = {}
-    for found, content in files:
-        named = recordings.role_of(found.path.name)
+    for entry, content in files:
+        named = recordings.role_of(entry.path.name)
         if named is not None and not isinstance(content, CompileLog):
             by_rank.setdefault(named[0], {})[named[1]] = content
     ranks = {*by_rank, *(recording.ranks if recording else ())}
     logs = _logs([c for _, c in files if isinstance(c, CompileLog)], recording, sorted(ranks))
-    said = _warnings(recording, min(by_rank, default=0))
+    warnings = _warnings(recording, min(by_rank, default=0))
     began = _began(content for mine in by_rank.values() for content in mine.values())
     return [
         replace(
             _rank(rank, mine, logs.get(rank, ()), recording),
-            warnings=said.get(rank, ()),
+            warnings=warnings.get(rank, ()),
             began_ns=began,
         )
         for rank, mine in by_rank.items()
@@ -100,11 +100,11 @@ def _warnings(recording: Recording | None, first: int) -> dict[int, tuple[str, .
     """By rank; what no rank says but the launcher does belongs to the first one that has a capture."""
     if recording is None:
         return {}
-    found = {rank: record.warnings for rank, record in recording.ranks.items()}
+    by_rank = {rank: record.warnings for rank, record in recording.ranks.items()}
     of_ranks = ((r.rank, w) for r in recording.ranks.values() for w in (*r.warnings, *r.impossible))
-    known = {said for rank, w in of_ranks for said in (w, f"rank {rank}: {w}")}
-    found[first] = (*(w for w in recording.warnings if w not in known), *found.get(first, ()))
-    return found
+    known = {text for rank, w in of_ranks for text in (w, f"rank {rank}: {w}")}
+    by_rank[first] = (*(w for w in recording.warnings if w not in known), *by_rank.get(first, ()))
+    return by_rank
 
 
 def _rank(
@@ -151,11 +151,11 @@ def _logs(
     """The logs of each rank: by the process that wrote them, else by the rank they name; those of one rank alone that
     say neither are its own."""
     by_pid = {r.pid: r.rank for r in (recording.ranks.values() if recording else ()) if r.pid is not None}
-    found: dict[int, tuple[CompileLog, ...]] = {}
+    by_rank: dict[int, tuple[CompileLog, ...]] = {}
     for log in logs:
         rank = None if log.pid is None else by_pid.get(log.pid)
         if rank is None and (log.rank is not None or len(ranks) == 1):
             rank = ranks[0] if log.rank is None else log.rank
         if rank is not None:
-            found[rank] = (*found.get(rank, ()), log)
-    return found
+            by_rank[rank] = (*by_rank.get(rank, ()), log)
+    return by_rank

@@ -59,12 +59,12 @@ def lent(light: Run, detailed: Run) -> Run:
     pairs: list[_Pair] = []
     frames: list[_Frames] = []
     operators = 0
-    for mine, other in _threads(light, detailed):
+    for own_rows, other in _threads(light, detailed):
         models = list(_stretches(detailed, theirs, other, np.arange(len(detailed.names), dtype=np.int32)))
-        stretches = list(_stretches(light, ours, mine, translated))
+        stretches = list(_stretches(light, ours, own_rows, translated))
         python = np.flatnonzero(program & (detailed.thread == other))
         alike = [p for s in stretches if (p := _most_alike(s, models)) is not None]
-        frames.append(_united([p.frames(light, detailed, python, mine) for p in alike]))
+        frames.append(_united([p.frames(light, detailed, python, own_rows) for p in alike]))
         pairs += alike
         operators += sum(len(s.rows) for s in stretches)
     known = sum(p.head + p.tail for p in pairs)
@@ -89,9 +89,9 @@ def _stretches(run: Run, steps: Steps, thread: int, kinds: I32) -> Iterator[_Str
     )
     for step in steps.steps:
         first, behind = np.searchsorted(run.ts[rows], [step.start, step.end])
-        mine = rows[first:behind]
-        if len(mine):
-            yield _Stretch(step.start, step.end, mine, kinds[run.name[mine]])
+        own_rows = rows[first:behind]
+        if len(own_rows):
+            yield _Stretch(step.start, step.end, own_rows, kinds[run.name[own_rows]])
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,10 @@ class _Pair:
             end = np.where((end > before) & (end <= behind), before, end)
         clock = _Clock(light, detailed, self)
         start, end = (clock(np.clip(t, model.start, model.end)) for t in (start, end))
-        kept = end > start
-        return _Frames(rows[kept], start[kept], end[kept], np.full(int(kept.sum()), thread, dtype=np.int32))
+        lasting = end > start
+        return _Frames(
+            rows[lasting], start[lasting], end[lasting], np.full(int(lasting.sum()), thread, dtype=np.int32)
+        )
 
     def _unknown(self, detailed: Run) -> tuple[int, int]:
         """What lies between the head and the tail in the detailed trace: there a frame neither begins nor ends."""
@@ -157,8 +159,8 @@ def _matched(stretch: _Stretch, model: _Stretch) -> tuple[int, int]:
     """How many operators from the beginning, and then from the end, are the same in both."""
     shorter = min(len(stretch.kinds), len(model.kinds))
     head = _same(stretch.kinds[:shorter], model.kinds[:shorter])
-    left = shorter - head
-    return head, _same(stretch.kinds[::-1][:left], model.kinds[::-1][:left])
+    remaining = shorter - head
+    return head, _same(stretch.kinds[::-1][:remaining], model.kinds[::-1][:remaining])
 
 
 def _same(one: I32, other: I32) -> int:
@@ -173,17 +175,17 @@ def _united(steps: Sequence[_Frames]) -> _Frames:
         np.concatenate([getattr(f, column) for f in steps] or [np.empty(0, dtype=kind)])
         for column, kind in (("rows", np.int64), ("start", np.int64), ("end", np.int64), ("thread", np.int32))
     )
-    kept = np.ones(len(rows), dtype=bool)
+    lasting = np.ones(len(rows), dtype=bool)
     borders = {int(f.end.max()) for f in steps if len(f.end)}
     for at in np.flatnonzero(np.isin(start, list(borders)) | np.isin(end, list(borders))).tolist():
         row, until = int(rows[at]), int(end[at])
         first, open_until = last.get(row, (at, -1))
         if open_until == start[at]:
-            end[first], kept[at] = until, False
+            end[first], lasting[at] = until, False
         else:
             first = at
         last[row] = (first, until)
-    return _Frames(rows[kept], start[kept], end[kept], thread[kept])
+    return _Frames(rows[lasting], start[lasting], end[lasting], thread[lasting])
 
 
 class _Clock:
@@ -268,23 +270,23 @@ class _Arguments(ArgsReader):
 
     def __call__(self, offsets: Iterable[int]) -> list[dict[str, Any]]:
         assert self._light is not None and self._detailed is not None
-        wanted = list(offsets)
-        own = [o for o in wanted if o > BORROWED]
-        theirs = [BORROWED - o if o <= BORROWED else self._doubles.get(o) for o in wanted]
-        said = dict(zip(own, self._light(own), strict=True))
+        requested = list(offsets)
+        own = [o for o in requested if o > BORROWED]
+        theirs = [BORROWED - o if o <= BORROWED else self._doubles.get(o) for o in requested]
+        by_offset = dict(zip(own, self._light(own), strict=True))
         lent = (
             dict(zip(known, self._detailed(known), strict=True))
             if (known := [o for o in theirs if o is not None])
             else {}
         )
-        found = []
-        for offset, double in zip(wanted, theirs, strict=True):
+        arguments = []
+        for offset, double in zip(requested, theirs, strict=True):
             more = lent[double] if double is not None else {}
             if offset <= BORROWED:
-                found.append(more)
+                arguments.append(more)
             else:
-                found.append({**{k: more[k] for k in _GIVEN if k in more}, **said[offset]})
-        return found
+                arguments.append({**{k: more[k] for k in _GIVEN if k in more}, **by_offset[offset]})
+        return arguments
 
     def pieces(self) -> Iterator[bytes]:
         """The light trace, which the rows of this one lie in."""

@@ -21,18 +21,18 @@ Content = Run | Snapshot | CompileLog
 _DERIVED: tuple[type[Evidence], ...] = (Nesting, Launches)
 
 
-def load(found: Found, max_memory: int | None = None, *, core_free: bool = True) -> Content:
+def load(file: Found, max_memory: int | None = None, *, core_free: bool = True) -> Content:
     """Reads one file in at most so many bytes (None: as the loaders decide), with the help of another core where one is
     free, and what lies beside it. Raises NotACapture or DamagedCapture with one line."""
-    content = _load(found, max_memory, core_free)
+    content = _load(file, max_memory, core_free)
     if isinstance(content, Run):
-        return with_environment(content, found.path)
-    return with_environment(content, found.path) if isinstance(content, Snapshot) else content
+        return with_environment(content, file.path)
+    return with_environment(content, file.path) if isinstance(content, Snapshot) else content
 
 
-def load_derived(found: Found, max_memory: int | None = None, *, core_free: bool = True) -> Content:
+def load_derived(file: Found, max_memory: int | None = None, *, core_free: bool = True) -> Content:
     """The same with what every analysis makes of it."""
-    content = load(found, max_memory, core_free=core_free)
+    content = load(file, max_memory, core_free=core_free)
     derive(content)
     return content
 
@@ -52,23 +52,23 @@ def derive(content: Content) -> None:
     content.name_ids()  # makes the rows by name
 
 
-def _load(found: Found, max_memory: int | None, core_free: bool) -> Content:
+def _load(file: Found, max_memory: int | None, core_free: bool) -> Content:
     try:
-        if found.kind == "trace":
+        if file.kind == "trace":
             from trace_doctor.loaders.kineto.trace import load_trace
 
             return load_trace(
-                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory,
+                file.path, file.display, rank=file.rank, rank_how=file.rank_how, max_memory=max_memory,
                 core_free=core_free,
             )  # fmt: skip
-        if found.kind == "snapshot":
+        if file.kind == "snapshot":
             from trace_doctor.loaders.snapshot.unpickle import load_snapshot
 
             return load_snapshot(
-                found.path, found.display, rank=found.rank, rank_how=found.rank_how, max_memory=max_memory
+                file.path, file.display, rank=file.rank, rank_how=file.rank_how, max_memory=max_memory
             )
         from trace_doctor.loaders.torch_trace import load_torch_trace
 
-        return load_torch_trace(found.path, found.display)
+        return load_torch_trace(file.path, file.display)
     except OSError as error:
-        raise DamagedCapture(f"{found.display}: cannot be read ({error.strerror or error})") from error
+        raise DamagedCapture(f"{file.display}: cannot be read ({error.strerror or error})") from error

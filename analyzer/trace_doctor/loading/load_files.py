@@ -151,30 +151,30 @@ def _load_in_processes(files: Sequence[_File], count: int, options: LoadOptions,
 
 def _load_here(files: Sequence[_File], options: LoadOptions, progress: Progress) -> None:
     """One after the other, with those that were read put away where the next does not fit beside them."""
-    held: list[_File] = []
+    loaded: list[_File] = []
     needed = 0
     for file in files:
         if not _fits(needed + int(NEED * file.weight), options):
-            _put_away(held)
-            held, needed = [], 0
+            _put_away(loaded)
+            loaded, needed = [], 0
         file.outcome = _outcome(file, options, progress)
-        held.append(file)
+        loaded.append(file)
         needed += file.need
     if not _fits(needed, options):
-        _put_away(held)
+        _put_away(loaded)
 
 
 def _outcome(file: _File, options: LoadOptions, progress: Progress) -> Content | TraceDoctorError:
     progress("reading", file.found.display)
     started = time.perf_counter()
-    told = _Told(progress)
+    report = _Told(progress)
     try:
-        with listening(told.read):
+        with listening(report.read):
             return load_file.load(file.found, options.memory)
     except TraceDoctorError as error:
         return error
     finally:
-        told.read(file.size - told.count)  # not every loader tells
+        report.read(file.size - report.count)  # not every loader tells
         seconds = time.perf_counter() - started
         log.info("%s: %.1f MB in %.2f s", file.found.display, file.size / 1e6, seconds)
 
@@ -195,10 +195,10 @@ def _fits(need: int, options: LoadOptions) -> bool:
     return options.memory is None or decode.BASE + need <= options.memory
 
 
-def _put_away(held: Sequence[_File]) -> None:
+def _put_away(loaded: Sequence[_File]) -> None:
     """Has columns mapped from files without a name, as those that another process has read: the system can take their
     memory back."""
-    for file in held:
+    for file in loaded:
         if not isinstance(file.outcome, Run):
             continue
         load_file.derive(file.outcome)

@@ -46,9 +46,11 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def given(self) -> dict[str, bool | int | str]:
         """Those that are not None, in the order of their fields; truth values as such."""
-        said = {name: getattr(self, name) for name in self.__struct_fields__}
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
         return {
-            n: v in (True, "True") if v in ("True", "False") else v for n, v in said.items() if v is not None
+            n: v in (True, "True") if v in ("True", "False") else v
+            for n, v in values.items()
+            if v is not None
         }
 
     @property
@@ -287,18 +289,18 @@ PARAMETERS: Mapping[str, Any] = {
 """codemod -> the type of its parameters"""
 
 
-def parameters(codemod: str, given: Mapping[str, object]) -> Any:
+def parameters(codemod: str, values: Mapping[str, object]) -> Any:
     """The parameters of a codemod by its name, checked. Raises msgspec.ValidationError where it takes none like these,
     KeyError for an unknown codemod."""
-    return msgspec.convert(given, PARAMETERS[codemod])
+    return msgspec.convert(values, PARAMETERS[codemod])
 
 
-def misfit(codemod: str, given: Mapping[str, object]) -> str:
+def misfit(codemod: str, values: Mapping[str, object]) -> str:
     """Why a codemod does not take these parameters, in half a line; empty where it does, or is not known."""
     if codemod not in PARAMETERS:
         return ""
     try:
-        parameters(codemod, given)
+        parameters(codemod, values)
     except msgspec.ValidationError as error:
         what, _, where = one_line(str(error)).partition(" - at `$")
         name = where.strip(".`")

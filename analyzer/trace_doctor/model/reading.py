@@ -44,15 +44,15 @@ def count_long(decoded: Any) -> int:
 
 def _leaves(decoded: Any) -> Iterator[tuple[str, Any]]:
     """(its key, or "") of all in a JSON value that is neither object nor list; keys are among the values as well."""
-    left = [("", decoded)]
-    while left:
-        key, value = left.pop()
+    stack = [("", decoded)]
+    while stack:
+        key, value = stack.pop()
         if isinstance(value, dict):
             for name, member in value.items():
                 yield "", name
-                left.append((name, member))
+                stack.append((name, member))
         elif isinstance(value, list):
-            left += [("", member) for member in value]
+            stack += [("", member) for member in value]
         else:
             yield key, value
 

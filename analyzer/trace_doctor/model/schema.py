@@ -10,13 +10,13 @@ import msgspec
 
 def json_schema(form: type[msgspec.Struct]) -> dict[str, Any]:
     """The JSON Schema (2020-12) of this type, with its docstrings as descriptions."""
-    made = {
+    document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"trace-doctor {form.__name__.lower()}",
         **msgspec.json.schema(form),
     }
-    _clean(made)
-    return made
+    _clean(document)
+    return document
 
 
 def _clean(schema: Any) -> None:

@@ -31,8 +31,8 @@ def adopting() -> Iterator[Callable[[], list[int]]]:
     def adopted(running: bool = True) -> list[int]:
         if threading.active_count() > 1:
             return []
-        found = processes.children().items()
-        return [pid for pid, (when, runs) in found if runs == running and (pid, when) not in known]
+        children = processes.children().items()
+        return [pid for pid, (when, runs) in children if runs == running and (pid, when) not in known]
 
     try:
         yield adopted

@@ -104,8 +104,8 @@ class InsideRecording:
             options = replace(self._options, folder=new_folder(self._base))
             options.write(Path(options.folder) / OPTIONS_FILE, job=_job())
             return options
-        found = _folder_of(_job(), Path(self._base))
-        return replace(self._options, folder=str(found)) if found else None
+        folder = _folder_of(_job(), Path(self._base))
+        return replace(self._options, folder=str(folder)) if folder else None
 
 
 def _job() -> str:
@@ -136,8 +136,8 @@ def _sum_up(folder: Path, seconds: float) -> None:
     from trace_doctor.recording.folder import read
     from trace_doctor.recording.launch import manifest
 
-    found = read(folder)
-    ranks = list(found.ranks.values()) if found else []
+    recording = read(folder)
+    ranks = list(recording.ranks.values()) if recording else []
     if not ranks or any(not r.ended for r in ranks) or len(ranks) < (ranks[0].world_size or 1):
         return
     warnings = list(dict.fromkeys(warning for r in ranks for warning in r.warnings))

@@ -72,7 +72,7 @@ def masked(command: Sequence[str], cwd: str | os.PathLike[str] | None = None) ->
     Shown are the program and the script, names of options, numbers, known words, paths, and what has the shape of a
     name behind an option whose name is no secret's. `cwd`: what relative paths begin at (default: the current folder).
     """
-    return " ".join(_quoted(shown) for shown in _Reader(cwd).read(command))
+    return " ".join(_quoted(word) for word in _Reader(cwd).read(command))
 
 
 def shown(word: str, cwd: str | os.PathLike[str] | None = None) -> str:
@@ -84,13 +84,18 @@ def without_secrets(text: str, command: Sequence[str], environment: Mapping[str,
     """Text of a program with `***` for what the command line hides, and for the values of variables with a secret's name:
     whole, in parts of _PART characters and more, and in base64, hex or as in a URL."""
     pairs = [
-        (word, seen)
-        for word, seen in zip(command, _Reader(None).read(command), strict=True)
-        if HIDDEN in seen
+        (word, masked_word)
+        for word, masked_word in zip(command, _Reader(None).read(command), strict=True)
+        if HIDDEN in masked_word
     ]
     pairs += [(value, HIDDEN) for name, value in environment.items() if kind(name) == "secret"]
     text = _without_parts(text, pairs)
-    pieces = {piece for word, seen in pairs for piece in (word, *_PIECES.split(word)) if piece not in seen}
+    pieces = {
+        piece
+        for word, masked_word in pairs
+        for piece in (word, *_PIECES.split(word))
+        if piece not in masked_word
+    }
     for piece in sorted(pieces, key=len, reverse=True):
         if len(piece) >= _LEAST_TO_FIND and not is_known(piece):
             text = text.replace(piece, HIDDEN)
@@ -101,10 +106,10 @@ def _without_parts(text: str, pairs: Iterable[tuple[str, str]]) -> str:
     """Text without parts of _PART characters of what is hidden, as it is or encoded; single known words stay."""
     there = {text[at : at + _PART] for at in range(len(text) - _PART + 1)}
     parts: set[str] = set()
-    for word, seen in pairs:
-        for form in _forms(_behind_mask(word, seen)):
+    for word, masked_word in pairs:
+        for form in _forms(_behind_mask(word, masked_word)):
             found = (form[at : at + _PART] for at in range(len(form) - _PART + 1))
-            parts.update(part for part in found if part in there and part not in seen)
+            parts.update(part for part in found if part in there and part not in masked_word)
     marks = bytearray(len(text))
     for at in range(len(text)):
         if text[at : at + _PART] in parts:
@@ -123,9 +128,9 @@ def _masked_run(run: str) -> str:
     )
 
 
-def _behind_mask(word: str, seen: str) -> str:
+def _behind_mask(word: str, masked_word: str) -> str:
     """What `***` stands for in a word of which one part is hidden."""
-    before, _, behind = seen.partition(HIDDEN)
+    before, _, behind = masked_word.partition(HIDDEN)
     whole = HIDDEN in behind or not (word.startswith(before) and word.endswith(behind))
     return word if whole else word[len(before) : len(word) - len(behind)]
 
@@ -170,8 +175,8 @@ class _Reader:
         """A program or a script: a path, or a name."""
         if word in PROGRAMS or ("/" not in word and shutil.which(word) is not None):
             return word if word in PROGRAMS or is_word(word) else HIDDEN
-        if (seen := self._path(word)) is not None:
-            return seen
+        if (path := self._path(word)) is not None:
+            return path
         if assigned := _ASSIGNED.fullmatch(word):  # taken for a program where no shell reads it
             name, sign = assigned.group("name", "sign")
             return f"{name}{sign}{HIDDEN}" if sign == "=" and showable(name) else HIDDEN
@@ -183,19 +188,19 @@ class _Reader:
             return HIDDEN
         if behind in ("secret", "rest of a secret") and not is_known_option(word):
             self._behind = "rest of a secret"
-            seen = self._path(word, must_exist=True) if behind == "rest of a secret" else None
-            return seen if seen is not None else HIDDEN
+            masked_value = self._path(word, must_exist=True) if behind == "rest of a secret" else None
+            return masked_value if masked_value is not None else HIDDEN
         if word in ("-", "--") or not word:
             return word
         if word.startswith("-") and not is_number(word):
             return self._option(word)
-        seen = self._value(word, behind)
-        if seen is None and (assigned := _ASSIGNED.fullmatch(word)):
+        masked_value = self._value(word, behind)
+        if masked_value is None and (assigned := _ASSIGNED.fullmatch(word)):
             plus, name, sign, value = assigned.group("plus", "name", "sign", "value")
             if sign == "=" or (is_known(name) and kind(name) != "secret"):
                 return f"{plus}{self._assigned(name, sign, value)}"
         self._note_program(word)
-        return HIDDEN if seen is None else seen
+        return HIDDEN if masked_value is None else masked_value
 
     def _note_program(self, word: str) -> None:
         base = word.rpartition("/")[2]
@@ -207,11 +212,11 @@ class _Reader:
     # -- options and assignments
 
     def _option(self, word: str) -> str:
-        found = _OPTION.fullmatch(word)
-        if found is None:
+        match = _OPTION.fullmatch(word)
+        if match is None:
             self._behind = "nothing" if "=" in word else "secret"
             return HIDDEN
-        dashes, name, sign, value = found.group("dashes", "name", "sign", "value")
+        dashes, name, sign, value = match.group("dashes", "name", "sign", "value")
         if dashes == "-" and len(name) > 1 and not self._is_single_dashed(name, sign):
             return self._attached(name, word)
         if sign:
@@ -251,8 +256,8 @@ class _Reader:
         allowed = self._allows(name)
         if sign == ":" and allowed == "option":
             allowed = "letter"  # as likely a user and a password
-        seen = self._value(value, allowed) if value else ""
-        return f"{name}{sign}{HIDDEN if seen is None else seen}"
+        masked_value = self._value(value, allowed) if value else ""
+        return f"{name}{sign}{HIDDEN if masked_value is None else masked_value}"
 
     # -- values: each gives what may be shown, or None
 
@@ -266,16 +271,16 @@ class _Reader:
             return text if digits <= 5 and (behind != "number" or len(text) < 8) else None
         if is_known(text):
             return text
-        if (seen := self._path(text, must_exist=True)) is not None:
-            return seen
+        if (masked_path := self._path(text, must_exist=True)) is not None:
+            return masked_path
         if behind in ("number", "unknown option"):
             return self._items(text, behind) if behind == "unknown option" else None
         if behind == "module":
             return text if is_word(text, longest=48) else None
         if address := _ADDRESS.fullmatch(text):
             return self._address(text, address[1])
-        if (seen := self._path(text, free=behind == "option")) is not None:
-            return seen
+        if (masked_path := self._path(text, free=behind == "option")) is not None:
+            return masked_path
         if behind == "option" and (self._is_machine(text) or is_word(text)):
             return text
         return self._items(text, behind)
@@ -288,9 +293,9 @@ class _Reader:
     def _is_machine(self, text: str) -> bool:
         if _HERE.fullmatch(text):
             return True
-        found = _AT.fullmatch(text)
+        match = _AT.fullmatch(text)
         of_name = set(re.split("[^a-z]+", self._name.lower()))
-        return found is not None and bool(of_name & _NETWORK) and is_word(found[1])
+        return match is not None and bool(of_name & _NETWORK) and is_word(match[1])
 
     def _items(self, text: str, behind: _Behind) -> str | None:
         """Lists, and pairs with a name in front: all of it, or nothing."""

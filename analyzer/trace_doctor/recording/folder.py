@@ -115,10 +115,10 @@ class Recording:
 
     def step_ms(self, rank: int) -> dict[str, tuple[float, ...]]:
         """Phase -> milliseconds of its steps."""
-        found: dict[str, list[float]] = {}
+        by_phase: dict[str, list[float]] = {}
         for step in self.steps.get(rank, ()):
-            found.setdefault(step.phase, []).append(step.milliseconds)
-        return {phase: tuple(times) for phase, times in found.items()}
+            by_phase.setdefault(step.phase, []).append(step.milliseconds)
+        return {phase: tuple(times) for phase, times in by_phase.items()}
 
 
 def is_recording(folder: Path) -> bool:
@@ -131,28 +131,28 @@ def is_recording(folder: Path) -> bool:
 
 def is_manifest(name: str) -> bool:
     """Whether a file of this name makes its folder a recording."""
-    found = _RANK.fullmatch(name)
-    return name == RECORDING_FILE or (found is not None and name == rank_file(int(found[1])))
+    match = _RANK.fullmatch(name)
+    return name == RECORDING_FILE or (match is not None and name == rank_file(int(match[1])))
 
 
 def role_of(name: str) -> tuple[int, Role] | None:
     """Rank and role of a capture by the name of its file, packed or unpacked since; None for any other name."""
     plain = name.removesuffix(".gz")
-    found = _RANK.fullmatch(plain)
-    if found is None:
+    match = _RANK.fullmatch(plain)
+    if match is None:
         return None
-    rank = int(found[1])
+    rank = int(match[1])
     roles: tuple[Role, ...] = get_args(Role)
     return next(((rank, r) for r in roles if capture_file(rank, r).removesuffix(".gz") == plain), None)
 
 
 def is_companion(name: str) -> bool:
     """Whether this file of a recording is no capture, and nothing to speak of."""
-    found = _RANK.fullmatch(name)
+    match = _RANK.fullmatch(name)
     return (
         name in _COMPANIONS
         or is_manifest(name)
-        or (found is not None and name == rank_steps_file(int(found[1])))
+        or (match is not None and name == rank_steps_file(int(match[1])))
     )
 
 
@@ -160,28 +160,28 @@ def read(folder: Path) -> Recording | None:
     """The recording in a folder; None where there is none."""
     if not is_recording(folder):
         return None
-    said = _object(folder / RECORDING_FILE)
-    waited = said.get("waited_for_cpu")
+    manifest = _object(folder / RECORDING_FILE)
+    waited = manifest.get("waited_for_cpu")
     ranks = {r.rank: r for r in _rank_records(folder, waited if isinstance(waited, dict) else {})}
     return Recording(
         folder=folder,
         ranks=ranks,
         steps=_steps(folder, ranks),
-        exit_code=_whole(said.get("exit_code")),
-        warnings=_texts(said.get("warnings")),
+        exit_code=_whole(manifest.get("exit_code")),
+        warnings=_texts(manifest.get("warnings")),
     )
 
 
 def listed(folder: Path) -> tuple[list[int], list[str]]:
     """Ranks that the manifests of a recording name, sorted, and the names of manifests that hold no object, or ranks that
     are none: what those would name is not known."""
-    found = dict(_rank_manifests(folder))
-    names = [RECORDING_FILE, *(path.name for path in found.values())]
+    manifests = dict(_rank_manifests(folder))
+    names = [RECORDING_FILE, *(path.name for path in manifests.values())]
     unreadable = [n for n in names if os.path.lexists(folder / n) and not _object(folder / n)]
     ranks = _ranks(_object(folder / RECORDING_FILE).get("ranks", []))
     if ranks is None:
         unreadable.append(RECORDING_FILE)
-    return sorted({*found, *(ranks or ())}), unreadable
+    return sorted({*manifests, *(ranks or ())}), unreadable
 
 
 def _rank_manifests(folder: Path) -> list[tuple[int, Path]]:
@@ -191,16 +191,16 @@ def _rank_manifests(folder: Path) -> list[tuple[int, Path]]:
 
 def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecord]:
     for rank, path in _rank_manifests(folder):
-        said = _object(path)
-        phases, without = said.get("phases"), said.get("without")
+        manifest = _object(path)
+        phases, without = manifest.get("phases"), manifest.get("without")
         yield RankRecord(
             rank=rank,
-            pid=_whole(said.get("pid")),
-            world_size=_whole(said.get("world_size")),
-            found_steps_by=_text(said.get("found_steps_by")),
-            accumulation=_whole(said.get("accumulation")),
-            ended=_text(said.get("ended")),
-            peak_allocated_bytes=_whole(said.get("peak_allocated_bytes")),
+            pid=_whole(manifest.get("pid")),
+            world_size=_whole(manifest.get("world_size")),
+            found_steps_by=_text(manifest.get("found_steps_by")),
+            accumulation=_whole(manifest.get("accumulation")),
+            ended=_text(manifest.get("ended")),
+            peak_allocated_bytes=_whole(manifest.get("peak_allocated_bytes")),
             phases=tuple(
                 _phase(p) for p in (phases if isinstance(phases, list) else []) if isinstance(p, dict)
             ),
@@ -209,22 +209,22 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
                 if isinstance(without, dict)
                 else None
             ),
-            warnings=_texts(said.get("warnings")),
+            warnings=_texts(manifest.get("warnings")),
             waited_for_cpu=_number(waited.get(str(rank))),
         )
 
 
-def _phase(said: dict[str, Any]) -> RecordedPhase:
-    overhead = said.get("overhead")
-    first, last = _whole(said.get("first_step")), _whole(said.get("last_step"))
+def _phase(entry: dict[str, Any]) -> RecordedPhase:
+    overhead = entry.get("overhead")
+    first, last = _whole(entry.get("first_step")), _whole(entry.get("last_step"))
     return RecordedPhase(
-        name=_text(said.get("name")),
+        name=_text(entry.get("name")),
         first_step=-1 if first is None else first,
         last_step=-1 if last is None else last,
-        seconds=_number(said.get("seconds")),
-        cpu_seconds=_number(said.get("cpu_seconds")),
+        seconds=_number(entry.get("seconds")),
+        cpu_seconds=_number(entry.get("cpu_seconds")),
         overhead=_number(overhead.get("share")) if isinstance(overhead, dict) else None,
-        why_ended=_text(said.get("why_ended")),
+        why_ended=_text(entry.get("why_ended")),
     )
 
 
@@ -232,10 +232,10 @@ def _steps(folder: Path, ranks: Mapping[int, RankRecord]) -> dict[int, tuple[Rec
     """From `steps.csv`; where the launcher did not come to writing it, from those of the ranks."""
     joined = list(_rows(folder / STEPS_FILE))
     rows = joined or [row for rank in ranks for row in _rows(folder / rank_steps_file(rank))]
-    found: dict[int, list[RecordedStep]] = {}
+    by_rank: dict[int, list[RecordedStep]] = {}
     for rank, step in rows:
-        found.setdefault(rank, []).append(step)
-    return {rank: tuple(steps) for rank, steps in sorted(found.items())}
+        by_rank.setdefault(rank, []).append(step)
+    return {rank: tuple(steps) for rank, steps in sorted(by_rank.items())}
 
 
 def _rows(path: Path) -> Iterator[tuple[int, RecordedStep]]:
@@ -264,10 +264,10 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_MANIFEST:
             return {}
-        said = loads(path.read_bytes())
+        decoded = loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {}
 
 
 def _whole(value: Any) -> int | None:

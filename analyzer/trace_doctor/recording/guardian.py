@@ -78,14 +78,15 @@ def main(variable: str, value: str, grace: str) -> None:
 
 
 def _end(started: processes.Started, grace: float) -> None:
-    began = seen = time.monotonic()
-    told: set[int] = set()
-    while (now := time.monotonic()) - seen < _QUIET and now - began < grace + _PATIENCE:
-        if left := started.pids():
-            seen = now
+    began = last_activity = time.monotonic()
+    terminated: set[int] = set()
+    while (now := time.monotonic()) - last_activity < _QUIET and now - began < grace + _PATIENCE:
+        if remaining := started.pids():
+            last_activity = now
             late = now - began >= grace
             processes.send(
-                signal.SIGKILL if late else signal.SIGTERM, left if late else sorted({*left} - told)
+                signal.SIGKILL if late else signal.SIGTERM,
+                remaining if late else sorted({*remaining} - terminated),
             )
-            told.update(left)
+            terminated.update(remaining)
         time.sleep(_LOOKS_EVERY)

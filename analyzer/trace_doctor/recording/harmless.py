@@ -197,10 +197,10 @@ def unknown_letters(text: str, *, most_digits: int = _MOST_DIGITS) -> int | None
     if _MACHINE.search(text):
         return None
     parts = [part for part in re.split(r"[_.+-]+", text) if part]
-    found = [_unknown(part) for part in parts]
-    if not parts or None in found:
+    unknown_words = [_unknown(part) for part in parts]
+    if not parts or None in unknown_words:
         return None
-    unknown = [word for words in found for word in words or ()]
+    unknown = [word for words in unknown_words for word in words or ()]
     odd = sum(len(word) <= 2 or not _VOWEL.search(word) for word in unknown)
     return None if odd > _MOST_ODD else sum(map(len, unknown))
 

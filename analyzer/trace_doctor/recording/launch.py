@@ -147,13 +147,13 @@ def record_command(
         )
 
 
-def _environment(given: Mapping[str, str], options_file: Path) -> dict[str, str]:
+def _environment(environment: Mapping[str, str], options_file: Path) -> dict[str, str]:
     """The command's environment: the recorder's folder first on PYTHONPATH, and where its options are; and the profiler's
     library does not write about each of its starts into what the script prints."""
-    paths = [str(BOOTSTRAP), *filter(None, [given.get("PYTHONPATH")])]
+    paths = [str(BOOTSTRAP), *filter(None, [environment.get("PYTHONPATH")])]
     return {
         "KINETO_LOG_LEVEL": "6",
-        **given,
+        **environment,
         "PYTHONPATH": os.pathsep.join(paths),
         OPTIONS_VARIABLE: str(options_file),
     }
@@ -161,27 +161,27 @@ def _environment(given: Mapping[str, str], options_file: Path) -> dict[str, str]
 
 def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Recorded:
     folder = Path(options.folder)
-    found = read(folder)
-    steps_csv.join(folder, list(found.ranks) if found else [])
-    enough = found is not None and all(r.ended == "enough" for r in found.ranks.values())
+    recording = read(folder)
+    steps_csv.join(folder, list(recording.ranks) if recording else [])
+    enough = recording is not None and all(r.ended == "enough" for r in recording.ranks.values())
     stopped = ended.why is not None or (enough and not options.let_it_run)
     code = 0 if stopped else ended.exit_code
-    empty = code == 0 and _is_empty(folder, options, found)
+    empty = code == 0 and _is_empty(folder, options, recording)
     code = NOTHING_RECORDED if empty else code
     recorded = Recorded(
         folder=folder,
         exit_code=code,
         stopped_by_us=stopped,
         seconds=round(ended.seconds, 3),
-        recording=found,
-        warnings=tuple(shortcomings(command, options, ended, found, process_log.heard(folder))),
+        recording=recording,
+        warnings=tuple(shortcomings(command, options, ended, recording, process_log.heard(folder))),
         told=ended.told,
         empty=empty,
         waited_for_cpu=ended.waited,
         left=ended.left,
     )
-    said = manifest(
-        list(found.ranks) if found else [],
+    text = manifest(
+        list(recording.ranks) if recording else [],
         recorded.warnings,
         recorded.seconds,
         exit_code=shell_code(code),
@@ -189,21 +189,21 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         stopped_by_us=stopped,
         waited_for_cpu=dict(ended.waited),
     )
-    whole_files.write(folder / RECORDING_FILE, said)
+    whole_files.write(folder / RECORDING_FILE, text)
     for name in (OPTIONS_FILE, PLAN_FILE, process_log.PRESENCE_FILE):
         (folder / name).unlink(missing_ok=True)
     return recorded
 
 
-def _is_empty(folder: Path, options: RecordOptions, found: Recording | None) -> bool:
+def _is_empty(folder: Path, options: RecordOptions, recording: Recording | None) -> bool:
     if set(options.phases) & {*TRACED, "memory"}:
         return not any(role_of(path.name) and path.stat().st_size for path in folder.iterdir())
-    return found is None or not any(found.steps.values())
+    return recording is None or not any(recording.steps.values())
 
 
 def manifest(ranks: Sequence[int], warnings: Sequence[str], seconds: float, **of_a_command: Any) -> str:
     """What `recording.json` says; a recording from inside a script knows nothing of a command."""
-    said = {
+    content = {
         "schema": SCHEMA,
         "version": VERSION,
         "exit_code": None,
@@ -213,7 +213,7 @@ def manifest(ranks: Sequence[int], warnings: Sequence[str], seconds: float, **of
         "ranks": sorted(ranks),
         "warnings": list(warnings),
     }
-    return json.dumps(said | of_a_command, indent=2) + "\n"
+    return json.dumps(content | of_a_command, indent=2) + "\n"
 
 
 def shell_code(code: int) -> int:

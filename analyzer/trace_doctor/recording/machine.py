@@ -43,7 +43,7 @@ def describe(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
     Asks torch only if it is imported, and CUDA only if the script has already initialised it.
     """
-    said: dict[str, Any] = {
+    description: dict[str, Any] = {
         "torch": None,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -53,8 +53,8 @@ def describe(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     }
     torch = sys.modules.get("torch")
     if torch is None:
-        return said
-    asked: dict[str, Callable[[], Any]] = {
+        return description
+    questions: dict[str, Callable[[], Any]] = {
         "torch": lambda: str(torch.__version__),
         "cuda": lambda: torch.version.cuda,
         "hip": lambda: torch.version.hip,
@@ -65,7 +65,7 @@ def describe(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled,
     }
     if torch.cuda.is_initialized():
-        asked.update(
+        questions.update(
             {
                 "device": torch.cuda.get_device_name,
                 "device_count": torch.cuda.device_count,
@@ -78,11 +78,11 @@ def describe(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
             }
         )  # no |=: the script's Python may be older than this project's
     else:
-        said["device"] = "cpu"
-    for name, ask in asked.items():
+        description["device"] = "cpu"
+    for name, ask in questions.items():
         with contextlib.suppress(Exception):  # what this build does not know is left out
-            said[name] = ask()
-    return said
+            description[name] = ask()
+    return description
 
 
 def write(folder: Path) -> None:
@@ -118,6 +118,6 @@ def _packages() -> dict[str, str]:
 
 def _driver() -> str | None:
     """Version of NVIDIA's kernel module, as Linux tells it."""
-    said = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
-    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", said)
-    return found[0] if found else None
+    text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+    match = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return match[0] if match else None

@@ -55,8 +55,8 @@ class Schedule:
 
     def cut(self, end: int) -> Schedule:
         """The same, but step `end` and those behind it are not recorded."""
-        kept = tuple(Span(s.phase, s.first, min(s.last, end - 1)) for s in self.spans if s.first < end)
-        return Schedule(kept, min(self.begin, end))
+        spans = tuple(Span(s.phase, s.first, min(s.last, end - 1)) for s in self.spans if s.first < end)
+        return Schedule(spans, min(self.begin, end))
 
     def to_json(self) -> str:
         return json.dumps({"begin": self.begin, "spans": [[s.phase, s.first, s.last] for s in self.spans]})
@@ -64,11 +64,11 @@ class Schedule:
     @classmethod
     def from_json(cls, text: str) -> Schedule:
         """Raises ValueError, KeyError or TypeError for any other text."""
-        said = json.loads(text)
-        spans = tuple(Span(phase, int(first), int(last)) for phase, first, last in said["spans"])
+        decoded = json.loads(text)
+        spans = tuple(Span(phase, int(first), int(last)) for phase, first, last in decoded["spans"])
         if any(s.phase not in get_args(Phase) for s in spans):
             raise ValueError("a phase that is not known")
-        return cls(spans, int(said["begin"]))
+        return cls(spans, int(decoded["begin"]))
 
 
 @dataclass
@@ -190,11 +190,11 @@ class Plan:
         return Schedule(tuple(spans), begin)
 
 
-def fitted(wanted: Mapping[Phase, int], steps: int, seconds: float, pace: float) -> dict[Phase, int]:
+def fitted(requested: Mapping[Phase, int], steps: int, seconds: float, pace: float) -> dict[Phase, int]:
     """The steps of each phase that fit into so many steps and seconds, where a plain step takes `pace` seconds.
 
     All phases shrink alike, down to the least that one needs; then the least useful are left out."""
-    kept = dict(wanted)
+    kept = dict(requested)
     while kept:
         for tenths in range(10, -1, -1):
             counts = {p: _share(p, n, tenths) for p, n in kept.items()}
@@ -215,6 +215,6 @@ def in_order(counts: Mapping[Phase, int]) -> list[tuple[Phase, int]]:
     return [*spans, ("timing", timing - first)] if timing > first else spans
 
 
-def _share(phase: Phase, wanted: int, tenths: int) -> int:
-    least = min(_LEAST[phase], wanted)
-    return least + (wanted - least) * tenths // 10
+def _share(phase: Phase, requested: int, tenths: int) -> int:
+    least = min(_LEAST[phase], requested)
+    return least + (requested - least) * tenths // 10

@@ -30,15 +30,15 @@ def say(folder: str, event: str, why: str = "") -> None:
 
 def heard(folder: Path) -> dict[int, dict[str, str]]:
     """Process id -> what happened in it -> why."""
-    said: dict[int, dict[str, str]] = {}
+    by_process: dict[int, dict[str, str]] = {}
     try:
         lines = (folder / PRESENCE_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return said
+        return by_process
     for line in lines:
         try:
             one = json.loads(line)
-            said.setdefault(int(one["pid"]), {})[str(one["event"])] = str(one["why"])
+            by_process.setdefault(int(one["pid"]), {})[str(one["event"])] = str(one["why"])
         except (ValueError, KeyError, TypeError):
             continue
-    return said
+    return by_process

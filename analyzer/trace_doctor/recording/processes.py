@@ -39,38 +39,38 @@ class Started:
         parents = _parents() if linux else _parents_by_ps()
         marked = _marked(parents, self._mark) if linux else set()
         known = {pid for pid, when in self._known.items() if pid in parents and born(pid) == when}
-        found = [pid for pid in parents if pid in known or pid in marked]
+        running = [pid for pid in parents if pid in known or pid in marked]
         children: dict[int, list[int]] = {}
         for pid, parent in parents.items():
             children.setdefault(parent, []).append(pid)
-        members = {*found, os.getpid()}
-        for pid in found:
+        members = {*running, os.getpid()}
+        for pid in running:
             new = [child for child in children.get(pid, ()) if child not in members]
             members.update(new)
-            found += new
-        found = [pid for pid in found if pid != os.getpid()]
-        for pid in found:
+            running += new
+        running = [pid for pid in running if pid != os.getpid()]
+        for pid in running:
             if pid not in known:
                 self.add(pid)
-        return found
+        return running
 
 
 def born(pid: int) -> str | None:
     """When a process began, in the system's own terms: the same for as long as it is the same process, and not that of
     another that got its number later. None where there is none."""
     if sys.platform.startswith("linux"):
-        said = _stat(pid)
-        return said[19] if said is not None else None
-    asked = subprocess.run(
+        fields = _stat(pid)
+        return fields[19] if fields is not None else None
+    output = subprocess.run(
         ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
-    return asked.stdout.strip() or None
+    return output.stdout.strip() or None
 
 
 def _stat(pid: int) -> list[str] | None:
     """What Linux tells of a process from its state on; None where it has ended."""
-    said = _told(pid)
-    return said if said and said[0] not in "ZX" else None
+    fields = _told(pid)
+    return fields if fields and fields[0] not in "ZX" else None
 
 
 def _told(pid: int) -> list[str]:
@@ -85,20 +85,24 @@ def _told(pid: int) -> list[str]:
 def children() -> dict[int, tuple[str, bool]]:
     """The children of this process on Linux, with when they began and whether they still run."""
     here, pids = str(os.getpid()), [int(e.name) for e in os.scandir("/proc") if e.name.isdigit()]
-    said = {pid: _told(pid) for pid in pids}
-    return {pid: (told[19], told[0] not in "ZX") for pid, told in said.items() if told and told[1] == here}
+    by_pid = {pid: _told(pid) for pid in pids}
+    return {
+        pid: (fields[19], fields[0] not in "ZX")
+        for pid, fields in by_pid.items()
+        if fields and fields[1] == here
+    }
 
 
 def _parents() -> dict[int, int]:
     pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
-    return {pid: int(said[1]) for pid in pids if (said := _stat(pid)) is not None}
+    return {pid: int(fields[1]) for pid in pids if (fields := _stat(pid)) is not None}
 
 
 def _parents_by_ps() -> dict[int, int]:
-    asked = subprocess.run(
+    output = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=False
     )
-    rows = [line.split() for line in asked.stdout.splitlines()]
+    rows = [line.split() for line in output.stdout.splitlines()]
     return {int(row[0]): int(row[1]) for row in rows if len(row) == 3 and not row[2].startswith("Z")}
 
 

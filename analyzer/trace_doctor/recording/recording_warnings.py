@@ -60,9 +60,9 @@ def _nothing(command: Sequence[str], processes: Mapping[int, Mapping[str, str]])
         if flag := deaf(command):
             return f"`python {flag}` loads no recorder: leave the flag out, or record inside the script"
         return "no Python process of the command loaded the recorder: none was started, or without our PYTHONPATH"
-    if not any(TORCH in said for said in processes.values()):
+    if not any(TORCH in events for events in processes.values()):
         return "no process of the command imported torch: it has to be the training script, or what starts it"
-    if failed := next((said[FAILED] for said in processes.values() if FAILED in said), None):
+    if failed := next((events[FAILED] for events in processes.values() if FAILED in events), None):
         return f"the recorder failed: {failed}"
     return "torch was imported, but nothing was trained (--step-every N counts calls of the model instead)"
 
@@ -79,13 +79,13 @@ def _silent(ranks: Sequence[RankRecord]) -> Iterator[str]:
 
 def _others(processes: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
     """Processes that trained one after another or side by side, without being ranks of one job."""
-    if more := sum(SECOND in said for said in processes.values()):
+    if more := sum(SECOND in events for events in processes.values()):
         yield f"{more} more process{'es' * (more > 1)} trained: only the first one is recorded"
 
 
 def _failed(processes: Mapping[int, Mapping[str, str]]) -> Iterator[str]:
     """Processes whose recorder came to nothing, beside those that recorded."""
-    whys = [said[FAILED] for said in processes.values() if FAILED in said]
+    whys = [events[FAILED] for events in processes.values() if FAILED in events]
     if whys:
         yield f"the recorder failed in {len(whys)} process{'es' * (len(whys) > 1)}: {whys[0]}"
 
@@ -106,11 +106,11 @@ def _of_ranks(ranks: Sequence[RankRecord], options: RecordOptions, ended: Ended)
 def _of_rank(rank: RankRecord, options: RecordOptions, ended: Ended) -> Iterator[str]:
     if not rank.ended:
         yield "the process ended without a word; what it had written until then is kept"
-    said = (*rank.impossible, *rank.warnings)
-    came = {p.name for p in rank.phases} | {warning.partition(":")[0] for warning in said}
+    texts = (*rank.impossible, *rank.warnings)
+    came = {p.name for p in rank.phases} | {warning.partition(":")[0] for warning in texts}
     if missing := [p for p in options.phases if p not in came]:
         yield f"{', '.join(missing)}: not captured" + (_too_few(rank, options, ended) if rank.ended else "")
-    yield from said
+    yield from texts
 
 
 def _too_few(rank: RankRecord, options: RecordOptions, ended: Ended) -> str:
@@ -131,13 +131,13 @@ def deaf(command: Sequence[str]) -> str | None:
         if not re.fullmatch(r"(python|pypy)[\d.]*", PurePath(word).name):
             continue
         for flag in command[at + 1 :]:
-            found = re.match(r"-([a-zA-Z]+)", flag)
-            if found is None:
+            match = re.match(r"-([a-zA-Z]+)", flag)
+            if match is None:
                 break
-            letters = re.split("[cmWX]", found[1], maxsplit=1)[0]  # what is behind these belongs to them
+            letters = re.split("[cmWX]", match[1], maxsplit=1)[0]  # what is behind these belongs to them
             if set("IES") & set(letters):
                 return f"-{letters}"
-            if set("cm") & set(found[1]):
+            if set("cm") & set(match[1]):
                 break
     return None
 

@@ -70,7 +70,7 @@ def run(
     """Runs the command to its end; no process of it is left when we ended it, nor ever with `leave_nothing`. Raises UsageError when it cannot be started."""
     began = time.monotonic()
     mark = env[OPTIONS_VARIABLE]
-    left = 0
+    leftover = 0
     with (
         _file(output) as to,
         guarding(OPTIONS_VARIABLE, mark, options.grace_seconds) as guard,
@@ -87,7 +87,7 @@ def run(
         guard(process.pid)
         started = processes.Started(OPTIONS_VARIABLE, mark, process.pid)
         watch = _Watch(options, say, lambda: started.pids(orphans()))
-        with _handing_on(process) as told, _leaving_nothing(watch.pids):
+        with _handing_on(process) as signals, _leaving_nothing(watch.pids):
             while process.poll() is None:
                 try:
                     process.wait(_LOOKS_EVERY)
@@ -95,10 +95,12 @@ def run(
                     watch.look()
             seconds = time.monotonic() - began
             if leave_nothing and watch.why is None:
-                left = _end_left(watch.pids, options.grace_seconds)
-        if watch.why is not None or any(n in (signal.SIGTERM, signal.SIGHUP) for n in told):
+                leftover = _end_left(watch.pids, options.grace_seconds)
+        if watch.why is not None or any(n in (signal.SIGTERM, signal.SIGHUP) for n in signals):
             _end_rest(watch.pids, options.grace_seconds)
-    return Ended(process.returncode, seconds, watch.why, told[-1] if told else None, watch.waited, left)
+    return Ended(
+        process.returncode, seconds, watch.why, signals[-1] if signals else None, watch.waited, leftover
+    )
 
 
 @contextmanager
@@ -255,23 +257,23 @@ def _end_rest(pids: Callable[[], list[int]], grace: float) -> None:
     """What the command has left behind when it was ended."""
     for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
         end = time.monotonic() + seconds
-        if left := pids():
-            processes.send(number, left)
-        while left and time.monotonic() < end:
+        if remaining := pids():
+            processes.send(number, remaining)
+        while remaining and time.monotonic() < end:
             time.sleep(0.05)
-            left = pids()
+            remaining = pids()
             if number == signal.SIGKILL:  # also those that one has started with its last breath
-                processes.send(number, left)
+                processes.send(number, remaining)
 
 
 def _end_left(pids: Callable[[], list[int]], grace: float) -> int:
     """Ends what the command has left running, but for what is about to end by itself; how many processes that were."""
     end = time.monotonic() + min(grace, _TO_LEAVE)
-    while (left := pids()) and time.monotonic() < end:
+    while (remaining := pids()) and time.monotonic() < end:
         time.sleep(0.05)
-    if left:
+    if remaining:
         _end_rest(pids, min(grace, 5.0))
-    return len(left)
+    return len(remaining)
 
 
 @contextmanager

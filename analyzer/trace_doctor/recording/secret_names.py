@@ -81,9 +81,9 @@ def _is_secret(word: str) -> bool:
 def _runs_on(word: str) -> bool:
     """Whether more follows or precedes than a name has: `tokenabcdef`, where a secret is glued to its name."""
     for stem in _STEMS:
-        before, found, after = word.partition(stem)
+        before, matched, after = word.partition(stem)
         if (
-            found
+            matched
             and not _HARMLESS_STEM.search(word)
             and (after not in ("", "s") or len(before) > _LONGEST_PREFIX)
         ):

@@ -96,13 +96,13 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 def _chosen() -> tuple[ctypes.CDLL | None, str]:
     """The library, where it is there and wanted; else None and why. Raises UsageError where it is demanded in vain."""
-    wanted = os.environ.get(VARIABLE) or "auto"
-    if wanted not in ("auto", "c", "python"):
-        raise UsageError(f"{VARIABLE}={wanted}: not a decoder; there are python, c and auto")
-    if wanted == "python":
+    choice = os.environ.get(VARIABLE) or "auto"
+    if choice not in ("auto", "c", "python"):
+        raise UsageError(f"{VARIABLE}={choice}: not a decoder; there are python, c and auto")
+    if choice == "python":
         return None, f"{VARIABLE}=python"
     library, problem = _load()
-    if library is None and wanted == "c":
+    if library is None and choice == "c":
         raise UsageError(f"{VARIABLE}=c: there is no decoder in C: {problem}")
     return library, problem
 
@@ -150,44 +150,44 @@ class Scanner:
     def scan(self, text: bytes, at: int) -> Window | None:
         """Reads the whole events of a text that begins with one, at byte `at` of the file, up to the first that is
         unusual. None where that is one of the first two; no row was added then."""
-        found = self._found
-        if found.row_room != self._rows.room:  # Python's decoder has made room for rows of its own
-            found = self._lend()
+        result = self._found
+        if result.row_room != self._rows.room:  # Python's decoder has made room for rows of its own
+            result = self._lend()
         while True:
-            found.row_count = first = len(self._rows)
+            result.row_count = first = len(self._rows)
             end = self._library.trace_doctor_scan(
-                self._texts.handle, text, len(text), at, ctypes.byref(found)
+                self._texts.handle, text, len(text), at, ctypes.byref(result)
             )
             if end != _FULL:
                 break
-            if found.row_count == found.row_room:
-                self._rows.reserve(found.row_room + 1)
+            if result.row_count == result.row_room:
+                self._rows.reserve(result.row_room + 1)
             else:
                 self._memory = np.empty(2 * len(self._memory), dtype=_MEMORY)
                 self._labels = np.empty(2 * len(self._labels), dtype=_SPAN)
-            found = self._lend()
+            result = self._lend()
         if end <= 0:
             return None
         for key, numbering, count in zip(
-            ("name", "cat", "track"), self._numberings, found.texts, strict=True
+            ("name", "cat", "track"), self._numberings, result.texts, strict=True
         ):
-            numbering.apply(self._rows.columns[key][first : found.row_count], count)
-        self._rows.extend(found.row_count - first)
+            numbering.apply(self._rows.columns[key][first : result.row_count], count)
+        self._rows.extend(result.row_count - first)
         return Window(
             end,
-            self._memory[: found.memory_count],
-            [(start, stop) for start, stop in self._labels[: found.label_count].tolist()],
-            found.out_of_memory,
-            bool(found.whole_ts),
+            self._memory[: result.memory_count],
+            [(start, stop) for start, stop in self._labels[: result.label_count].tolist()],
+            result.out_of_memory,
+            bool(result.whole_ts),
         )
 
     def _lend(self) -> _Found:
         columns = self._rows.columns
-        self._found = found = _Found(*(columns[key].ctypes.data for key in COLUMNS))
-        found.memory, found.labels = self._memory.ctypes.data, self._labels.ctypes.data
-        found.row_room = self._rows.room
-        found.memory_room = found.label_room = len(self._memory)
-        return found
+        self._found = result = _Found(*(columns[key].ctypes.data for key in COLUMNS))
+        result.memory, result.labels = self._memory.ctypes.data, self._labels.ctypes.data
+        result.row_room = self._rows.room
+        result.memory_room = result.label_room = len(self._memory)
+        return result
 
 
 class _Numbering:
@@ -207,13 +207,13 @@ class _Numbering:
             self._known = np.append(self._known, more)
         if self._alike and count == self._count:
             return
-        found = self._known[column]
-        if len(found) and found.min() < 0:
-            fresh, first = np.unique(column[found < 0], return_index=True)
+        numbers = self._known[column]
+        if len(numbers) and numbers.min() < 0:
+            fresh, first = np.unique(column[numbers < 0], return_index=True)
             for number in fresh[np.argsort(first)].tolist():  # in the order of first use
                 self._known[number] = self._ids[self._value(number)]
-            found = self._known[column]
-        column[:] = found
+            numbers = self._known[column]
+        column[:] = numbers
         self._count = count
         self._alike = bool((self._known[:count] == np.arange(count)).all())
 

@@ -38,12 +38,12 @@ def build(target: Path) -> str:
     if command is None:
         return "no C compiler was found"
     with tempfile.TemporaryDirectory() as scratch:
-        made = Path(scratch) / LIBRARY
+        library = Path(scratch) / LIBRARY
         define = f'-DTRACE_DOCTOR_SOURCES="{source_hash(folder)}"'
         sources = [str(folder / name) for name in _SOURCES]
         try:
             subprocess.run(
-                [*command, *_FLAGS, define, *sources, "-o", str(made)],
+                [*command, *_FLAGS, define, *sources, "-o", str(library)],
                 check=True,
                 capture_output=True,
                 text=True,
@@ -51,7 +51,7 @@ def build(target: Path) -> str:
             )
             target.mkdir(parents=True, exist_ok=True)
             beside = target / f"{LIBRARY}.{os.getpid()}"
-            shutil.copy(made, beside)
+            shutil.copy(library, beside)
             beside.replace(target / LIBRARY)  # at once: another process may have the old one open
         except subprocess.CalledProcessError as error:
             return next(iter(str(error.stderr).strip().splitlines()), f"{command[0]} failed")

@@ -59,15 +59,15 @@ class ArgsReader:
         return ArgsReader, (self._path, self._display)
 
     def __call__(self, offsets: Iterable[int]) -> list[dict[str, Any]]:
-        wanted = list(offsets)
-        missing = sorted({o for o in wanted if o not in self._known})
+        requested = list(offsets)
+        missing = sorted({o for o in requested if o not in self._known})
         fresh = dict(self._read(missing)) if missing else {}
-        found = [fresh[o] if o in fresh else self._known[o] for o in wanted]
+        arguments = [fresh[o] if o in fresh else self._known[o] for o in requested]
         if len(self._known) + len(fresh) > _REMEMBERED:
             self._known.clear()
         if len(fresh) <= _REMEMBERED:
             self._known.update(fresh)
-        return found
+        return arguments
 
     def pieces(self) -> Iterator[bytes]:
         """The whole file again, decompressed. Raises OSError where it is gone."""
@@ -158,10 +158,10 @@ class _Unpacked:
         """of the stretches in the file: where, and how long"""
 
     def at(self, offset: int, size: int) -> bytes:
-        found = b""
-        while len(found) < size and (part := self._part(offset + len(found), size - len(found))):
-            found += part
-        return found
+        piece = b""
+        while len(piece) < size and (part := self._part(offset + len(piece), size - len(piece))):
+            piece += part
+        return piece
 
     def _part(self, offset: int, size: int) -> bytes:
         """No more than the stretch has."""

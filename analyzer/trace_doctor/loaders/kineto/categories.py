@@ -72,14 +72,14 @@ def category(cat: str, name: str, pid: str) -> Cat:
     if not cat:
         if pid == LEGACY_GPU:
             return _copy_or_kernel(name)
-        found = Cat.CPU_OP if pid == LEGACY_CPU else Cat.OTHER
+        kind = Cat.CPU_OP if pid == LEGACY_CPU else Cat.OTHER
     else:
-        found = CATEGORIES.get(cat, Cat.OTHER)
-    if found is Cat.CPU_OP and name.startswith(ANNOTATIONS):
+        kind = CATEGORIES.get(cat, Cat.OTHER)
+    if kind is Cat.CPU_OP and name.startswith(ANNOTATIONS):
         return Cat.USER_ANNOTATION
     if cat == "mtia_ccp_events":
         return _MTIA.get(name, Cat.KERNEL)
-    return found
+    return kind
 
 
 def _copy_or_kernel(name: str) -> Cat:

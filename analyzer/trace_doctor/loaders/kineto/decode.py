@@ -97,11 +97,11 @@ def tidy(raw: Any) -> Event | None:
     """An Event from any decoded JSON object, with unusable fields left at their defaults. None when it is no event."""
     if not isinstance(raw, dict):
         return None
-    given = raw.get("args")
+    arguments = raw.get("args")
     args: dict[str, Any] = {}
-    if isinstance(given, dict):
-        args = {field: _integer(given[key]) for key, field in _INT_ARGS.items() if key in given}
-        args |= {key: given.get(key) for key in ("name", "labels")}
+    if isinstance(arguments, dict):
+        args = {field: _integer(arguments[key]) for key, field in _INT_ARGS.items() if key in arguments}
+        args |= {key: arguments.get(key) for key in ("name", "labels")}
     return Event(
         ph=_text(raw.get("ph")),
         name=_text(raw.get("name")),
@@ -120,10 +120,10 @@ def _text(value: Any) -> str:
 
 def _number(value: Any, default: float) -> float:
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
         return default
-    return found if math.isfinite(found) else default
+    return number if math.isfinite(number) else default
 
 
 def _integer(value: Any) -> int:
@@ -160,8 +160,8 @@ def nanoseconds(us: npt.NDArray[np.float64]) -> I64:
         part -= rounded
         halves = np.flatnonzero(np.abs(part, out=part) > 0.5 - _NEARLY)
         if len(halves):
-            said = [Decimal(repr(x)) - int(x // 1) for x in us[block][halves].tolist()]
-            rounded[halves] = [int((x * 1000).to_integral_value(ROUND_HALF_EVEN)) for x in said]
+            exact = [Decimal(repr(x)) - int(x // 1) for x in us[block][halves].tolist()]
+            rounded[halves] = [int((x * 1000).to_integral_value(ROUND_HALF_EVEN)) for x in exact]
         ns[block] = whole
         ns[block] *= 1000
         ns[block] += rounded.astype(np.int64)
@@ -377,6 +377,6 @@ class _Table:
 
     def take(self) -> dict[str, npt.NDArray[Any]]:
         """The columns, which leave the table."""
-        taken = {key: column[: self._count] for key, column in self.columns.items()}
+        columns = {key: column[: self._count] for key, column in self.columns.items()}
         self.columns = {}
-        return taken
+        return columns

@@ -130,8 +130,8 @@ class Document(EventList):
     def _value_end(self, start: int, stop: int) -> int | None:
         if self._text[start : start + 1] in (b"{", b"["):
             return salvage.object_end(self._text, start, stop)
-        found = _SCALAR.match(self._text, start, stop)
-        return found.end() if found else None
+        match = _SCALAR.match(self._text, start, stop)
+        return match.end() if match else None
 
     def _resync(self) -> bool:
         """Behind an unreadable field: on to the events. False at the end of the file."""
@@ -146,10 +146,10 @@ class Document(EventList):
     def _seek(self) -> bool:
         """Moves to the next list of events or the next event. False when there is none."""
         while True:
-            found = any(key in self._text for key in _MARKS) and AHEAD.search(self._text)
-            if found:
-                near = found.end() - found.start() <= self.LOOK_AHEAD
-                self._drop(found.start() if near else found.start() + 1)
+            match = any(key in self._text for key in _MARKS) and AHEAD.search(self._text)
+            if match:
+                near = match.end() - match.start() <= self.LOOK_AHEAD
+                self._drop(match.start() if near else match.start() + 1)
                 if near:
                     return True
                 continue

@@ -68,8 +68,8 @@ class EventList(Window):
         """How many pieces are here to their ends, with what is looked at behind them: up to the first that is longer than
         any event."""
         size = len(self._text)
-        seen = bisect_left(starts, size - self.LOOK_AHEAD)
-        ends = starts[1:seen] if self._more else [*starts[1:], size]
+        whole = bisect_left(starts, size - self.LOOK_AHEAD)
+        ends = starts[1:whole] if self._more else [*starts[1:], size]
         lengths = map(sub, ends, starts)
         return next((i for i, length in enumerate(lengths) if length > self.LONGEST), len(ends))
 

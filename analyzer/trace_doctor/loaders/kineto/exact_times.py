@@ -37,10 +37,10 @@ def is_coarse(us: npt.NDArray[np.float64]) -> bool:
 def exact(ns: I64, offsets: I64, pieces: Iterable[bytes]) -> I64:
     """`ns`, rounded from floats, as the text has them. `offsets` are those of the events in the text, ascending; one
     whose text cannot be found keeps what it has."""
-    found = list(_starts(pieces))
-    if not found:
+    starts = list(_starts(pieces))
+    if not starts:
         return ns
-    places, values = (np.array(column, dtype=np.int64) for column in zip(*found, strict=True))
+    places, values = (np.array(column, dtype=np.int64) for column in zip(*starts, strict=True))
     at = np.minimum(np.searchsorted(places, offsets), len(places) - 1)
     behind = np.append(offsets[1:], np.iinfo(np.int64).max)
     own = (places[at] > offsets) & (places[at] < behind) & (np.abs(values[at] - ns) <= MOST_OFF_NS)
@@ -60,9 +60,9 @@ def _starts(pieces: Iterable[bytes]) -> Iterator[tuple[int, int]]:
                 whole, part = match.groups()
                 yield begin + match.start(), int(whole) * 1000 + _thousandths(part)
                 done = begin + match.end()
-        kept = min(len(text), 2 * _OVERLAP)
-        begin += len(text) - kept
-        text = text[len(text) - kept :]
+        overlap = min(len(text), 2 * _OVERLAP)
+        begin += len(text) - overlap
+        text = text[len(text) - overlap :]
 
 
 def _ended(pieces: Iterable[bytes]) -> Iterator[bytes]:

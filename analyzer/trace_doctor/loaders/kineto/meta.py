@@ -155,19 +155,19 @@ _RANK = re.compile(r"(?:^|[^a-z])(?:global[_-]?)?(?:rank|worker)[_\-=]?(\d{1,6})
 def rank_in_name(display: str) -> int | None:
     """The rank that a file or folder name gives (`rank_3`, `rank-34`, `worker0`); the file's own name counts first."""
     for part in reversed(display.replace("\\", "/").split("/")):
-        found = _RANK.search(part)
-        if found:
-            return int(found[1])
+        match = _RANK.search(part)
+        if match:
+            return int(match[1])
     return None
 
 
-def rank(meta: dict[str, Any], display: str, given: int, given_how: str) -> tuple[int, str]:
+def rank(meta: dict[str, Any], display: str, from_options: int, given_how: str) -> tuple[int, str]:
     """(rank, how it is known): from distributedInfo, else from the name, else 0."""
-    said = meta.get("distributedInfo", {}).get("rank")
-    if said is not None:
-        return said, "distributedInfo"
+    recorded = meta.get("distributedInfo", {}).get("rank")
+    if recorded is not None:
+        return recorded, "distributedInfo"
     if given_how:
-        return given, given_how
+        return from_options, given_how
     named = rank_in_name(display)
     if named is not None:
         return named, "file name"

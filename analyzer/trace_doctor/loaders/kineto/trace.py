@@ -179,12 +179,12 @@ def _assemble(
 def _into_order(rows: dict[str, npt.NDArray[Any]]) -> None:
     """Sorts the columns by (start, longer first, place in the file). The memory that one leaves takes the next."""
     order = _order(rows["ts"], rows["dur"], rows["offset"])
-    left: dict[int, npt.NDArray[Any]] = {}
+    remaining: dict[int, npt.NDArray[Any]] = {}
     for key, column in rows.items():
-        room = left.get(column.itemsize)
+        room = remaining.get(column.itemsize)
         target = np.empty_like(column) if room is None else room.view(column.dtype)
         rows[key] = np.take(column, order, out=target, mode="clip")  # "raise" would make a copy first
-        left[column.itemsize] = column
+        remaining[column.itemsize] = column
 
 
 def _order(ts: I64, dur: I64, offset: I64) -> I64:
@@ -242,22 +242,22 @@ def _categories(
     rows: dict[str, npt.NDArray[Any]], names: list[str], cats: list[str], threads: list[Thread], thread: I32
 ) -> npt.NDArray[np.uint8]:
     """By the text of the category; of the few that are not of one kind, by each distinct name and process."""
-    found: npt.NDArray[np.uint8] = _kinds(category(cat, "", "") for cat in cats)[rows["cat"]]
+    kinds: npt.NDArray[np.uint8] = _kinds(category(cat, "", "") for cat in cats)[rows["cat"]]
     processes = np.array([LEGACY.index(t.pid) if t.pid in LEGACY else len(LEGACY) for t in threads])
     for number, cat in enumerate(cats):
         if cat not in BY_NAME:
             continue
-        mine = np.flatnonzero(rows["cat"] == number)
-        kind = processes[thread[mine]]
+        own_rows = np.flatnonzero(rows["cat"] == number)
+        kind = processes[thread[own_rows]]
         for at, pid in enumerate((*LEGACY, "")):
-            here = mine[kind == at]
+            here = own_rows[kind == at]
             if len(here):
-                found[here] = _kinds(category(cat, name, pid) for name in names)[rows["name"][here]]
-    return found
+                kinds[here] = _kinds(category(cat, name, pid) for name in names)[rows["name"][here]]
+    return kinds
 
 
-def _kinds(found: Iterable[Cat]) -> npt.NDArray[np.uint8]:
-    return np.array([*map(int, found), 0], dtype=np.uint8)
+def _kinds(categories: Iterable[Cat]) -> npt.NDArray[np.uint8]:
+    return np.array([*map(int, categories), 0], dtype=np.uint8)
 
 
 _NUMBER = re.compile(r"-?\d+")
@@ -265,8 +265,8 @@ _NUMBER = re.compile(r"-?\d+")
 
 def _trailing_number(text: str) -> int:
     """`7`, `stream 7`, `stream 7 (compute)` -> 7; -1 when there is none that fits."""
-    found = _NUMBER.search(text)
-    value = int(found[0]) if found else -1
+    match = _NUMBER.search(text)
+    value = int(match[0]) if match else -1
     return value if -1 <= value <= np.iinfo(np.int32).max else -1
 
 
@@ -328,9 +328,9 @@ def _warn(
     counts = np.bincount(rows["cat"], minlength=len(cats)).tolist()
     unknown = {c: n for c, n in zip(cats, counts, strict=False) if c and c not in CATEGORIES and n}
     if unknown:
-        shown = ", ".join(sorted(unknown)[:3]) + (" ..." if len(unknown) > 3 else "")
+        examples = ", ".join(sorted(unknown)[:3]) + (" ..." if len(unknown) > 3 else "")
         total = _events(sum(unknown.values()), "is", "are")
-        warnings.append(f"{total} of an unknown category ({shown}) and not analysed")
+        warnings.append(f"{total} of an unknown category ({examples}) and not analysed")
 
 
 def _events(count: int, one: str, many: str) -> str:

@@ -92,8 +92,8 @@ class Window:
     def _skip(self) -> None:
         """Past white space and commas, reading on as needed; what is passed is dropped at once."""
         while True:
-            found = SPACE.match(self._text)
-            self._drop(found.end() if found else 0)
+            match = SPACE.match(self._text)
+            self._drop(match.end() if match else 0)
             if self._text or not self._grow():
                 return
 
@@ -103,7 +103,7 @@ class Window:
             return
         self._noted = at + len(piece)
         sample = before + piece if at < THOROUGH else piece[:SAMPLE]
-        seen = [marker for marker in self._watched if marker in sample]
-        if seen:
-            self.features.update(seen)
-            self._watched = [marker for marker in self._watched if marker not in seen]
+        markers = [marker for marker in self._watched if marker in sample]
+        if markers:
+            self.features.update(markers)
+            self._watched = [marker for marker in self._watched if marker not in markers]

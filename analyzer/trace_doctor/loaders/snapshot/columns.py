@@ -55,12 +55,12 @@ class _Stacks:
     def _frame(self, frame: Record) -> int:
         known = self._dicts.get(id(frame))
         if known is None:
-            made = StackFrame(
+            stack_frame = StackFrame(
                 plain_path(_name(frame.get("filename", ""))),
                 int(frame.get("line", 0)),
                 _name(frame.get("name", "")),
             )
-            known = self._dicts[id(frame)] = self.frames.setdefault(made, len(self.frames))
+            known = self._dicts[id(frame)] = self.frames.setdefault(stack_frame, len(self.frames))
         return known
 
 
@@ -118,12 +118,12 @@ class Columns:
         )
 
     def _actions(self, entries: Sequence[Record]) -> U8:
-        said = list(map(itemgetter("action"), entries))
-        unknown = sorted(set(map(_name, set(said) - _ACTIONS.keys())))
+        texts = list(map(itemgetter("action"), entries))
+        unknown = sorted(set(map(_name, set(texts) - _ACTIONS.keys())))
         if unknown:
             self.warnings.append(f"entries of unknown kind ignored: {', '.join(unknown)}"[:200])
-        known = dict.fromkeys(said, Action.OTHER) | _ACTIONS
-        return np.fromiter(map(known.__getitem__, said), np.uint8, len(said))
+        known = dict.fromkeys(texts, Action.OTHER) | _ACTIONS
+        return np.fromiter(map(known.__getitem__, texts), np.uint8, len(texts))
 
     def _annotations(self) -> tuple[Annotation, ...]:
         return tuple(
@@ -166,8 +166,8 @@ def _name(value: Any) -> str:
     return value
 
 
-def _settings(given: Record) -> dict[str, Any]:
-    return {_name(k): v for k, v in given.items() if isinstance(v, str | int | float | bool)}
+def _settings(record: Record) -> dict[str, Any]:
+    return {_name(k): v for k, v in record.items() if isinstance(v, str | int | float | bool)}
 
 
 def _each_its_own(lists: Iterable[Any]) -> None:
@@ -195,10 +195,10 @@ def _field(records: Sequence[Record], key: str, absent: int | None = None) -> I6
 
 
 def _devices(segments: Sequence[Record]) -> I16:
-    found = _field(segments, "device", 0)
-    if (np.abs(found) > np.iinfo(np.int16).max).any():
+    devices = _field(segments, "device", 0)
+    if (np.abs(devices) > np.iinfo(np.int16).max).any():
         raise ValueError("no such device")
-    return found.astype(np.int16)
+    return devices.astype(np.int16)
 
 
 def _addresses(entries: Sequence[Record]) -> I64:
@@ -212,22 +212,22 @@ def _addresses(entries: Sequence[Record]) -> I64:
 
 
 def _sizes(records: Sequence[Record], key: str) -> I64:
-    found = _field(records, key)
-    if (found < 0).any():
+    sizes = _field(records, key)
+    if (sizes < 0).any():
         raise ValueError(f"negative {key}")
-    return found
+    return sizes
 
 
 def _block_addresses(segments: Sequence[Record]) -> I64:
     """Addresses of blocks: recorded, or summed up from the segment's start (torch 2.0 and before)."""
-    found: list[int] = []
+    addresses: list[int] = []
     for segment in segments:
         at = int(segment["address"])
         for block in segment["blocks"]:
             at = int(block.get("address", at))
-            found.append(at)
+            addresses.append(at)
             at += int(block["size"])
-    return np.array(found, dtype=np.int64)
+    return np.array(addresses, dtype=np.int64)
 
 
 def _requested(block: Record) -> int:

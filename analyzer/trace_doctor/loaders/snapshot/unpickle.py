@@ -205,5 +205,5 @@ def _no_gc() -> Iterator[None]:
 
 def _line(what: object) -> str:
     """One short printable line."""
-    said = " ".join(str(what)[:1000].split())
-    return "".join(c if c.isprintable() else "?" for c in said)[:120] or type(what).__name__
+    text = " ".join(str(what)[:1000].split())
+    return "".join(c if c.isprintable() else "?" for c in text)[:120] or type(what).__name__

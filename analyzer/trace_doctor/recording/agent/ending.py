@@ -61,13 +61,13 @@ def watch_termination(finish: Finish) -> None:
     signal.signal(signal.SIGTERM, handler)
 
 
-def leave_within(seconds: float, said: Callable[[], None]) -> Callable[[], None]:
+def leave_within(seconds: float, report: Callable[[], None]) -> Callable[[], None]:
     """A script that was asked to stop and is still there after so many seconds is ended without asking.
 
     Gives what calls that off."""
 
     def end() -> None:
-        said()
+        report()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)

@@ -88,9 +88,9 @@ class Losses:
 
     def take(self) -> tuple[list[Any], int]:
         """The losses (tensors of one element) and the number of backward passes since the last call."""
-        taken = self._losses, self._count
+        losses_and_count = self._losses, self._count
         self._losses, self._count = [], 0
-        return taken
+        return losses_and_count
 
 
 def total(losses: list[Any]) -> float | None:

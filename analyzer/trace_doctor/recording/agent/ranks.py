@@ -82,10 +82,10 @@ class Follower:
 
     def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None:
         try:
-            found = os.stat(self._path)
-            if (found.st_ino, found.st_mtime_ns) != self._stamp:
+            stat = os.stat(self._path)
+            if (stat.st_ino, stat.st_mtime_ns) != self._stamp:
                 self._schedule = Schedule.from_json(self._path.read_text(encoding="utf-8"))
-                self._stamp = (found.st_ino, found.st_mtime_ns)
+                self._stamp = (stat.st_ino, stat.st_mtime_ns)
                 self.late = self.late or self._schedule.begin <= step
         except (OSError, ValueError, KeyError, TypeError):
             pass  # not there yet

@@ -29,15 +29,15 @@ class Borders:
 
 
 def borders(trace: Path) -> Borders:
-    found: set[float] = set()
+    times: set[float] = set()
     launches: dict[str, float] = {}
     for block in _blocks(trace):
         category, begin = _category(block), _field(block, "ts")
         if begin is not None and category in _LAUNCHES:
             launches[_correlation(block)] = begin
         elif begin is not None and category == "user_annotation" and '"name": "ProfilerStep#' in block:
-            found.add(begin + (_field(block, "dur") or 0.0))
-    return Borders(sorted(found), launches)
+            times.add(begin + (_field(block, "dur") or 0.0))
+    return Borders(sorted(times), launches)
 
 
 def until(trace: Path, steps: int, of: Borders) -> Iterator[str]:
@@ -78,16 +78,16 @@ def _blocks(trace: Path) -> Iterator[str]:
 
 
 def _category(block: str) -> str:
-    found = _CATEGORY.search(block)
-    return found[1] if found else ""
+    match = _CATEGORY.search(block)
+    return match[1] if match else ""
 
 
 def _correlation(block: str) -> str:
-    found = _CORRELATION.search(block)
-    return found[1] if found else ""
+    match = _CORRELATION.search(block)
+    return match[1] if match else ""
 
 
 def _field(block: str, name: str) -> float | None:
     at = block.find(f'"{name}": ')
-    found = _NUMBER.match(block, at + len(name) + 4) if at >= 0 else None
-    return float(found[0]) if found else None
+    match = _NUMBER.match(block, at + len(name) + 4) if at >= 0 else None
+    return float(match[0]) if match else None

@@ -270,13 +270,13 @@ _LIBRARIES = (
 def whose_loop() -> str:
     """Who steps the optimizer, by the modules of the callers."""
     frame = sys._getframe(1)
-    found = "optimizer"
+    owner = "optimizer"
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         for prefix, library in _LIBRARIES:
             if name.startswith(prefix):
                 if library != "accelerate":
                     return library
-                found = library
+                owner = library
         frame = frame.f_back  # type: ignore[assignment]
-    return found
+    return owner
