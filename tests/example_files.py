@@ -51,6 +51,24 @@ def two_traces(path: Path) -> None:
     path.write_bytes(path.read_bytes() + content)
 
 
+def zeroed(field: str) -> Make:
+    """A healthy trace in which a field of all events is 0."""
+
+    def make(path: Path) -> None:
+        trace = json.loads(steps(9_000.0).json())
+        for event in trace["traceEvents"]:
+            event[field] = 0
+        path.write_text(json.dumps(trace), encoding="utf-8")
+
+    return make
+
+
+def few_events(path: Path) -> None:
+    trace = json.loads(steps(9_000.0, rank=1, world=2).json())
+    trace["traceEvents"] = trace["traceEvents"][:5]
+    path.write_text(json.dumps(trace), encoding="utf-8")
+
+
 def fed(path: Path) -> None:
     steps(9_000.0, 5.0).write(path)
 
@@ -214,6 +232,8 @@ EXAMPLES: dict[str, Make] = {
     "fault/": recording,
     "empty.json": data(b""),
     "nuls.json": data(bytes(4096)),
+    "no-time.json": zeroed("ts"),
+    "no-durations.json": zeroed("dur"),
     "events0.json": text('{"schemaVersion": 1, "traceEvents": []}'),
     "notes.txt": text("batch size 32\n"),
     "config.json": text('{"hidden_size": 768}'),
@@ -223,6 +243,7 @@ EXAMPLES: dict[str, Make] = {
     "with-others/": with_others,
     "pointer/": beside_rank_0("snapshot.pickle", b"version https://git-lfs.github.com/spec/v1\nsize 12345\n"),
     "rank1-backup/": beside_rank_0("rank1.pt.trace.json~", starved),
+    "rank1-few/": beside_rank_0("rank1.pt.trace.json", few_events),
     "rank1-empty/": beside_rank_0("rank1.pt.trace.json", b""),
     "rank1-nuls/": beside_rank_0("rank1.pt.trace.json", bytes(4096)),
     "rank1-text/": beside_rank_0("rank1.pt.trace.json", b"killed\n"),

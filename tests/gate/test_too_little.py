@@ -37,6 +37,19 @@ def test_a_selection_that_leaves_no_rule(logs: Path, run: Run) -> None:
 
 HEAD = '{"schemaVersion": 1, "deviceProperties": [], "traceEvents": ['
 OP = '{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 1}'
+
+
+def step(at: int, length: int) -> str:
+    mark = OP.replace("cpu_op", "user_annotation").replace('"a"', '"ProfilerStep#1"')
+    return mark.replace('"ts": 1', f'"ts": {at}').replace('"dur": 1', f'"dur": {length}')
+
+
+def operators(count: int, dur: int = 1) -> list[str]:
+    return [
+        OP.replace('"ts": 1', f'"ts": {2 * n}').replace('"dur": 1', f'"dur": {dur}') for n in range(count)
+    ]
+
+
 TOO_LITTLE = {
     "no event": "",
     "metadata": '{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}',
@@ -44,11 +57,11 @@ TOO_LITTLE = {
     "an operator without a duration": OP.replace('"dur": 1', '"dur": 0'),
     "Python frames": OP.replace("cpu_op", "python_function"),
     "an annotation": OP.replace("cpu_op", "user_annotation"),
-    "steps with nothing in them": ",".join(
-        OP.replace("cpu_op", "user_annotation").replace('"a"', f'"ProfilerStep#{n}"').replace('"ts": 1', f'"ts": {n}')
-        for n in range(1, 6)
-    ),
-}  # fmt: skip
+    "steps with nothing in them": ",".join(step(n, 1).replace("#1", f"#{n}") for n in range(1, 6)),
+    "a step with the first operators of a file": ",".join([step(0, 100), *operators(9)]),
+    "operators that all begin at once": ",".join([step(0, 100), *(OP for _ in range(20))]),
+    "operators that take no time": ",".join([step(0, 100), *operators(20, dur=0)]),
+}
 
 
 @pytest.mark.parametrize("what", sorted(TOO_LITTLE))
@@ -57,6 +70,8 @@ def test_a_trace_with_too_little_to_be_judged(logs: Path, run: Run, what: str) -
     done = run("check", "logs", "-o", "json")
     assert done.code == 3, done.result.gate.verdict
     assert "rank1.json holds too little to be judged" in done.result.gate.verdict
+    assert "rank1.json holds too little to be judged" in run("analyze", "logs").out
+    assert run("check", "logs", "--select", "TD201").code == 3, "whatever rules are asked"
     assert run("check", "logs", "--allow-partial").code == 0, "the other one was judged"
     (logs / "rank0.pt.trace.json").unlink()
     assert run("check", "logs").code == run("check", "logs", "--allow-partial").code == 3
@@ -64,6 +79,20 @@ def test_a_trace_with_too_little_to_be_judged(logs: Path, run: Run, what: str) -
         "a note that is still there beats what cannot be told"
     )
     assert run("diff", "logs", "logs").code == 3
+
+
+def test_a_file_that_ends_before_its_first_step_does(logs: Path, run: Run) -> None:
+    """Its rule is not asked: what is left of the file decides nothing all the same."""
+    trace = json.loads((logs / "rank0.pt.trace.json").read_text())
+    events = trace["traceEvents"]
+    of_step = [json.dumps(e) for e in events if e["ts"] < events[0]["ts"] + events[0]["dur"]]
+    cut = [*of_step, json.dumps(events[0])]
+    (logs / "rank1.json").write_text(HEAD + ",".join(cut)[:-9])
+    done = run("check", "logs", "--select", "TD201", "-o", "json")
+    assert (done.code, "before its first step" in done.result.gate.verdict) == (3, True)
+    behind = [json.dumps(e) for e in events if e["ts"] < events[0]["ts"] + 2 * events[0]["dur"]]
+    (logs / "rank1.json").write_text(HEAD + ",".join([*behind, cut[-1]])[:-9])
+    assert run("check", "logs", "--select", "TD201").code == 0, "a step of it is whole"
 
 
 def test_two_traces_in_one_file_have_no_step_time(logs: Path, run: Run) -> None:

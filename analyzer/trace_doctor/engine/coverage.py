@@ -12,12 +12,13 @@ from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.memory.ledger import MemoryLedger
 from trace_doctor.evidence.rank_summary import RankSummary
-from trace_doctor.evidence.trace.steps import Steps
+from trace_doctor.evidence.trace.steps import Steps, before_the_cut
 from trace_doctor.model import Ignored, Ranks
 from trace_doctor.run import GPU_CATS, Cat
 
 LEAST_EVENTS = 10
-"""operators, runtime calls and GPU events of a trace without steps: fewer are the rest of a file, not a piece of training"""
+"""operators, runtime calls and GPU events in the window: fewer are the rest of a file, not a piece of training, however many
+steps are marked over them"""
 _MOST_NAMED, _MOST_RANKS = 8, 10**6
 _WORK = (Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER, *GPU_CATS)
 
@@ -149,9 +150,16 @@ def _shortage(facts: Facts) -> str:
     if steps.doubt:
         return f"its steps cannot be told apart: {steps.doubt}"
     start, end = steps.window
-    work = int(np.count_nonzero(run.is_cat(*_WORK) & (run.ts < end) & (run.end > start)))
-    if not work:
+    work = np.flatnonzero(run.is_cat(*_WORK) & (run.ts < end) & (np.maximum(run.end, run.ts + 1) > start))
+    if not len(work):
         return "no operator and no GPU work in the analysed window"
-    if steps.source == "none" and work < LEAST_EVENTS:
-        return f"no step and only {work} operator{'s' if work > 1 else ''} or GPU events"
+    if len(work) < LEAST_EVENTS:
+        step = "no step and " if steps.source == "none" else ""
+        return f"{step}only {len(work)} operator{'s' if len(work) > 1 else ''} or GPU events"
+    if not run.dur[work].any():
+        return "no operator and no GPU work in it takes any time"
+    if run.ts[work].min() == run.ts[work].max():
+        return "all operators and GPU work begin at the same moment"
+    if run.damage.truncated and steps.steps and not before_the_cut(run, steps.steps):
+        return "the file ends before its first step does"
     return ""

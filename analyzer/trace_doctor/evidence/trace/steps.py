@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, Self
 
@@ -131,7 +131,7 @@ class Steps(Evidence, frozen=True):
         if source == "profiler_step":
             steps = _without_remainder(run, steps, facts[Launches])
         if run.damage.truncated:
-            steps = _before_the_cut(run, steps)
+            steps = before_the_cut(run, steps) or steps
         spans = np.array([(s.start, s.end) for s in steps], dtype=np.int64).reshape(-1, 2)
         pace = _pace(run, facts[Launches], spans)
         warm, reason = leading_warmup(facts, spans, pace)
@@ -284,12 +284,11 @@ def _without_remainder(run: Run, steps: list[Step], launches: Launches) -> list[
     return [*steps[:-2], replace(last, end=end)]
 
 
-def _before_the_cut(run: Run, steps: list[Step]) -> list[Step]:
+def before_the_cut(run: Run, steps: Sequence[Step]) -> list[Step]:
     """Of a file that ends early the steps before the one in which its operators and calls end: what that one and later ones
     lack is lost, and no idle time. Marks may reach further, for they are written by kind."""
     work = run.ts[run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER)]
-    whole = [step for step in steps if len(work) and step.end <= work[-1]]
-    return whole or steps
+    return [step for step in steps if len(work) and step.end <= work[-1]]
 
 
 def _span(step: Step) -> Span:
