@@ -2,10 +2,11 @@
 
     python -m pip install coverage
     python bench/mutants.py --count 300 --seed 1 --output bench/mutants.md
+    python bench/mutants.py --count 50 rules/trace_doctor_rules/host     # of these files and folders alone
 
 A mutant is one change of one place: a comparison that includes or excludes its border or is turned round, a part of a
 condition that is left out, a condition that is negated, a guard (`if …: continue`, `return` or `raise`) that is gone, a
-number that is another. Places are drawn at random from the packages named in AREAS, the same for the same seed and tree.
+number that is another. Places are drawn at random from the packages named in AREAS, the same for the same seed, tree and paths.
 For each, the tests of its area that run through its line are run, the quickest first; it is killed when one fails. Tests
 that compare whole stored outputs are in no area. Nothing is changed in the tree itself: mutants live in copies of it.
 """
@@ -126,11 +127,15 @@ def _deciding(tree: ast.Module) -> Iterator[ast.AST]:
             yield from (n for n in ast.walk(top) if id(n) not in skipped and id(n) not in nested)
 
 
-def drawn(count: int, seed: int) -> list[Mutant]:
-    """So many mutants, spread over the areas as their places are; one for a place."""
-    files = sorted(
-        path.relative_to(ROOT).as_posix() for area in AREAS for path in (ROOT / area).rglob("*.py")
-    )
+def chosen_files(paths: Sequence[str]) -> list[str]:
+    """The files of AREAS, or those of them that `paths` (files and folders, from the root) hold."""
+    files = (path.relative_to(ROOT).as_posix() for area in AREAS for path in (ROOT / area).rglob("*.py"))
+    wanted = [path.rstrip("/") for path in paths]
+    return sorted(f for f in files if not wanted or any(f == w or f.startswith(f"{w}/") for w in wanted))
+
+
+def drawn(count: int, seed: int, files: Sequence[str]) -> list[Mutant]:
+    """So many mutants, spread over the files as their places are; one for a place."""
     every = [m for file in files for m in mutants_of(file)]
     random.Random(seed).shuffle(every)
     chosen: dict[tuple[str, int], Mutant] = {}
@@ -164,8 +169,8 @@ def _environment(tree: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": ":".join(filter(None, path)), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def covering(tree: Path) -> dict[tuple[str, int], list[str]]:
-    """(file, line) -> the tests that run through it, of all areas, the quickest first."""
+def covering(tree: Path, tests: Sequence[str]) -> dict[tuple[str, int], list[str]]:
+    """(file, line) -> those of the tests (files and folders) that run through it, the quickest first."""
     settings = tree / "coverage.ini"
     settings.write_text(
         "[run]\ndynamic_context = test_function\ndata_file = coverage.db\nsource =\n    analyzer/trace_doctor\n    rules/trace_doctor_rules\n"
@@ -184,7 +189,6 @@ def covering(tree: Path) -> dict[tuple[str, int], list[str]]:
         "    c and c.switch_context('')\n"
     )
     settings.write_text(settings.read_text().replace("dynamic_context = test_function\n", ""))
-    tests = sorted({test for tests in AREAS.values() for test in tests})
     command = [
         "-m",
         "coverage",
@@ -273,20 +277,24 @@ def report(fates: Sequence[Fate], seed: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("paths", nargs="*", help="files or folders of the areas, from the root; all without")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=120, help="seconds after which tests count as failed")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    mutants = drawn(given.count, given.seed)
+    files = chosen_files(given.paths)
+    if not files:
+        parser.error(f"no file of {', '.join(AREAS)} is in: {' '.join(given.paths)}")
+    mutants = drawn(given.count, given.seed, files)
     with tempfile.TemporaryDirectory() as folder:
         trees: SimpleQueue[Path] = SimpleQueue()
         for n in range(given.jobs):
             trees.put(copied(Path(folder) / str(n)))
         first = trees.get()
         started = time.monotonic()
-        through = covering(first)
+        through = covering(first, sorted({test for file in files for test in area_of(file)}))
         print(
             f"coverage: {len(through)} lines in {time.monotonic() - started:.0f} s",
             file=sys.stderr,
