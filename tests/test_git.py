@@ -72,6 +72,71 @@ def test_what_differs_is_counted(job: Path) -> None:
     assert "not committed" in (state(job, "other.py") or "")
 
 
+@pytest.mark.parametrize("believed", ["default", "core.useReplaceRefs"])
+@pytest.mark.parametrize("kind", ["commit", "tree", "blob"])
+def test_an_object_that_replaces_another_is_not_taken_for_it(job: Path, kind: str, believed: str) -> None:
+    """`git status` says clean, and a checkout of HEAD by anybody else has not what is in the work tree."""
+    old = {"commit": "HEAD", "tree": "HEAD^{tree}", "blob": "HEAD:train.py"}[kind]
+    old = git(job, "rev-parse", old).strip()
+    (job / "train.py").write_text("a = 2\n")
+    new = git(job, "hash-object", "-w", "train.py").strip()
+    if kind != "blob":
+        git(job, "add", "train.py")
+        new = git(job, "write-tree").strip()
+    if kind == "commit":
+        new = git(job, "commit-tree", new, "-m", "other").strip()
+    git(job, "replace", old, new)
+    if believed != "default":
+        git(job, "config", believed, "true")
+    assert kind == "blob" or git(job, "status", "--porcelain") == ""
+    assert "uncommitted changes (1 file)" in (state(job) or "")
+
+
+def test_a_work_tree_elsewhere_is_not_asked_for_this_one(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    shutil.copy(job / "train.py", tmp_path / "other")
+    committed(tmp_path / "other")
+    shutil.move(job / ".git", tmp_path / "unused")
+    shutil.copytree(tmp_path / "other" / ".git", job / ".git")
+    git(job, "config", "core.worktree", str(tmp_path / "other"))
+    (job / "train.py").write_text("a = 2\n")
+    assert git(job, "status", "--porcelain") == ""
+    assert "cannot be read" in (uncommitted(job, []) or "")
+    assert worktree.top(job) is None
+
+
+def test_a_commit_of_a_submodule_that_is_staged_is_a_change(job: Path, tmp_path: Path) -> None:
+    (job / ".gitmodules").write_text('[submodule "sub"]\n\tpath = sub\n\turl = ../sub\n\tignore = all\n')
+    (job / "sub").mkdir()
+    (job / "sub" / "x.py").write_text("x = 1\n")
+    committed(job / "sub")
+    git(job, "add", "-A", "-f")
+    git(job, "commit", "-q", "-m", "with a submodule")
+    assert state(job) is None
+    git(job / "sub", "commit", "-q", "--allow-empty", "-m", "second")
+    git(job, "add", "-f", "sub")
+    assert "uncommitted changes (1 file)" in (state(job) or "")
+
+
+def test_variables_of_another_repository_are_not_obeyed(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook has them; those of the repository that the folder lies in would have us look at its half-made index."""
+    (tmp_path / "other").mkdir()
+    shutil.copy(job / "train.py", tmp_path / "other")
+    other = committed(tmp_path / "other") / ".git"
+    (job / "train.py").write_text("a = 2\n")
+    for name, value in {
+        "GIT_DIR": other, "GIT_WORK_TREE": other.parent, "GIT_INDEX_FILE": other / "index",
+        "GIT_OBJECT_DIRECTORY": other / "objects", "GIT_ALTERNATE_OBJECT_DIRECTORIES": other / "objects",
+        "GIT_CEILING_DIRECTORIES": tmp_path, "GIT_CONFIG_PARAMETERS": "'core.useReplaceRefs=true'",
+        "GIT_REPLACE_REF_BASE": "refs/others/",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, str(value))
+    assert "uncommitted changes (1 file)" in (state(job) or "")
+    assert top(job) == job.resolve()
+
+
 def test_a_sparse_checkout_is_clean(job: Path) -> None:
     git(job, "update-index", "--skip-worktree", "pkg/model.py")
     (job / "pkg" / "model.py").unlink()

@@ -22,10 +22,12 @@ from typing import BinaryIO
 _SETTINGS = (
     "core.fsmonitor=false", f"core.hooksPath={os.devnull}", "core.pager=cat", "core.untrackedCache=false",
     "submodule.recurse=false", "protocol.allow=never", "credential.helper=", "core.quotePath=false",
+    "core.useReplaceRefs=false",  # a repository that sets it is not turned back by GIT_NO_REPLACE_OBJECTS
 )  # fmt: skip
 _ENVIRONMENT = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_NO_LAZY_FETCH": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
 }
@@ -107,8 +109,12 @@ def _program() -> str | None:
 
 
 def top(folder: Path) -> Path:
-    """The top of the work tree that a folder lies in. Raises GitFailed outside of any."""
-    return Path(os.fsdecode(git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n")))
+    """The top of the work tree that a folder lies in. Raises GitFailed outside of any, also where the repository around
+    the folder says that its work tree is elsewhere (`core.worktree`)."""
+    found = Path(os.fsdecode(git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n")))
+    if not folder.resolve().is_relative_to(found.resolve()):
+        raise GitFailed(f"the work tree of the repository around {folder} is {found}")
+    return found
 
 
 def uncommitted(folder: Path, files: Sequence[Path]) -> str | None:
@@ -182,7 +188,10 @@ def _staged(root: Path) -> int:
         raise
     except GitFailed:
         return 1  # nothing is committed yet
-    raw = git(root, "diff-index", "--cached", "--raw", "-z", "--no-renames", "--no-ext-diff", "HEAD")
+    raw = git(
+        root, "diff-index", "--cached", "--raw", "-z", "--no-renames", "--no-ext-diff",
+        "--ignore-submodules=none", "HEAD",
+    )  # fmt: skip
     return raw.count(b"\0") // 2
 
 
