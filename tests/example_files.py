@@ -138,6 +138,12 @@ def negative(result: dict[str, Any]) -> None:
     result["summary"]["step_us"] = -1.0
 
 
+def new_codemod(result: dict[str, Any]) -> None:
+    for finding in result["findings"]:
+        for fix in finding["fixes"]:
+            fix["codemod"] = "not-yet"
+
+
 def newer(result: dict[str, Any]) -> None:
     result["schema_version"] = 999
 
@@ -259,6 +265,7 @@ EXAMPLES: dict[str, Make] = {
     "two-of-2/": ranks(2, 2),
     "result.json": saved(),
     "result-with-code.json": saved(with_code),
+    "result-new-codemod.json": saved(new_codemod),
     "result-newer.json": saved(newer),
     "result-negative.json": saved(negative),
     "result-cut.json": text('{"schema_version": 1, "findings": [{'),

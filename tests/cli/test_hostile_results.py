@@ -144,6 +144,19 @@ def test_apply_makes_only_what_the_codemod_finds_safe(job: Path, fix: Fix) -> No
     assert "bit by bit" not in done.stderr
 
 
+@pytest.mark.parametrize("apply", [[], ["--apply", "--unsafe-fixes", "--allow-dirty"]], ids=["diff", "apply"])
+def test_a_codemod_of_a_newer_version_is_named_and_its_fix_shown(job: Path, apply: list[str]) -> None:
+    """The other fixes of the result are made all the same."""
+    (job / "r.json").write_bytes(
+        result(patch("not-yet", {"a": 1}, text="paste"), patch("zero-grad")).to_json()
+    )
+    done = run("fix", "r.json", "--source", "source", *apply, cwd=job)
+    assert done.returncode == 0, done.stderr
+    assert "[unresolved]: this version has no codemod named not-yet\n    paste\n" in done.stderr
+    assert unchanged(job) is not bool(apply)
+    assert ("zero_grad(" in done.stdout) is not bool(apply)
+
+
 def test_a_line_that_only_the_result_names_makes_no_safe_edit(job: Path) -> None:
     """Of a loss the script tells that nothing needs its graph; of anything else the capture would have to."""
     text = "for x in data:\n    seen = model(x)\n    kept.append(seen)\n    loss = f(x)\n    loss.backward()\n    total += loss\n"
