@@ -62,6 +62,7 @@ class Limit:
 
     @property
     def compares(self) -> bool:
+        """Whether it is held against the baseline, and not against a figure of its own."""
         return self.relative is not None or self.absolute is not None
 
 

@@ -50,6 +50,7 @@ class Capture:
 
     @property
     def path(self) -> str:
+        """The file as it was named: the trace, else the snapshot; empty for neither."""
         if self.run is not None:
             return self.run.path
         return self.snapshot.path if self.snapshot is not None else ""

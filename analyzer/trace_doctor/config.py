@@ -88,6 +88,7 @@ class Settings:
         return choose(self.select, self.ignore, self.extend_select, preview=self.preview)
 
     def threshold_overrides(self, rule: type[Rule]) -> dict[str, Any]:
+        """The thresholds set for a rule, by name; what is set by its code wins over its name."""
         return {**self.rules.get(rule.name, {}), **self.rules.get(rule.code, {})}
 
 

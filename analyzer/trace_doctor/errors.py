@@ -63,6 +63,7 @@ def no_command_at_start(text: str) -> str:
 
 
 def one_line(text: str) -> str:
+    """Text of any kind as one line that may be printed."""
     return printable(" ".join(text.split()))
 
 

@@ -114,6 +114,7 @@ class Context:
 
     @property
     def rank(self) -> int:
+        """The rank whose capture, or whose summary, is looked at."""
         return self._view.rank
 
 

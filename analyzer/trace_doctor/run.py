@@ -144,6 +144,7 @@ class Run:
 
     @cached_property
     def end(self) -> I64:
+        """End of each event, ns."""
         return self.ts + self.dur
 
     def is_cat(self, *cats: Cat) -> Bool:

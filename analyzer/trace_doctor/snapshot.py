@@ -53,6 +53,7 @@ class StackFrame(NamedTuple):
 
     @property
     def is_python(self) -> bool:
+        """Whether it is a frame of Python, by its file."""
         return self.filename.endswith((".py", ".pyx", ".ipynb")) or self.filename.startswith(
             ("<", "/tmp/ipykernel")
         )
@@ -131,6 +132,7 @@ class Snapshot:
 
     @cached_property
     def has_clock(self) -> bool:
+        """Whether every entry of the history has a time."""
         return bool(len(self.time_us)) and bool((self.time_us >= 0).all())
 
     @property

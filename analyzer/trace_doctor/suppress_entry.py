@@ -54,6 +54,7 @@ class SuppressEntry:
         return cls(key, match[1], parts, dotted(function or ""))
 
     def covers(self, finding: Finding) -> bool:
+        """Whether the entry speaks of this finding: by rule, file and function."""
         at = finding.location
         return (
             means(self.selector, finding.code, finding.name)
@@ -69,10 +70,12 @@ def check_selector(selector: str, where: str) -> None:
 
 
 def means(selector: str, code: str, name: str) -> bool:
+    """Whether a selector (a code, the beginning of one, or a name) means this rule."""
     return selector == name or code.startswith(selector.upper())
 
 
 def dotted(function: str) -> tuple[str, ...]:
+    """The parts of a function's name without `<locals>`."""
     return tuple(p for p in function.strip().split(".") if p and p != _LOCALS)
 
 

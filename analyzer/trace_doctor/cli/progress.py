@@ -61,9 +61,11 @@ class Bar(Progress):
         self._draw()
 
     def expect(self, count: int) -> None:
+        """Begins to count: so many bytes will be read."""
         self._total, self._done, self._reading_since = count, 0, time.monotonic()
 
     def read(self, count: int) -> None:
+        """So many more bytes have been read."""
         self._done += count
         self._draw()
 

@@ -38,6 +38,7 @@ class ByteStream:
 
     @property
     def problem(self) -> str:
+        """What is wrong with the compressed data, empty where nothing is (yet)."""
         return self.gunzip.problem if self.gunzip else ""
 
     def pieces(self) -> Iterator[bytes]:

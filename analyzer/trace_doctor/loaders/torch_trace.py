@@ -66,6 +66,7 @@ class LoggedBreak:
 
     @property
     def site(self) -> LogFrame | None:
+        """The innermost frame of the break; None where the log has no stack."""
         return self.stack[-1] if self.stack else None
 
 

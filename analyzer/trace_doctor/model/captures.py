@@ -91,6 +91,7 @@ class Ignored(Struct, frozen=True, kw_only=True):
 
     @property
     def why_unread(self) -> str:
+        """One clause: which file was not read, and why."""
         return f"{self.path} was not read: {self.reason}"
 
 

@@ -113,4 +113,5 @@ class Comparison(Document, frozen=True, kw_only=True):
     """the same where --allow-partial lets it pass"""
 
     def count(self, *fates: Fate) -> int:
+        """How many findings of BEFORE came to one of these fates."""
         return sum(f.fate in fates for f in self.findings)

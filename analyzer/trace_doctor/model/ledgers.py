@@ -23,6 +23,7 @@ class IdleNs(Struct, frozen=True, kw_only=True):
     unattributed: int = 0
 
     def total(self) -> int:
+        """Idle time of all causes, ns."""
         return sum(msgspec.structs.astuple(self))
 
 

@@ -27,6 +27,7 @@ Dimension = Annotated[int, Meta(ge=0, le=63)]
 
 
 def is_true(flag: Flag) -> bool:
+    """Whether a flag is on, also as the text that earlier versions wrote."""
     return flag in (True, "True")
 
 

@@ -140,4 +140,5 @@ class Treatment(Document, frozen=True, kw_only=True):
     interrupted: bool = False
 
     def of(self, fate: Fate) -> list[Attempt]:
+        """The attempts that came to this fate."""
         return [a for a in self.attempts if a.fate == fate]

@@ -78,6 +78,7 @@ class RankRecord:
     """share of the time that its main thread could have run and did not, because others did; None: not known"""
 
     def phase(self, name: str) -> RecordedPhase | None:
+        """The phase of this name; None where the rank did not come to it."""
         return next((p for p in self.phases if p.name == name), None)
 
     @property

@@ -24,6 +24,7 @@ _MOST_ODD = 1
 
 
 def words(text: str) -> frozenset[str]:
+    """The words of a text, as a set."""
     return frozenset(text.split())
 
 

@@ -59,6 +59,7 @@ class Schedule:
         return Schedule(spans, min(self.begin, end))
 
     def to_json(self) -> str:
+        """For the other ranks, read by `from_json`."""
         return json.dumps({"begin": self.begin, "spans": [[s.phase, s.first, s.last] for s in self.spans]})
 
     @classmethod
@@ -103,6 +104,7 @@ class WarmUp:
 
     @property
     def over(self) -> bool:
+        """Whether steps take as long as they will, or there were as many as may be waited for."""
         return self.settled or self.steps >= self.most
 
     @property

@@ -143,6 +143,7 @@ def deaf(command: Sequence[str]) -> str | None:
 
 
 def signal_name(number: int) -> str:
+    """`SIGKILL` of 9; `signal 99` of a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -26,6 +26,7 @@ VERDICTS = {
 
 
 def header(terminal: Terminal, comparison: Comparison) -> None:
+    """Two lines: what was compared, and how many findings came to which fate."""
     for label, side, time in (
         ("before", comparison.before, comparison.step_time.before),
         ("after", comparison.after, comparison.step_time.after),
@@ -72,10 +73,12 @@ def _cost(saving: Saving | None) -> str:
 
 
 def signed(value: float, words: Callable[[float], str]) -> str:
+    """A change in words, with its sign in front."""
     return f"{'-' if value < 0 else '+'}{words(abs(value))}"
 
 
 def appeared(terminal: Terminal, new: Appeared) -> None:
+    """A finding that BEFORE did not have."""
     word = "new" if new.checked_before else "unseen before"
     first = f"{SYMBOL[new.severity]} {word}"
     _head(terminal, first, new.id, new.name, where_briefly(new.location), new.severity)
@@ -85,6 +88,7 @@ def appeared(terminal: Terminal, new: Appeared) -> None:
 
 
 def step_time(terminal: Terminal, change: StepChange) -> None:
+    """The median step on both sides, and what counts as noise; or why it was not captured."""
     if change.before is None or change.after is None or change.change_us is None:
         terminal.put(f"not captured: {change.how}", indent=INDENT, first="step time")
         return
@@ -111,6 +115,7 @@ def _steps(time: StepTime) -> str:
 
 
 def memory(terminal: Terminal, comparison: Comparison) -> None:
+    """Peaks on both sides; "not captured" for a side without."""
     peaks = comparison.memory
     for label, a, b in (
         ("peak memory", peaks.allocated_before, peaks.allocated_after),

@@ -20,6 +20,7 @@ _KIND = {"critical": "error", "warning": "warning", "info": "notice"}
 
 
 def render(result: Result, options: Options) -> str:
+    """Workflow commands that GitHub shows as annotations, at most MOST of a kind."""
     lines: list[tuple[str, str]] = []
     gate = result.gate
     if gate is not None and gate.code:

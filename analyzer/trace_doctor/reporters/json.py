@@ -7,4 +7,5 @@ from trace_doctor.reporters import Options
 
 
 def render(result: Result, options: Options) -> str:
+    """The result as JSON, by `result.schema.json`."""
     return result.to_json().decode()

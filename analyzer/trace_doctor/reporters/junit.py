@@ -21,6 +21,7 @@ _NO_XML = str.maketrans({"\ufffe": "\\ufffe", "\uffff": "\\uffff"})
 
 
 def render(result: Result, options: Options) -> str:
+    """JUnit XML: each rule a case, each budget a case of its own."""
     paths = [i.path for i in result.inputs]
     name = paths[0] if len(paths) == 1 else plural(len(paths), "capture")
     fails = failing(result)

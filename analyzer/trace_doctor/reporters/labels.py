@@ -135,6 +135,7 @@ class Names:
         }
 
     def capture(self, row: OnDevice) -> str:
+        """How a row's capture is called; empty where there is one only."""
         return self.of(row.input) or (f"rank {row.rank}" if self.several else "")
 
     def of(self, number: int) -> str:

@@ -43,6 +43,7 @@ _MARKUP = re.compile(
 
 
 def render(result: Result, options: Options) -> str:
+    """Markdown of at most MOST_BYTES: the summary whole, details while there is room."""
     head = [*_verdict(result), *_budgets(result), *_overview(result)]
     tail = [*_not_checked(result, options), *_notes(result)]
     room = MOST_BYTES - _bytes([*head, *tail])
@@ -206,6 +207,7 @@ def md(text: str) -> str:
 
 
 def code(text: str) -> str:
+    """Text in a code span, inert in Markdown and HTML."""
     return f"<code>{md(text)}</code>"
 
 

@@ -31,6 +31,7 @@ def visible(text: str, *, block: bool = False) -> str:
 
 
 def render(result: Result, options: Options) -> str:
+    """SARIF 2.1.0; suppressed findings are in it as suppressed."""
     findings = [*result.findings, *(s.finding for s in result.suppressed)]
     rules = {f.code: f for f in reversed(findings)}
     codes = {code: n for n, code in enumerate(sorted(rules))}

@@ -46,9 +46,11 @@ class Terminal:
         return text
 
     def style(self, text: str, style: str) -> str:
+        """The text in a style, where there is colour."""
         return f"\x1b[{_SGR[style]}m{text}\x1b[0m" if self.color and style and text else text
 
     def blank(self) -> None:
+        """An empty line, where there is none yet."""
         if self.lines and self.lines[-1]:
             self.lines.append("")
 
@@ -90,6 +92,7 @@ class Terminal:
             self.lines.append(line.rstrip())
 
     def text(self) -> str:
+        """All lines, none of which begins with a command of a CI server."""
         # foreign text may be wrapped so that a command begins a line
         return "\n".join(no_command_at_start(line) for line in self.lines).rstrip("\n") + "\n"
 

@@ -69,6 +69,7 @@ _BUSY_NS: dict[str, Callable[[TimeLedgerRow], int]] = {
 
 
 def render(result: Result, options: Options) -> str:
+    """The diagnosis in lines of at most `options.width` columns."""
     terminal = Terminal(options.width, color=options.color, ascii=options.ascii)
     more = "in the report" if options.report else "with --output html=PATH"
     _header(terminal, result, more)

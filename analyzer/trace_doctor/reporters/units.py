@@ -62,6 +62,7 @@ def size(count: float) -> str:
 
 
 def estimate_size(count: float) -> str:
+    """A size in bytes with as many figures as an estimate has."""
     return _estimate(count, _BYTES) if count else "0 B"
 
 
@@ -82,6 +83,7 @@ def estimate_share(value: float) -> str:
 
 
 def number(value: float) -> str:
+    """A plain number with thousands separators."""
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.{max(1, min(6, _decimals(value, 3)))}f}"
@@ -120,6 +122,7 @@ class Scale:
 
     @property
     def numeric(self) -> bool:
+        """Whether its cells are right-aligned figures."""
         return self.kind in ("us", "bytes", "share", "count")
 
     def cell(self, value: Cell) -> str:
@@ -134,6 +137,7 @@ class Scale:
         return f"{scaled:,.{self.decimals}f}"
 
     def with_unit(self, value: Cell) -> str:
+        """One value with its unit, for places without a heading."""
         text = self.cell(value)
         if not text or not self.unit or isinstance(value, str):
             return text

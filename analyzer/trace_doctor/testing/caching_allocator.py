@@ -34,6 +34,7 @@ class Segment:
 
     @property
     def unused(self) -> bool:
+        """Whether no block of it is active."""
         return not any(b.active for b in self.blocks)
 
 
@@ -47,6 +48,7 @@ class CachingAllocator:
 
     @property
     def reserved(self) -> int:
+        """Bytes of all segments."""
         return sum(s.size for s in self.segments)
 
     def malloc(self, requested: int) -> tuple[Block, Segment | None]:
@@ -74,6 +76,7 @@ class CachingAllocator:
         return block, taken
 
     def free(self, block: Block) -> None:
+        """Frees a block. Raises ValueError where it is free already."""
         if not block.active:
             raise ValueError("this block is free already")
         block.active = False

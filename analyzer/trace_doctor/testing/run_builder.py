@@ -150,6 +150,7 @@ class RunBuilder:
 
     @contextmanager
     def optimizer_step(self, name: str = "AdamW") -> Iterator[None]:
+        """An annotation as torch makes one around `step()` of this optimizer."""
         with self.event(f"Optimizer.step#{name}.step", "user_annotation"):
             yield
 
@@ -258,6 +259,7 @@ class RunBuilder:
         return f'{text},\n  "traceEvents": [\n{body}\n  ],\n  "traceName": "trace.json"\n}}\n'
 
     def write(self, path: Path) -> Path:
+        """Writes the trace as JSON; gives `path`."""
         path.write_text(self.json(), encoding="utf-8")
         return path
 

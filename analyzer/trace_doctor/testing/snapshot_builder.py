@@ -195,6 +195,7 @@ class SnapshotBuilder:
             yield
 
     def wait(self, us: int) -> None:
+        """Lets so many us pass."""
         self.now += us
 
     # -- whole steps -----------------------------------------------------------------------------------------------
@@ -274,6 +275,7 @@ class SnapshotBuilder:
         return made
 
     def write(self, path: Path, *, protocol: int = 4) -> Path:
+        """Writes the pickle; gives `path`."""
         path.write_bytes(pickle.dumps(self.data(), protocol=protocol))
         return path
 

@@ -82,6 +82,7 @@ class Columns:
         self.warnings: list[str] = []
 
     def snapshot(self, display: str, rank: int, rank_how: str) -> Snapshot:
+        """The columns as a Snapshot: sizes in bytes, times in us. `rank_how`: how the rank is known."""
         entries = [e for trace in self.traces for e in trace]
         counts = [len(trace) for trace in self.traces]
         segments = self.segments

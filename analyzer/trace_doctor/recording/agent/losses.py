@@ -27,10 +27,12 @@ class Losses:
         self._unseen = Unseen(torch)
 
     def install(self) -> None:
+        """Wraps `backward` and the gradient scaler, until `uninstall`."""
         self._patches.wrap(self.torch.autograd, "backward", self._around_backward)
         self._patches.wrap(grad_scaler(self.torch), "scale", self._around_scale)
 
     def uninstall(self) -> None:
+        """Undoes `install` and forgets the losses."""
         self._patches.undo()
         self.keep = False
         self.take()

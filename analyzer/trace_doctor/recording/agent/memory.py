@@ -36,12 +36,15 @@ class MemoryHistory:
 
     @property
     def possible(self) -> bool:
+        """Whether the script has begun to use CUDA."""
         return bool(self.torch.cuda.is_initialized())
 
     def install(self) -> None:
+        """Notices where the script records memory history itself, which is left alone."""
         self._patches.wrap(self.torch.cuda.memory, "_record_memory_history", self._around_record)
 
     def uninstall(self) -> None:
+        """Undoes `install`."""
         self._patches.undo()
 
     def _around_record(self, record: Function) -> Function:
@@ -52,16 +55,19 @@ class MemoryHistory:
         return watched
 
     def start(self) -> None:
+        """Begins to record allocations with stacks, unless the script does so itself."""
         if not self.theirs:  # stacks="all": the backward pass has no Python frames
             self._record(max_entries=self.entries, stacks="all")
             self.on = True
 
     def stop(self) -> None:
+        """Stops recording, unless it is the script's own."""
         if self.on and not self.theirs:
             self._record(enabled=None)
         self.on = False
 
     def dump(self, path: Path) -> None:
+        """Writes the snapshot, whole or not at all."""
         with whole_files.replacing(path) as temporary:  # torch writes in place, for seconds
             self.torch.cuda.memory._dump_snapshot(str(temporary))
 

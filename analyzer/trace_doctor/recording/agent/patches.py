@@ -29,6 +29,7 @@ class Patches:
         self._done.append((owner, name, stand_in, before))
 
     def undo(self) -> None:
+        """Puts back what was there before, but for what others have replaced since."""
         for owner, name, stand_in, before in reversed(self._done):
             if vars(owner).get(name) is not stand_in:
                 continue

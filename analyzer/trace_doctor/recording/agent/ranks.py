@@ -51,6 +51,7 @@ class Leader:
         self._written: Schedule | None = None
 
     def restart(self) -> None:
+        """Plans anew: what came before was no training."""
         self.plan.restart()
 
     def prolong(self, step: int, steps: int) -> bool:
@@ -58,6 +59,7 @@ class Leader:
         return False
 
     def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None:
+        """The phase behind a step (None: as before); the schedule is written for the other ranks. `seconds`: of the step."""
         phase = self.plan.after(step, seconds, compiled, elapsed)
         if self.plan.schedule is not self._written and self.plan.schedule is not None:
             whole_files.write(self._path, self.plan.schedule.to_json())
@@ -78,9 +80,11 @@ class Follower:
         """The leader's business."""
 
     def prolong(self, step: int, steps: int) -> bool:
+        """Never: the first rank decides."""
         return False
 
     def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None:
+        """The phase behind a step, by the schedule that the first rank wrote; None: as before."""
         try:
             stat = os.stat(self._path)
             if (stat.st_ino, stat.st_mtime_ns) != self._stamp:

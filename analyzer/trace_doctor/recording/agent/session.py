@@ -59,6 +59,7 @@ class Session:
         self.finder = Finder(torch, self.step_ended, options.step_every)
 
     def install(self, find_steps: bool) -> None:
+        """Wraps what tells steps, losses and profilers. `find_steps`: by the optimizer; else the script marks them."""
         self.finder.on_begin = self.begun
         self.finder.on_optimizer = self._quietly(self._training_begins)
         if find_steps:
@@ -182,6 +183,7 @@ class Session:
         self._uninstall()
 
     def finish(self, ended: str) -> None:
+        """Writes what is left to write. `ended`: why the recording ends."""
         if self.recorder is not None and not self.passive:
             self.recorder.finish(ended)
 

@@ -29,6 +29,7 @@ class Borders:
 
 
 def borders(trace: Path) -> Borders:
+    """Where the steps of a trace begin and end, in us, and when each of its kernels was launched."""
     times: set[float] = set()
     launches: dict[str, float] = {}
     for block in _blocks(trace):

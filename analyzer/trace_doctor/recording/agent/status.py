@@ -48,6 +48,7 @@ class Status:
         return True
 
     def write(self) -> None:
+        """Writes the manifest of this rank, whole or not at all."""
         self._write_temporary().replace(self.path)
 
     def _write_temporary(self) -> Path:
@@ -56,6 +57,7 @@ class Status:
         return temporary
 
     def warn(self, text: str) -> None:
+        """Keeps a warning for the manifest, once."""
         if text not in self.said["warnings"]:
             self.said["warnings"].append(text)
 

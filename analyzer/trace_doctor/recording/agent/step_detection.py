@@ -117,6 +117,7 @@ class Finder:
         self._module_patch.wrap(torch.nn.Module, "__call__", self._around_call)
 
     def uninstall(self) -> None:
+        """Undoes `install`: no step is seen any more."""
         self.active = False
         self._patches.undo()
         self._module_patch.undo()

@@ -21,10 +21,12 @@ class Moment:
 
     @property
     def reached(self) -> bool:
+        """Whether the GPU has come so far."""
         return self.event is None or bool(self.event.query())
 
 
 def now(torch: Any) -> Moment:
+    """The time on the host (s) and, where a stream can take one, a CUDA event."""
     event = None
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         event = torch.cuda.Event(enable_timing=True)

@@ -34,6 +34,7 @@ class Tracer:
         )
 
     def warm(self) -> None:
+        """Has the profiler prepare itself, before the steps it is to record."""
         self.profile.prepare_trace()
 
     def start(self, step: int) -> None:
@@ -116,12 +117,14 @@ class OtherProfilers:
         self._patches = Patches()
 
     def install(self) -> None:
+        """Counts the profilers that the script starts itself."""
         outer = self.torch.profiler.profile
         self._patches.wrap(self.torch.autograd.profiler.profile, "_prepare_trace", self._around_prepare)
         self._patches.wrap(outer, "start", lambda start: self._counting(start, 1))
         self._patches.wrap(outer, "stop", lambda stop: self._counting(stop, -1))
 
     def uninstall(self) -> None:
+        """Undoes `install`."""
         self._patches.undo()
 
     def _around_prepare(self, prepare: Function) -> Function:

@@ -7,4 +7,5 @@ from trace_doctor.reporters import Options
 
 
 def render(difference: Difference, options: Options) -> str:
+    """The difference as JSON, by `difference.schema.json`."""
     return difference.to_json().decode("utf-8")

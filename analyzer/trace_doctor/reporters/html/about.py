@@ -16,6 +16,7 @@ _MOST_INPUTS = 24
 
 
 def render(result: Result) -> Html:
+    """The panel that says of which files the report was made, and by which version."""
     warnings = [(i.path, w) for i in result.inputs for w in i.warnings]
     return section(
         "about",
@@ -122,6 +123,7 @@ def _flat(config: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
 
 
 def help_panel() -> Html:
+    """The panel that explains how to read a report."""
     return section(
         "help",
         "How to read this report",

@@ -22,6 +22,7 @@ Place = tuple[int, int]
 
 
 def memory(result: Result) -> Html | None:
+    """The memory panel: a chart or a table for each device; None where no memory was captured."""
     drawable = {
         (s.input, s.device): (n, s)
         for n, s in enumerate(result.memory_timeline)

@@ -190,6 +190,7 @@ def operators(result: Result) -> Html | None:
 
 
 def collectives(result: Result) -> Html | None:
+    """The table of collectives; None where none was captured."""
     if not result.collectives:
         return None
     names = Names(result)

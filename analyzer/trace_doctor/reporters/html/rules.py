@@ -12,6 +12,7 @@ from trace_doctor.reporters.units import plural
 
 
 def passed(result: Result) -> Html | None:
+    """The rules that looked and found nothing; None where there is none."""
     rules = [o for o in result.outcomes if o.outcome == "passed"]
     if not rules:
         return None
@@ -54,6 +55,7 @@ def skipped(result: Result) -> Html | None:
 
 
 def rows_sorted(rules: list[Outcome]) -> list[Outcome]:
+    """By code, name and reason."""
     return sorted(rules, key=lambda o: (o.code, o.name, o.reason or ""))
 
 

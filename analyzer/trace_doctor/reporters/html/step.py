@@ -24,6 +24,7 @@ def parts_of(row: TimeLedgerRow) -> dict[str, int]:
 
 
 def where_the_step_goes(result: Result) -> Html:
+    """The panel with the parts of a step, as bars and as a table."""
     rows = main_rows(result)
     if not rows:
         return section(

@@ -36,6 +36,7 @@ def is_cpu(result: Result) -> bool:
 
 
 def render(result: Result) -> Html:
+    """The head of the page: what was captured, the verdict, and the figures beside it."""
     return el(
         "section",
         el("p", _subject(result), class_="subject"),

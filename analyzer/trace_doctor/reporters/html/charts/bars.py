@@ -25,9 +25,11 @@ class Bar:
 
     @property
     def whole(self) -> float:
+        """The sum of the parts, in their unit."""
         return sum(value for _, _, value in self.parts)
 
     def described(self) -> str:
+        """The bar in words, for who cannot see it."""
         return f"{self.name}: " + ", ".join(
             f"{name} {share(value / self.whole)}" for _, name, value in self.parts if value
         )

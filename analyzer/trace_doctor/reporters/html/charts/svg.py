@@ -82,6 +82,7 @@ def chart(anchor: str, title: str, description: str, height: float, *children: C
 
 
 def label(x: float, y: float, content: Child, *, class_: str = "", anchor: str | None = None) -> Html:
+    """A text at a place of the chart, in its units."""
     return el("text", content, x=number(x), y=number(y), class_=class_ or None, text_anchor=anchor)
 
 

@@ -102,6 +102,7 @@ def draw(
 
 
 def strip_name(strip: Strip) -> str:
+    """How a stream is called beside its strip."""
     return f"stream {strip.stream}" if strip.stream >= 0 else "no stream"
 
 
