@@ -119,12 +119,20 @@ def test_a_damaged_baseline_is_read_or_refused_in_one_line(
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        (("findings", 0, "input"), -1, "no capture"),
-        (("kernels", 0, "input"), -(1 << 63), "no capture"),
+        (("findings", 0, "input"), -1, r"int. >= 0 - at .\$.findings\[0\].input"),
+        (("kernels", 0, "input"), -(1 << 63), "int. >= 0"),
+        (("inputs", 0, "steps"), -5, r"int. >= 0 - at .\$.inputs\[0\].steps"),
+        (("inputs", 0, "work"), {"kernels": -1.0}, "float. >= 0"),
+        (("kernels", 0, "count"), -1, "int. >= 0"),
+        (("time_ledger", 0, "idle_ns", "sync"), -1, "int. >= 0"),
+        (("steps", 0, "dur_us"), -0.5, "float. >= 0"),
+        (("what_if", 0, "step_us"), -1.0, "float. >= 0"),
+        (("summary", "gpu_idle_share"), 1.01, "float. <= 1"),
+        (("memory_timeline", 0, "live_by_category", "activations", 0), -1, "int. >= 0"),
         (("memory_timeline", 0, "peak_index"), 1 << 40, "memory series"),
         (("memory_timeline", 0, "at"), [0.0], "memory series"),
         (("timeline", 0, "dur_us"), 5e-324, "shorter than any clock"),
-        (("timeline", 0, "dur_us"), -1.0, "shorter than any clock"),
+        (("timeline", 0, "dur_us"), -1.0, "float. >= 0"),
         (("summary", "step_us"), 1e308, "nothing measures"),
         (("config", "any"), {"deep": [10**40]}, "nothing measures"),
     ],
@@ -140,6 +148,15 @@ def test_what_no_analysis_writes_is_refused(
     owner[place[-1]] = value
     (tmp_path / "r.json").write_text(json.dumps(made))
     with pytest.raises(UnusableResult, match=says):
+        read_saved(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_what_is_no_number_is_refused(rich_result: Result, tmp_path: Path, number: str) -> None:
+    made = json.loads(rich_result.to_json())
+    made["summary"]["step_us"] = "HERE"
+    (tmp_path / "r.json").write_text(json.dumps(made).replace('"HERE"', number))
+    with pytest.raises(NotACapture, match=r"r\.json is no trace-doctor result"):
         read_saved(tmp_path / "r.json")
 
 

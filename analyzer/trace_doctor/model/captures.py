@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from trace_doctor.model.quantities import Amount, Count, Us
+
 
 class TorchVersion(Struct, frozen=True, kw_only=True):
     """Bounds of the torch version that made the capture, and how they are known."""
@@ -28,11 +30,11 @@ class Recorded(Struct, frozen=True, kw_only=True):
 class Work(Struct, frozen=True, kw_only=True):
     """What a steady step computes (medians), to tell whether two captures are of the same job. None: not recorded."""
 
-    kernels: float | None = None
-    operators: float | None = None
-    kernel_names: int | None = None
+    kernels: Amount | None = None
+    operators: Amount | None = None
+    kernel_names: Count | None = None
     """different kernels in the analysed window: `Result.kernels` lists the longest of them"""
-    operator_names: int | None = None
+    operator_names: Count | None = None
     """likewise operators and runtime calls of the host, for `Result.operators`"""
     shapes: list[str] = field(default_factory=list)
     """`aten::linear [64, 784] [10, 784]`: products and convolutions with their input shapes, each form once"""
@@ -41,9 +43,9 @@ class Work(Struct, frozen=True, kw_only=True):
 class Pace(Struct, frozen=True, kw_only=True):
     """The steady steps of one trace, all of them (`Result.steps` may be cut)."""
 
-    steps: int
-    median_us: float
-    mad_us: float
+    steps: Count
+    median_us: Us
+    mad_us: Us
     """median absolute deviation: how far a step usually is from the median"""
 
 
@@ -54,14 +56,14 @@ class Input(Struct, frozen=True, kw_only=True):
     rank_how: str = ""
     device_name: str | None = None
     torch_version: TorchVersion = TorchVersion()
-    events: int = 0
-    steps: int = 0
+    events: Count = 0
+    steps: Count = 0
     recorded: Recorded = Recorded()
     pace: Pace | None = None
     """None without steps"""
     plain: Pace | None = None
     """of the same run without the profiler; only a recording tells"""
-    waited_for_cpu: float | None = None
+    waited_for_cpu: Amount | None = None
     """of a recording: share of its time that the training could have run and did not, because others did"""
     role: str | None = None
     """of a recording: light, detailed, peak, boundary, oom or exception"""

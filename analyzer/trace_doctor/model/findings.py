@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from trace_doctor.model.quantities import Bytes, Count, Share, Us
+
 MAX_ROWS = 50
 """Rows of one evidence table in a Result; `Table.of` says how many there were."""
 Severity = Literal["critical", "warning", "info"]
@@ -35,10 +37,10 @@ class Location(Struct, frozen=True, kw_only=True):
 class Saving(Struct, frozen=True, kw_only=True):
     """What the fix may save: an upper bound, with the sentence that derives it. Never negative."""
 
-    time_us_per_step: float | None = None
-    share_of_step: float | None = None
-    bytes: int | None = None
-    share_of_peak: float | None = None
+    time_us_per_step: Us | None = None
+    share_of_step: Share | None = None
+    bytes: Bytes | None = None
+    share_of_peak: Share | None = None
     basis: Basis = "bound"
     how: str = ""
 
@@ -54,7 +56,7 @@ class Table(Struct, frozen=True, kw_only=True):
     title: str
     columns: list[Column]
     rows: list[list[Cell]]
-    of: int | None = None
+    of: Count | None = None
     """How many rows there were before the table was cut; None when it is whole."""
 
     @classmethod
@@ -67,7 +69,7 @@ class Span(Struct, frozen=True, kw_only=True):
     """A stretch of the capture, to look up in Perfetto."""
 
     ts_us: float
-    dur_us: float
+    dur_us: Us
     label: str = ""
     device: int | None = None
     stream: int | None = None
@@ -125,7 +127,7 @@ class Mention(Struct, frozen=True, kw_only=True):
 class Finding(Mention, frozen=True, kw_only=True):
     message: str
     fingerprint: str
-    input: int = 0
+    input: Count = 0
     rank: int | None = None
     saving: Saving | None = None
     evidence: list[Table] = field(default_factory=list)
@@ -148,7 +150,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     capture: str | None = None
     refers_to: list[str] = field(default_factory=list)
-    inputs: list[int] | None = None
+    inputs: list[Count] | None = None
     """positions in `Result.inputs` of the captures on which the rule could decide (fired or passed)"""
 
 

@@ -7,20 +7,22 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, field
 
+from trace_doctor.model.quantities import Bytes, Count, Ns, Us
+
 
 class IdleNs(Struct, frozen=True, kw_only=True):
-    data_loading: int = 0
-    allocator: int = 0
-    compile: int = 0
-    cold_start: int = 0
-    sync: int = 0
-    optimizer: int = 0
-    annotation: int = 0
-    python: int = 0
-    dispatch: int = 0
-    launch: int = 0
-    profiler: int = 0
-    unattributed: int = 0
+    data_loading: Ns = 0
+    allocator: Ns = 0
+    compile: Ns = 0
+    cold_start: Ns = 0
+    sync: Ns = 0
+    optimizer: Ns = 0
+    annotation: Ns = 0
+    python: Ns = 0
+    dispatch: Ns = 0
+    launch: Ns = 0
+    profiler: Ns = 0
+    unattributed: Ns = 0
 
     def total(self) -> int:
         """Idle time of all causes, ns."""
@@ -34,7 +36,7 @@ class OnDevice(Struct, frozen=True, kw_only=True):
     """A row that belongs to a device of a capture. `input` is the position in `Result.inputs`: two files may have the same
     rank."""
 
-    input: int = 0
+    input: Count = 0
     rank: int
     device: int
 
@@ -46,27 +48,27 @@ class TimeLedgerRow(OnDevice, frozen=True, kw_only=True):
     """
 
     phase: Literal["steady", "warmup", "outside"]
-    steps: int
-    window_ns: int
-    compute_ns: int
-    exposed_comm_ns: int
-    exposed_copy_ns: int
+    steps: Count
+    window_ns: Ns
+    compute_ns: Ns
+    exposed_comm_ns: Ns
+    exposed_copy_ns: Ns
     idle_ns: IdleNs
-    step_us: float
-    step_sd_us: dict[str, float] = field(default_factory=dict)
+    step_us: Us
+    step_sd_us: dict[str, Us] = field(default_factory=dict)
     """standard deviation of each part over the steps (compute, comm, copy, the causes), where it varies"""
 
 
 class CategoryBytes(Struct, frozen=True, kw_only=True):
-    parameters: int = 0
-    gradients: int = 0
-    optimizer_state: int = 0
-    activations: int = 0
-    inputs: int = 0
-    temporaries: int = 0
-    workspaces: int = 0
-    held_before_recording: int = 0
-    unknown: int = 0
+    parameters: Bytes = 0
+    gradients: Bytes = 0
+    optimizer_state: Bytes = 0
+    activations: Bytes = 0
+    inputs: Bytes = 0
+    temporaries: Bytes = 0
+    workspaces: Bytes = 0
+    held_before_recording: Bytes = 0
+    unknown: Bytes = 0
 
 
 MEMORY_CATEGORIES: tuple[str, ...] = CategoryBytes.__struct_fields__
@@ -75,21 +77,21 @@ MEMORY_CATEGORIES: tuple[str, ...] = CategoryBytes.__struct_fields__
 class MemoryLedgerRow(OnDevice, frozen=True, kw_only=True):
     """Live bytes at the peak; sum(by_category) = peak_bytes, exactly. Requested sizes."""
 
-    peak_bytes: int
+    peak_bytes: Bytes
     by_category: CategoryBytes
-    max_reserved_bytes: int | None
-    max_live_bytes: int
+    max_reserved_bytes: Bytes | None
+    max_live_bytes: Bytes
     how: str
-    by_frame: list[tuple[str, int]] = field(default_factory=list)
+    by_frame: list[tuple[str, Bytes]] = field(default_factory=list)
 
 
 class MemoryHeldRow(OnDevice, frozen=True, kw_only=True):
     """What a device held when a snapshot without a usable history was written. Whether that was its peak is not known."""
 
-    held_bytes: int
+    held_bytes: Bytes
     """requested bytes of the live blocks"""
-    reserved_bytes: int
-    blocks: int
+    reserved_bytes: Bytes
+    blocks: Count
     """live ones"""
-    by_frame: list[tuple[str, int]] = field(default_factory=list)
+    by_frame: list[tuple[str, Bytes]] = field(default_factory=list)
     """the code that allocated most, largest first"""

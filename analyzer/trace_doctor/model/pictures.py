@@ -8,16 +8,17 @@ from msgspec import Struct, field
 
 from trace_doctor.model.findings import Basis
 from trace_doctor.model.ledgers import OnDevice
+from trace_doctor.model.quantities import Amount, Bytes, Count, Share, Us
 
 
 class StepRow(Struct, frozen=True, kw_only=True):
-    input: int = 0
+    input: Count = 0
     rank: int
     index: int
     start_us: float
-    dur_us: float
+    dur_us: Us
     """from its mark to the next one"""
-    pace_us: float | None = None
+    pace_us: Us | None = None
     """from the completion of the step before it to its own, GPU work included: what `Summary.step_us` is the median of"""
     warmup: bool = False
 
@@ -26,7 +27,7 @@ class Segment(Struct, frozen=True, array_like=True):
     """`kind` is compute, comm, copy, or one of IDLE_CAUSES."""
 
     start_us: float
-    dur_us: float
+    dur_us: Us
     kind: str
 
 
@@ -34,9 +35,9 @@ class Gap(Struct, frozen=True, array_like=True):
     """A stretch in which a device did no work. `cause` owns most of it: `share` of its length."""
 
     start_us: float
-    dur_us: float
+    dur_us: Us
     cause: str
-    share: float
+    share: Share
 
 
 class Strip(Struct, frozen=True, kw_only=True):
@@ -45,10 +46,10 @@ class Strip(Struct, frozen=True, kw_only=True):
 
     stream: int
     """as the capture numbers it"""
-    busy_us: float
+    busy_us: Us
     segments: list[Segment]
-    shown: int
-    of: int
+    shown: Count
+    of: Count
 
 
 class Lane(OnDevice, frozen=True, kw_only=True):
@@ -56,15 +57,15 @@ class Lane(OnDevice, frozen=True, kw_only=True):
     of the first lane's capture (0 = start of the analysed window)."""
 
     label: str
-    dur_us: float
+    dur_us: Us
     segments: list[Segment]
-    shown: int
-    of: int
+    shown: Count
+    of: Count
     gaps: list[Gap] = field(default_factory=list)
     """the longest ones, longest first, as they were before the reduction"""
     streams: list[Strip] = field(default_factory=list)
     """the busiest streams, by number; none where a single one did all the work"""
-    of_streams: int = 0
+    of_streams: Count = 0
     """how many streams worked; 0 where the device has none"""
 
 
@@ -83,26 +84,26 @@ class MemorySeries(OnDevice, frozen=True, kw_only=True):
 
     unit: Literal["us", "entry"]
     at: list[float]
-    live_by_category: dict[str, list[int]]
-    reserved: list[int | None]
-    peak_index: int
+    live_by_category: dict[str, list[Bytes]]
+    reserved: list[Bytes | None]
+    peak_index: Count
     marks: list[MemoryMark] = field(default_factory=list)
-    shown: int = 0
-    of: int = 0
+    shown: Count = 0
+    of: Count = 0
 
 
 class KernelRow(OnDevice, frozen=True, kw_only=True):
     name: str
     kind: str
     """compute | comm | copy"""
-    count: int
-    total_us: float
-    mean_us: float
-    share: float
+    count: Count
+    total_us: Us
+    mean_us: Us
+    share: Amount
     """of the window's compute time"""
-    step_us: float | None = None
+    step_us: Us | None = None
     """mean over the steady steps; None without steps"""
-    step_sd_us: float | None = None
+    step_sd_us: Us | None = None
     """standard deviation over the steady steps; None for fewer than two"""
 
 
@@ -110,26 +111,26 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
     """Time of the host in an operator or a runtime call itself, without what it calls, on the threads of the training
     loop and of autograd."""
 
-    input: int = 0
+    input: Count = 0
     rank: int
     name: str
     kind: Literal["operator", "runtime"]
-    count: int
-    self_us: float
+    count: Count
+    self_us: Us
     """in the analysed window"""
-    share: float
+    share: Share
     """of all that is listed for the capture or was left out"""
-    step_us: float | None = None
+    step_us: Us | None = None
     """mean over the steady steps; None without steps"""
-    step_sd_us: float | None = None
+    step_sd_us: Us | None = None
     """standard deviation over the steady steps; None for fewer than two"""
 
 
 class CollectiveRow(OnDevice, frozen=True, kw_only=True):
     name: str
-    count: int
-    total_us: float
-    exposed_us: float
+    count: Count
+    total_us: Us
+    exposed_us: Us
 
 
 class PathPart(Struct, frozen=True, kw_only=True):
@@ -138,19 +139,19 @@ class PathPart(Struct, frozen=True, kw_only=True):
     name: str
     kind: str
     """host, kernels, communication, between kernels, launch delay or other"""
-    count: int
-    us: float
+    count: Count
+    us: Us
 
 
 class CriticalPath(Struct, frozen=True, kw_only=True):
     """HolisticTraceAnalysis' longest chain of work through one step of a trace; times in us."""
 
-    input: int = 0
+    input: Count = 0
     rank: int
     step: int
     """the number of its mark"""
-    path_us: float
-    by_kind: dict[str, float]
+    path_us: Us
+    by_kind: dict[str, Us]
     parts: list[PathPart]
     """the largest ones, largest first"""
 
@@ -158,8 +159,8 @@ class CriticalPath(Struct, frozen=True, kw_only=True):
 class WhatIf(Struct, frozen=True, kw_only=True):
     """Step time after the fixes named (finding ids), replayed together. The first entry, with none, is today."""
 
-    input: int = 0
+    input: Count = 0
     rank: int = 0
     fixes: list[str]
-    step_us: float
+    step_us: Us
     basis: Basis = "replay"

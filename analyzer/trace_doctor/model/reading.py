@@ -1,5 +1,5 @@
-"""A result that was saved is input like any other: its figures and positions are checked, and what its fixes ask for; what
-they claim is not believed."""
+"""A result that was saved is input like any other: its figures are held to what they can be (`quantities`), and what its fixes ask
+for is checked; what they claim is not believed."""
 
 from __future__ import annotations
 
@@ -22,39 +22,30 @@ LARGEST = 1 << 64
 LONGEST = 50_000
 """characters of a text: names of kernels and tracebacks are a tenth of it"""
 _SHORTEST_US = 1e-4
-_LENGTHS = ("step_us", "plain_step_us", "median_us", "mad_us")
-"""keys of what a step takes and of how much that varies"""
 
 
 def check_figures(decoded: Any) -> None:
     """Raises UnusableResult for a number in a JSON value that measures nothing."""
-    for key, value in _leaves(decoded):
-        if not isinstance(value, int | float):
-            continue
-        if not -LARGEST <= value <= LARGEST:
-            raise UnusableResult("it holds a number that nothing measures")
-        if key in _LENGTHS and value < 0:
-            raise UnusableResult("a step takes less than no time")
+    if not all(-LARGEST <= v <= LARGEST for v in _leaves(decoded) if isinstance(v, int | float)):
+        raise UnusableResult("it holds a number that nothing measures")
 
 
 def count_long(decoded: Any) -> int:
     """How many texts of a JSON value are longer than LONGEST."""
-    return sum(isinstance(value, str) and len(value) > LONGEST for _, value in _leaves(decoded))
+    return sum(isinstance(value, str) and len(value) > LONGEST for value in _leaves(decoded))
 
 
-def _leaves(decoded: Any) -> Iterator[tuple[str, Any]]:
-    """(its key, or "") of all in a JSON value that is neither object nor list; keys are among the values as well."""
-    stack = [("", decoded)]
+def _leaves(decoded: Any) -> Iterator[Any]:
+    """All in a JSON value that is neither object nor list, keys of objects among them."""
+    stack = [decoded]
     while stack:
-        key, value = stack.pop()
+        value = stack.pop()
         if isinstance(value, dict):
-            for name, member in value.items():
-                yield "", name
-                stack.append((name, member))
+            stack += [*value, *value.values()]
         elif isinstance(value, list):
-            stack += [("", member) for member in value]
+            stack += value
         else:
-            yield key, value
+            yield value
 
 
 def shortened(value: Any, key: str = "") -> Any:
@@ -69,15 +60,13 @@ def shortened(value: Any, key: str = "") -> Any:
     return value
 
 
-def check_positions(rows: Iterable[Any], lanes: Iterable[Lane], series: Iterable[MemorySeries]) -> None:
-    """Raises UnusableResult for a row of no capture, a lane of no length, or a series whose lists do not fit each other."""
-    if any(row.input < 0 for row in rows):
-        raise UnusableResult("a row belongs to no capture")
-    if any(lane.dur_us < 0 or 0 < lane.dur_us < _SHORTEST_US for lane in lanes):
+def check_pictures(lanes: Iterable[Lane], series: Iterable[MemorySeries]) -> None:
+    """Raises UnusableResult for a lane of no length, or a series whose lists do not fit each other."""
+    if any(0 < lane.dur_us < _SHORTEST_US for lane in lanes):
         raise UnusableResult("a lane of the timeline is shorter than any clock measures")
     for one in series:
         lengths = {len(one.at), len(one.reserved), *map(len, one.live_by_category.values())}
-        if len(lengths) > 1 or not 0 <= one.peak_index < max(1, len(one.at)):
+        if len(lengths) > 1 or one.peak_index >= max(1, len(one.at)):
             raise UnusableResult("the points of a memory series do not fit each other")
 
 

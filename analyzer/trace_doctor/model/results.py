@@ -24,31 +24,32 @@ from trace_doctor.model.pictures import (
     StepRow,
     WhatIf,
 )
-from trace_doctor.model.reading import LONGEST, check_figures, check_positions, checked, count_long, shortened
+from trace_doctor.model.quantities import Amount, Bytes, Share, Us
+from trace_doctor.model.reading import LONGEST, check_figures, check_pictures, checked, count_long, shortened
 
 SCHEMA_VERSION = 1
 
 
 class ReplayQuality(Struct, frozen=True, kw_only=True):
-    base_error: float | None = None
-    unexplained_share: float | None = None
+    base_error: Amount | None = None
+    unexplained_share: Amount | None = None
 
 
 class SavingUpTo(Struct, frozen=True, kw_only=True):
-    time_us_per_step: float | None = None
-    share_of_step: float | None = None
-    bytes: int | None = None
+    time_us_per_step: Us | None = None
+    share_of_step: Share | None = None
+    bytes: Bytes | None = None
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    step_us: float | None = None
+    step_us: Us | None = None
     """Median steady step; None without a step source."""
-    plain_step_us: float | None = None
+    plain_step_us: Us | None = None
     """Median step without the profiler, of the capture that `step_us` is of; only a recording tells."""
-    gpu_busy_share: float | None = None
-    gpu_idle_share: float | None = None
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
+    gpu_busy_share: Share | None = None
+    gpu_idle_share: Share | None = None
+    peak_allocated_bytes: Bytes | None = None
+    peak_reserved_bytes: Bytes | None = None
     replay: ReplayQuality = ReplayQuality()
     saving_up_to: SavingUpTo = SavingUpTo()
     verdict: str = ""
@@ -144,8 +145,7 @@ class Result(Document, frozen=True, kw_only=True):
             for s, f in zip(result.suppressed, checked([s.finding for s in result.suppressed]), strict=True)
         ]
         check_figures(decoded)
-        rows = [r for name in _ROWS for r in getattr(result, name)]
-        check_positions(rows, result.timeline, result.memory_timeline)
+        check_pictures(result.timeline, result.memory_timeline)
         return msgspec.structs.replace(result, findings=findings, suppressed=suppressed)
 
     def __repr__(self) -> str:
@@ -157,11 +157,6 @@ class Result(Document, frozen=True, kw_only=True):
         return in_notebooks(self) if in_notebooks is not None else None
 
 
-_ROWS = (
-    "time_ledger", "memory_ledger", "memory_held", "steps", "timeline", "memory_timeline", "kernels", "operators",
-    "collectives", "what_if", "critical_path", "findings",
-)  # fmt: skip
-"""fields whose rows say of which input they are"""
 _VALUE = rb"\n *[^\s\[\]{}][^\n]*(?<![\[{])"
 _PLAIN = re.compile(rb"[\[{](?:%s)+\n *[\]}]" % _VALUE)
 _BREAK = re.compile(rb"(?<=[\[{])\n *|(?<=,)\n( ) *|\n *(?=[\]}])")

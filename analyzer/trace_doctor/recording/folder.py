@@ -211,7 +211,7 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
                 else None
             ),
             warnings=_texts(manifest.get("warnings")),
-            waited_for_cpu=_number(waited.get(str(rank))),
+            waited_for_cpu=_amount(waited.get(str(rank))),
         )
 
 
@@ -288,6 +288,11 @@ def _number(value: Any) -> float | None:
         return float(value) if known and math.isfinite(value) else None
     except OverflowError:
         return None
+
+
+def _amount(value: Any) -> float | None:
+    number = _number(value)
+    return number if number is not None and number >= 0 else None
 
 
 def _text(value: Any) -> str:
