@@ -257,6 +257,7 @@ EXAMPLES: dict[str, Make] = {
     "rank1-zst/": beside_rank_0("rank1.pt.trace.json.zst", b"\x28\xb5\x2f\xfd" + bytes(64)),
     "rank1-pickle/": beside_rank_0("rank1_snapshot.pickle", pickle.dumps(_Evil())),
     "rank1-fifo/": beside_rank_0("rank1.pt.trace.json", os.mkfifo),
+    "rank1-unfinished/": beside_rank_0(".unfinished.rank1.light.json.gz.7", starved),
     "rank1-dangling/": beside_rank_0("rank1.pt.trace.json", lambda path: path.symlink_to("gone")),
     "rank1-folder/": beside_rank_0("rank1.pt.trace.json", Path.mkdir),
     "one-of-2/": ranks(1, 2),

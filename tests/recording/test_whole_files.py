@@ -13,7 +13,9 @@ import pytest
 from trace_doctor.errors import NoCaptures
 from trace_doctor.loaders.discover import discover
 from trace_doctor.recording.folder import role_of
-from trace_doctor.recording.options import rank_file, rank_steps_file
+from trace_doctor.recording.launch import record_command
+from trace_doctor.recording.options import RecordOptions, rank_file, rank_steps_file
+from trace_doctor.recording.whole_files import aside
 from trace_doctor.testing import RunBuilder
 
 resource = pytest.importorskip("resource", reason="limits of a process are POSIX")
@@ -119,8 +121,31 @@ def test_a_trace_that_is_cut_is_taken_for_no_capture(tmp_path: Path) -> None:
     (folder := tmp_path / "logs").mkdir()
     subprocess.run([sys.executable, "-c", TRACES, str(folder), str(tmp_path / "whole.json")])
     assert len(list(folder.iterdir())) == 2
-    with pytest.raises(NoCaptures):
+    with pytest.raises(NoCaptures, match="rank0.light.json.gz was not finished"):
         discover([folder])
+
+
+def test_what_a_kill_has_left_is_listed_and_a_capture_among_it_counts_as_not_read(tmp_path: Path) -> None:
+    b = RunBuilder(gpu=None)
+    with b.step(), b.op("aten::mm"):
+        b.wait(1000)
+    b.write(tmp_path / "rank0.light.json.gz")
+    (tmp_path / rank_file(0)).write_text('{"rank": 0}')
+    for name in ("rank1.light.json.gz", "rank0.peak.pickle", "steps.csv", "recording.json"):
+        aside(tmp_path / name).write_bytes((tmp_path / "rank0.light.json.gz").read_bytes())
+    found = discover([tmp_path])
+    assert [f.path.name for f in found.found] == ["rank0.light.json.gz"]
+    assert {i.reason.partition(" was not finished")[0]: i.unread for i in found.ignored} == {
+        "rank1.light.json.gz": True, "rank0.peak.pickle": True, "steps.csv": False, "recording.json": False,
+    }  # fmt: skip
+    assert "was not read" not in str(discover([aside(tmp_path / "rank1.light.json.gz")]).ignored), "by name"
+
+
+def test_what_a_kill_has_left_is_no_recording_of_a_later_run(tmp_path: Path) -> None:
+    left = aside(tmp_path / "rank0.light.json.gz")
+    left.write_bytes(b"{}")
+    recorded = record_command(["true"], RecordOptions(str(tmp_path)))
+    assert (recorded.exit_code, recorded.empty, left.read_bytes()) == (125, True, b"{}")
 
 
 @pytest.mark.parametrize(
@@ -137,4 +162,5 @@ def test_a_snapshot_that_is_cut_is_taken_for_no_capture(tmp_path: Path, end: str
     assert len(names) == (end != "raise OSError(28, 'full')"), "what a kill has left, under another name"
     with pytest.raises(NoCaptures) as error:
         discover([tmp_path])
-    assert ("rank0.peak.pickle" in str(error.value)) == there, "met, and no snapshot"
+    assert ("rank0.peak.pickle: " in str(error.value)) == there, "met, and no snapshot"
+    assert ("rank0.peak.pickle was not finished" in str(error.value)) == ("kill" in end)

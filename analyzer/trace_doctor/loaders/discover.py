@@ -114,7 +114,10 @@ def discover(paths: Sequence[str | Path], *, strict: bool = True) -> Discovery:
     captures: list[Found] = []
     refused: list[tuple[_Candidate, str, _Refused]] = []
     for candidate, display in zip(candidates, displays, strict=True):
-        kind = _look(candidate.path, str(candidate.path) if candidate.named else display)
+        shown = str(candidate.path) if candidate.named else display
+        kind = (None if candidate.named else _unfinished(candidate.path, shown)) or _look(
+            candidate.path, shown
+        )
         if not isinstance(kind, _Refused):
             captures.append(_found(candidate, display, kind))
         elif candidate.named and (strict or (not kind.unread and isinstance(kind.error, NotACapture))):
@@ -204,6 +207,15 @@ def sniff(path: Path, display: str) -> Kind:
     if isinstance(kind, _Refused):
         raise kind.error
     return kind
+
+
+def _unfinished(path: Path, display: str) -> _Refused | None:
+    """What a recorder was killed over is told by its name alone: a trace that is cut reads well as far as it goes."""
+    name = whole_files.was_to_be(path.name)
+    if name is None:
+        return None
+    said = f"{display}: {name} was not finished, its process was killed meanwhile; this can be deleted"
+    return _Refused(DamagedCapture(said), unread=recordings.role_of(name) is not None)
 
 
 def _look(path: Path, display: str) -> Kind | _Refused:
@@ -334,14 +346,14 @@ def _walk(root: Path, recorded: list[Path]) -> Iterator[Path]:
                         yield Path(entry.path)  # in the place of a capture
                     if not entry.name.startswith(".") and entry.name not in _SKIPPED_FOLDERS:
                         below.append(Path(entry.path))
-                elif (
-                    entry.name in _COMPANIONS
-                    or (is_recording and recordings.is_companion(entry.name))
-                    or whole_files.is_aside(entry.name)
-                ):
+                elif entry.name in _COMPANIONS or (is_recording and recordings.is_companion(entry.name)):
                     continue
                 elif entry.is_file():
-                    if _CANDIDATE.search(entry.name) or _POSSIBLE.search(entry.name):
+                    if (
+                        _CANDIDATE.search(entry.name)
+                        or _POSSIBLE.search(entry.name)
+                        or whole_files.was_to_be(entry.name)
+                    ):
                         yield Path(entry.path)
                 elif not entry.name.startswith("."):
                     yield Path(entry.path)  # no file: to be named

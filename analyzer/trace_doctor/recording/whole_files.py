@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 _UNFINISHED = ".unfinished."
+_ASIDE = re.compile(re.escape(_UNFINISHED) + r"(.+)\.\d+(?:\.[a-z.]+)?", re.DOTALL)
+"""others may write beside it, under its name and an ending"""
 
 
 def aside(path: Path) -> Path:
@@ -18,9 +21,11 @@ def aside(path: Path) -> Path:
     return path.with_name(f"{_UNFINISHED}{path.name}.{os.getpid()}")
 
 
-def is_aside(name: str) -> bool:
-    """Whether a file of this name is what a killed process has left of its writing: no capture, whatever it holds."""
-    return name.startswith(_UNFINISHED)
+def was_to_be(name: str) -> str | None:
+    """The name of the file that a killed process was writing when it left one of this name: no capture, whatever it holds.
+    None for any other name."""
+    found = _ASIDE.fullmatch(name)
+    return found[1] if found else None
 
 
 @contextlib.contextmanager
