@@ -121,7 +121,7 @@ def test_a_trace_that_is_cut_is_taken_for_no_capture(tmp_path: Path) -> None:
     (folder := tmp_path / "logs").mkdir()
     subprocess.run([sys.executable, "-c", TRACES, str(folder), str(tmp_path / "whole.json")])
     assert len(list(folder.iterdir())) == 2
-    with pytest.raises(NoCaptures, match="rank0.light.json.gz was not finished"):
+    with pytest.raises(NoCaptures, match=r"rank0\.light\.json\.gz was not finished"):
         discover([folder])
 
 
