@@ -167,6 +167,26 @@ METHOD = Method(
 )
 
 
+def test_what_another_treat_of_the_project_writes_is_named_and_no_change(project: Path) -> None:
+    """By what is in it: a patch of somebody else, a page that is none of a treatment, and what goes stay changes."""
+    page = treatment.render(Treatment(code=0, verdict="v", method=METHOD), Options())
+    (project / "old.html").write_text(page)
+    (project / "gone.html").write_text(page)
+    with Scratch(project, project) as scratch:
+        (project / "p.patch").write_text("# unsafe: TD101-1 n: t\n--- a\n")
+        (project / "old.html").write_text(page.replace("<body", "<body "))
+        (project / "t.json").write_bytes(Treatment(code=1, verdict="w", method=METHOD).to_json())
+        (project / "other.patch").write_text("--- a\n")
+        (project / "other.html").write_text("<!doctype html><p>minutes</p>")
+        (project / "config.json").write_text("{}")
+        (project / "gone.html").unlink()
+        changed = [(c.name, c.how) for c in scratch.changes()]
+        assert changed == [
+            ("config.json", "created"), ("gone.html", "deleted"), ("other.html", "created"), ("other.patch", "created"),
+        ]  # fmt: skip
+        assert scratch.of_other_treats() == ["old.html", "p.patch", "t.json"]
+
+
 def test_a_change_is_in_every_report_and_ends_with_2() -> None:
     changed = [FileChange(name="data/<b>", how="changed", through="data")]
     made = Treatment(code=0, verdict="", method=METHOD, patch="--- a\n", changed=changed, changed_count=1)

@@ -15,7 +15,6 @@ from trace_doctor.cli.fix import finish_or_name_edits
 from trace_doctor.cli.outputs import Sink, deliver_all, is_replaceable, sinks_among
 from trace_doctor.cli.paths import spare
 from trace_doctor.errors import UsageError
-from trace_doctor.files import open_regular
 
 if TYPE_CHECKING:
     from trace_doctor.reporters import Options
@@ -127,18 +126,14 @@ def treat(
 def _refuse_to_replace(sinks: Sequence[Sink], patch: Path) -> None:
     """What nobody has named takes the place of nothing but its like."""
     from trace_doctor.model.treatment import Treatment
+    from trace_doctor.reporters.saved import is_patch_of_ours
 
     if any(
         sink.optional and sink.path is not None and not is_replaceable(sink.path, Treatment) for sink in sinks
     ):
         raise UsageError(f"{DEFAULT_PAGE} exists and is no page of ours; use --output html=PATH")
-    if patch == DEFAULT_PATCH and patch.is_file() and not _is_patch(patch):
+    if patch == DEFAULT_PATCH and patch.is_file() and not is_patch_of_ours(patch):
         raise UsageError(f"{patch} exists and is no patch of ours; use --patch FILE")
-
-
-def _is_patch(path: Path) -> bool:
-    with open_regular(path) as file:
-        return file.read(256).startswith((b"# safe: ", b"# unsafe: "))
 
 
 def _hand_over(console: Console, treated: Treated, patch: Path, apply: bool, allow_dirty: bool) -> None:

@@ -7,10 +7,14 @@ from pathlib import Path
 import msgspec
 
 from trace_doctor.errors import NotACapture, UnusableResult
-from trace_doctor.files import read_regular
+from trace_doctor.files import open_regular, read_regular
 from trace_doctor.model import SCHEMA_VERSION, Result, Tool
 from trace_doctor.model.treatment import Treatment
 from trace_doctor.reporters.embedded_json import extract
+
+_PATCHES = (b"# safe: ", b"# unsafe: ")
+_LARGEST_OF_TREAT = 64 << 20
+"""bytes; its pages have a few MB"""
 
 
 class _Head(msgspec.Struct):
@@ -62,4 +66,24 @@ def is_page_of_ours(path: Path, kind: type[Result] | type[Treatment]) -> bool:
         msgspec.json.decode(embedded, type=kind)
         return msgspec.json.decode(embedded, type=_Head).tool.name == Tool().name
     except (OSError, NotACapture, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def is_patch_of_ours(path: Path) -> bool:
+    """Whether a file begins as the patches that `fix` and `treat` write do. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read(256).startswith(_PATCHES)
+
+
+def is_of_treat(path: Path) -> bool:
+    """Whether a file is what a `treat` writes in the end: its patch, or its page or JSON."""
+    try:
+        if is_patch_of_ours(path):
+            return True
+        with open_regular(path) as file:
+            known = file.read(1) in (b"<", b"{") and path.stat().st_size <= _LARGEST_OF_TREAT
+        if not known or is_page_of_ours(path, Treatment):
+            return known
+        return msgspec.json.decode(read_regular(path), type=Treatment).tool.name == Tool().name
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False

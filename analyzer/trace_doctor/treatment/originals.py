@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trace_doctor.errors import printable
 from trace_doctor.model.treatment import FileChange, How
+from trace_doctor.reporters.saved import is_of_treat
 from trace_doctor.treatment.copying import CACHES
 from trace_doctor.treatment.states import LARGE_SCRIPT, Stamp, digest, open_unlinked, stamp
 
@@ -35,6 +36,9 @@ class Originals:
     ours: list[Path] = field(default_factory=list)
     overlooked: list[str] = field(default_factory=list)
     """links to folders outside that hold too much to be compared"""
+    of_other_treats: list[str] = field(default_factory=list)
+    """patches and pages that another `treat` of the project wrote meanwhile, by the last look: no run makes those, and they are
+    no files of the user's"""
 
     def __post_init__(self) -> None:
         self._before = {**self._now(MOST_OUTSIDE), **self.copied}
@@ -48,10 +52,15 @@ class Originals:
         names = sorted(n for n in self._before.keys() | now.keys() if self._before.get(n) != now.get(n))
         ours = _output_files() if names else set()
         found: dict[str, FileChange] = {}
+        self.of_other_treats = []
         for name in names:
             above = next((f for f in _above(name) if f in found and found[f].how != "changed"), None)
             how: How = "created" if name not in self._before else "changed" if name in now else "deleted"
-            if above is None and self._identity(name) not in ours and not self._is_ours(name, how):
+            if above is not None or self._identity(name) in ours or self._is_ours(name, how):
+                continue
+            if how != "deleted" and is_of_treat(self.root / name):
+                self.of_other_treats.append(printable(name))
+            else:
                 through = next((link for link in self.behind if _lies_behind(name, link)), "")
                 found[name] = FileChange(name=printable(name), how=how, through=printable(through))
         return list(found.values())

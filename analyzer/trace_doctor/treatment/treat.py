@@ -279,6 +279,10 @@ class _Known:
         with self.whatever_comes():
             self.changed = scratch.changes()
             compared = True
+            if others := scratch.of_other_treats():
+                self.notes.append(
+                    f"written meanwhile by another treat of this project: {', '.join(others[:10])}"
+                )
         if not compared:
             self.notes.append("whether your own files are as they were was not looked at: interrupted")
 
