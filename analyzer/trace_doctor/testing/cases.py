@@ -57,6 +57,8 @@ class Invalid(_Case):
     claims: int = 1
     codemod: str | None = None
     """of the first fix"""
+    fixes: tuple[str, ...] | None = None
+    """part of the title or the text of each, in order"""
     before: str | None = None
     after: str | None = None
     """a script, and what the first fix with a codemod makes of it"""
@@ -73,11 +75,15 @@ def captures_of(built: Built) -> list[Capture]:
 
 def claims_of(rule: Rule, built: Built, options: Mapping[str, Any] | None = None) -> list[Claim]:
     """What the rule says of the captures built. Raises NotCaptured when it abstains."""
-    everything = [Facts(capture, Options(**(options or {}))) for capture in captures_of(built)]
-    views: Sequence[View] = everything
+    return claims_on(rule, [Facts(capture, Options(**(options or {}))) for capture in captures_of(built)])
+
+
+def claims_on(rule: Rule, ranks: Sequence[Facts]) -> list[Claim]:
+    """What the rule says of these captures, one per rank. Raises NotCaptured when it abstains."""
+    views: Sequence[View] = ranks
     if rule.over_ranks():
         kinds = summarised((*rule.needs, *rule.wants))
-        views = ranks_of_jobs([RankSummary.of(facts, kinds) for facts in everything])
+        views = ranks_of_jobs([RankSummary.of(facts, kinds) for facts in ranks])
     claims: list[Claim] = []
     for view in views:
         ctx = Context(view, rule)
@@ -113,6 +119,10 @@ def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:
     for what, (want, got) in expected.items():
         assert want is None or want == got, f"{what}: wanted {want!r}, got {got!r}"
     assert case.message is None or case.message in first.message, first.message
+    if case.fixes is not None:
+        texts = [f"{fix.title}\n{fix.text}" for fix in first.fixes]
+        assert len(texts) == len(case.fixes), texts
+        assert all(part in text for part, text in zip(case.fixes, texts, strict=True)), texts
     for claim in claims:
         for fix in claim.fixes:
             why = misfit(fix.codemod, fix.params) if fix.codemod else ""

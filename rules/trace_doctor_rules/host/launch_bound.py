@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from trace_doctor import Claim, Confidence, Context, Fix, Table, threshold
 from trace_doctor.evidence.host.host_bound import HALF, HostBound
@@ -23,15 +24,18 @@ def _training(
     steps: int = 6,
     stacks: bool = False,
     extra: str = "",
+    marked: bool = True,
+    stall: float = 0,
+    optimizer: float = 20,
 ) -> RunBuilder:
     """Steps of small kernels, each behind some host work of its own."""
     b = RunBuilder(stacks=stacks)
-    for _ in range(steps):
-        with b.step(), b.python("train.py", 12, "train_step"):
+    for n in range(steps):
+        with b.step() if marked else nullcontext(), b.python("train.py", 12, "train_step"):
             if extra == "loader":
-                b.loader(count * host_us * 3)
-            elif extra == "pause":
-                b.wait(count * host_us * 3)
+                b.loader(count * host_us * 1.5)
+            if n == 1 and stall:
+                b.stall(stall)
             for _ in range(count):
                 with b.op("aten::add", us=host_us):
                     b.launch(kernel_us)
@@ -40,7 +44,7 @@ def _training(
                     b.launch(30)
                     b.item()
             with b.optimizer_step():
-                b.wait(20)
+                b.wait(optimizer)
     return b
 
 
@@ -154,7 +158,10 @@ class LaunchBound(TimeRule):
     VALID = [
         Valid("kernels that hide what an operator costs", lambda: _training(kernel_us=30, host_us=20)),
         Valid("large kernels", lambda: _training(kernel_us=100)),
+        Valid("kernels that are not short", _training, thresholds={"max_kernel_us": 5.0}),
         Valid("few kernels", lambda: _training(count=10)),
+        Valid("short waits", _training, thresholds={"min_share": 0.6}),
+        Valid("half the host work saves little", _training, thresholds={"min_saving": 0.6}),
         Valid("the host is faster than the GPU", lambda: _training(host_us=1)),
         Valid("waits for data instead", lambda: _training(extra="loader")),
         Valid("waits for the device instead", lambda: _training(extra="item", host_us=4)),
@@ -168,13 +175,29 @@ class LaunchBound(TimeRule):
             _training,
             message="360 kernels",
             confidence="high",
-            saving_us=720,
-            tolerance=0.1,
+            saving_us=730,
+            thresholds={"min_kernels": 360, "min_saving": 0.5, "min_share_with_stacks": 1.0},
+            fixes=("Compile", "CUDA graph", "larger batch"),
             codemod="compile-model",
             before=_SCRIPT,
             after=_PATCHED,
         ),
         Invalid("with stacks", lambda: _training(stacks=True), confidence="medium"),
+        Invalid(
+            "without marks of steps", lambda: _training(count=120, steps=1, marked=False), severity="info"
+        ),
+        Invalid(
+            "a queue that stands still for a while",
+            lambda: _training(stall=250),
+            confidence="medium",
+            thresholds={"max_unattributed": 1e-3},
+        ),
+        Invalid("a queue that stands still for long", lambda: _training(stall=2000), confidence="low"),
+        Invalid(
+            "much of it in the optimizer",
+            lambda: _training(optimizer=300),
+            fixes=("Compile", "fused", "CUDA graph", "larger"),
+        ),
         Invalid("a slow host", lambda: _training(kernel_us=25, host_us=60), confidence="high"),
         Invalid(
             "with stacks, which may be what makes it slow",

@@ -180,13 +180,18 @@ class Fp32Matmul(Rule):
             saving_us=533,
             tolerance=0.1,
             confidence="low",
+            fixes=("bf16", "TF32"),
             codemod="autocast",
             before=_SCRIPT,
             after=_PATCHED,
         ),
+        Invalid("convolutions on an A100", lambda: _training("ampere_scudnn_128x64_relu_medium_nn_v1"), fixes=("bf16",)),
+        Invalid("on a V100", lambda: _training("volta_sgemm_128x64_tn", cc=(7, 0), gpu="Tesla V100"), fixes=("scaler.scale(loss)",)),
+        Invalid("where tensor cores are twice as fast", lambda: _training(cc=(8, 6), gpu="NVIDIA RTX A6000"), saving_us=400, fixes=("bf16", "TF32")),
+        Invalid("where TF32 is no faster", lambda: _training(cc=(8, 6), gpu="NVIDIA GeForce RTX 3090"), fixes=("bf16",)),
         Invalid("convolutions on a V100", lambda: _training("volta_scudnn_128x64_relu_medium_nn_v1", cc=(7, 0), gpu="Tesla V100"), message="float16", codemod="autocast"),
-        Invalid("the kernels say which GPU", lambda: _training(gpu=None), message="fp32", codemod="autocast"),
-        Invalid("AMD", lambda: _training("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN", cc=(9, 4), gpu="AMD Instinct MI300X")),
+        Invalid("the kernels say which GPU", lambda: _training(gpu=None), message="fp32", fixes=("bf16", "TF32")),
+        Invalid("AMD", lambda: _training("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN", cc=(9, 4), gpu="AMD Instinct MI300X"), fixes=("bf16",)),
         Invalid("the host is the limit", _host_bound, message="hardly be shorter"),
     ]  # fmt: skip
 
@@ -196,22 +201,21 @@ class Fp32Matmul(Rule):
         share = kernels.share(plain)
         if share < self.min_share:
             return
-        capability = kernels.compute_capability
-        if capability is None and not kernels.is_amd:
-            raise NotCaptured(
-                "the GPU's compute capability is not in the file",
-                "deviceProperties are written by torch 1.8.1 and later",
-            )
-        if not kernels.is_amd and (
-            capability is None
-            or capability < (7, 0)
-            or any(chip in kernels.device_name for chip in _WITHOUT_TENSOR_CORES)
-        ):
-            return
-        bf16 = kernels.is_amd or (capability is not None and capability >= (8, 0))
-        narrow = "bfloat16" if bf16 else "float16"
-        peaks = None if kernels.is_amd else _PEAK_RATIO.get(capability or (8, 0))
-        faster = min(self.most_faster, peaks or self.most_faster)
+        faster, narrow, tf32 = self.most_faster, "bfloat16", False
+        if not kernels.is_amd:
+            capability = kernels.compute_capability
+            if capability is None:
+                raise NotCaptured(
+                    "the GPU's compute capability is not in the file",
+                    "deviceProperties are written by torch 1.8.1 and later",
+                )
+            if capability < (7, 0) or any(chip in kernels.device_name for chip in _WITHOUT_TENSOR_CORES):
+                return
+            faster = min(faster, _PEAK_RATIO.get(capability, faster))
+            if capability < (8, 0):
+                narrow = "float16"
+            else:
+                tf32 = "GeForce" not in kernels.device_name
         saving = by_model(
             kernels,
             ctx[Replay],
@@ -229,21 +233,12 @@ class Fp32Matmul(Rule):
             location=Location(device=kernels.device),
             evidence=[kernel_table("Products in plain fp32", kernels, plain)],
             spans=ctx[Moments].longest(longest_of(kernels, plain), "fp32 product", device=kernels.device),
-            fixes=self._fixes(kernels, plain, narrow),
+            fixes=self._fixes(kernels, plain, narrow, tf32=tf32),
             key="fp32",
         )
 
-    def _fixes(self, kernels: Kernels, plain: Bool, narrow: str) -> list[Fix]:
+    def _fixes(self, kernels: Kernels, plain: Bool, narrow: str, *, tf32: bool) -> list[Fix]:
         """TF32 is for products alone, for convolutions use it already; and not on chips where it is no faster."""
-        fixes = [techniques.autocast(_VERIFY, narrow)]
-        capability = kernels.compute_capability
         products = plain & kernels.where(lambda c: c.kind == "gemm")
-        if (
-            not kernels.is_amd
-            and capability is not None
-            and capability >= (8, 0)
-            and not (_PEAK_RATIO.get(capability) == 2.0 and "GeForce" in kernels.device_name)
-            and kernels.share(products) >= self.min_share
-        ):
-            fixes.append(techniques.tf32(_VERIFY))
-        return fixes
+        worth = tf32 and kernels.share(products) >= self.min_share
+        return [techniques.autocast(_VERIFY, narrow), *([techniques.tf32(_VERIFY)] if worth else [])]

@@ -15,7 +15,7 @@ def autocast(verify: str, dtype: str = "bfloat16", target: Target | None = None)
         f'# HF: TrainingArguments({short}=True); Accelerate: Accelerator(mixed_precision="{short}"); '
         f'Lightning: Trainer(precision="{short.removeprefix("fp")}-mixed")',
     ]
-    if dtype == "float16":
+    if short == "fp16":
         lines[2:2] = ["scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"]
     return patch(
         f"Compute in {short} where that is enough (autocast)",
