@@ -7,7 +7,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,20 @@ SAMPLE = Path(__file__).resolve().parents[1] / "sample_traces" / "dataloader_sta
 Make = Callable[[Path], None]
 
 
-def steps(kernel_us: float, loader_us: float = 0.0, rank: int | None = None, world: int = 1) -> RunBuilder:
-    """Eight steps of one matmul, each behind a wait for its batch."""
-    b = RunBuilder(rank=rank, world_size=world)
-    for _ in range(8):
-        with b.step():
+def steps(
+    kernel_us: float,
+    loader_us: float = 0.0,
+    rank: int | None = None,
+    world: int = 1,
+    numbers: Iterable[int] = range(8),
+) -> RunBuilder:
+    """Steps of one matmul, each behind a wait for its batch; a minute before a number that does not follow."""
+    b, before = RunBuilder(rank=rank, world_size=world), -1
+    for number in numbers:
+        if number > before + 1:
+            b.wait(60e6)
+        before = number
+        with b.step(number):
             if loader_us:
                 b.loader(loader_us)
             with b.op("aten::mm"):
@@ -67,6 +76,10 @@ def few_events(path: Path) -> None:
     trace = json.loads(steps(9_000.0, rank=1, world=2).json())
     trace["traceEvents"] = trace["traceEvents"][:5]
     path.write_text(json.dumps(trace), encoding="utf-8")
+
+
+def two_windows(path: Path) -> None:
+    steps(9_000.0, numbers=(*range(8), *range(40, 48))).write(path)
 
 
 def fed(path: Path) -> None:
@@ -234,6 +247,7 @@ EXAMPLES: dict[str, Make] = {
     "fault.json": starved,
     "fixed.json": fed,
     "two-traces.json": two_traces,
+    "two-windows.json": two_windows,
     "snapshot.pickle": snapshot,
     "fault/": recording,
     "empty.json": data(b""),

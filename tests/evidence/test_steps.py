@@ -92,6 +92,100 @@ def test_marks_of_several_traces_in_a_file_are_no_steps(facts: Make, second: lis
         facts([*series(100, 50, 1), *second], Options(steps=(0, 2)))[Steps]
 
 
+RECORDING = "PyTorch Profiler (0)"
+
+
+def two_windows(
+    apart: float, first: int, extra: list | None = None, steps: int = 4, length: float = 50
+) -> list:
+    """Steps 5 to 8 of 50 us, and as many as are asked for behind a gap of that many us in which nothing is."""
+    early, late = profiled([length] * 4), profiled([length] * steps)
+    shifted = []
+    for cat, name, at, dur, more in late:
+        of = (
+            name.replace(name.split("#")[1], str(int(name.split("#")[1]) - 5 + first))
+            if "#" in name
+            else name
+        )
+        ids = {"correlation": more["correlation"] + 100} if more else {}
+        shifted.append((cat, of, at + 4 * length + apart, dur, ids))
+    return [*early, *shifted, *(extra or [])]
+
+
+def recordings(apart: float, upto: float = 300) -> list:
+    return [(Cat.SPAN, RECORDING, 90, upto - 90, {}), (Cat.SPAN, RECORDING, 295 + apart, 300, {})]
+
+
+SECOND = 1_000_000.0
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param(two_windows(2000, 40), id="numbers that do not follow"),
+        pytest.param(two_windows(2000, 8), id="a number that comes again"),
+        pytest.param(
+            two_windows(2000, 40, [(Cat.SPAN, RECORDING, 90, 5000, {})]),
+            id="numbers that do not follow, in a recording that was switched off meanwhile",
+        ),
+        pytest.param(two_windows(2000, 9, recordings(2000)), id="two recordings"),
+        pytest.param(two_windows(11 * SECOND, 9), id="nothing for longer than a program pauses"),
+    ],
+)
+def test_where_the_profiler_did_not_run_is_no_time_of_a_step(facts: Make, events: list) -> None:
+    steps = facts(events)[Steps]
+    assert [s.dur for s in steps.steps] == [50_000] * 4
+    assert [s.pace for s in steps.steps] == [50_000] * 4
+    assert steps.window[1] - steps.window[0] == 200_000
+    assert steps.steps[0].start > 2_000_000, "of two as long the later one"
+    assert "recorded apart" in steps.not_judged
+    assert "not captured" in steps.not_judged
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param(two_windows(3 * SECOND, 9), id="seconds between steps that follow each other"),
+        pytest.param(
+            two_windows(99 * SECOND, 9, [(Cat.SPAN, RECORDING, 90, 100 * SECOND, {})]),
+            id="a minute, while the profiler ran",
+        ),
+        pytest.param(
+            two_windows(99 * SECOND, 40, [(Cat.PYTHON, "load", 299, 99 * SECOND + 2, {})]),
+            id="a Python frame over it",
+        ),
+        pytest.param(
+            [*profiled([50, 50, 99 * SECOND, 50]), (Cat.SPAN, RECORDING, 90, 100, {})], id="inside a step"
+        ),
+        pytest.param(two_windows(4000, 40, length=5000), id="no room for a step that is not there"),
+    ],
+)
+def test_a_pause_while_the_profiler_ran_is_time_of_a_step(facts: Make, events: list) -> None:
+    steps = facts(events)[Steps]
+    assert steps.not_judged == ""
+    assert steps.window[0] == 100_000
+    assert len(steps.steps) in (4, 8)
+    assert steps.window[1] == sum(s.dur for s in steps.steps) + 100_000
+
+
+def test_the_piece_with_most_steps_is_judged_or_the_one_that_was_asked_for(facts: Make) -> None:
+    events = two_windows(2000, 40, steps=2)
+    assert [s.index for s in facts(events)[Steps].steps] == [5, 6, 7, 8]
+    chosen = facts(events, Options(steps=(40, 42)))[Steps]
+    assert ([s.index for s in chosen.steps], chosen.not_judged) == ([40, 41], "")
+    assert facts(events, Options(steps=(8, 42)))[Steps].not_judged
+
+
+def test_recordings_without_marks_of_steps_are_apart_as_well(facts: Make) -> None:
+    events = [e for n in range(4) for e in work(100 + 50 * n, n + 1)]
+    late = [e for n in range(3) for e in work(5000 + 50 * n, n + 9)]
+    both = [(Cat.SPAN, RECORDING, 90, 200, {}), (Cat.SPAN, RECORDING, 4990, 200, {})]
+    steps = facts([*events, *late, *both])[Steps]
+    assert (steps.source, steps.window) == ("none", (100_000, 259_000))
+    assert steps.not_judged
+    assert facts([*events, *late, both[0]])[Steps].not_judged == ""
+
+
 def test_marks_that_overlap_by_rounding_are_steps(facts: Make) -> None:
     events = [(NOTE, f"ProfilerStep#{n}", 100 + 50 * n, 50.3, {}) for n in range(4)]
     assert len(facts([*events, *(e for n in range(4) for e in work(101 + 50 * n, n + 1))])[Steps].steps) == 4

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from trace_doctor.testing import RunBuilder
+
 Run = Callable[..., Any]
 
 
@@ -107,6 +109,30 @@ def test_two_traces_in_one_file_have_no_step_time(logs: Path, run: Run) -> None:
     assert (done.code, done.result.inputs[0].pace) == (3, None)
     assert [b.status for b in done.result.gate.budgets] == ["undecided"]
     assert "several traces" in done.result.gate.verdict
+
+
+def test_a_gap_between_two_windows_of_the_profiler_hides_nothing(logs: Path, run: Run) -> None:
+    def job(apart: float) -> None:
+        b = RunBuilder()
+        for number in (*range(8), *range(40, 48)):
+            if number == 40:
+                b.wait(apart)
+            with b.step(number):
+                b.loader(400)
+                with b.op("aten::mm"):
+                    b.launch(300, "bf16_gemm")
+                b.idle_until_done()
+        b.write(logs / "rank0.pt.trace.json")
+
+    job(60e6)
+    done = run("check", "logs", "-o", "json")
+    assert (done.code, [f.code for f in done.result.findings]) == (1, ["TD101"])
+    assert "only steps 40 to 47 were judged" in done.result.gate.verdict
+    assert {row.phase for row in done.result.time_ledger if row.window_ns > 1e9} == set()
+    assert "only steps 40 to 47 were judged" in " ".join(run("analyze", "logs").out.split())
+    nothing = ("check", "logs", "--fail-on", "never")
+    assert (run(*nothing).code, run(*nothing, "--allow-partial").code) == (3, 0)
+    assert run(*nothing, "--steps", "0:8").code == 0, "what was asked for was judged"
 
 
 def test_an_own_rule_that_fails_has_not_looked(logs: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,13 +69,24 @@ def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> li
     for recording in scope.recorded:
         reasons += _of_recording(recording, scope.rank)
     reasons += _of_worlds([summary for summary, _ in shortages])
+    reasons += _named_or_counted(
+        [
+            f"{summary.path} holds {steps.not_judged}"
+            for summary, _ in shortages
+            if (steps := summary.get(Steps)) is not None and steps.not_judged
+        ],
+        "hold pieces that were not judged",
+    )
     empty = [(summary.path, why) for summary, why in shortages if why]
     if len(empty) == len(shortages):  # nothing at all can be judged: more than a part that is missing
         return reasons
-    reasons += [f"{path} holds too little to be judged: {why}" for path, why in empty[:_MOST_NAMED]]
-    if len(empty) > _MOST_NAMED:
-        reasons.append(f"{len(empty) - _MOST_NAMED} more captures hold too little to be judged")
-    return reasons
+    few = [f"{path} holds too little to be judged: {why}" for path, why in empty]
+    return reasons + _named_or_counted(few, "hold too little to be judged")
+
+
+def _named_or_counted(reasons: list[str], what: str) -> list[str]:
+    more = len(reasons) - _MOST_NAMED
+    return reasons if more <= 0 else [*reasons[:_MOST_NAMED], f"{more} more captures {what}"]
 
 
 def _of_recording(recording: RecordedRanks, only: int | None) -> Iterable[str]:

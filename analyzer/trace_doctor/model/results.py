@@ -85,8 +85,8 @@ class Result(Document, frozen=True, kw_only=True):
     ignored: list[Ignored] = field(default_factory=list)
     ranks: Ranks = Ranks()
     incomplete: list[str] = field(default_factory=list)
-    """why this is no diagnosis of all that was given or recorded: captures not read, ranks missing, a trace with too little
-    in it. `check`, `verify` and `diff` then end with 3 unless --allow-partial is given"""
+    """why this is no diagnosis of all that was given or recorded: captures not read, ranks missing, pieces of a trace
+    that were recorded apart from the one that was judged, a trace with too little in it. `check`, `verify` and `diff` then end with 3 unless --allow-partial is given"""
     summary: Summary = Summary()
     time_ledger: list[TimeLedgerRow] = field(default_factory=list)
     memory_ledger: list[MemoryLedgerRow] = field(default_factory=list)

@@ -12,18 +12,19 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trace_doctor.arrays import I64
+from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
+from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.names.event_names import is_loader, is_optimizer_step, is_step, step_number
 from trace_doctor.evidence.trace.launches import Launches
 from trace_doctor.evidence.trace.nesting import Nesting
+from trace_doctor.evidence.trace.pieces import EVER, Span, pieces
 from trace_doctor.evidence.trace.threads import Threads
 from trace_doctor.evidence.trace.warmup import leading_warmup
 from trace_doctor.run import GPU_CATS, Cat, Run
 
 Phase = Literal["steady", "warmup", "outside"]
-Span = tuple[int, int]
 Source = Literal["profiler_step", "loader", "optimizer", "marker", "none"]
 Cut = tuple[Span, Source, list[int], list[str]]
 """window, source, borders of the steps, their labels"""
@@ -70,6 +71,8 @@ class Steps(Evidence, frozen=True):
     """why steps are warm-up; or that nothing steady remained and all steps count"""
     doubt: str = ""
     """why marks of steps that are there are not believed, and there is no source"""
+    not_judged: str = ""
+    """what else was recorded: a file may hold pieces that were recorded apart, and the window lies in one of them"""
 
     @property
     def steady(self) -> tuple[Step, ...]:
@@ -105,10 +108,16 @@ class Steps(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        marks = _from_profiler_steps(facts)
-        if marks is not None and (doubt := _several_series(facts.run, _profiler_marks(facts))):
+        run, marks = facts.run, _profiler_marks(facts)
+        parts = pieces(run, marks, [step_number(run.text(m)) for m in marks])
+        cuts = [_cut(facts, piece) for piece in parts if _work_in(run, piece).any()] or [_cut(facts, EVER)]
+        numbered = any(source == "profiler_step" for _, source, _, _ in cuts)
+        if numbered and (doubt := _several_series(run, marks)):
             return cls._without(facts, doubt)
-        steps = cls._of(facts, marks or _from_marks(facts))
+        cut, more = _chosen(cuts, facts.options.steps)
+        steps = cls._of(facts, cut)
+        if more:
+            steps = replace(steps, not_judged=_not_judged(steps, parts))
         return steps if not steps.steps or steps.step_ns else cls._without(facts, _NO_TIME)
 
     @classmethod
@@ -148,15 +157,45 @@ class Steps(Evidence, frozen=True):
         return cls(window, source, tuple(steps), _outside(window, steps), reason)
 
 
-def _from_profiler_steps(facts: Facts) -> Cut | None:
+def _cut(facts: Facts, piece: Span) -> Cut:
+    return _from_profiler_steps(facts, piece) or _from_marks(facts, piece)
+
+
+def _chosen(cuts: Sequence[Cut], wanted: tuple[int, int] | None) -> tuple[Cut, bool]:
+    """Of pieces that were recorded apart the one with most of the wanted steps, then with most steps, then the longest, then
+    the last; and whether others hold something that was wanted."""
+
+    def size(cut: Cut) -> tuple[int, int, int]:
+        (start, end), _, _, labels = cut
+        inside = [
+            n for n in map(step_number, labels) if wanted and n is not None and wanted[0] <= n < wanted[1]
+        ]
+        return len(inside), len(labels), end - start
+
+    best = max(reversed(cuts), key=size)
+    others = [cut for cut in cuts if cut is not best]
+    return best, any(size(cut)[0] for cut in others) if wanted and size(best)[0] else bool(others)
+
+
+def _not_judged(steps: Steps, parts: Sequence[Span]) -> str:
+    apart = sum(after[0] - before[1] for before, after in pairwise(parts))
+    which = f"steps {steps.steps[0].index} to {steps.steps[-1].index}" if steps.steps else "one of them"
+    return (
+        f"{len(parts)} pieces that were recorded apart, with {two_figures(apart / 1e3)} between them that were not "
+        f"captured: only {which} {'were' if steps.steps else 'was'} judged"
+    )
+
+
+def _from_profiler_steps(facts: Facts, piece: Span) -> Cut | None:
     """Steps tile the window from mark to mark; the last ends with its mark or with the GPU work launched in the window.
     Marks that hold no work, where all of it lies beside them, are no steps."""
     run, marks = facts.run, _profiler_marks(facts)
+    marks = marks[_inside(run, marks, piece)]
     if not len(marks):
         return None
     start, end = int(run.ts[marks[0]]), int(run.end[marks].max())
     end = max(end, _gpu_end(run, facts[Launches], (start, end)))
-    if not _worked(run, (start, end)) and _worked(run, _extent(run)):
+    if not _worked(run, (start, end)) and _worked(run, _extent(run, piece)):
         return None  # no step() in the loop, or a mark that lost its start
     return (start, end), "profiler_step", [*run.ts[marks].tolist(), end], [run.text(m) for m in marks]
 
@@ -177,10 +216,10 @@ def _several_series(run: Run, marks: I64) -> str:
     return _SEVERAL if (np.diff(numbers) < 0).any() or (overlap * 10 > run.dur[marks][:-1]).any() else ""
 
 
-def _from_marks(facts: Facts) -> Cut:
+def _from_marks(facts: Facts, piece: Span) -> Cut:
     """The window is the extent of all work; marks of one kind cut steps out of it. Only whole steps count."""
     run = facts.run
-    window = _extent(run)
+    window = _extent(run, piece)
     finders: tuple[tuple[Source, Callable[[Facts], I64]], ...] = (
         ("loader", _loader_marks),
         ("optimizer", _optimizer_marks),
@@ -188,6 +227,7 @@ def _from_marks(facts: Facts) -> Cut:
     )
     for source, find in finders:
         marks = find(facts)
+        marks = marks[_inside(run, marks, piece)]
         if len(marks) >= 2:
             closes = source == "optimizer"
             borders = (run.end if closes else run.ts)[marks].tolist()
@@ -202,12 +242,21 @@ def _computes(run: Run, launches: Launches, span: Span) -> bool:
     return not len(at) or bool(((at >= span[0]) & (at < span[1])).any())
 
 
-def _extent(run: Run) -> Span:
-    """From the first to the last operator, annotation, runtime or GPU event."""
-    work = run.is_cat(Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.RUNTIME, Cat.DRIVER, *GPU_CATS)
+def _inside(run: Run, rows: I64, piece: Span) -> Bool:
+    return np.asarray((run.ts[rows] >= piece[0]) & (run.ts[rows] < piece[1]))
+
+
+def _extent(run: Run, piece: Span = EVER) -> Span:
+    """From the first to the last operator, annotation, runtime or GPU event of the piece."""
+    work = _work_in(run, piece)
     if not work.any():
         raise NotCaptured("no operator, annotation, runtime or GPU event in the trace")
     return int(run.ts[work].min()), int(run.end[work].max())
+
+
+def _work_in(run: Run, piece: Span) -> Bool:
+    work = run.is_cat(Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.RUNTIME, Cat.DRIVER, *GPU_CATS)
+    return np.asarray(work & (run.ts >= piece[0]) & (run.ts < piece[1]))
 
 
 def _loader_marks(facts: Facts) -> I64:

@@ -1,0 +1,82 @@
+"""Pieces of a trace that were recorded apart: between them the profiler did not run, which is no idle time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from trace_doctor.arrays import I64, Bool
+from trace_doctor.evidence.intervals import covered, pairs, union
+from trace_doctor.run import Cat, Run
+
+Span = tuple[int, int]
+
+EVER: Span = (-(1 << 62), 1 << 62)
+"""the whole trace"""
+LONG_NS = 10_000_000_000
+"""Nothing at all between two steps that follow each other for longer is no pause of theirs: profilers end one mark where they
+begin the next (of 86 captures at most 0.2 ms apart). Marks that a script makes may leave seconds between them."""
+_SHORT_NS = 1_000_000
+"""A profiler starts and stops in no less."""
+
+
+def pieces(run: Run, marks: I64, numbers: Sequence[int | None]) -> list[Span]:
+    """The stretches of time [start, end), ns, that were recorded apart, in order; they reach to the ends of time. `marks`:
+    rows of the steps, one after the other, `numbers`: theirs.
+
+    Between two of them lies no event of any kind, and something says that this is not the program's: numbers of steps that
+    do not follow each other, with room for a step between them; `Trace` events that end before and begin after it; or, in
+    a file without such events, more than `LONG_NS` between steps, and more than all steps together. A pause inside a step
+    lies in its mark, and one of a profiler that ran in its `Trace` event: these stay idle time.
+    """
+    spans = np.flatnonzero(run.is_cat(Cat.SPAN))
+    holes = _holes(run)
+    if not len(holes):
+        return [EVER]
+    apart = _jumps(run, holes, marks, numbers)
+    if len(spans):
+        apart |= _between_recordings(run, holes, spans)
+    else:
+        apart |= _longer_than_all(run, holes, marks)
+    borders = [EVER[0], *holes[apart].ravel().tolist(), EVER[1]]
+    return list(zip(borders[::2], borders[1::2], strict=True))
+
+
+def _holes(run: Run) -> I64:
+    """Where no event is, but for those that stretch over everything."""
+    other = run.cat != Cat.SPAN
+    reach, begins = np.maximum.accumulate(run.end[other])[:-1], run.ts[other][1:]
+    found = begins - reach >= _SHORT_NS
+    return pairs(reach[found], begins[found])
+
+
+def _jumps(run: Run, holes: I64, marks: I64, numbers: Sequence[int | None]) -> Bool:
+    """Holes between two steps that do not follow each other, in which there is room for one."""
+    before, between = _between(run, holes, marks)
+    if not between.any():
+        return between
+    follows = np.array([a is None or b is None or b == a + 1 for a, b in pairwise(numbers)])
+    room = holes[:, 1] - holes[:, 0] >= np.median(run.dur[marks])
+    jump = np.zeros(len(holes), dtype=bool)
+    jump[between] = ~follows[before[between]]
+    return jump & room
+
+
+def _longer_than_all(run: Run, holes: I64, marks: I64) -> Bool:
+    _, between = _between(run, holes, marks)
+    least = max(LONG_NS, int(run.dur[marks].sum()))
+    return np.asarray(between & (holes[:, 1] - holes[:, 0] > least))
+
+
+def _between(run: Run, holes: I64, marks: I64) -> tuple[I64, Bool]:
+    """For each hole the mark that begins before it, and whether another one begins after it."""
+    before = np.searchsorted(run.ts[marks], holes[:, 0], side="right") - 1
+    return before, np.asarray((before >= 0) & (before + 1 < len(marks)))
+
+
+def _between_recordings(run: Run, holes: I64, spans: I64) -> Bool:
+    """Holes with time between two recordings: these reach a little further than their events."""
+    recorded = union(pairs(run.ts[spans], run.end[spans]))
+    return np.asarray(covered(holes, pairs(recorded[:-1, 1], recorded[1:, 0])) >= _SHORT_NS)
