@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -157,7 +158,10 @@ def _write_tracks(path: Path, traces: Sequence[tuple[int, Facts]], result: Resul
 
     if not traces:
         raise UsageError("perfetto: a trace is needed, snapshots alone have no clock of a profiler")
-    for target, (number, facts) in zip(targets(path, [f.rank for _, f in traces]), traces, strict=True):
+    files = targets(path, [f.rank for _, f in traces])
+    if len(files) > 1 and (there := next(filter(os.path.lexists, files), None)) is not None:
+        raise UsageError(f"perfetto: {there} is there already, and was not named: it is not overwritten")
+    for target, (number, facts) in zip(files, traces, strict=True):
         run = facts.run
         offsets, source = run.offset[run.offset >= 0], run.read_args
         if not len(offsets) or not isinstance(source, ArgsReader):

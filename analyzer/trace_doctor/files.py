@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 import time
@@ -17,6 +18,8 @@ from trace_doctor.errors import UsageError
 _PATIENCE = 3.0
 """Seconds in which a reader of a pipe is to come"""
 _MOST_LINKS = 40
+_STREAM = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})|/dev/std(out|err)")
+"""names of what this process has open already"""
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
@@ -65,7 +68,11 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def _target(path: Path) -> Path | None:
     """The file that is to be written; None for a device or a pipe. Raises OSError and UsageError."""
-    if path.parts[:2] == ("/", "dev") or (path.exists() and not path.is_file()):
+    if (
+        path.parts[:2] == ("/", "dev")
+        or _STREAM.fullmatch(str(path))
+        or (path.exists() and not path.is_file())
+    ):
         return None
     if path.is_symlink():
         check_link(path)
@@ -74,7 +81,10 @@ def _target(path: Path) -> Path | None:
 
 
 def _opened_as_it_is(path: Path) -> BinaryIO:
-    """A device or a pipe for writing. Opening a FIFO would wait for a reader for ever."""
+    """A device, a pipe or a stream of ours for writing. Opening a FIFO would wait for a reader for ever; a stream that leads
+    into a file would begin that again."""
+    if stream := _STREAM.fullmatch(str(path)):
+        return open(os.dup(int(stream[1] or {"out": 1, "err": 2}[stream[2]])), "wb")
     state = path.stat()
     if not stat.S_ISFIFO(state.st_mode) or path.parts[:2] == ("/", "dev"):
         return path.open("wb")

@@ -20,8 +20,9 @@ MAIN = f"{sys.executable} -c 'from trace_doctor.cli import main; main()'"
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     b = RunBuilder()
-    with b.step(), b.op("aten::mm"):
-        b.launch(1000)
+    for _ in range(10):
+        with b.step(), b.op("aten::mm"):
+            b.launch(1000)
     return b.write(tmp_path_factory.mktemp("streams") / "trace.json")
 
 
@@ -46,6 +47,18 @@ def test_streams_that_are_closed(trace: Path, closed: str) -> None:
     code, said = shell(f"{MAIN} check {trace} -o json {closed}", trace)
     assert code == 0
     assert "rror" not in said
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="no /dev/stdout here")
+@pytest.mark.parametrize("place", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_an_output_that_is_a_stream_begins_its_file_no_second_time(trace: Path, place: str) -> None:
+    if not Path(place).exists():
+        pytest.skip(f"no {place} here")
+    code, _ = shell(f"(echo first; {MAIN} analyze trace.json -q -o json={place}; echo last) > said", trace)
+    said = (trace.parent / "said").read_text()
+    assert code == 0
+    assert said.startswith("first\n{")
+    assert said.endswith("}\nlast\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

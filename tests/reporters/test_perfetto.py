@@ -126,6 +126,12 @@ def test_a_file_for_each_rank(tmp_path: Path) -> None:
     names = {e["args"]["name"] for e in tracks(tmp_path / "t-rank3.json.gz") if e["name"] == "process_name"}
     assert names == {"trace-doctor: rank 3"}
     assert (tmp_path / "t-rank0.json.gz").exists()
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(UsageError, match=r"-rank0.json.* is there already, and was not named"):
+        trace_doctor.analyze(
+            tmp_path / "rank0.json", tmp_path / "rank3.json", perfetto=tmp_path / "t.json.gz"
+        )
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
     with pytest.raises(UsageError, match="a trace is needed"):
         trace_doctor.analyze(SAMPLES / "memory_spike" / "simulated" / "fault", perfetto=tmp_path / "no.json")
     assert not (tmp_path / "no.json").exists()

@@ -144,8 +144,9 @@ def _written(path: Path | None, result: Result) -> str:
     """The file of the one trace, or what those of several are called."""
     if path is None or len({row.input for row in result.time_ledger}) < 2:
         return str(path)
-    stem, dot, suffix = path.name.partition(".")
-    return f"{path.with_name(f'{stem}-*{dot}{suffix}')} (a file for each trace)"
+    from trace_doctor.exporters.perfetto import named
+
+    return f"{named(path, '*')} (a file for each trace)"
 
 
 def report_options(

@@ -67,8 +67,17 @@ def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None]) -> None:
         ):
             raise UsageError(f"--{sink.option}: {sink.path} is read or is a capture; it is not overwritten")
     paths = [os.path.realpath(s.path) for s in sinks if s.path is not None and not s.path.is_char_device()]
-    if len(set(paths)) < len(paths):
+    if len(set(paths)) < len(paths) or _meet_tracks(sinks):
         raise UsageError("--output: two formats cannot go to one file")
+
+
+def _meet_tracks(sinks: Sequence[Sink]) -> bool:
+    """Whether another output has a name that the tracks of one trace of several may get."""
+    from trace_doctor.exporters.perfetto import named
+
+    others = [s.path for s in sinks if s.path is not None and s.format != "perfetto"]
+    tracks = [named(s.path, "*") for s in sinks if s.path is not None and s.format == "perfetto"]
+    return any(path.match(str(pattern)) for path in others for pattern in tracks)
 
 
 def _check_place(path: Path) -> None:

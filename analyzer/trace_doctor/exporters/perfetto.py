@@ -37,8 +37,13 @@ def targets(path: Path, ranks: Sequence[int]) -> list[Path]:
     if len(ranks) == 1:
         return [path]
     numbers = [f"rank{r}" for r in ranks] if len(set(ranks)) == len(ranks) else range(len(ranks))
+    return [named(path, number) for number in numbers]
+
+
+def named(path: Path, number: object) -> Path:
+    """The file of one trace of several."""
     stem, dot, suffix = path.name.partition(".")
-    return [path.with_name(f"{stem}-{number}{dot}{suffix}") for number in numbers]
+    return path.with_name(f"{stem}-{number}{dot}{suffix}")
 
 
 def write(

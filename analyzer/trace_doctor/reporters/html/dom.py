@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 from typing import Any
@@ -18,13 +19,16 @@ class Html(str):
 Child = Any
 """Html, text (escaped), a number, None (nothing), or an iterable of these."""
 
+_COLONS = re.compile(r"^(\s*)::", re.MULTILINE)
 _VOID = frozenset({"meta", "br", "hr", "col", "input", "rect", "path", "line", "circle", "use"})
 _SELF_CLOSED = frozenset({"rect", "path", "line", "circle", "use"})
 
 
 def text(value: object, *, block: bool = False) -> Html:
-    """Foreign text: control and reordering characters written out, then escaped."""
-    return Html(escape(visible(str(value), block=block), quote=True))
+    """Foreign text: control and reordering characters written out, then escaped, also what begins a line with a command
+    to a CI server (`::error::`), whose log a page may go to."""
+    escaped = escape(visible(str(value), block=block), quote=True)
+    return Html(_COLONS.sub(r"\1&#58;:", escaped) if block else escaped)
 
 
 def el(tag: str, *children: Child, **attributes: Any) -> Html:
