@@ -13,6 +13,7 @@ from trace_doctor.errors import UsageError
 from trace_doctor.fixes import plan, with_diffs
 from trace_doctor.fixes.apply import apply
 from trace_doctor.model import Finding, Fix, Location, Result, Safety, Target
+from trace_doctor.program.script import Script
 
 LOOP = """\
 import torch
@@ -160,6 +161,30 @@ def test_ranks_that_ask_for_different_counts_are_one_fault(tmp_path: Path) -> No
     (tmp_path / "train.py").write_text(LOOP)
     made = plan(result(finding(1, WORKERS), finding(2, fix("dataloader-args", num_workers=5))), tmp_path)
     assert [i.status for i in made.items] == ["ready", "covered"]
+
+
+def test_findings_of_many_ranks_take_no_more_looks_at_the_script_than_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look parses it; what becomes of every finding is told all the same."""
+    (tmp_path / "train.py").write_text(LOOP)
+    parsed: list[str] = []
+    made = Script.__init__
+
+    def counted(self: Script, data: bytes, name: str, path: Path) -> None:
+        parsed.append(name)
+        made(self, data, name, path)
+
+    monkeypatch.setattr(Script, "__init__", counted)
+    looks = {}
+    for ranks in (1, 50):
+        parsed.clear()
+        asked = [finding(n, WORKERS, file="train.py", line=10, rank=n) for n in range(ranks)]
+        planned = plan(result(*asked), tmp_path)
+        looks[ranks] = len(parsed)
+        assert [item.label for item in planned.items] == [f"TD101-{n}" for n in range(ranks)]
+        assert [item.why for item in planned.items] == ["", *["TD101-0 does this already"] * (ranks - 1)]
+    assert looks[1] == looks[50] > 0
 
 
 def test_second_fix_of_a_finding_is_an_alternative_where_they_contradict(tmp_path: Path) -> None:

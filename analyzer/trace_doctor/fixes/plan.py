@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -111,12 +111,7 @@ def plan(
     torch = bounds(result, _requirements(tree.root), torch_version)
     excerpts = {name: dict(lines) for name, lines in result.source_excerpts.items()}
     source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts)
-    planned = [
-        _resolve(finding, index, fix, source_)
-        for finding in result.findings
-        if selected(finding, select)
-        for index, fix in enumerate(finding.fixes)
-    ]
+    planned = list(_all_resolved((f for f in result.findings if selected(f, select)), source_))
     items = together([_held(item, unsafe) for item in planned])
     return Plan(tree, prefix, tuple(items), tuple(tree.unreadable[name] for name in sorted(tree.unreadable)))
 
@@ -143,6 +138,19 @@ class _Source:
     """scripts that any finding of the result points into"""
     excerpts: Mapping[str, Mapping[int, str]]
     """file -> line -> its text when the result was made, as far as the result holds it"""
+
+
+def _all_resolved(findings: Iterable[Finding], source: _Source) -> Iterator[Planned]:
+    """Every fix. Findings of many ranks and steps ask for the same at the same place: that is looked for once, which parses
+    the script three times."""
+    once: dict[bytes, Planned] = {}
+    for finding in findings:
+        place = finding.location
+        for index, fix in enumerate(finding.fixes):
+            asked = msgspec.json.encode((fix, place.file, place.line, place.function))
+            if asked not in once:
+                once[asked] = _resolve(finding, index, fix, source)
+            yield replace(once[asked], finding=finding, index=index)
 
 
 def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned:

@@ -62,11 +62,10 @@ def together(items: list[Planned]) -> list[Planned]:
     """Drops what another fix does as well; refuses both of two fixes that contradict each other."""
     refused: dict[int, str] = {}
     covered: dict[int, str] = {}
-    ready = [i for i, item in enumerate(items) if item.status == "ready"]
-    for position, later in enumerate(ready):
-        for earlier in ready[:position]:
-            if earlier in covered or later in covered:
-                continue
+    kept: list[int] = []
+    """ready and covered by none: of many findings with one fix it stays one, and each is compared with that alone"""
+    for later in (i for i, item in enumerate(items) if item.status == "ready"):
+        for earlier in kept:
             a, b = items[earlier], items[later]
             assert a.change is not None and b.change is not None
             pairs = [(x, y) for f, x in a.change.files for g, y in b.change.files if f.name == g.name]
@@ -79,9 +78,12 @@ def together(items: list[Planned]) -> list[Planned]:
             )
             if same or (contradict and kin):
                 covered[later] = f"{a.label} does this already" if same else f"an alternative to {a.label}"
-            elif contradict:
+                break
+            if contradict:
                 refused.setdefault(earlier, f"contradicts {b.label}")
                 refused.setdefault(later, f"contradicts {a.label}")
+        else:
+            kept.append(later)
     out = []
     for index, item in enumerate(items):
         if index in covered:
