@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,34 @@ def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         replacing(tmp_path / "r.html"),
     ):
         pass
+
+
+IN_A_CLASS = """
+import os, signal, sys
+from trace_doctor import cli
+from trace_doctor.cli import app
+class Ends:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+def application(*names):
+    def command(prog_name):
+        class Imported:
+            member = Ends()
+    return command
+app.application = application
+cli.main()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
+def test_a_signal_while_a_class_is_made(name: str, code: int) -> None:
+    """As while modules are imported: what it raises there is wrapped by Python until 3.12."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CLASS, name],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(getattr(signal, name), signal.SIG_DFL),  # ignored in the background
+    )
+    assert done.returncode == code, done.stderr
+    assert "internal error" not in done.stderr

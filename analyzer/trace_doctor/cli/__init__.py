@@ -52,11 +52,21 @@ def run() -> None:
         where = f"{error.filename}: " if error.filename else "cannot go on: "
         tell(one_line(f"{where}{error.strerror or error}"))
     except Exception as error:
+        _if_told_to_end(error)
         if _wants_traceback():
             raise
         cause = f"{type(error).__name__}: {one_line(str(error))}"
         tell(f"internal error: {cause} (run with -vv for the traceback)")
     sys.exit(2)
+
+
+def _if_told_to_end(error: BaseException) -> None:
+    """Until Python 3.12 what a signal raises in a `__set_name__`, as while modules are imported, comes as a RuntimeError."""
+    cause = error.__cause__
+    if isinstance(cause, KeyboardInterrupt):
+        interrupted()
+    if isinstance(cause, SystemExit):
+        raise cause
 
 
 def _wants_traceback() -> bool:
