@@ -113,7 +113,9 @@ cli.main()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130), ("SIGQUIT", 131)]
+)
 def test_a_signal_while_a_class_is_made(name: str, code: int) -> None:
     """As while modules are imported: what it raises there is wrapped by Python until 3.12."""
     done = subprocess.run(

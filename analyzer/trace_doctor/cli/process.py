@@ -49,12 +49,12 @@ def _open_what_is_closed() -> None:
 
 
 def _unwind_when_ended() -> None:
-    """SIGTERM and SIGHUP end the program as Ctrl-C does: nothing half-written is left, and no process."""
+    """SIGTERM, SIGHUP and SIGQUIT end the program as Ctrl-C does: nothing half-written is left, and no process."""
 
     def leave(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    for name in ("SIGTERM", "SIGHUP"):
+    for name in ("SIGTERM", "SIGHUP", "SIGQUIT"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup: ignored, and stays so
             signal.signal(number, leave)
