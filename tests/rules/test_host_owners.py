@@ -8,7 +8,8 @@ from trace_doctor.capture import Capture
 from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.registry import resolve
-from trace_doctor.testing import RunBuilder, captures_of
+from trace_doctor.testing import RunBuilder, captures_of, claims_of
+from trace_doctor_rules.kernels.many_small_gemms import ManySmallGemms
 
 
 def random_numbers_on_the_host(us: int) -> RunBuilder:
@@ -34,3 +35,9 @@ def test_a_tensor_made_on_the_host_is_not_also_a_slow_host(us: int) -> None:
     both = diagnose([capture], [*resolve("TD203"), *resolve("TD104")], defaults())
     assert [f.code for f in alone.findings] == ["TD203"]
     assert [f.code for f in both.findings] == ["TD104"]
+
+
+def test_a_loop_over_experts_is_owned_in_every_step_and_not_only_where_it_was_measured() -> None:
+    case = next(c for c in ManySmallGemms.INVALID if c.name == "many experts")
+    (claim,) = claims_of(ManySmallGemms(), case.build())
+    assert len({start // 1_000_000 for start, _ in claim.owned}) == 4

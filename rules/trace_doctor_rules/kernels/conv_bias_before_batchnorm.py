@@ -37,23 +37,22 @@ def _training(
     gpu: bool = True,
     stacks: bool = False,
     conv: str = "aten::conv2d",
+    places: int = 1,
+    added: bool = True,
+    head: bool = False,
+    layers: int = 5,
 ) -> RunBuilder:
     b = RunBuilder(gpu="NVIDIA H100 80GB HBM3" if gpu else None, shapes=shapes, stacks=stacks)
     image, weight = [8, 32, 56, 56], [64, 32, 3, 3]
     for _ in range(4):
-        with b.step(), b.python("model.py", 30, "forward"):
-            for _ in range(5):
+        with b.step():
+            for n in range(layers):
                 given = [image, weight, [64] if bias else [], [], [], [], []]
-                with b.op(
-                    conv,
-                    dims=given,
-                    types=["float", "float", "float" if bias else "", "", "", "", ""],
+                with (
+                    b.python("model.py", 30 + n % places, "forward"),
+                    b.op(conv, dims=given, types=["float"] * 3),
                 ):
-                    with b.op("aten::cudnn_convolution", us=5):
-                        b.compute(200, "sm80_xmma_fprop_implicit_gemm_tf32f32")
-                    if bias:
-                        with b.op("aten::add_", us=5):
-                            b.compute(10, _ADD)
+                    _convolve(b, bias and added)
                 if between:
                     with b.op(between, us=5):
                         b.compute(10, "relu")
@@ -61,7 +60,18 @@ def _training(
                     _NORM, us=5, dims=[[8, channels, 56, 56], [channels], [channels]], types=["float"] * 3
                 ):
                     b.compute(30, "bn_fw_tr_1C11_kernel_NCHW")
+            if head:
+                with b.op(conv, dims=[image, weight, [64]], types=["float"] * 3):
+                    _convolve(b, True)
     return b
+
+
+def _convolve(b: RunBuilder, adds: bool) -> None:
+    with b.op("aten::cudnn_convolution", us=5):
+        b.compute(200, "sm80_xmma_fprop_implicit_gemm_tf32f32")
+    if adds:
+        with b.op("aten::add_", us=5):
+            b.compute(10, _ADD)
 
 
 class ConvBiasBeforeBatchnorm(Rule):
@@ -98,8 +108,8 @@ class ConvBiasBeforeBatchnorm(Rule):
     code = "TD307"
     name = "conv-bias-before-batchnorm"
     title = "A convolution's bias is undone by the batch norm behind it"
-    needs = (Steps, OperatorInputs, Nesting, Moments)
-    wants = (Kernels, Replay, CallSites)
+    needs = (Steps, OperatorInputs, Nesting, Replay, Moments)
+    wants = (Kernels, CallSites)
 
     min_layers: int = threshold(
         1, "such convolutions in a step", source="one is one too many, and it costs little to say so"
@@ -109,14 +119,19 @@ class ConvBiasBeforeBatchnorm(Rule):
         Valid("no bias", lambda: _training(bias=False)),
         Valid("an activation between", lambda: _training(between="aten::relu")),
         Valid("a norm over other channels", lambda: _training(channels=32)),
+        Valid("fewer than asked for", _training, thresholds={"min_layers": 6}),
         Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
     ]
     INVALID = [
-        Invalid("five layers", _training, message="5 convolutions", saving_us=50, severity="info", confidence="high"),
+        Invalid("one layer", lambda: _training(layers=1), message="1 convolution of a step adds a bias"),
+        Invalid("five layers", _training, message="and costs 50", saving_us=50, severity="info", confidence="high", thresholds={"min_layers": 5}),
+        Invalid("one more before no norm", lambda: _training(head=True), message="5 convolutions", saving_us=50),
+        Invalid("added by the convolution's own kernel", lambda: _training(added=False), message="no effect."),
         Invalid("the norm counts its batches", lambda: _training(between="aten::add_"), message="5 convolutions"),
         Invalid("CPU", lambda: _training(gpu=False), message="5 convolutions"),
         Invalid("transposed", lambda: _training(conv="aten::conv_transpose2d"), message="5 convolutions"),
         Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
+        Invalid("in several places", lambda: _training(stacks=True, places=2), message="of a step add"),
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
@@ -181,8 +196,8 @@ def _operator_between(nesting: Nesting, conv: int, norm: int) -> bool:
 
 def _undone(conv: Inputs, norm: Inputs) -> bool:
     """Whether there is a bias, and the norm is over the channels that it is added to."""
-    bias, weight, image = conv.shape(2), conv.shape(1), norm.shape(0)
-    return len(bias) == 1 and len(weight) > 2 and len(image) > 2 and bias[0] == image[1]
+    bias, image = conv.shape(2), norm.shape(0)
+    return bias == image[1:2] != ()
 
 
 def _site(ctx: Context, convolutions: Rows) -> Site | None:
@@ -196,8 +211,8 @@ def _site(ctx: Context, convolutions: Rows) -> Site | None:
 
 def _saving(ctx: Context, part: float) -> Saving | None:
     """By the kernels that `aten::add_` launches inside convolutions; `part` of those with a bias are before a norm."""
-    kernels, replay = ctx.get(Kernels), ctx.get(Replay)
-    if kernels is None or replay is None:
+    kernels = ctx.get(Kernels)
+    if kernels is None:
         return None
     inside = np.zeros(len(kernels.run), dtype=bool)
     inside[kernels.run.named(_CONVOLUTIONS.__contains__)] = True
@@ -206,7 +221,7 @@ def _saving(ctx: Context, part: float) -> Saving | None:
     if not adding.any():
         return None
     return by_model(
-        kernels, replay, adding, part, "the biases before a batch norm, added by kernels of their own"
+        kernels, ctx[Replay], adding, part, "the biases before a batch norm, added by kernels of their own"
     )
 
 

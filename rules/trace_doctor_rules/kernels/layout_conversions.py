@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 from trace_doctor import Claim, Confidence, Context, Fix, Location, Rule, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
@@ -13,7 +14,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
-from trace_doctor_rules.kernels._shared import HARDLY, kernel_table, longest_of
+from trace_doctor_rules.kernels._shared import HARDLY, Bool, kernel_table, longest_of
 
 _TO_NHWC = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true, (cudnnKernelDataType_t)2>"
 _FROM_NHWC = "void cudnn::ops::nhwcToNchwKernel<__half, __half, float, true, false, (cudnnKernelDataType_t)0>"
@@ -27,16 +28,20 @@ def _training(
     back: str = _FROM_NHWC,
     image: Sequence[int] = (32, 64, 56, 56),
     us: float = 3.0,
+    shapes: bool = True,
+    marked: bool = True,
+    stall: float = 0,
 ) -> RunBuilder:
     """Steps of ten convolutions of 100 us, each between two conversions of so many us."""
-    b = RunBuilder(shapes=True)
+    b = RunBuilder(shapes=shapes)
     for _ in range(5):
-        with b.step():
+        with b.step() if marked else nullcontext():
+            b.stall(stall)
             for _ in range(10):
                 with b.op(
                     "aten::cudnn_convolution",
                     us=us,
-                    dims=[list(image), [64, 64, 3, 3]],
+                    dims=[list(image), [64, 64] + [3] * (len(image) - 2)],
                     types=["c10::Half", "c10::Half"],
                 ):
                     if converting:
@@ -144,7 +149,11 @@ class LayoutConversions(Rule):
             lambda: _training(20, to="batched_transpose_32x32_half", back="batched_transpose_16x64_pack_1x4_ediv_1x2_half"),
             codemod="channels-last",
         ),
-        Invalid("volumes", lambda: _training(20, image=(2, 64, 16, 32, 32)), message="layout"),
+        Invalid("volumes", lambda: _training(20, image=(2, 64, 16, 32, 32)), fixes=("channels_last_3d",)),
+        Invalid("series", lambda: _training(20, image=(32, 64, 56)), fixes=("Conv2d with a kernel of (1, k)",)),
+        Invalid("without shapes", lambda: _training(20, shapes=False), codemod="channels-last"),
+        Invalid("without marks of steps", lambda: _training(20, marked=False), confidence="medium"),
+        Invalid("a queue that stands still", lambda: _training(20, stall=500), confidence="low"),
         Invalid("the host is the limit", lambda: _training(10, us=500), message="hardly be shorter", severity="info"),
     ]  # fmt: skip
 
@@ -177,7 +186,7 @@ class LayoutConversions(Rule):
                 outcome.table("What if nothing had to be converted", "channels last"),
             ],
             spans=ctx[Moments].longest(when, "layout conversion", device=kernels.device),
-            fixes=[_fix(_images(ctx, kernels))],
+            fixes=[_fix(_images(ctx, kernels, converting))],
             removal=removal,
             key="layout",
         )
@@ -189,19 +198,18 @@ def _confidence(outcome: ReplayOutcome, steps: Steps) -> Confidence:
     return "medium" if steps.source == "none" else "high"
 
 
-def _images(ctx: Context, kernels: Kernels) -> int | None:
+def _images(ctx: Context, kernels: Kernels, converting: Bool) -> int | None:
     """How many dimensions the inputs of the converting operators have, for most of the time; None where unknown."""
     inputs = ctx.get(OperatorInputs)
     if inputs is None:
         return None
-    operators, ns = kernels.by_operator(kernels.where(lambda c: c.kind == "layout"))
+    operators, ns = kernels.by_operator(converting)
     time: dict[int, int] = {}
     of_time = dict(zip(operators.tolist(), ns.tolist(), strict=True))
     rows = inputs.typical(operators).tolist()
     for row, given in zip(rows, inputs.of(rows), strict=True):
         size = max((len(shape) for shape, _ in given.tensors()), default=0)
-        if size in (3, 4, 5):
-            time[size] = time.get(size, 0) + of_time[row]
+        time[size] = time.get(size, 0) + of_time[row]
     return max(time, key=lambda size: time[size], default=None)
 
 
