@@ -38,7 +38,7 @@ class KernelGrids(Evidence, frozen=True):
         places = _longest(kernels, _typical(facts, kernels))
         args = kernels.run.args(kernels.rows[places].tolist())
         known = np.array([_blocks_per_sm(a, kernels.multiprocessors) for a in args], dtype=np.float64)
-        if not len(known) or np.isnan(known).all():
+        if np.isnan(known).all():
             raise NotCaptured(
                 "the file does not tell how many blocks the kernels have",
                 "torch.profiler with CUPTI (torch 1.8.1 and later) writes grid and blocks per SM by itself",

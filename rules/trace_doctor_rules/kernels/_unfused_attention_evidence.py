@@ -34,11 +34,9 @@ class AttentionForm(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        chains, nesting = facts[AttentionChains], facts.get(Nesting)
+        chains, nesting = facts[AttentionChains], facts[Nesting]
         operators = chains.kernels.operator[chains.softmax]
         first = operators[operators >= 0][:1]
-        if nesting is None or not len(first):
-            return cls(fell_back=False, refused=(), in_module=False)
         forward = np.unique(operators[~chains.backward & (operators >= 0)])
         inside = nesting.inside(forward, nesting.run.is_named(MATH.__eq__))
         fell_back = bool(inside.sum() * 2 > len(forward))
@@ -57,7 +55,7 @@ def _calls(nesting: Nesting, operators: I64) -> list[int]:
 
 def _refused(facts: Facts, calls: list[int]) -> tuple[str, ...]:
     inputs = facts.get(OperatorInputs)
-    if inputs is None or not calls:
+    if inputs is None:
         return ()
     on_gpu = facts[AttentionChains].kernels.on_gpu
     return tuple(sorted({_reason(given, on_gpu=on_gpu) for given in inputs.of(calls)} - {""}))

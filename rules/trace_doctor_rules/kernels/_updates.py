@@ -46,7 +46,7 @@ class Update:
     @property
     def fused(self) -> bool:
         """Whether PyTorch has a fused form of it: one operator for all parameters."""
-        return self.loop is None and self.optimizer in FUSED
+        return self.optimizer in FUSED
 
 
 def by_optimizers(work: OptimizerWork) -> Iterator[Update]:

@@ -73,8 +73,6 @@ def _loops(facts: Facts) -> list[I64]:
     """Runs of `zero_` and nothing else on the main thread, outside of optimizers, one for each of the model's gradients."""
     run = facts.run
     ops, step, mark = plain_operators(facts)
-    if not len(ops):
-        return []
     gradients = gradients_by_step(facts)
     zero = run.is_named(_ZEROING[0].__eq__)[ops] & (mark < 0)
     new = np.ones(len(ops), dtype=bool)

@@ -21,7 +21,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import table, target
+from trace_doctor_rules._shared import site_of, table, target
 from trace_doctor_rules.kernels._updates import (
     Rows,
     Update,
@@ -52,33 +52,41 @@ def _training(
     gpu: bool = True,
     us: float = 3.0,
     stacks: bool = False,
+    offloaded: bool = False,
+    skipped: int = -1,
+    stall: float = 0,
 ) -> RunBuilder:
+    """`skipped`: a step whose update ends after the first operator, as a scaler has it."""
     b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB" if gpu else None, stacks=stacks)
-    for _ in range(6):
+    for n in range(6):
         with b.step(), b.python("train.py", 12, "train"):
+            b.stall(stall)
             for _ in range(10):
                 with b.op("aten::mm", us=10):
                     if gpu:
                         b.launch(gpu_us, "ampere_bf16_s16816gemm_bf16_128x128")
             with b.optimizer_step(optimizer):
-                _update(b, kind, parameters, gpu, us)
+                _update(b, kind, parameters, gpu and not offloaded, us, 1 if n == skipped else None)
     return b
 
 
-def _update(b: RunBuilder, kind: str, parameters: int, gpu: bool, us: float) -> None:
+def _update(b: RunBuilder, kind: str, parameters: int, gpu: bool, us: float, most: int | None) -> None:
     names = {
         "single": _PARTS * parameters,
         "foreach": tuple(f"aten::_foreach_{p.removeprefix('aten::')}" for p in _PARTS),
         "fused": ("aten::_fused_adamw_",),
-        "compiled": ("Torch-Compiled Region: 0/0", *("triton_for_fused_0",) * 40),
+        "compiled": ("Torch-Compiled Region: 0/0", *("aten::call",) * 40),
+        "kernels of a compiler": ("aten::call",) * 40,
         "apex": _PARTS * 8,
     }[kind]
-    for name in names:
+    for name in names[:most]:
         with b.op(name, us=us):
             if gpu:
                 b.launch(
                     2.0 if kind == "single" else 40.0,
-                    "multi_tensor_apply_kernel" if kind == "apex" else "vectorized_elementwise_kernel<4>",
+                    {"apex": "multi_tensor_apply_kernel", "kernels of a compiler": "triton_for_fused_0"}.get(
+                        kind, "elementwise_kernel"
+                    ),
                 )
 
 
@@ -193,8 +201,8 @@ class SingleTensorOptimizer(Rule):
     code = "TD304"
     name = "single-tensor-optimizer"
     title = "The optimizer updates parameters one by one"
-    needs = (Steps, Processor, UpdateLoops, Replay, Moments)
-    wants = (CallSites, HostCauses, OptimizerWork)
+    needs = (Steps, Processor, UpdateLoops, HostCauses, Replay, Moments)
+    wants = (CallSites, OptimizerWork)
 
     min_saving: float = threshold(
         0.02,
@@ -219,9 +227,15 @@ class SingleTensorOptimizer(Rule):
     )
 
     VALID = [
-        Valid("foreach", lambda: _training("foreach")),
-        Valid("fused", lambda: _training("fused")),
-        Valid("compiled", lambda: _training("compiled")),
+        Valid("foreach", lambda: _training("foreach"), thresholds={"min_operators": 1}),
+        Valid("fused", lambda: _training("fused"), thresholds={"min_operators": 1}),
+        Valid("compiled", lambda: _training("compiled"), thresholds={"min_operators": 1}),
+        Valid(
+            "kernels of a compiler",
+            lambda: _training("kernels of a compiler"),
+            thresholds={"min_operators": 1},
+        ),
+        Valid("offloaded to the CPU beside a GPU", lambda: _training(offloaded=True, gpu_us=10)),
         Valid("another library's fused optimizer", lambda: _training("apex", parameters=1)),
         Valid("a class without a foreach form", lambda: _training(optimizer="LBFGS")),
         Valid("few parameters", lambda: _training(parameters=4)),
@@ -240,15 +254,24 @@ class SingleTensorOptimizer(Rule):
         Valid("tensors that are only moved", lambda: _by_hand(("aten::copy_",)), skipped=_NO_STEP),
         Valid("an average of few tensors", lambda: _by_hand(tensors=8), skipped=_NO_STEP),
         Valid("CPU, fused", lambda: _training("fused", gpu=False)),
+        Valid(
+            "CPU, less than asked for", lambda: _training(gpu=False), thresholds={"min_saving_on_cpu": 0.9}
+        ),
         Valid("CPU, large tensors: SGD gains little", lambda: _training(optimizer="SGD", gpu=False, us=50)),
+        Valid(
+            "CPU, by hand, of two operators for each large tensor",
+            lambda: _by_hand(optimizer="MyEma", gpu=False, us=50),
+        ),
         Valid("CPU, an average of large tensors", lambda: _by_hand(gpu=False, us=50), skipped=_NO_STEP),
     ]
     INVALID = [
         Invalid(
-            "AdamW with foreach=False", _training, message="280 operators", confidence="medium",
+            "AdamW with foreach=False", _training, message="280 operators and 2 ms of host time a step: ", confidence="medium", thresholds={"min_operators": 280},
             codemod="optimizer-args", before=_SCRIPT, after=_PATCHED,
         ),
         Invalid("NAdam has no fused form", lambda: _training(optimizer="NAdam"), codemod="optimizer-args", message="NAdam"),
+        Invalid("one update is skipped", lambda: _training(skipped=3), message="234 operators"),
+        Invalid("a queue that stands still", lambda: _training(stall=500), confidence="low"),
         Invalid("with stacks", lambda: _training(stacks=True), file="train.py", confidence="low"),
         Invalid("Adam written by hand", lambda: _by_hand(_PARTS, optimizer="MyAdam"), message="MyAdam.step()"),
         Invalid(
@@ -258,7 +281,7 @@ class SingleTensorOptimizer(Rule):
             severity="info",
             message="first time",
         ),
-        Invalid("an average of the weights", _by_hand, message="A loop", confidence="low"),
+        Invalid("an average of the weights", _by_hand, message="A loop", confidence="low", fixes=("_foreach_",)),
         Invalid(
             "an average that is written back",
             lambda: _by_hand(("aten::mul", "aten::mul", "aten::add", "aten::copy_")),
@@ -267,7 +290,7 @@ class SingleTensorOptimizer(Rule):
         Invalid("views and reads between", lambda: _by_hand((*_PARTS, "aten::view", "aten::item")), message="A loop"),
         Invalid("as many tensors as gradients", lambda: _by_hand(shapes=()), message="A loop"),
         Invalid("CPU", lambda: _training(gpu=False, us=50), severity="info", message="a fused form", codemod="optimizer-args"),
-        Invalid("CPU, NAdam of small tensors", lambda: _training(optimizer="NAdam", gpu=False), severity="info"),
+        Invalid("CPU, NAdam of small tensors", lambda: _training(optimizer="NAdam", gpu=False), severity="info", message="host time a step: ", thresholds={"small_us": 3.0}),
         Invalid("CPU, by hand", lambda: _by_hand(_PARTS, optimizer="MyAdam", gpu=False, us=50), severity="info"),
     ]  # fmt: skip
 
@@ -282,7 +305,7 @@ class SingleTensorOptimizer(Rule):
 
     def _claims(self, ctx: Context, update: Update) -> Iterator[Claim]:
         run, count, on_gpu = ctx[UpdateLoops].run, ctx[Steps].count, ctx[Processor].gpu
-        operators = np.concatenate(update.runs) if update.runs else np.zeros(0, dtype=np.int64)
+        operators = np.concatenate(update.runs)
         if len(operators) < self.min_operators * len(update.runs):
             return
         gpu = ctx[UpdateLoops].gpu_rows(operators)
@@ -296,7 +319,7 @@ class SingleTensorOptimizer(Rule):
         if outcome.share_of_step < (self.min_saving if on_gpu else self.min_saving_on_cpu):
             return
         cold = _mostly_cold(ctx, update)
-        site = _site(ctx, update)
+        site = site_of(ctx, int(operators[0]))
         host = sum(end - start for start, end in update.spans) / count / 1e3
         yield Claim(
             message=(
@@ -323,10 +346,7 @@ class SingleTensorOptimizer(Rule):
 
 def _mostly_cold(ctx: Context, update: Update) -> bool:
     """Whether most of its time is the loading of kernels that are used for the first time: that comes once."""
-    causes = ctx.get(HostCauses)
-    if causes is None or not update.runs:
-        return False
-    cover = causes.on(int(ctx[UpdateLoops].run.thread[update.runs[0][0]]))
+    cover = ctx[HostCauses].on(int(ctx[UpdateLoops].run.thread[update.runs[0][0]]))
     cold = union(cover.pieces[cover.cause == CAUSE["cold_start"]])
     return 2 * int(covered(np.array(update.spans), cold).sum()) > sum(
         end - start for start, end in update.spans
@@ -356,13 +376,6 @@ def _saving(outcome: ReplayOutcome, of: int, *, on_gpu: bool) -> Saving:
         basis="bound",
         how=f"{outcome.how}; {left} of the {whose} time is left for one update of all parameters",
     )
-
-
-def _site(ctx: Context, update: Update) -> Site | None:
-    if update.loop is not None:
-        return update.loop.site
-    sites = ctx.get(CallSites)
-    return sites.site(int(update.runs[0][0])) if sites is not None and len(update.runs[0]) else None
 
 
 def _table(run: Run, update: Update, operators: Rows, gpu: Rows, count: int) -> Table:

@@ -59,13 +59,13 @@ def _training(
     return b
 
 
-def _alone(kernel: str, size: int = 4097, inner: int = 4097) -> RunBuilder:
+def _alone(kernel: str, size: int = 4097, inner: int = 4097, bias: bool = False) -> RunBuilder:
     """Nothing but products of as many rows as columns."""
     b = RunBuilder(shapes=True)
     for _ in range(4):
         with b.step():
-            types = ["c10::BFloat16"] * 2
-            with b.op("aten::mm", us=2, dims=[[size, inner], [inner, size]], types=types):
+            dims = [*[[size]] * bias, [size, inner], [inner, size]]
+            with b.op("aten::addmm" if bias else "aten::mm", us=2, dims=dims, types=["c10::BFloat16"] * 3):
                 b.launch(400, kernel)
             b.wait(20)
     return b
@@ -154,8 +154,10 @@ class UnalignedDims(Rule):
     )
 
     VALID = [
-        Valid("a padded vocabulary", lambda: _training(50304)),
-        Valid("an odd number of tokens", lambda: _training(50304, tokens=8191)),
+        Valid("a padded vocabulary", lambda: _training(50304), thresholds={"min_share": 0.0}),
+        Valid("an odd number of tokens", lambda: _training(50304, tokens=8191), thresholds={"min_part": 0.0}),
+        Valid("no more to be had", lambda: _training(us=2400, width=49152), thresholds={"most_part": 0.01}),
+        Valid("no more to be guessed", lambda: _training(us=2400), thresholds={"unknown_part": 0.01}),
         Valid("fp32", lambda: _training(dtype="float")),
         Valid("little time", lambda: _training(us=3)),
         Valid("as fast as aligned ones", lambda: _training(us=1636, width=49152)),
@@ -173,10 +175,11 @@ class UnalignedDims(Rule):
             "as large as an aligned one, and slower", lambda: _training(us=2400, width=49152), saving_us=3 * (2400 - 1636),
             message="up to 2.3 ms",
         ),
-        Invalid("nothing to compare with", lambda: _training(us=2400), saving_us=3 * 600),
+        Invalid("nothing to compare with", lambda: _training(us=2400), saving_us=3 * 600, thresholds={"min_part": 0.25}),
         Invalid("with a bias", lambda: _training(bias=True), message="50257"),
         Invalid("a hidden size of 770", lambda: _training(50304, hidden=770), message="770"),
         Invalid("square, of two matrices", lambda: _alone(_GEMM.replace("_tn_", "_nn_")), message="4097"),
+        Invalid("square, with a bias", lambda: _alone(_GEMM, bias=True), message="4097"),
         Invalid("the same with Tensile", lambda: _alone("Cijk_Ailk_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192), message="(1025)"),
         Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
     ]  # fmt: skip
@@ -184,21 +187,15 @@ class UnalignedDims(Rule):
     def check(self, ctx: Context) -> Iterator[Claim]:
         kernels, replay = ctx[Kernels], ctx[Replay]
         products = _products(ctx)
-        sizes = {
-            n
-            for p in products
-            if not p.backward and p.half
-            for n in (p.inner, p.columns)
-            if n % self.multiple
-        }
-        bad = [p for p in products if p.half and self._unaligned(p, sizes)]
+        sizes = {n for p in products if not p.backward for n in (p.inner, p.columns) if n % self.multiple}
+        bad = [p for p in products if self._unaligned(p, sizes)]
         per_step = kernels.total / kernels.steps
         ns = sum(p.ns for p in bad)
         if not bad or ns < self.min_share * per_step:
             return
         operators = np.array([p.operator for p in bad], dtype=np.int64)
         mask = np.isin(kernels.operator, operators)
-        part, assumed = self._part(bad, [p for p in products if p.half and p not in bad])
+        part, assumed = self._part(bad, [p for p in products if p not in bad])
         if part < self.min_part:
             return
         saving = by_model(kernels, replay, mask, part, assumed, one_step=True)
@@ -248,13 +245,13 @@ class UnalignedDims(Rule):
 
 
 def _products(ctx: Context) -> list[Product]:
-    """Without products of a matrix with its own transpose, whose inner size may be that of tokens."""
+    """Those in half precision, without products of a matrix with its own transpose, whose inner size may be that of tokens."""
     kernels = ctx[Kernels]
     as_they_lie = set(kernels.operator[kernels.named(neither_transposed)].tolist())
     return [
         p
         for p in ctx[Products].all
-        if p.name != "aten::mm" or p.rows != p.columns or p.operator in as_they_lie
+        if p.half and (p.name != "aten::mm" or p.rows != p.columns or p.operator in as_they_lie)
     ]
 
 
@@ -265,7 +262,7 @@ def _used(bad: Sequence[Product], sizes: set[int]) -> set[int]:
 def _site(ctx: Context, bad: Sequence[Product]) -> Site | None:
     sites = ctx.get(CallSites)
     forward = [p for p in bad if not p.backward]
-    if sites is None or not forward:
+    if sites is None:
         return None
     return sites.site(max(forward, key=lambda p: p.ns).operator)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -21,26 +23,40 @@ GIB = 1 << 30
 
 
 def _training(
-    *, blocks: int = 16, share: float = 0.8, peak: int = 8 * GIB, memory: bool = True
+    *,
+    blocks: int = 16,
+    share: float = 0.8,
+    peak: int = 8 * GIB,
+    memory: bool = True,
+    size: int = 80 * GIB,
+    marked: bool = True,
+    told: float | None = None,
+    grid: Any = None,
 ) -> RunBuilder:
-    """Steps of 1 ms of kernels, of which `share` have so few blocks; the GPU has 132 multiprocessors."""
-    b = RunBuilder(memory=memory)
+    """Steps of 1 ms of kernels, of which `share` have so few blocks; the GPU has 132 multiprocessors. `told`: the blocks of
+    each that the file says itself."""
+    b = RunBuilder(memory=memory, gpu_bytes=size)
+    more: dict[str, Any] = {} if told is None else {"blocks per SM": told}
     for n in range(4):
-        with b.step():
+        with b.step() if marked else nullcontext():
             if memory:
                 b.memory(peak if n == 0 else 512, reserved=peak)
             for _ in range(10):
                 with b.op("aten::mm", us=2):
-                    b.launch(100 * share, "sm90_xmma_gemm_bf16bf16", grid=[blocks, 1, 1])
+                    b.launch(
+                        100 * share,
+                        "sm90_xmma_gemm_bf16bf16",
+                        grid=[blocks, 1, 1] if grid is None else grid,
+                        **more,
+                    )
                 with b.op("aten::gelu", us=2):
-                    b.launch(100 * (1 - share), grid=[1024, 1, 1])
+                    b.launch(100 * (1 - share), grid=[1024, 1, 1] if grid is None else grid)
     return b
 
 
-def _no_grid() -> RunBuilder:
+def _unknown_chip() -> RunBuilder:
     b = _training()
-    for e in b.events:
-        e["args"].pop("grid", None)
+    del b.meta["deviceProperties"][0]["numSms"]
     return b
 
 
@@ -108,11 +124,19 @@ class UnderfilledGpu(Rule):
         Valid("less than half of the time", lambda: _training(share=0.4)),
         Valid("memory is full", lambda: _training(peak=60 * GIB)),
         Valid("no memory recorded", lambda: _training(memory=False), skipped="memory"),
-        Valid("no grids", _no_grid, skipped="blocks"),
+        Valid("as many blocks as asked for", _training, thresholds={"max_blocks_per_sm": 16 / 132}),
+        Valid("memory of unknown size", lambda: _training(size=0), skipped="memory of the device"),
+        Valid("no grids", lambda: _training(grid=[]), skipped="blocks"),
+        Valid("grids that are no list", lambda: _training(grid=16), skipped="blocks"),
+        Valid("grids of no numbers", lambda: _training(grid=["16", 1, 1]), skipped="blocks"),
+        Valid("multiprocessors that are not known", _unknown_chip, skipped="blocks"),
         Valid("no GPU", without_gpu, skipped="no GPU work"),
     ]
     INVALID = [
-        Invalid("16 blocks on 132 multiprocessors", _training, message="10% of the memory", confidence="low", saving_us=703, tolerance=0.1),
+        Invalid("16 blocks on 132 multiprocessors", _training, message="10% of the memory", confidence="low", saving_us=703, thresholds={"min_share": 0.8}),
+        Invalid("told by the file", lambda: _training(blocks=1024, told=0.1), message="use 10%"),
+        Invalid("told wrong", lambda: _training(told=-1), message="use 12%"),
+        Invalid("without marks of steps", lambda: _training(marked=False), message="use 12%"),
         Invalid("a device of a known size", lambda: _training(peak=10 * GIB), options={"device_bytes": 24 * GIB}, message="42% of the memory"),
     ]  # fmt: skip
 

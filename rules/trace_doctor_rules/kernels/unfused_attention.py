@@ -15,7 +15,7 @@ from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid, without_gpu
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import table, target
+from trace_doctor_rules._shared import site_of, table, target
 from trace_doctor_rules.kernels._shared import by_model, kernel_table, longest_of, promise
 from trace_doctor_rules.kernels._unfused_attention_evidence import MATH, SDPA, AttentionForm
 
@@ -100,8 +100,11 @@ def _training(
                             b.launch(us, f"triton_{name}")
                 elif kind == "another softmax":
                     _attention(b, us, training, mask, scores=(64, 512))
+                elif kind == "module":
+                    with b.op("aten::_native_multi_head_attention"):
+                        _attention(b, us, training, mask)
                 elif kind == "math":
-                    dims = [list(query)] * 3 + [[512, 512]]
+                    dims = [list(query)] * 3 + [[512, 512]] * mask
                     with b.op(SDPA, dims=dims, types=[dtype] * 4), b.op(MATH):
                         _attention(b, us, training, mask)
                 elif kind == "flash":
@@ -236,7 +239,7 @@ class UnfusedAttention(Rule):
     )
 
     VALID = [
-        Valid("a fused kernel", lambda: _training("flash")),
+        Valid("a fused kernel", lambda: _training("flash"), thresholds={"min_share": 0.0}),
         Valid("the softmax of a classifier", lambda: _training("classifier")),
         Valid("a softmax over something else", lambda: _training("another softmax")),
         Valid("exponentials and sums that are no softmax", lambda: _training("exponentials")),
@@ -257,6 +260,12 @@ class UnfusedAttention(Rule):
         Invalid("SDPA of heads that are too large", lambda: _training("math", query=(4, 16, 512, 320)), message="heads of 320"),
         Invalid("SDPA of three dimensions", lambda: _training("math", query=(64, 512, 64)), message="four dimensions, not 3"),
         Invalid("SDPA of tensors whose shape is not in the file", lambda: _training("math", query=()), message="with a mask"),
+        Invalid("SDPA without a mask", lambda: _training("math", mask=False, query=(4, 16, 512, 256)), message="math form, 4 times"),
+        Invalid("SDPA without shapes", lambda: _training("math", shapes=False), message="math form, 4 times"),
+        Invalid("SDPA on a CPU", lambda: _training("math", gpu=False, query=(4, 16, 512, 320)), message="math form, 4 times", fixes=("sdpa_kernel",)),
+        Invalid("SDPA of doubles on a CPU", lambda: _training("math", gpu=False, dtype="double"), message="math form, 4 times"),
+        Invalid("inside a module", lambda: _training("module"), fixes=("need_weights",)),
+        Invalid("with dropout", lambda: _training(dropout=True), message="4 times a step"),
         Invalid("SDPA of doubles", lambda: _training("math", dtype="double"), message="double"),
         Invalid("without shapes", lambda: _training(shapes=False), codemod="use-sdpa"),
         Invalid("a softmax written out as well", lambda: _training("softmax by hand"), message="4 times a step"),
@@ -324,13 +333,10 @@ def _with_bytes(saving: Saving, chains: AttentionChains) -> Saving:
 
 
 def _site(ctx: Context, chains: AttentionChains) -> Site | None:
-    """The function that most time of the forward is spent in."""
-    sites = ctx.get(CallSites)
-    forward = chains.softmax[~chains.backward]
-    operators = chains.kernels.operator[forward]
-    if sites is None or not (operators >= 0).any():
-        return None
-    return sites.site(int(operators[operators >= 0][0]))
+    """The function that asks for the first of them."""
+    operators = chains.kernels.operator[chains.softmax[~chains.backward]].tolist()
+    first = next((row for row in operators if row >= 0), None)
+    return site_of(ctx, first) if first is not None else None
 
 
 def _message(

@@ -31,15 +31,19 @@ def _training(
     stacks: bool = False,
     mark: str = "Optimizer.zero_grad#AdamW.zero_grad",
     gradients: int = 40,
+    us: float = 100,
+    shapes: bool = True,
+    stall: float = 0,
 ) -> RunBuilder:
     """Steps with zero_grad() at their end; each gradient is a 4 MiB tensor."""
-    b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB" if gpu else None, shapes=True, stacks=stacks)
+    b = RunBuilder(gpu="NVIDIA A100-SXM4-40GB" if gpu else None, shapes=shapes, stacks=stacks)
     for n in range(6):
         with b.step(), b.python("train.py", 12, "train"):
+            b.stall(stall)
             for _ in range(10):
                 with b.op("aten::mm", us=10 if gpu else 100):
                     if gpu:
-                        b.launch(100, "ampere_bf16_s16816gemm_bf16_128x128")
+                        b.launch(us, "ampere_bf16_s16816gemm_bf16_128x128")
             for _ in range(gradients):
                 with b.op("torch::autograd::AccumulateGrad", us=0.1):
                     pass
@@ -143,6 +147,11 @@ class ZeroedGradients(Rule):
         ),
         Invalid("with stacks", lambda: _training(stacks=True), file="train.py"),
         Invalid("one operator for all", lambda: _training("aten::_foreach_zero_"), message="160 MiB"),
+        Invalid("in two steps of six", lambda: _training(every=3), message="keeps their memory"),
+        Invalid("without shapes", lambda: _training(shapes=False), message="keeps their memory"),
+        Invalid("next to no time", lambda: _training(us=9000), message="the time lost is small"),
+        Invalid("a queue that stands still", lambda: _training(stall=500), confidence="low"),
+        Invalid("ten gradients", lambda: _training(mark="clear", parameters=10, gradients=10), message="10 operators"),
         Invalid("zero_grad() of a module", lambda: _training(mark="clear"), saving_us=240, tolerance=0.1, message="or a loop"),
         Invalid("CPU", lambda: _training(gpu=False), saving_us=400, tolerance=0.1, confidence="medium"),
     ]  # fmt: skip
@@ -151,8 +160,8 @@ class ZeroedGradients(Rule):
         fills, steps, replay = ctx[GradientFills], ctx[Steps], ctx[Replay]
         operators, when = fills.operators, list(fills.spans)
         run = fills.run
-        held = np.unique(steps.steady_at(run.ts[operators])) if len(operators) else operators
-        if not len(held) or len(held) < min(self.min_steps, steps.count):
+        held = np.unique(steps.steady_at(run.ts[operators]))
+        if len(held) < max(min(self.min_steps, steps.count), 1):
             return
         removal = Removal(
             host_spans=tuple((int(run.thread[operators[0]]), s, e) for s, e in when),

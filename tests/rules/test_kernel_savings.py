@@ -1,0 +1,55 @@
+"""What the kernel rules promise: where from, how much at most, and which bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from trace_doctor.model import Saving
+from trace_doctor.rule import Rule
+from trace_doctor.testing import claims_of
+from trace_doctor_rules.kernels.fp32_matmul import Fp32Matmul
+from trace_doctor_rules.kernels.many_small_gemms import ManySmallGemms
+from trace_doctor_rules.kernels.unfused_attention import UnfusedAttention
+
+
+def saving(rule: type[Rule], case: str, *, gpu_bytes: int | None = None) -> Saving:
+    built = next(c for c in rule.INVALID if c.name == case).build()
+    if gpu_bytes is not None:
+        built.meta["deviceProperties"][0]["totalGlobalMem"] = gpu_bytes
+    (claim,) = claims_of(rule(), built)
+    assert claim.saving is not None
+    return claim.saving
+
+
+@pytest.mark.parametrize(
+    ("rule", "case", "said"),
+    [
+        (Fp32Matmul, "sgemm on an A100", "of kernels a step, of which 67% may go"),
+        (Fp32Matmul, "the host is the limit", "; capped at 4.6 µs, for without these kernels"),
+        (ManySmallGemms, "on a CPU", "of operators a step, of which 25% may go"),
+    ],
+)
+def test_a_model_says_what_it_takes_away_and_what_the_replay_leaves_of_it(
+    rule: type[Rule], case: str, said: str
+) -> None:
+    assert said in saving(rule, case).how
+
+
+def test_a_model_that_the_replay_confirms_is_not_capped() -> None:
+    assert "capped" not in saving(Fp32Matmul, "sgemm on an A100").how
+
+
+@pytest.mark.parametrize(
+    ("case", "gpu_bytes", "kept"),
+    [
+        ("with its backward", 1 << 30, True),
+        ("with its backward", 4 * 64 * 512 * 512 * 2, True),
+        ("with its backward", 1 << 20, False),  # not all of them are kept then
+        ("with its backward", 0, True),  # the device's size is not known
+        ("written out", 1 << 30, False),  # no backward that needs them
+    ],
+)
+def test_score_matrices_are_saved_where_a_forward_keeps_them(case: str, gpu_bytes: int, kept: bool) -> None:
+    found = saving(UnfusedAttention, case, gpu_bytes=gpu_bytes)
+    assert found.bytes == (4 * 64 * 512 * 512 * 2 if kept else None)
+    assert ("score matrices" in found.how) == kept
