@@ -2,6 +2,7 @@
 
 ## heading
 params: {json}          at: text on the line that the capture names (optional)          torch: 2.12 (optional)
+notes: words of the edit's notes (optional)          safety: safe (optional)
 ```python
 input
 ```
@@ -44,6 +45,8 @@ class Case:
     refuses: tuple[str, str] | None
     runs: str | None
     tolerance: float
+    notes: str
+    safety: str | None
 
     def place(self, script: Script) -> Place:
         line = None
@@ -69,7 +72,7 @@ def read_cases(path: Path) -> list[Case]:
         ]
         fields = dict(
             re.findall(
-                r"^(params|at|torch|refuses|runs|tolerance): (.*)$",
+                r"^(params|at|torch|refuses|runs|tolerance|notes|safety): (.*)$",
                 re.sub(r"(?s)```.*?```", "", body),
                 re.MULTILINE,
             )
@@ -80,7 +83,7 @@ def read_cases(path: Path) -> list[Case]:
             Case(
                 path.stem, title, json.loads(fields.get("params", "{}")), fields.get("at"), fields.get("torch"),
                 codes[0], codes[1] if len(codes) == 2 else None, (kind, words) if kind else None,
-                fields.get("runs"), float(fields.get("tolerance", 0)),
+                fields.get("runs"), float(fields.get("tolerance", 0)), fields.get("notes", ""), fields.get("safety"),
             )
         )  # fmt: skip
     return found
@@ -97,8 +100,11 @@ def ident(case: Case) -> str:
 @pytest.mark.parametrize("case", EDITS, ids=ident)
 def test_edit_gives_the_expected_script(case: Case) -> None:
     script = Script(case.before.encode(), "train.py")
-    text = checked(script, case.change(script).edits).decode()
+    change = case.change(script)
+    text = checked(script, change.edits).decode()
     assert text == case.after
+    assert case.notes in " ".join(change.notes)
+    assert case.safety in (None, change.safety)
     compile(text, "train.py", "exec")
 
 

@@ -90,30 +90,24 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
 
 def _counter(script: Script, loop: cst.For) -> tuple[str, list[Edit]]:
     """The loop's batch counter, and the edits that make one."""
-    enumerated = isinstance(loop.iter, cst.Call) and script.callee(loop.iter) == "enumerate"
-    if enumerated and isinstance(loop.iter, cst.Call) and isinstance(loop.target, cst.Tuple):
-        name = dotted(loop.target.elements[0].value)
-        if name is None or len(loop.iter.args) != 1:
+    call, target = loop.iter, loop.target
+    if isinstance(call, cst.Call) and script.callee(call) == "enumerate" and isinstance(target, cst.Tuple):
+        name = dotted(target.elements[0].value)
+        if name is None or len(call.args) != 1:
             raise refusal(script, loop, "the loop counts its batches in another way")
         return name, []
-    name = next((n for n in ("step", "batch_index", "micro_step") if not _named(script, n)), None)
+    name = next((n for n in ("step", "batch_index", "micro_step") if not script.variables(n)), None)
     if name is None:
         raise refusal(script, loop, "the loop has no counter")
-    (start, end), (first, last) = script.outer_span(loop.target), script.span(loop.iter)
-    target = script.text[start:end].strip()
-    bare = isinstance(loop.target, cst.Tuple) and not loop.target.lpar
-    begin, stop = script.span(loop.target) if bare else (start, start + len(script.text[start:end].rstrip()))
+    (start, end), (first, last) = script.outer_span(target), script.span(call)
+    text = script.text[start:end].rstrip()
+    bare = isinstance(target, cst.Tuple) and not target.lpar
     edits = [
-        Edit(begin, stop, f"{name}, ({script.text[begin:stop]})" if bare else f"{name}, {target}"),
+        Edit(start, start + len(text), f"{name}, ({text})" if bare else f"{name}, {text}"),
         Edit(first, first, "enumerate("),
         Edit(last, last, ")"),
     ]
     return name, edits
-
-
-def _named(script: Script, name: str) -> bool:
-    names = ((n, script.parent(n)) for n in script.all(cst.Name) if n.value == name)
-    return any(not (isinstance(up, cst.Attribute) and up.attr is n) for n, up in names)
 
 
 def _length(script: Script, loop: cst.For) -> str | None:
@@ -145,8 +139,6 @@ def _stepping(
         run.append(line)
     if not any(script.covers(line, script.line(steps[0][0])) for line in run):
         raise refusal(script, steps[0][0], "other statements stand between backward() and step()")
-    while run and not any(_called(script, run[-1]) == w for w in _AFTER_BACKWARD):
-        run.pop()
     clears = [script.statement_of(c) for c, _ in zero_grads(script, loop)]
     if len(clears) != 1 or not isinstance(clears[0], cst.Expr):
         raise refusal(script, loop, "not exactly one zero_grad() in the loop")

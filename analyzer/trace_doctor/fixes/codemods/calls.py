@@ -27,11 +27,6 @@ from trace_doctor.program.queries.loops import enclosing_loop, of_steps
 from trace_doctor.program.script import Script, argument
 
 _CLOCK = re.compile(r"(?:^|\.)(?:time|perf_counter|monotonic|process_time|now|elapsed_time)(?:_ns)?$")
-_EXCLUSIVE = {"torch.compile": (("mode", "options"),)}
-_POSITIONS = {
-    "torch.compile": {"model": 0},
-    "torch.nn.parallel.DistributedDataParallel": {"module": 0, "device_ids": 1},
-}
 
 
 @codemod("remove-call", RemoveCall)
@@ -102,29 +97,22 @@ def set_call_args(place: Place, params: CompileCall | DistributedCall) -> Change
         end = script.span(node.decorator)[1]
         text = "(" + ", ".join(f"{name}={value}" for name, value in wanted.items()) + ")"
         return Change(script, (Edit(end, end, text, f"decorator:{end}", text),), script.line(node))
-    return Change(script, tuple(_edits(script, node, callee, wanted, unwanted)), script.line(node))
+    return Change(script, tuple(_edits(script, node, wanted, unwanted)), script.line(node))
 
 
-def _edits(
-    script: Script, call: cst.Call, callee: str, wanted: dict[str, str], unwanted: Sequence[str]
-) -> list[Edit]:
-    positions = _POSITIONS[callee]
+def _edits(script: Script, call: cst.Call, wanted: dict[str, str], unwanted: Sequence[str]) -> list[Edit]:
     if any(a.star for a in call.args):
         raise refusal(script, call, "the call takes *args or **kwargs that may hold these")
-    for one, other in _EXCLUSIVE.get(callee, ()):
-        if (one in wanted and argument(call, other)) or (other in wanted and argument(call, one)):
-            raise refusal(script, call, f"{one} and {other} exclude each other")
+    if "mode" in wanted and argument(call, "options"):
+        raise refusal(script, call, "mode and options exclude each other")
     edits, added = [], {}
     for name, value in wanted.items():
-        there = argument(call, name, positions.get(name))
+        there = argument(call, name)
         if there is None:
             added[name] = value
         elif script.code(there.value) != value:
             edits.append(set_argument(script, call, there, value))
-    for name in unwanted:
-        there = argument(call, name, positions.get(name))
-        if there is not None and there.keyword is not None:
-            edits.append(remove_argument(script, call, there))
+    edits += [remove_argument(script, call, arg) for name in unwanted if (arg := argument(call, name))]
     edits += add_arguments(script, call, added)
     if not edits:
         raise already(script, call, "has these arguments already")

@@ -37,12 +37,13 @@ def checkpoint_blocks(place: Place, params: Parameters) -> Change:
         if done:
             raise already(script, done[0], "recomputes activations already")
     uses = [(s, u) for s in place.scripts for b in repeated_blocks(s) for u in _uses(s, b)]
-    here = [(s, u) for s, u in uses if place.line is not None and _around(s, u, place.line)]
+    line = place.line
+    here = [(s, u) for s, u in uses if line is not None and s.covers(s.nearest(u, cst.ClassDef) or u, line)]
     if not uses:
         return _pretrained(place)
     uses = here or _of_trained(place, uses)
     script, call = only(uses, "run repeated blocks", "")
-    if script.callee(call) is None and _is_list(script, call):
+    if script.code(call.func).startswith("self."):
         return _sequential(script, call)
     name, imports = name_for(script, _CHECKPOINT, call)
     if not call.args or any(a.star for a in call.args):
@@ -82,11 +83,6 @@ def _enabled(script: Script) -> list[cst.Call]:
     return [c for c, _ in method_calls(script, "gradient_checkpointing_enable")]
 
 
-def _around(script: Script, call: cst.Call, line: int) -> bool:
-    owner = script.nearest(call, cst.ClassDef)
-    return owner is not None and script.covers(owner, line)
-
-
 def _uses(script: Script, blocks: Blocks) -> list[cst.Call]:
     """Calls of a block in a loop over the list, or of a whole nn.Sequential."""
     path = f"self.{blocks.path}"
@@ -106,13 +102,9 @@ def _variable(script: Script, loop: cst.For, path: str) -> str | None:
         return dotted(loop.target)
     if isinstance(loop.iter, cst.Call) and loop.iter.args and dotted(loop.iter.args[0].value) == path:
         pair = loop.target if script.callee(loop.iter) == "enumerate" else None
-        if isinstance(pair, cst.Tuple) and len(pair.elements) == 2:
+        if isinstance(pair, cst.Tuple):
             return dotted(pair.elements[1].value)
     return None
-
-
-def _is_list(script: Script, call: cst.Call) -> bool:
-    return (dotted(call.func) or "").startswith("self.")
 
 
 def _sequential(script: Script, call: cst.Call) -> Change:

@@ -118,9 +118,7 @@ def _optimizer(place: Place, named: str, instead: Mapping[str, str]) -> tuple[Sc
     ]
     if named:
         found = [(s, c) for s, c in found if (s.callee(c) or "").split(".")[-1] == named] or found
-    if len(found) > 1:
-        stepped = [(s, c) for s, c in found if _is_stepped(s, c)]
-        found = stepped or found
+    found = [(s, c) for s, c in found if _is_stepped(s, c)] or found
     if not found and any("bitsandbytes" in s.text or "Adafactor" in s.text for s in place.scripts):
         raise NoEdit("already", "the optimizer is none of torch's")
     return only(found, "make an optimizer", "no optimizer of torch.optim is made in this script")
@@ -152,10 +150,10 @@ def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
     goal = params.to
     script, call = _optimizer(place, params.optimizer, _INSTEAD[goal])
     name, where = script.callee(call) or "", [candidate(script, call)]
-    new = _EIGHT_BIT.get(name) if goal == "adamw-8bit" else "torch.optim.Adafactor"
+    new = _EIGHT_BIT.get(name, "") if goal == "adamw-8bit" else "torch.optim.Adafactor"
     if name == new:
         raise already(script, call, "uses Adafactor already")
-    if new is None or name not in _EIGHT_BIT:
+    if name not in _EIGHT_BIT:
         raise NoEdit("display", f"{name} is not replaced: its update is another one", where)
     if goal == "adafactor" and not place.torch.at_least(2, 5):
         raise NoEdit("display", "torch.optim.Adafactor needs torch 2.5 or newer (say --torch-version)", where)
@@ -178,8 +176,6 @@ def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
 
 def _without(script: Script, call: cst.Call, unwanted: list[cst.Arg]) -> list[Edit]:
     """Takes several arguments out; the last ones of a call together, with the comma before them."""
-    if not unwanted:
-        return []
     kept = [a for a in call.args if all(a is not u for u in unwanted)]
     tail = call.args[len(kept) :]
     if all(any(a is u for u in unwanted) for a in tail) and kept:

@@ -82,11 +82,7 @@ def _sums(script: Script) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]
             found.append((augmented.target, augmented.value))
     for assign in script.all(cst.Assign):
         value = assign.value
-        if (
-            len(assign.targets) == 1
-            and isinstance(value, cst.BinaryOperation)
-            and isinstance(value.operator, cst.Add)
-        ):
+        if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Add):
             target = assign.targets[0].target
             if script.code(value.left) == script.code(target):
                 found.append((target, value.right))
@@ -103,9 +99,9 @@ def _keeps_graph(
     anything computed in the loop.
     """
     loop, root, kept = enclosing_loop(script, value), _loss_root(value), script.code(target)
-    if loop is None or root is None or root == kept:
+    if loop is None or root is None:
         return False
-    home = script.function_of(loop) or script.module
+    home = script.function_of(loop)
     losses = set().union(*(names_in(script, v) for v in backward_values(script, home)))
     sums = _made_from(script, home, kept)
     if sums & losses:
@@ -118,9 +114,7 @@ def _keeps_graph(
     if any(_takes_out(script, b.value) for b in bound):
         return False
     computed = [b for b in bound if isinstance(b.value, cst.Call) and not b.loop]
-    return (
-        isinstance(value, cst.Name | cst.Attribute) and bool(computed) and (named or "loss" in root.lower())
-    )
+    return bool(computed) and (named or "loss" in root.lower())
 
 
 def _loss_root(value: cst.BaseExpression) -> str | None:
@@ -142,7 +136,7 @@ def _takes_out(script: Script, value: cst.BaseExpression) -> bool:
     return script.callee(value) in ("float", "int", "round")
 
 
-def _made_from(script: Script, home: cst.CSTNode, kept: str) -> set[str]:
+def _made_from(script: Script, home: cst.CSTNode | None, kept: str) -> set[str]:
     """The sum and the names assigned from it."""
     found = {kept}
     for _ in range(4):
@@ -152,7 +146,7 @@ def _made_from(script: Script, home: cst.CSTNode, kept: str) -> set[str]:
     return found
 
 
-def _returned(script: Script, home: cst.CSTNode, names: set[str]) -> bool:
+def _returned(script: Script, home: cst.CSTNode | None, names: set[str]) -> bool:
     returns = script.all(cst.Return, within=home)
     return any(r.value is not None and names_in(script, r.value) & names for r in returns)
 
@@ -184,9 +178,8 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
 def _logs_a_value(script: Script, statement: cst.Expr) -> bool:
     if not isinstance(statement.value, cst.Call) or enclosing_loop(script, statement) is None:
         return False
-    name = script.callee(statement.value) or dotted(statement.value.func) or ""
-    short = dotted(statement.value.func) or ""
-    if not (_LOG_CALLS.fullmatch(name) or _LOG_CALLS.fullmatch(short)):
+    names = (script.callee(statement.value), dotted(statement.value.func))
+    if not any(_LOG_CALLS.fullmatch(name or "") for name in names):
         return False
     reads = any(method_name(c) in ("item", "cpu", "tolist") for c in script.all(cst.Call, within=statement))
     return reads and not conditional(script, statement)
@@ -234,9 +227,8 @@ def _made_then_copied(script: Script, copy: cst.Call) -> tuple[cst.Call, str] | 
     if not isinstance(copy.func, cst.Attribute) or not isinstance(copy.func.value, cst.Call):
         return None
     create, method = copy.func.value, copy.func.attr.value
-    name = script.callee(create) or ""
     if (
-        name not in {f"torch.{fill}" for fill in _FILLS}
+        script.callee(create) not in {f"torch.{fill}" for fill in _FILLS}
         or argument(create, "device") is not None
         or create.lpar
     ):

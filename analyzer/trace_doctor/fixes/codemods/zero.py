@@ -42,16 +42,17 @@ def deepspeed_zero(place: Place, params: DeepSpeedZero) -> Change:
     if now is not None and not isinstance(now, int):
         here = [config.shown("zero_optimization", "stage")]
         raise NoEdit("display", "the stage of ZeRO is not set to a number", here, framework="deepspeed")
-    last = max(int(now or 0), stage)
+    now = now or 0
+    last = max(now, stage)
     if last > 1 and place.program.mentioning("PipelineModule"):
         raise NoEdit("display", "pipeline parallelism takes ZeRO up to stage 1", framework="deepspeed")
-    wanted: dict[str, Any] = {"stage": last} if last != (now or 0) else {}
+    wanted: dict[str, Any] = {"stage": last} if last != now else {}
     for name in ("offload_optimizer", "offload_param"):
         if getattr(params, name) and config.value("zero_optimization", name, "device") not in _OFFLOADED:
             wanted[name] = dict(_HOST)
     if config.value("zero_optimization", "offload_param", "device") in _OFFLOADED:
         _refuse_woken(wanted, config.shown("zero_optimization", "offload_param"))
-    _refuse(place, config, last, int(now or 0), wanted)
+    _refuse(place, config, last, now, wanted)
     return change(config, {"zero_optimization": wanted} if wanted else {}, *_notes(last, wanted))
 
 

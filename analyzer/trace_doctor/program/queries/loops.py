@@ -36,7 +36,7 @@ def changes_in_place(call: cst.Call, name: str) -> bool:
     return isinstance(func, cst.Attribute) and func.attr.value.endswith("_") and dotted(func.value) == name
 
 
-def backward_values(script: Script, within: cst.CSTNode) -> list[cst.BaseExpression]:
+def backward_values(script: Script, within: cst.CSTNode | None) -> list[cst.BaseExpression]:
     """What is differentiated: `loss` of `loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`."""
     found: list[cst.BaseExpression] = []
     for method in ("backward", "manual_backward"):
