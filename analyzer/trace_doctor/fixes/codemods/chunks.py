@@ -17,7 +17,8 @@ from trace_doctor.program.script import Script, argument, dotted
 
 _LOSS = "torch.nn.functional.cross_entropy"
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
-_SHAPING = ("float", "view", "reshape", "flatten", "contiguous", "to")
+_FREE = ("float", "flatten", "contiguous", "to")
+_ROWS = ("view", "reshape")
 
 
 @codemod(
@@ -59,7 +60,7 @@ def _change(script: Script, call: cst.Call, chunks: int) -> Change:
     _refuse_other_uses(script, logits, made, call)
     hidden = head.args[0].value
     labels = _root(target.value)
-    if dotted(hidden) is None or labels is None or not _only_shaped(script, target.value, labels):
+    if dotted(hidden) is None or labels is None or not _only_shaped(script, target.value):
         raise refusal(script, call, "hidden states and labels have no plain names")
     loss, more = name_for(script, _LOSS, call)
     checkpoint, imports = name_for(script, _CHECKPOINT, call)
@@ -95,24 +96,16 @@ def _logits(
     made = isinstance(node, cst.Assign) and [dotted(t.target) for t in node.targets] == [name]
     head = node.value if isinstance(node, cst.Assign) and made else None
     plain = isinstance(head, cst.Call) and len(head.args) == 1 and dotted(head.func) is not None
-    if (
-        name is None
-        or not plain
-        or not isinstance(head, cst.Call)
-        or not isinstance(above, cst.SimpleStatementLine)
-    ):
+    if name is None or not plain:
         raise NoEdit("display", "the logits are not made by one layer on the line above", where)
-    if not dataflow_of(script).all_are(head.func, lambda o: _is_linear(script, o)):
+    assert isinstance(head, cst.Call) and isinstance(above, cst.SimpleStatementLine)
+    if not dataflow_of(script).all_are(head.func, lambda o: script.callee(o) == "torch.nn.Linear"):
         raise NoEdit(
             "display", f"{script.code(head.func)} is no nn.Linear that is made in this script", where
         )
-    if not _only_shaped(script, given, name):
+    if not _only_shaped(script, given):
         raise NoEdit("display", "the logits are changed before the loss", where)
     return name, head, above
-
-
-def _is_linear(script: Script, origin: cst.BaseExpression) -> bool:
-    return isinstance(origin, cst.Call) and script.callee(origin) == "torch.nn.Linear"
 
 
 def _root(node: cst.BaseExpression) -> str | None:
@@ -122,21 +115,19 @@ def _root(node: cst.BaseExpression) -> str | None:
     return node.value if isinstance(node, cst.Name) else None
 
 
-def _only_shaped(script: Script, node: cst.BaseExpression, name: str) -> bool:
-    """Whether an expression only casts and reshapes a tensor, in ways that hold for a chunk of its rows as well."""
-    if isinstance(node, cst.Name):
-        return node.value == name
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
-        return False
-    method, given = node.func.attr.value, [script.code(a.value) for a in node.args]
-    free = method in ("float", "flatten", "contiguous", "to") or given[:1] == ["-1"]
-    return method in _SHAPING and free and _only_shaped(script, node.func.value, name)
+def _only_shaped(script: Script, node: cst.BaseExpression) -> bool:
+    """Whether methods only cast and reshape a tensor, in ways that hold for a chunk of its rows as well."""
+    while isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        method, given = node.func.attr.value, [script.code(a.value) for a in node.args]
+        if method not in _FREE and not (method in _ROWS and given[:1] == ["-1"]):
+            return False
+        node = node.func.value
+    return True
 
 
 def _refuse_other_uses(script: Script, logits: str, made: cst.CSTNode, call: cst.Call) -> None:
-    home = script.function_of(call) or script.module
     inside = [script.span(made), script.span(call)]
-    for name in script.all(cst.Name, within=home):
+    for name in script.all(cst.Name, within=script.function_of(call)):
         at = script.span(name)[0]
         if name.value == logits and not any(a <= at < b for a, b in inside):
             raise refusal(script, name, f"{logits} are used for something else as well")

@@ -21,7 +21,6 @@ from trace_doctor.program.queries.training import (
     Step,
     find_model,
     find_step,
-    model_calls,
     outermost,
     refuse_frameworks,
     whole_line,
@@ -174,10 +173,7 @@ def compile_loss(place: Place, params: Compile) -> Change:
         return Change(script, (*imports, _decorate(script, target, torch, given)), script.line(target))
     made = [o for o in dataflow_of(script).of(call.func) if o is not call.func]
     if len(made) == 1 and isinstance(made[0], cst.Call):
-        if any(
-            isinstance(up, cst.Call) and script.callee(up) == "torch.compile"
-            for up in script.ancestors(made[0])
-        ):
+        if any(script.callee(up) == "torch.compile" for up in script.ancestors(made[0])):
             raise already(script, made[0], "is compiled already")
         start, end = script.span(made[0])
         text = f"{torch}.compile({', '.join(filter(None, [script.text[start:end], given]))})"
@@ -204,8 +200,7 @@ def _loss_call(step: Step) -> tuple[Script, cst.Call]:
 
 def _losses(step: Step, value: cst.BaseExpression) -> list[cst.Call]:
     script = step.script
-    models = {id(c) for c in model_calls(step, step.home)}
-    if not isinstance(value, cst.Call) or id(value) in models:
+    if not isinstance(value, cst.Call):
         return []
     name = script.callee(value) or ""
     tracked = dataflow_of(script)
@@ -213,10 +208,9 @@ def _losses(step: Step, value: cst.BaseExpression) -> list[cst.Call]:
     definition = tracked.definition(value.func)
     local = isinstance(definition, cst.FunctionDef) and not _runs_a_model(script, definition)
     constructed = [script.callee(o) or "" for o in made if isinstance(o, cst.Call)]
-    compiled = any(n == "torch.compile" for n in constructed)
     functional = re.fullmatch(r"torch\.nn\.functional\.\w*(loss|entropy|div)\w*", name) is not None
     classes = bool(constructed) and all(re.fullmatch(r"torch\.nn\.\w+Loss", n) for n in constructed)
-    return [value] if local or compiled or functional or classes else []
+    return [value] if local or functional or classes else []
 
 
 _MODEL_NAME = re.compile(r"(?:.*[._])?(?:model|net|network|module|backbone|encoder|decoder|generator|unet)")
@@ -306,7 +300,7 @@ def _input(script: Script, call: cst.Call, name: str) -> cst.BaseExpression | No
         target = method_of(owner, "forward") if isinstance(owner, cst.ClassDef) else None
     names = [p.name.value for p in target.params.params] if isinstance(target, cst.FunctionDef) else []
     names = names[1:] if names[:1] == ["self"] else names
-    if name and name in names:
+    if name in names:
         given = argument(call, name, names.index(name))
     elif name:
         return None

@@ -234,7 +234,6 @@ def _local_style(project: Project, script: Script, origin: cst.Call) -> str:
     if any("Iterable" in base for base in bases):
         return "iterable"
     methods = {m.name.value for where, owner in lineage for m in where.all(cst.FunctionDef, within=owner)}
-    mapped = "__getitem__" in methods or any(
-        b.startswith(("torchvision.datasets.", *_MAP_STYLE)) for b in bases
-    )
+    known = ("torchvision.datasets.", *_MAP_STYLE)
+    mapped = "__getitem__" in methods or any(b.startswith(known) for b in bases)
     return "map" if mapped else "unknown"

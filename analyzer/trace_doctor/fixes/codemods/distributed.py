@@ -60,8 +60,6 @@ def no_sync(place: Place, params: Parameters) -> Change:
 
 def _is_wrapped(script: Script, node: cst.BaseExpression) -> bool:
     """Whether a name is bound to a model in DistributedDataParallel, here or where it is passed in."""
-    if dotted(node) is None:
-        return False
     tracked = dataflow_of(script)
     bound = tracked.bound(node)
     if any(isinstance(b.value, cst.Call) and script.callee(b.value) in _NO_SYNC for b in bound):
@@ -88,10 +86,8 @@ def _step_condition(step: Step) -> str:
     inside = condition is not None and script.span(condition)[0] > script.span(step.home)[0]
     if condition is None or not inside:
         raise already(script, steps[0][0], "steps after every backward: nothing is accumulated")
-    if (
-        script.parent(condition) is not script.parent(backward)
-        or script.span(condition)[0] < script.span(backward)[0]
-    ):
+    together = script.parent(condition) is script.parent(backward)
+    if not together or script.span(condition)[0] < script.span(backward)[0]:
         raise refusal(script, condition, "backward and step are in different blocks")
     return " ".join(script.code(condition.test).split())
 
@@ -130,13 +126,9 @@ def fully_shard(place: Place, params: Parameters) -> Change:
     line = whole_line(script, call)
     statement = line.body[0]
     inner = call.args[0].value if call.args else None
-    target = dotted(statement.targets[0].target) if isinstance(statement, cst.Assign) else None
-    if (
-        inner is None
-        or target is None
-        or not isinstance(statement, cst.Assign)
-        or statement.value is not call
-    ):
+    bound = statement.targets if isinstance(statement, cst.Assign) and statement.value is call else ()
+    target = dotted(bound[0].target) if bound else None
+    if inner is None or target is None:
         raise refusal(script, call, "the wrapped model is bound by no plain assignment")
     _refuse_unsharded(script, call, target)
     owner = _class_of(script, inner)

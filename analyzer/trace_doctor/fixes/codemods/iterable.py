@@ -66,11 +66,7 @@ def _source(script: Script, method: cst.FunctionDef) -> tuple[cst.BaseExpression
             value = node.value if isinstance(node, cst.Expr | cst.Return) else None
             if isinstance(value, cst.Yield) and isinstance(value.value, cst.From):
                 found.append((value.value.item, line))
-            elif (
-                isinstance(node, cst.Return)
-                and isinstance(value, cst.Call)
-                and script.callee(value) == "iter"
-            ):
+            elif isinstance(node, cst.Return) and value is not None and script.callee(value) == "iter":
                 found.append((value, line))
     yields = len(script.all(cst.Yield, within=method))
     inside = sum(len(script.all(cst.Yield, within=line)) for _, line in found)

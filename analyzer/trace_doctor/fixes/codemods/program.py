@@ -169,9 +169,8 @@ def _standard(module: str) -> bool:
 def _imports_os(script: Script, before: cst.CSTNode) -> bool:
     """Whether `os` is a module-level name above a statement."""
     for node in script.all(cst.Import):
-        if script.line(node) >= script.line(before) or not isinstance(
-            script.parent(script.parent(node) or node), cst.Module
-        ):
+        top = isinstance(script.parent(script.parent(node) or node), cst.Module)
+        if not top or script.line(node) >= script.line(before):
             continue
         for alias in node.names:
             bound = alias.asname.name if alias.asname else alias.name

@@ -19,7 +19,7 @@ def sum_on_device(place: Place, params: Parameters) -> Change:
     found = of_steps(in_function(place, found)) if place.line is None else on_line(place, found)
     script, addition = only(found, "add up a value that is read", "no running sum of .item() was found there")
     total = addition.target.value
-    home = script.function_of(addition) or script.module
+    home = script.function_of(addition)
     for binding in script.all(cst.AssignTarget, within=home):
         assign = script.parent(binding)
         if dotted(binding.target) == total and isinstance(assign, cst.Assign):
@@ -30,7 +30,7 @@ def sum_on_device(place: Place, params: Parameters) -> Change:
     if any(n.name.value == total for g in script.all(cst.Global, within=home) for n in g.names):
         raise refusal(script, addition, f"{total} is a global name")
     uses = script.variables(total, home)
-    if any(script.function_of(n) is not script.function_of(addition) for n in uses):
+    if any(script.function_of(n) is not home for n in uses):
         raise refusal(script, addition, f"{total} is used in an inner function")
     read = _items(script, addition)[0].func
     assert isinstance(read, cst.Attribute)

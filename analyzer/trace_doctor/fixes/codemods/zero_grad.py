@@ -72,15 +72,13 @@ def _loops_over(script: Script, call: cst.Call, line: int) -> bool:
 
 def _closure(script: Script, call: cst.Call) -> bool:
     """`optimizer.step(closure)`; the optimizer in `scaler.step(optimizer)` is none."""
-    if not isinstance(call.func, cst.Attribute):
-        return True
     return not any(script.code(a.value) == o for a in call.args for _, o in optimizer_steps(script, call))
 
 
 def _is_model(script: Script, call: cst.Call) -> bool:
     """`model.zero_grad()`: clears what any optimizer of the loop would."""
     assert isinstance(call.func, cst.Attribute)
-    return not any(script.code(call.func.value) == o for _, o in optimizer_steps(script))
+    return script.code(call.func.value) not in {optimizer for _, optimizer in optimizer_steps(script)}
 
 
 # ---------------------------------------------------------------------- the edits
@@ -141,9 +139,8 @@ def _refuse_own_optimizer(place: Place, script: Script, call: cst.Call) -> None:
             continue
         owner = place.program.class_named(where, origin.func)
         bases = place.program.bases(*owner) if owner is not None else set()
-        if (owner is not None or where.callee(origin)) and not any(
-            b.startswith("torch.optim.") for b in bases
-        ):
+        known = any(b.startswith("torch.optim.") for b in bases)
+        if not known and (owner is not None or where.callee(origin)):
             why = "the optimizer is of a class of its own, which may clear the gradients in its step"
             raise refusal(where, origin, why)
 
@@ -207,9 +204,8 @@ def _frees_in_time(script: Script, step: cst.Expr, old: cst.Expr, home: Home) ->
     begin, end = script.span(home)
     stepped, cleared = script.span(step)[1], script.span(old)[0]
     if cleared > stepped:
-        return _conditions(script, old, home) == _conditions(script, step, home) and not _forwards(
-            script, home, stepped, cleared
-        )
+        alike = _conditions(script, old, home) == _conditions(script, step, home)
+        return alike and not _forwards(script, home, stepped, cleared)
     return not _forwards(script, home, begin, cleared) and not _forwards(script, home, stepped, end)
 
 
