@@ -55,6 +55,8 @@ class Invalid(_Case):
     file: str | None = None
     line: int | None = None
     claims: int = 1
+    shown: str | None = None
+    """part of its tables: of a title, or cells that stand side by side, as `a | b`"""
     codemod: str | None = None
     """of the first fix"""
     fixes: tuple[str, ...] | None = None
@@ -119,6 +121,8 @@ def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:
     for what, (want, got) in expected.items():
         assert want is None or want == got, f"{what}: wanted {want!r}, got {got!r}"
     assert case.message is None or case.message in first.message, first.message
+    tables = [" | ".join(map(str, row)) for table in first.evidence for row in ([table.title], *table.rows)]
+    assert case.shown is None or any(case.shown in row for row in tables), tables
     if case.fixes is not None:
         texts = [f"{fix.title}\n{fix.text}" for fix in first.fixes]
         assert len(texts) == len(case.fixes), texts

@@ -48,8 +48,8 @@ def repeats(device: DeviceBlocks, moment: int, *, min_stacks: int, min_explained
     return Repeats(count, stacks[order].astype(np.int64), counts[order] // count, int(held[order].sum()))
 
 
-def peak_when_recomputed(device: DeviceBlocks, found: Repeats, until: int, stale: StaleGraphs) -> int:
-    """The highest live bytes up to a moment if every layer kept the last block it makes, from which the next one starts,
+def peak_when_recomputed(device: DeviceBlocks, found: Repeats, stale: StaleGraphs) -> int:
+    """The highest live bytes if every layer kept the last block it makes, from which the next one starts,
     and nothing else from its own end until backward comes to it. What is stale is gone before the next forward."""
     history = device.history
     made = np.flatnonzero(_recorded(device) & np.isin(history.stack, found.stacks))
@@ -71,7 +71,7 @@ def peak_when_recomputed(device: DeviceBlocks, found: Repeats, until: int, stale
     np.add.at(less, gone, size)
     np.subtract.at(less, back, size)
     live = history.live_without(stale.blocks, stale.until)
-    return int((live - np.cumsum(less)[: history.n + 1])[: until + 1].max())
+    return int((live - np.cumsum(less)[: history.n + 1]).max())
 
 
 def _recorded(device: DeviceBlocks) -> Bool:

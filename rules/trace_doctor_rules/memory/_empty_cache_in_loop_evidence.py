@@ -103,8 +103,6 @@ def _in_frames(run: Run, calls: DriverCalls, frames: Sequence[int]) -> tuple[Bur
 def _outside_operators(run: Run, nesting: Nesting, calls: DriverCalls) -> tuple[Burst, ...]:
     """Without Python frames: malloc gives segments back inside the operator that asks; empty_cache() outside of all."""
     gives = np.flatnonzero(~calls.takes)
-    if not len(gives):
-        return ()
     operators = run.is_cat(Cat.CPU_OP)
     outside = gives[~nesting.inside(calls.row[gives], operators)]
     starts = np.sort(run.ts[operators])

@@ -41,16 +41,20 @@ def _layers(
     train: bool = True,
     oom: int = 0,
     stacks: str | None = "all",
+    every_other: int = 0,
 ) -> SnapshotBuilder:
     """A model of twelve equal layers; each leaves blocks of these MiB for backward, or nothing in inference."""
     b = SnapshotBuilder(stacks=stacks, annotate=train)  # type: ignore[arg-type]
     b.held(LAYERS * weights * MIB)
     for _ in range(3):
         kept = []
-        for _ in range(LAYERS):
+        for n in range(LAYERS):
             for line, count in enumerate(activations):
                 with b.forward("/home/me/model.py", 30 + line):
                     kept.append(b.alloc(count * MIB))
+            if every_other and n % 2:
+                with b.forward("/home/me/model.py", 50):
+                    kept.append(b.alloc(every_other * MIB))
             if not train:
                 b.free(*kept)
                 kept = []
@@ -66,6 +70,12 @@ def _layers(
                 b.temporary(MIB)
             with b.zero_grad():
                 b.free(gradients)
+    return b
+
+
+def _two_layers() -> SnapshotBuilder:
+    b = SnapshotBuilder()
+    b.train(3, parameters=(10 * MIB, 10 * MIB), activations=(200 * MIB, 300 * MIB))
     return b
 
 
@@ -200,7 +210,8 @@ class ActivationBound(Rule):
             codemod="checkpoint-blocks",
             file="/home/me/model.py",
             line=30,
-            saving_bytes=1100 * MIB,
+            saving_bytes=1120 * MIB,
+            shown="model.py:31 in forward | mm | 1 | 41943040 | 12",
         ),
         Invalid(
             "the device is nearly full", _layers, options={"device_bytes": 1700 * MIB}, severity="warning"
@@ -222,6 +233,12 @@ class ActivationBound(Rule):
             saving_bytes=1540 * MIB,
         ),
         Invalid("a compiled forward, cut before its backward", lambda: _compiled(gradients=True)),
+        Invalid(
+            "every other layer makes one more", lambda: _layers(every_other=10), message="; 12 layers keep"
+        ),
+        Invalid(
+            "no equal layers", _two_layers, message="(88%); how large", fixes=("Recompute", "smaller batches")
+        ),
         Invalid("Python frames only", lambda: _layers(stacks="python"), confidence="medium"),
     ]
 
@@ -231,7 +248,9 @@ class ActivationBound(Rule):
             moment, stale = memory.moment(device), stale_graphs(device)
             kept = device.classes.where(ACTIVATIONS) & device.history.alive(moment)
             kept[stale.blocks[stale.until < moment]] = False  # TD411 speaks of these
-            found = repeats(device, moment, min_stacks=self.min_stacks, min_explained=self.min_explained)
+            found = repeats(
+                device, moment, min_stacks=self.min_stacks, min_explained=min(self.min_explained, 1.0)
+            )
             live = int(device.history.live_without(stale.blocks, stale.until)[moment])
             held = int(device.history.size[kept].sum())
             if held >= self.min_share * live and _trains(device, kept, found):
@@ -248,10 +267,8 @@ class ActivationBound(Rule):
         sure: bool,
     ) -> Claim:
         history, moment = device.history, memory.moment(device)
-        failed = device.device in memory.failures
         unused = _let_go(device, kept)
-        until = moment if failed else history.n
-        saving = None if found is None else _saving(device, found, until, stale, unused=unused)
+        saving = None if found is None else _saving(device, found, stale, unused=unused)
         site = None if found is None else self._site(device, int(found.stacks[0]), unused=unused)
         layers = f"; {found.count} layers keep {size(found.bytes)} for backward" if found is not None else ""
         layers += ", which never comes: their graph is let go unused" if unused else ""
@@ -307,14 +324,12 @@ def _most(device: DeviceBlocks, kept: Mask, blocks: Mask) -> bool:
 
 def _recomputes(device: DeviceBlocks) -> bool:
     """Checkpointing is on already."""
-    return any(f.is_python and _CHECKPOINT.search(f.filename) for f in device.stacks.snapshot.frames)
+    return any(_CHECKPOINT.search(f.filename) for f in device.stacks.snapshot.frames)
 
 
-def _saving(
-    device: DeviceBlocks, found: Repeats, until: int, stale: StaleGraphs, *, unused: bool
-) -> Saving | None:
-    before = int(device.history.live_without(stale.blocks, stale.until)[: until + 1].max())
-    without = min(peak_when_recomputed(device, found, until, stale), before)
+def _saving(device: DeviceBlocks, found: Repeats, stale: StaleGraphs, *, unused: bool) -> Saving | None:
+    before = int(device.history.live_without(stale.blocks, stale.until).max())
+    without = min(peak_when_recomputed(device, found, stale), before)
     if without == before:
         return None
     until_then = "the graph goes" if unused else "backward comes to it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -79,18 +80,22 @@ def _warm_up() -> SnapshotBuilder:
     return b
 
 
-def _calls(steps: int, *, totals: bool = False, only_growth: bool = False) -> RunBuilder:
+def _calls(
+    steps: int, *, totals: bool = False, only_growth: bool = False, marked: bool = True, in_turn: bool = False
+) -> RunBuilder:
+    """`in_turn`: one step takes, the next one frees."""
     b = RunBuilder(memory=totals)
     for i in range(steps):
-        with b.step():
+        with b.step() if marked else nullcontext():
             with b.op("aten::empty"):
-                b.runtime("cudaMalloc", 150)
+                if not (in_turn and i % 2):
+                    b.runtime("cudaMalloc", 150)
                 if totals:
                     b.memory(MIB, reserved=(1000 + (100 * i if only_growth else 0)) * MIB)
             for _ in range(5):
                 with b.op("aten::mm"):
                     b.launch(60)
-            if not only_growth:
+            if not only_growth and not (in_turn and not i % 2):
                 b.runtime("cudaFree", 200)
             if totals:
                 b.memory(-MIB, reserved=(1000 + 100 * i if only_growth else 700) * MIB)
@@ -176,7 +181,11 @@ class AllocatorChurn(Rule):
         Valid("only in the first of several steps", _warm_up),
         Valid("a settled allocator", _settled),
         Valid("cudaMalloc in every step, growing", lambda: _calls(6, totals=True, only_growth=True)),
-        Valid("cudaMalloc without cudaFree", lambda: _calls(6, only_growth=True)),
+        Valid("cudaMalloc without cudaFree", lambda: _calls(6, only_growth=True, marked=False)),
+        Valid("driver calls in two steps", lambda: _calls(2)),
+        Valid("taken in one step and freed in another", lambda: _calls(8, in_turn=True)),
+        Valid("driver calls without steps", lambda: _calls(6, marked=False), skipped="no steps tell"),
+        Valid("a small part", lambda: _pressure(8), thresholds={"min_share": 99.0}),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
     ]
     INVALID = [
@@ -198,7 +207,14 @@ class AllocatorChurn(Rule):
             file="/home/me/train.py",
             line=21,
         ),
-        Invalid("driver calls in every step", lambda: _calls(6), message="6 of 6 steps", confidence="medium"),
+        Invalid(
+            "driver calls in every step",
+            lambda: _calls(6),
+            message="6 of 6 steps",
+            confidence="medium",
+            shown="cudaMalloc | 6 | 900.0",
+            thresholds={"min_steps": 6},
+        ),
         Invalid(
             "reserved totals of a trace",
             lambda: _calls(6, totals=True),

@@ -23,13 +23,23 @@ _VERIFY = "largest reserved and largest live bytes of a new snapshot are closer 
 Bytes = npt.NDArray[np.int64]
 
 
-def _growing(sizes: tuple[int, ...], *, clock: bool = True) -> SnapshotBuilder:
+def _growing(
+    sizes: tuple[int, ...] = (400, 500, 600, 700), *, clock: bool = True, oom: int = 0
+) -> SnapshotBuilder:
     """Every batch is larger than the one before, so that no cached segment is large enough for it."""
     b = SnapshotBuilder(clock=clock)
     b.held(200 * MIB)
     for count in sizes:
         with b.forward("/home/me/model.py", 44):
             b.temporary(count * MIB)
+    if oom:
+        b.oom(oom * MIB, device_free=0)
+    return b
+
+
+def _contradictory() -> SnapshotBuilder:
+    b = _growing()
+    b.entries.append({**b.entries[0], "action": "segment_alloc", "size": 1 << 50})
     return b
 
 
@@ -44,9 +54,9 @@ def _before_the_record() -> SnapshotBuilder:
     return b
 
 
-def _fails(*, asked: int, free: int, live: int = 800) -> SnapshotBuilder:
+def _fails(*, asked: int, free: int, live: int = 800, expandable: bool = False) -> SnapshotBuilder:
     """Half of every pair of blocks is free again when the loss asks for memory."""
-    b = SnapshotBuilder()
+    b = SnapshotBuilder(expandable_segments=expandable)
     b.held(100 * MIB)
     pairs = []
     for layer in range(live // 20):
@@ -125,7 +135,11 @@ class Fragmentation(Rule):
     VALID = [
         Valid("one size", lambda: _growing((900, 900, 900, 900))),
         Valid("small", lambda: _growing((100, 130, 160, 190))),
-        Valid("reserved before the record", _before_the_record),
+        Valid(
+            "reserved before the record", _before_the_record, thresholds={"min_bytes": 1, "min_share": 0.01}
+        ),
+        Valid("a small part", _growing, thresholds={"min_share": 0.7}),
+        Valid("segments that do not add up", _contradictory, skipped="contradict"),
         Valid("free at the end, full at the peak", _peak_passes),
         Valid("a failure: too little even in one piece", lambda: _fails(asked=900, free=200)),
         Valid("a failure: the limit of the process", lambda: _fails(asked=900, free=9000)),
@@ -134,7 +148,9 @@ class Fragmentation(Rule):
     INVALID = [
         Invalid(
             "growing batches",
-            lambda: _growing((400, 500, 600, 700)),
+            _growing,
+            fixes=("grow in place", "launcher", "large blocks whole", "Keep shapes alike"),
+            shown="in the cache (2 of 4)",
             message="2.34 GiB are reserved at most, 900 MiB in use",
             severity="warning",
             confidence="high",
@@ -143,13 +159,26 @@ class Fragmentation(Rule):
             file="/home/me/model.py",
             line=44,
         ),
+        Invalid("without a clock", lambda: _growing(clock=False), saving_bytes=1500 * MIB),
         Invalid(
-            "without a clock", lambda: _growing((400, 500, 600, 700), clock=False), saving_bytes=1500 * MIB
+            "and a request that nothing would fit", lambda: _growing(oom=9000), message="of it never is."
+        ),
+        Invalid(
+            "and a request that would have fitted",
+            lambda: _growing(oom=1200),
+            message="of it never is; a request",
+        ),
+        Invalid(
+            "with segments that grow",
+            lambda: _fails(asked=500, free=300, expandable=True),
+            message="is on.",
+            fixes=("Keep shapes",),
         ),
         Invalid(
             "a failure that would have fitted",
             lambda: _fails(asked=500, free=300),
-            message="would have fitted",
+            message="300 MiB were free on the device and 372 MiB in the cache, in pieces of at most 20 MiB",
+            saving_bytes=372 * MIB,
             severity="warning",
             file="/home/me/loss.py",
             line=22,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,7 +21,13 @@ from trace_doctor_rules.memory._trace_growth_evidence import AllocationRecord, T
 
 
 def _steps(
-    count: int = 6, *, kept: int = 0, every: int = 1, stacks: str | None = "all", optimizer: bool = True
+    count: int = 6,
+    *,
+    kept: int = 0,
+    every: int = 1,
+    stacks: str | None = "all",
+    optimizer: bool = True,
+    places: int = 1,
 ) -> SnapshotBuilder:
     """Training steps that keep `kept` MiB of each (n-th) step in a list."""
     b = SnapshotBuilder(stacks=stacks)  # type: ignore[arg-type]
@@ -29,7 +36,7 @@ def _steps(
         with b.forward(line=31):
             activation = b.alloc(100 * MIB)
         if kept and step % every == 0:
-            with b.script_line(44, "train"):
+            with b.script_line(44 + step % places, f"train_{step % places}"):
                 b.alloc(kept * MIB)
         with b.backward():
             gradient = b.alloc(50 * MIB)
@@ -72,16 +79,18 @@ def _one_forward() -> SnapshotBuilder:
 
 
 def _traced(
-    kept: int, *, every: int = 1, stacks: bool = True, steps: int = 6, gpu: bool = True
+    kept: int, *, every: int = 1, stacks: bool = True, steps: int = 6, gpu: bool = True, places: int = 1
 ) -> RunBuilder:
     """Steps of a trace whose losses are kept in a list, with all that they hold: `kept` MiB of each (n-th)."""
     b = RunBuilder(memory=True, stacks=stacks, gpu="NVIDIA H100 80GB HBM3" if gpu else None)
-    with b.python("train.py", 12, "train"):
+    with b.python("train.py", 12, "train") if places == 1 else nullcontext():
         for step in range(steps):
             with b.step(), b.op("aten::mm", us=20):
                 b.memory(100 * MIB, addr=1 << 20)
+                place = b.python("train.py", 20, f"part_{step % places}")
                 if kept and step % every == 0:
-                    b.memory(kept * MIB, addr=(step + 2) << 30)
+                    with place if places > 1 else nullcontext():
+                        b.memory(kept * MIB, addr=(step + 2) << 30)
                 b.memory(-100 * MIB, addr=1 << 20)
                 b.wait(1)
     return b
@@ -150,7 +159,11 @@ class MemoryGrowth(Rule):
         Valid("flat", _steps),
         Valid("a cache that fills once", _cache_that_fills),
         Valid("kept in every third step", lambda: _steps(8, kept=40, every=3)),
-        Valid("little", lambda: _steps(kept=4)),
+        Valid("little", lambda: _steps(kept=4), thresholds={"min_share": 0.0}),
+        Valid("a small part", lambda: _steps(kept=40), thresholds={"min_share": 0.5}),
+        Valid("each step in another place", lambda: _steps(kept=40, places=6)),
+        Valid("a trace, a small part", lambda: _traced(40), thresholds={"min_share": 0.5}),
+        Valid("a trace, each step in another place", lambda: _traced(40, places=6)),
         Valid("one forward", _one_forward, skipped="step boundaries"),
         Valid("two steps", lambda: _steps(2, kept=40), skipped="step boundaries"),
         Valid("no frames", lambda: _steps(kept=40, stacks=None), skipped="frames"),
@@ -164,6 +177,7 @@ class MemoryGrowth(Rule):
             lambda: _steps(kept=40),
             message="40 MiB a step",
             confidence="high",
+            thresholds={"min_boundaries": 6},
             file="/home/me/train.py",
             line=44,
             codemod="detach-accumulation",
@@ -175,12 +189,13 @@ class MemoryGrowth(Rule):
         Invalid(
             "a trace",
             lambda: _traced(40),
-            message="40 MiB a step",
+            message="Memory of device 0 rises by 40 MiB a step over 6 steps, allocated in",
+            thresholds={"min_boundaries": 6},
             severity="warning",
             file="train.py",
             codemod="detach-accumulation",
         ),
-        Invalid("a trace without stacks", lambda: _traced(40, stacks=False), message="40 MiB a step"),
+        Invalid("a trace without stacks", lambda: _traced(40, stacks=False), message="over 6 steps: nothing"),
         Invalid("a trace of a CPU", lambda: _traced(40, gpu=False), message="of the host rises"),
         Invalid("no optimizer", lambda: _steps(kept=40, optimizer=False), message="backward"),
     ]
@@ -268,7 +283,7 @@ class MemoryGrowth(Rule):
 def _steps_left(device: DeviceBlocks, device_bytes: int | None, per_step: int) -> int | None:
     """Steps until the reserved memory fills the device, where its size is known."""
     history = device.history
-    if device_bytes is None or history.reserved is None:
+    if device_bytes is None:
         return None
     return max(0, int((device_bytes - int(history.live[-1])) // per_step))
 

@@ -77,13 +77,13 @@ def _weight_copies() -> SnapshotBuilder:
     return b
 
 
-def _in_backward(node: str = "CatBackward0") -> SnapshotBuilder:
+def _in_backward(node: str = "CatBackward0", size: int = 300, forward: int = 20) -> SnapshotBuilder:
     b = SnapshotBuilder()
     for _ in range(3):
         with b.forward(line=31):
-            kept = [b.alloc(20 * MIB) for _ in range(20)]
+            kept = [b.alloc(forward * MIB) for _ in range(20)]
         with b.backward(node):
-            b.temporary(300 * MIB, 300 * MIB)
+            b.temporary(size * MIB, size * MIB)
         with b.backward():
             b.free(*kept)
         with b.optimizer_step():
@@ -237,7 +237,8 @@ class MemorySpike(Rule):
         Valid("an output that is held until the next one is there", _an_output_held_until_the_next),
         Valid("passes of few operators, each output held until the next one", _few_operators_a_pass),
         Valid("one layer after the other makes as large a result", lambda: _stages_of_one_matrix(beside=0)),
-        Valid("small", lambda: _forwards(20, 16)),
+        Valid("small", lambda: _forwards(20, 16), thresholds={"min_share": 0.0}),
+        Valid("a small part", lambda: _forwards(20, 256), thresholds={"min_share": 0.7}),
         Valid("no frames", _without_frames, skipped="frames"),
     ]
     INVALID = [
@@ -245,16 +246,37 @@ class MemorySpike(Rule):
             "score matrices",
             lambda: _forwards(20, 256),
             saving_bytes=509 * MIB,
-            message="softmax",
+            message="attention.py:41 in forward (softmax); without them",
+            shown="softmax | 268435456 | 2 | 40.0 | None",
             codemod="use-sdpa",
             confidence="high",
             file="/home/me/attention.py",
             line=41,
         ),
         Invalid("one matrix in five places", _stages_of_one_matrix, saving_bytes=3 * 256 * MIB),
-        Invalid("without a clock", lambda: _forwards(20, 256, clock=False), saving_bytes=509 * MIB),
-        Invalid("layers called by the script", _layers_called_by_the_script, saving_bytes=590 * MIB),
-        Invalid("in backward", _in_backward, saving_bytes=600 * MIB, message="CatBackward0"),
+        Invalid(
+            "without a clock",
+            lambda: _forwards(20, 256, clock=False),
+            saving_bytes=509 * MIB,
+            shown="268435456 | 2 | None | None",
+        ),
+        Invalid(
+            "layers called by the script",
+            _layers_called_by_the_script,
+            saving_bytes=590 * MIB,
+            shown="train.py:70 in main |  | 3",
+        ),
+        Invalid(
+            "in backward", _in_backward, saving_bytes=600 * MIB, message="CatBackward0 (backward); without"
+        ),
+        Invalid(
+            "in backward, as large as what a forward makes",
+            lambda: _in_backward("MmBackward0", size=30, forward=30),
+            message="by its size of /home/me/model.py:31 in forward",
+            thresholds={"min_share": 0.05, "min_bytes": 60 * MIB},
+            shown="40.0 | /home/me/model.py:31 in forward",
+            file="/home/me/model.py",
+        ),
         Invalid(
             "workspace of fused attention",
             lambda: _in_backward("ScaledDotProductEfficientAttentionBackward0"),

@@ -125,20 +125,20 @@ class OptimizerStateBound(Rule):
 
     def _claim(self, memory: DeviceMemory, device: DeviceBlocks, held: int, *, sure: bool) -> Claim:
         history, moment = device.history, memory.moment(device)
-        failed = device.device in memory.failures
         where = where_tightest(memory, device)
         live = int(history.live[moment])
         state = device.classes.where(OPTIMIZER_STATE)
         gone = (1 - self.left) * history.bytes_over_time(state)
-        before = int(history.live[: moment + 1].max()) if failed else history.peak_bytes
-        after = int((history.live - gone)[: moment + 1 if failed else None].max())
+        after = int((history.live - gone).max())
         alive = state & history.alive(moment)
         return Claim(
             message=f"The optimizer keeps {size(held)} of the {size(live)} live {where} ({held / live:.0%})"
             f"{how_full(memory, device)}.",
             confidence="high" if sure else "medium",
             severity="warning" if memory.pressed(device, self.nearly_full) else "info",
-            saving=peak_saving(before, after, f"with {self.left:.0%} of the state (8 bits instead of 32)"),
+            saving=peak_saving(
+                history.peak_bytes, after, f"with {self.left:.0%} of the state (8 bits instead of 32)"
+            ),
             location=location(device.caller(Stage.OPTIMIZER), device=device.device),
             evidence=[
                 make_up(device, moment, f"Live {where}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from trace_doctor import Cell, Claim, Context, Fix, Rule, Table, Target, threshold
 from trace_doctor.evidence.memory.blocks import MemoryBlocks
@@ -15,10 +16,22 @@ from trace_doctor_rules.memory._remedies import remedies
 from trace_doctor_rules.memory._shared import MiB, expandable_segments, holders, make_up, size, times
 
 
-def _fails(*, fragmented: bool, free: int = 100 * MIB, retries: bool = True) -> SnapshotBuilder:
+def _fails(
+    *,
+    fragmented: bool = False,
+    free: int | None = 100 * MIB,
+    retries: bool = True,
+    op: str = "log_softmax",
+    held: int = 2 * GIB,
+    state: bool = False,
+    again: bool = False,
+    stacks: Literal["all"] | None = "all",
+) -> SnapshotBuilder:
     """Activations fill the device, with gaps between them or without; then the loss asks for 1 GiB."""
-    b = SnapshotBuilder()
-    b.held(2 * GIB)
+    b = SnapshotBuilder(stacks=stacks)
+    b.held(held)
+    if state:
+        b.train(2, parameters=[200 * MIB] * 4)
     kept, holes = [], []
     for layer in range(40):
         with b.forward(line=10 + layer):
@@ -29,10 +42,13 @@ def _fails(*, fragmented: bool, free: int = 100 * MIB, retries: bool = True) -> 
     with b.forward(line=60):
         b.temporary(700 * MIB)
     b.free(*holes)
-    with b.forward("/home/me/loss.py", 22, op="log_softmax"):
+    with b.forward("/home/me/loss.py", 22, op=op):
         if retries:
             b.release_cached()
-        b.oom(GIB if not fragmented else 300 * MIB, device_free=free)
+        for _ in range(1 + again):
+            b.oom(GIB if not fragmented else 300 * MIB, device_free=free or 0)
+            if free is None:
+                del b.entries[-1]["device_free"]
     return b
 
 
@@ -97,7 +113,7 @@ class OutOfMemoryRule(Rule):
         Invalid(
             "too large",
             lambda: _fails(fragmented=False),
-            message="1,024 MiB asked for",
+            message="memory: 1,024 MiB asked for at /home/me/loss.py:22 in forward, 100 MiB free on the device, nothing cached: 924",
             severity="critical",
             confidence="high",
             file="/home/me/loss.py",
@@ -108,6 +124,28 @@ class OutOfMemoryRule(Rule):
             lambda: _fails(fragmented=True, free=150 * MIB),
             message="would have fitted in one piece",
             codemod="allocator-setting",
+        ),
+        Invalid(
+            "twice", lambda: _fails(again=True), message="memory twice, last: 1,024", fixes=("in chunks",)
+        ),
+        Invalid(
+            "the process may take no more",
+            lambda: _fails(free=2 * GIB),
+            message="but a limit of this process",
+        ),
+        Invalid(
+            "what was free is not in the file", lambda: _fails(free=None), message="what was free was not"
+        ),
+        Invalid("without stacks", lambda: _fails(stacks=None), message="asked for, 100 MiB free"),
+        Invalid("weights hold most", lambda: _fails(op="mm"), fixes=("Recompute", "smaller batches")),
+        Invalid(
+            "activations hold most",
+            lambda: _fails(held=GIB),
+            fixes=("in chunks", "Recompute", "smaller batches"),
+            thresholds={"main_holder": 480 / 1504},
+        ),
+        Invalid(
+            "optimizer state holds most", lambda: _fails(held=GIB, state=True), fixes=("in chunks", "state")
         ),
         Invalid(
             "without a retry", lambda: _fails(fragmented=False, retries=False), message="1,024 MiB asked for"
@@ -143,7 +181,7 @@ class OutOfMemoryRule(Rule):
 
     def _fixes(self, f: Failure, place: Target | None) -> list[Fix]:
         fixes: list[Fix] = []
-        if f.fits_if_packed and (f.largest_gap or 0) < f.requested:
+        if f.fits_if_packed:
             fixes += expandable_segments(f.device.history.settings)
         fixes += [r for r in remedies(f.device.stacks, [f.stack], place) if r.title != _GENERAL]
         at = f.device.at(f.moment)

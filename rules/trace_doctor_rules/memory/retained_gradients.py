@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Severity, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
@@ -54,8 +55,8 @@ def _workspace() -> SnapshotBuilder:
     return b
 
 
-def _only_forward_and_backward() -> SnapshotBuilder:
-    b = SnapshotBuilder(stacks="python")
+def _only_forward_and_backward(stacks: Literal["all", "python"]) -> SnapshotBuilder:
+    b = SnapshotBuilder(stacks=stacks)
     for _ in range(3):
         with b.forward():
             kept = b.alloc(100 * MIB)
@@ -144,10 +145,16 @@ class RetainedGradients(Rule):
         Valid("zero_grad before the forward", lambda: _train("before_forward")),
         Valid("accumulation over four backwards", lambda: _train("after_step", accumulate=4)),
         Valid("a cuBLAS workspace allocated in backward", _workspace),
-        Valid("small gradients", lambda: _train("never", parameters=[4 * MIB])),
         Valid(
-            "Python frames only, nothing marks the steps", _only_forward_and_backward, skipped="Python frames"
+            "small gradients", lambda: _train("never", parameters=[4 * MIB]), thresholds={"min_share": 0.0}
         ),
+        Valid("a small part", lambda: _train("never"), thresholds={"min_share": 0.5}),
+        Valid(
+            "Python frames only, nothing marks the steps",
+            lambda: _only_forward_and_backward("python"),
+            skipped="Python frames",
+        ),
+        Valid("nothing marks the steps", lambda: _only_forward_and_backward("all")),
         Valid("no frames", lambda: _train("never", stacks=None), skipped="frames"),
     ]
     INVALID = [
@@ -155,7 +162,9 @@ class RetainedGradients(Rule):
             "zero_grad between forward and backward",
             lambda: _train("after_forward"),
             saving_bytes=64 * MIB,
-            message="after the forward",
+            message="after the forward; freed after",
+            shown="0 | 2 | 100663296 | between forward and backward",
+            thresholds={"min_bytes": 96 * MIB},
             confidence="high",
             codemod="zero-grad",
             file="/home/me/train.py",
@@ -164,14 +173,19 @@ class RetainedGradients(Rule):
             after=_AFTER,
         ),
         Invalid(
-            "zero_grad missing", lambda: _train("never"), message="zero_grad() is missing", confidence="high"
+            "zero_grad missing",
+            lambda: _train("never"),
+            message="zero_grad() is missing",
+            confidence="high",
+            claims=1,
         ),
         Invalid("Python frames only", lambda: _train("after_forward", stacks="python"), confidence="medium"),
         Invalid(
             "no annotations",
             lambda: _train("never", annotate=False),
-            message="missing or keeps their memory",
-            confidence="high",
+            message="the peak lies elsewhere",
+            severity="warning",
+            shown="0 | 2 | 100663296 | not before backward",
         ),
         Invalid(
             "set_to_none=False", lambda: _train("to_zero"), message="set_to_none=False", codemod="zero-grad"

@@ -22,7 +22,9 @@ from trace_doctor_rules.memory._shared import MiB, holders, make_up, peak_saving
 _VERIFY = "in a new snapshot each forward begins with the live bytes of the one before"
 
 
-def _inference(*, keeps_graph: bool, rounds: int = 6, output: int = 1, grows: int = 0) -> SnapshotBuilder:
+def _inference(
+    *, keeps_graph: bool, rounds: int = 6, output: int = 1, grows: int = 0, lines: int = 4, pieces: int = 1
+) -> SnapshotBuilder:
     """`output = model(x)` in a loop: the old value goes when the new one is there."""
     b = SnapshotBuilder(annotate=False)
     b.held(200 * MIB)
@@ -32,14 +34,14 @@ def _inference(*, keeps_graph: bool, rounds: int = 6, output: int = 1, grows: in
             x = b.alloc(MIB)
         new = []
         for line in range(4):
-            with b.forward("/home/me/model.py", 30 + line):
+            with b.forward("/home/me/model.py", 30 + line % lines):
                 block = b.alloc((60 + grows * i) * MIB)
                 if keeps_graph:
                     new.append(block)
                 else:
                     b.free(block)
         with b.forward("/home/me/model.py", 40):
-            new.append(b.alloc(output * MIB))
+            new += [b.alloc(output * MIB) for _ in range(pieces)]
         b.free(*old, x)
         old = new
     return b
@@ -80,15 +82,17 @@ def _still_there() -> SnapshotBuilder:
     return b
 
 
-def _training(*, logits: int, kept: bool) -> SnapshotBuilder:
+def _training(*, logits: int, kept: bool, pieces: int = 1) -> SnapshotBuilder:
     """Training whose logits stay until the next ones are there, or go with the backward."""
     b = SnapshotBuilder()
     b.held(200 * MIB)
     old: list[Any] = []
     for _ in range(5):
         graph = _layers(b)
-        with b.forward("/home/me/model.py", 40):
-            output = b.alloc(logits * MIB)
+        output = []
+        for n in range(pieces):
+            with b.forward("/home/me/model.py", 40 + n):
+                output.append(b.alloc(logits * MIB))
         b.free(*old)
         with b.backward():
             gradient = b.alloc(10 * MIB)
@@ -96,8 +100,8 @@ def _training(*, logits: int, kept: bool) -> SnapshotBuilder:
         with b.optimizer_step():
             b.temporary(MIB)
         with b.zero_grad():
-            b.free(gradient, *([] if kept else [output]))
-        old = [output] if kept else []
+            b.free(gradient, *([] if kept else output))
+        old = output if kept else []
     return b
 
 
@@ -204,7 +208,13 @@ class StaleGraph(Rule):
         Valid("a graph that stands when the record ends", _still_there),
         Valid("a cache that grows with each call", lambda: _inference(keeps_graph=True, grows=2)),
         Valid("the backward frees everything", lambda: _training(logits=200, kept=False)),
-        Valid("small logits", lambda: _training(logits=8, kept=True)),
+        Valid("small logits", lambda: _training(logits=8, kept=True), thresholds={"min_share": 0.0}),
+        Valid("a small part", lambda: _training(logits=200, kept=True), thresholds={"min_share": 0.5}),
+        Valid(
+            "fewer times than asked for",
+            lambda: _training(logits=200, kept=True),
+            thresholds={"min_forwards": 5},
+        ),
         Valid("the next forward runs before the last backward", _one_ahead),
         Valid("no frames", _no_frames, skipped="frames"),
     ]
@@ -227,7 +237,28 @@ class StaleGraph(Rule):
             line=10,
         ),
         Invalid(
-            "the second forward is all that was recorded", lambda: _deep(rounds=1), saving_bytes=1440 * MIB
+            "the second forward is all that was recorded",
+            lambda: _deep(rounds=1),
+            saving_bytes=1440 * MIB,
+            message="holds its graph",
+        ),
+        Invalid(
+            "layers of one line",
+            lambda: _inference(keeps_graph=True, lines=1, pieces=2),
+            message="holds its graph",
+        ),
+        Invalid(
+            "three outputs of training",
+            lambda: _training(logits=70, kept=True, pieces=3),
+            message="not need them any more",
+        ),
+        Invalid(
+            "an output without its graph",
+            lambda: _inference(keeps_graph=False, output=200),
+            message="no backward needs them",
+            severity="info",
+            fixes=("Let the step's outputs go",),
+            thresholds={"min_bytes": 200 * MIB, "min_forwards": 5},
         ),
         Invalid(
             "logits of training",

@@ -117,6 +117,7 @@ class UnusedMemory(Rule):
             "the user says how large the device is",
             _steps,
             options={"device_bytes": 20 * GIB},
+            thresholds={"max_share": 0.4, "min_steps": 5},
             message="2 times",
         ),
     ]
@@ -128,7 +129,7 @@ class UnusedMemory(Rule):
         low = [
             r for r in headroom.rooms if r.reserved <= self.max_share * r.size and r.waits >= self.min_waits
         ]
-        if low and len(low) == len(headroom.rooms):
+        if len(low) == len(headroom.rooms):
             yield self._claim(max(low, key=lambda r: r.reserved / r.size))
 
     def _claim(self, room: Room) -> Claim:

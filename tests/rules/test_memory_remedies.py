@@ -1,0 +1,66 @@
+"""What is advised for a large allocation, by the frames in its stack."""
+
+from __future__ import annotations
+
+import pytest
+
+from trace_doctor.evidence.base import Facts
+from trace_doctor.evidence.memory.stages import MemoryStacks
+from trace_doctor.testing import MIB, SnapshotBuilder, captures_of
+from trace_doctor.testing.snapshot_builder import Frame
+from trace_doctor_rules.memory._remedies import remedies
+
+ADAM: list[Frame] = [
+    ("/venv/site-packages/torch/optim/adam.py", 500, "_multi_tensor_adam"),
+    ("/venv/site-packages/torch/optim/optimizer.py", 533, "wrapper"),
+]
+LION: list[Frame] = [("/home/me/lion.py", 40, "step"), ("??", 0, "at::_foreach_mul_")]
+LOSS: list[Frame] = [("??", 0, "at::_ops::log_softmax::call(...)"), ("/home/me/attention.py", 3, "forward")]
+SDPA: list[Frame] = [("??", 0, "at::_ops::scaled_dot_product_attention::call(...)")]
+NAMED_LIKE_SDPA: list[Frame] = [("/home/me/x.py", 7, "my_efficient_attention_forward")]
+SLICES: list[Frame] = [("??", 0, "torch::autograd::generated::SliceBackward0::apply(...)")]
+WORKSPACE: list[Frame] = [("??", 0, "at::native::raw_cudnn_convolution_forward_out(...)")]
+FORWARD: list[Frame] = [("??", 0, "at::_ops::mm::call(...)"), ("/home/me/model.py", 30, "forward")]
+BACKWARD: list[Frame] = [
+    ("??", 0, "torch::autograd::generated::MmBackward0::apply(...)"),
+    ("??", 0, "torch::autograd::Engine::evaluate_function(...)"),
+]
+
+
+def advised(*stacks: list[Frame], twins: dict[int, int] | None = None) -> list[str]:
+    b = SnapshotBuilder()
+    for frames in stacks:
+        b.alloc(MIB, frames=frames)
+    found = Facts(captures_of(b)[0])[MemoryStacks]
+    made_by = [n for n in range(len(stacks)) if n not in (twins or {}).values()]
+    return [f"{fix.title}: {fix.text}" for fix in remedies(found, made_by, None, twins)]
+
+
+@pytest.mark.parametrize(
+    ("frames", "part"),
+    [
+        (ADAM, "Adam"),
+        (LION, "fused"),
+        (LOSS, "Compute the loss in chunks"),
+        (SDPA, "flash kernel"),
+        (NAMED_LIKE_SDPA, "Use scaled_dot_product_attention"),
+        (SLICES, "split or unbind"),
+        (WORKSPACE, "workspaces"),
+        (FORWARD, "over parts of the batch"),
+        (BACKWARD, "around the block whose backward needs it"),
+    ],
+)
+def test_the_frames_tell_what_to_do(frames: list[Frame], part: str) -> None:
+    (fix,) = advised(frames)
+    assert part in fix
+
+
+def test_a_general_advice_is_left_out_beside_others_and_what_is_alike_is_said_once() -> None:
+    assert len(advised(FORWARD, LOSS, LOSS[:1])) == 1
+
+
+def test_a_backward_that_says_nothing_is_treated_as_the_forward_that_it_most_likely_belongs_to() -> None:
+    (fix,) = advised(BACKWARD, LOSS, twins={0: 1})
+    assert "Compute the loss in chunks" in fix
+    (fix,) = advised(SLICES, LOSS, twins={0: 1})
+    assert "split or unbind" in fix
