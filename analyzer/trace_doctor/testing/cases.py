@@ -121,7 +121,8 @@ def run_case(rule: type[Rule], case: Valid | Invalid) -> list[Claim]:
     for what, (want, got) in expected.items():
         assert want is None or want == got, f"{what}: wanted {want!r}, got {got!r}"
     assert case.message is None or case.message in first.message, first.message
-    tables = [" | ".join(map(str, row)) for table in first.evidence for row in ([table.title], *table.rows)]
+    tables = [table.title for table in first.evidence]
+    tables += [" | ".join(map(str, row)) for table in first.evidence for row in table.rows]
     assert case.shown is None or any(case.shown in row for row in tables), tables
     if case.fixes is not None:
         texts = [f"{fix.title}\n{fix.text}" for fix in first.fixes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -42,11 +43,13 @@ def _training(
     every: int = 1,
     shape: tuple[int, int] = (1024, 256),
     stacks: bool = True,
+    marked: bool = True,
+    stall: float = 0,
 ) -> RunBuilder:
     """Steps that need a mask; where it is made is the question."""
     b = RunBuilder(stacks=stacks, shapes=True)
     for n in range(steps):
-        with b.step(), b.python("train.py", 4, "train"):
+        with b.step() if marked else nullcontext(), b.python("train.py", 4, "train"):
             if n % every == 0:
                 if made == "in place":
                     with b.op("aten::empty", us=3):
@@ -67,6 +70,8 @@ def _training(
                         pass
                 if made != "gpu":
                     _copy(b)
+            if n == 1:
+                b.stall(stall)
             for _ in range(20):
                 with b.op("aten::mm", us=20):
                     b.launch(30)
@@ -163,6 +168,13 @@ class CpuTensorThenCopy(TimeRule):
         Valid("a view of another shape is copied", lambda: _training("viewed", shape=(4, 4))),
         Valid("multiplied with another tensor", lambda: _training("another")),
         Valid("once in six steps", lambda: _training(every=6)),
+        Valid("a small part", _training, thresholds={"min_share": 0.5}),
+        Valid(
+            "seven times, without marks of steps",
+            lambda: _training(marked=False, steps=7),
+            skipped="no steps",
+        ),
+        Valid("once, without marks of steps", lambda: _training(marked=False, steps=1)),
         Valid("little, and the GPU's side was lost", lambda: _device_lost(2, 200)),
         Valid("nothing runs on a GPU", without_gpu, skipped="no GPU work"),
     ]
@@ -170,8 +182,9 @@ class CpuTensorThenCopy(TimeRule):
         Invalid(
             "a mask in every step",
             _training,
-            message="aten::zeros",
+            message="aten::zeros in function train of train.py makes a tensor on the host once a step",
             confidence="high",
+            shown="aten::zeros | 1.0 | 66.0 | 162.16666666666666 | 90.0",
             file="train.py",
             codemod="tensor-device",
             before=_SCRIPT,
@@ -179,12 +192,26 @@ class CpuTensorThenCopy(TimeRule):
         ),
         Invalid("without stacks", lambda: _training(stacks=False), confidence="medium"),
         Invalid(
+            "ten times, without marks of steps", lambda: _training(marked=False, steps=10), severity="info"
+        ),
+        Invalid("a queue that stands still", lambda: _training(stall=3000), severity="info"),
+        Invalid(
+            "for a moment",
+            lambda: _training(steps=30, stall=150),
+            confidence="medium",
+            thresholds={"max_unattributed": 1e-4},
+        ),
+        Invalid(
             "seen from another side before it is copied", lambda: _training("viewed"), message="aten::zeros"
         ),
         Invalid("scaled before it is copied", lambda: _training("scaled"), message="aten::zeros"),
         Invalid("filled in place", lambda: _training("in place"), message="aten::normal_"),
         Invalid(
-            "the GPU's side was lost", lambda: _device_lost(800), severity="info", message="was not recorded"
+            "the GPU's side was lost",
+            lambda: _device_lost(800),
+            severity="info",
+            message="was not recorded",
+            shown="aten::randn | 1.0 | 801.0 | 97.0 | None",
         ),
     ]
 

@@ -31,13 +31,21 @@ from trace_doctor_rules.data._remedies import (
 
 
 def _training(
-    loader_us: float, *, gpu_us: float = 300.0, workers: int = 0, steps: int = 5, gpu: bool = True
+    loader_us: float,
+    *,
+    gpu_us: float = 300.0,
+    workers: int = 0,
+    steps: int = 5,
+    gpu: bool = True,
+    stall: float = 0,
 ) -> RunBuilder:
     """Steps that load a batch, launch some kernels and end without waiting for them."""
     b = RunBuilder() if gpu else RunBuilder(gpu=None)
-    for _ in range(steps):
+    for n in range(steps):
         with b.step():
             b.loader(loader_us, workers=workers)
+            if n == 1:
+                b.stall(stall)
             for _ in range(4):
                 with b.op("aten::mm", us=10):
                     b.compute(gpu_us / 4)
@@ -188,6 +196,12 @@ class DataLoaderStarvation(TimeRule):
         Valid("workers deliver in time", lambda: _training(3, workers=4)),
         Valid("short waits of workers in few steps", lambda: _training(500, workers=2, steps=4)),
         Valid("short waits of workers, a tenth of each step", lambda: _training(200, gpu_us=1600, workers=2)),
+        Valid("a small part", lambda: _training(400), thresholds={"min_share": 0.7}),
+        Valid(
+            "too small a part for workers",
+            lambda: _training(600, workers=2, steps=8),
+            thresholds={"min_worker_share": 0.9},
+        ),
         Valid("workers share a CPU with training", lambda: _training(600, workers=2, steps=8, gpu=False)),
         Valid("workers hand over to a CPU", lambda: _training(2000, gpu_us=28_000, workers=2, gpu=False)),
         Valid("batches that cost less than handing them over", lambda: _training(60, gpu_us=80)),
@@ -200,6 +214,7 @@ class DataLoaderStarvation(TimeRule):
             lambda: _training(400),
             saving_us=200,
             message="waits for data",
+            fixes=("num_workers=2", "Hugging Face", "Lightning", "IterableDataset"),
             confidence="high",
             codemod="dataloader-args",
             before=_SCRIPT,
@@ -208,8 +223,9 @@ class DataLoaderStarvation(TimeRule):
         Invalid(
             "workers that do not keep up",
             lambda: _training(6000, workers=2),
-            message="workers",
+            message="its workers do not keep up",
             confidence="high",
+            fixes=("Use more workers",),
         ),
         Invalid(
             "short steps, and workers that do not keep up",
@@ -217,6 +233,28 @@ class DataLoaderStarvation(TimeRule):
             message="handing over",
             confidence="medium",
         ),
+        Invalid(
+            "more loading than eight workers do", lambda: _training(4000), fixes=("in 8 worker", "", "", "")
+        ),
+        Invalid(
+            "on three cores",
+            lambda: _training(4000),
+            fixes=("in 3 worker", "", "", ""),
+            options={"extra": {"cpu_count": 3}},
+        ),
+        Invalid(
+            "a queue that stands still",
+            lambda: _training(400, stall=700),
+            severity="info",
+            message="does not explain",
+        ),
+        Invalid(
+            "for a moment",
+            lambda: _training(400, steps=30, stall=150),
+            confidence="medium",
+            thresholds={"max_unattributed": 1e-4},
+        ),
+        Invalid("two batches", lambda: _training(500, steps=2), confidence="high"),
         Invalid("one batch only", lambda: _training(500, steps=1), confidence="low", severity="info"),
         Invalid("one slow batch of ten", _alternating, confidence="medium"),
         Invalid("the same on a CPU", lambda: _alternating(gpu=False), confidence="low", severity="info"),
@@ -232,7 +270,10 @@ class DataLoaderStarvation(TimeRule):
             confidence="medium",
         ),
         Invalid(
-            "a loader named in the settings", _named_loader, options={"loader_annotations": ("dali_next",)}
+            "a loader named in the settings",
+            _named_loader,
+            options={"loader_annotations": ("dali_next",)},
+            fixes=("work ahead",),
         ),
         Invalid(
             "CPU-only",

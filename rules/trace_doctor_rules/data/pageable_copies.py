@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +32,19 @@ def _training(
     gpu_us: float = 2000,
     steps: int = 6,
     waits: bool | None = None,
+    marked: bool = True,
+    stall: float = 0,
 ) -> RunBuilder:
     """Steps that copy a batch of 4 MB and compute on it, with nothing that waits."""
     b = RunBuilder(stacks=True)
-    for _ in range(steps):
-        with b.step(), b.python("train.py", 20, "train"):
+    for n in range(steps):
+        with b.step() if marked else nullcontext(), b.python("train.py", 20, "train"):
             with b.op("aten::to"), b.op("aten::_to_copy"), b.op("aten::copy_"):
                 b.copy(copy_us, kind, bytes=4 << 20)
                 if waits or (waits is None and "Pageable" in kind):
                     b.sync()
+            if n == 1:
+                b.stall(stall)
             for _ in range(40):
                 with b.op("aten::mm", us=20):
                     b.launch(gpu_us / 40)
@@ -151,7 +156,7 @@ class PageableCopies(TimeRule):
             lambda: _training(_PINNED, gpu_us=400, copy_us=10, waits=True),
         ),
         Valid("too short to matter", lambda: _training(copy_us=10)),
-        Valid("made on the host: TD104", _made_on_the_host),
+        Valid("made on the host: TD104", _made_on_the_host, thresholds={"min_share": 0.0}),
         Valid("copies back to the host", lambda: _training("DtoH (Device -> Pageable)")),
         Valid("AMD", lambda: _training("HtoD (Host -> Device)"), skipped="pinned"),
     ]
@@ -159,17 +164,35 @@ class PageableCopies(TimeRule):
         Invalid(
             "4 MB a step",
             _training,
-            message="pageable",
+            message="6 copies to the GPU from pageable memory, beside",
             confidence="high",
+            shown="aten::to | 1.0 | 400.0",
             codemod="pinned-copies",
             before=_SCRIPT,
             after=_PATCHED,
         ),
-        Invalid("one step", lambda: _training(steps=1), confidence="medium"),
+        Invalid("one step", lambda: _training(steps=1), confidence="medium", message="1 copy to"),
+        Invalid("without marks of steps", lambda: _training(marked=False), severity="info", confidence="low"),
+        Invalid(
+            "a queue that stands still", lambda: _training(stall=4000), severity="info", confidence="low"
+        ),
+        Invalid(
+            "for a moment",
+            lambda: _training(stall=150),
+            confidence="medium",
+            thresholds={"max_unattributed": 1e-3},
+        ),
+        Invalid(
+            "which stacks may have made slow",
+            _training,
+            severity="info",
+            confidence="high",
+            thresholds={"min_lasting": 0.9},
+        ),
         Invalid(
             "pinned memory, and the host waits",
             lambda: _training(_PINNED, gpu_us=900, waits=True),
-            message="from pinned memory, for",
+            message="from pinned memory, for which the host waits, beside",
         ),
     ]
 

@@ -28,12 +28,14 @@ def _training(
     frame: str = "__init__",
     gpu: bool = True,
     workers: int = 2,
+    stall: float = 0,
 ) -> RunBuilder:
     """Epochs of four steps of 4 ms; an epoch ends inside the step that begins the next."""
     b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None, stacks=stacks)
     for epoch in range(epochs):
         for step in range(4):
             with b.step():
+                b.stall(stall)
                 if step == 0 and epoch:
                     b.loader(stopping_us, workers=workers)
                     with b.python("torch/utils/data/dataloader.py", 1101, frame):
@@ -143,6 +145,14 @@ class WorkerRestart(Rule):
             "workers persist, and the first batch takes long",
             lambda: _training(stopping_us=50, starting_us=2000, stacks=True, frame="_reset"),
         ),
+        Valid("no new iterator, as the frames tell", lambda: _training(stacks=True, frame="_reset")),
+        Valid("not so much longer than other waits", _training, thresholds={"min_times": 1000.0}),
+        Valid(
+            "a new iterator, soon made", lambda: _training(stacks=True), thresholds={"min_iterator_us": 1e6}
+        ),
+        Valid("started soon", _training, thresholds={"min_starting_us": 40_000.0}),
+        Valid("work in between", _training, thresholds={"max_operators": 0}),
+        Valid("a small part", _training, thresholds={"min_share": 0.7}),
         Valid("one epoch", lambda: _training(epochs=1)),
         Valid("no workers", lambda: _training(workers=0), skipped="worker processes"),
     ]
@@ -150,14 +160,19 @@ class WorkerRestart(Rule):
         Invalid(
             "new workers for each epoch of four steps",
             _training,
-            message="started again",
+            message="3 times in 16 steps",
+            thresholds={"max_operators": 1, "min_starting_us": 32_005.0, "min_stopping_us": 2_000.0},
             confidence="medium",
             codemod="dataloader-args",
             before=_SCRIPT,
             after=_PATCHED,
         ),
         Invalid("with stacks", lambda: _training(stacks=True, starting_us=12_000), confidence="high"),
-        Invalid("one border", lambda: _training(epochs=2), severity="info"),
+        Invalid("with stacks, on the CPU", lambda: _training(stacks=True, gpu=False), confidence="medium"),
+        Invalid(
+            "a queue that stands still", lambda: _training(stall=6000), confidence="low", severity="info"
+        ),
+        Invalid("one border", lambda: _training(epochs=2), severity="info", message="once in the capture"),
         Invalid("on the CPU", lambda: _training(gpu=False), confidence="medium"),
     ]
 
