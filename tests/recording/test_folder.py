@@ -91,6 +91,8 @@ def test_a_manifest_may_hold_anything(tmp_path: Path, text: str) -> None:
         "0,1,timing,nan,",
         "0,1,timing,inf,",
         "0,1,timing,-3,",
+        "0,1,timing,1e-300,",
+        "0,1,timing,1e300,",
         "x,1,timing,3,",
         "0,,timing,3,",
         "-1,1,timing,3,",
@@ -102,6 +104,30 @@ def test_rows_that_cannot_be_are_left_out(tmp_path: Path, row: str) -> None:
     (tmp_path / "steps.csv").write_text(f"rank,step,phase,milliseconds,loss\n{row}\n0,2,timing,4.5,\n")
     read = folder.read(tmp_path)
     assert read is not None and read.timed(0) == (4.5,)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("waited_for_cpu", [-0.1, 1.5, 1e9]),
+        ("peak_allocated_bytes", [-1, 0.5]),
+        ("world_size", [0, -2]),
+        ("accumulation", [0, -4]),
+    ],
+)
+def test_figures_that_cannot_be_are_not_believed(tmp_path: Path, field: str, values: list[float]) -> None:
+    for value in values:
+        (tmp_path / rank_file(0)).write_text(rank_record(**{field: value}))
+        (tmp_path / "recording.json").write_text(json.dumps({"waited_for_cpu": {"0": value}}))
+        read = folder.read(tmp_path)
+        assert read is not None and getattr(read.ranks[0], field) is None
+
+
+@pytest.mark.parametrize("field", ["seconds", "cpu_seconds"])
+def test_no_phase_takes_less_than_no_time(tmp_path: Path, field: str) -> None:
+    (tmp_path / rank_file(0)).write_text(rank_record(phases=[{"name": "timing", field: -1.0}]))
+    read = folder.read(tmp_path)
+    assert read is not None and getattr(read.ranks[0].phases[0], field) is None
 
 
 def test_large_files_are_not_read(tmp_path: Path) -> None:

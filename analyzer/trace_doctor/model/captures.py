@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from trace_doctor.model.quantities import Amount, Count, Us
+from trace_doctor.model.quantities import Amount, Count, Share, Us
 
 
 class TorchVersion(Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class Input(Struct, frozen=True, kw_only=True):
     """None without steps"""
     plain: Pace | None = None
     """of the same run without the profiler; only a recording tells"""
-    waited_for_cpu: Amount | None = None
+    waited_for_cpu: Share | None = None
     """of a recording: share of its time that the training could have run and did not, because others did"""
     role: str | None = None
     """of a recording: light, detailed, peak, boundary, oom or exception"""

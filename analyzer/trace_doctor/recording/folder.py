@@ -34,6 +34,8 @@ from trace_doctor.sound_json import loads
 _LARGEST_MANIFEST = 1 << 20
 _LARGEST_TABLE = 64 << 20
 _MOST_RANKS = 4096
+_SHORTEST, _LONGEST = 1e-6, 7 * 86_400e3
+"""ms that a step can take: the clock counts ns; a week"""
 _RANK = re.compile(r"rank(\d{1,6})\.(recording\.json|steps\.csv|\w+\.(?:json|pickle))")
 _COMPANIONS = frozenset({RECORDING_FILE, PLAN_FILE, OPTIONS_FILE, STEPS_FILE, ENVIRONMENT_FILE, COMMAND_FILE})
 
@@ -197,11 +199,11 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
         yield RankRecord(
             rank=rank,
             pid=_whole(manifest.get("pid")),
-            world_size=_whole(manifest.get("world_size")),
+            world_size=_count(manifest.get("world_size"), least=1),
             found_steps_by=_text(manifest.get("found_steps_by")),
-            accumulation=_whole(manifest.get("accumulation")),
+            accumulation=_count(manifest.get("accumulation"), least=1),
             ended=_text(manifest.get("ended")),
-            peak_allocated_bytes=_whole(manifest.get("peak_allocated_bytes")),
+            peak_allocated_bytes=_count(manifest.get("peak_allocated_bytes")),
             phases=tuple(
                 _phase(p) for p in (phases if isinstance(phases, list) else []) if isinstance(p, dict)
             ),
@@ -211,7 +213,7 @@ def _rank_records(folder: Path, waited: Mapping[str, Any]) -> Iterator[RankRecor
                 else None
             ),
             warnings=_texts(manifest.get("warnings")),
-            waited_for_cpu=_amount(waited.get(str(rank))),
+            waited_for_cpu=_share(waited.get(str(rank))),
         )
 
 
@@ -222,8 +224,8 @@ def _phase(entry: dict[str, Any]) -> RecordedPhase:
         name=_text(entry.get("name")),
         first_step=-1 if first is None else first,
         last_step=-1 if last is None else last,
-        seconds=_number(entry.get("seconds")),
-        cpu_seconds=_number(entry.get("cpu_seconds")),
+        seconds=_amount(entry.get("seconds")),
+        cpu_seconds=_amount(entry.get("cpu_seconds")),
         overhead=_number(overhead.get("share")) if isinstance(overhead, dict) else None,
         why_ended=_text(entry.get("why_ended")),
     )
@@ -252,7 +254,7 @@ def _rows(path: Path) -> Iterator[tuple[int, RecordedStep]]:
                     loss = float(values[4]) if values[4] else None
                 except ValueError:
                     continue
-                if rank >= 0 and math.isfinite(milliseconds) and milliseconds > 0:
+                if rank >= 0 and _SHORTEST <= milliseconds <= _LONGEST:
                     yield rank, RecordedStep(step, values[2], milliseconds, loss)
     except (OSError, csv.Error):
         return
@@ -275,6 +277,11 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
 
 
+def _count(value: Any, least: int = 0) -> int | None:
+    number = _whole(value)
+    return number if number is not None and number >= least else None
+
+
 def _ranks(value: Any) -> list[int] | None:
     """None for anything but a list of ranks."""
     known = [_whole(v) for v in value[:_MOST_RANKS]] if isinstance(value, list) else [None]
@@ -293,6 +300,11 @@ def _number(value: Any) -> float | None:
 def _amount(value: Any) -> float | None:
     number = _number(value)
     return number if number is not None and number >= 0 else None
+
+
+def _share(value: Any) -> float | None:
+    amount = _amount(value)
+    return amount if amount is not None and amount <= 1 else None
 
 
 def _text(value: Any) -> str:

@@ -152,11 +152,12 @@ class _Watch:
 
     @property
     def waited(self) -> dict[int, float]:
-        """Rank -> share of the time since its first step that it waited for a CPU."""
+        """Rank -> share of the time since its first step that it waited for a CPU. Our own clock falls behind where we wait
+        for one as well: it is all of that time at most."""
         spans = {
             rank: (last[0] - first[0], last[1] - first[1]) for rank, (first, last) in self._waits.items()
         }
-        return {rank: round(waited / age, 4) for rank, (age, waited) in spans.items() if age > 0}
+        return {rank: min(round(waited / age, 4), 1.0) for rank, (age, waited) in spans.items() if age > 0}
 
     def look(self) -> None:
         """Time in which we were stopped (Ctrl-Z) does not count: the command was stopped as well."""
