@@ -290,6 +290,9 @@ EXAMPLES: dict[str, Make] = {
     "baseline-fault.json": baseline(starved),
     "baseline-no-ranks.json": baseline(starved, lambda made: made.pop("ranks")),
     "baseline-wide.json": baseline(starved, lambda made: made["figures"]["step_time"].update(spread=1e9)),
+    "baseline-misspelt.json": baseline(
+        starved, lambda made: made["figures"].update(step_tme=made["figures"].pop("step_time"))
+    ),
     "baseline-cut.json": text('{"schema_version": 1, "figures"'),
     "job/": job,
     "job-in-git/": repository(),

@@ -52,6 +52,7 @@ def test_a_sound_one_is_read(tmp_path: Path) -> None:
         {"figures": {"step_time": {"unit": "us", "values": [1e5]}}},
         {"figures": {"step_time": FIGURE | {"unit": "bytes"}}},
         {"figures": {"step_time": FIGURE | {"unit": "days"}}},
+        {"figures": {"step_tme": FIGURE}},
         {"figures": {"step_time": FIGURE | {"values": "100"}}},
         {"figures": {"gpu_idle_share": {"unit": "share", "values": [15.0]}}},
         {"figures": []},
@@ -136,3 +137,19 @@ def test_a_figure_that_was_zero_is_guarded_as_well(logs: Path, run: Callable[...
     saved.write_text(json.dumps(said))
     done = run(*on_main, "-o", "json")
     assert [b.baseline for b in done.result.gate.budgets if b.name == "gpu_idle_share"] == [0.0]
+
+
+def test_a_figure_that_the_baseline_lacks_is_said(logs: Path, run: Callable[..., Any]) -> None:
+    """Nobody may take for compared what was not."""
+    on_main = ("check", "logs", "--baseline", "b.json")
+    assert run(*on_main, "--update-baseline").code == 0
+    assert "no such figure" not in run(*on_main).out
+    saved = logs.parent / "b.json"
+    said = json.loads(saved.read_text())
+    del said["figures"]["step_time"]
+    saved.write_text(json.dumps(said))
+    done = run(*on_main)
+    assert done.code == 0
+    assert "step_time not compared with the baseline: the baseline has no such figure" in " ".join(
+        done.out.split()
+    )

@@ -145,7 +145,9 @@ def read_baseline(path: Path) -> Baseline:
 def _impossible(baseline: Baseline) -> str:
     """What no run can have measured: it would let every regression pass. Empty where all is sound."""
     for name, figure in baseline.figures.items():
-        if name in FIGURES and figure.unit != FIGURES[name]:
+        if name not in FIGURES:
+            return f"figure {name[:60]} is none that is guarded"
+        if figure.unit != FIGURES[name]:
             return f"figure {name[:60]} has the unit {figure.unit}"
         if not figure.values or not all(
             _within(v, MOST[figure.unit]) for v in [*figure.values, figure.spread]

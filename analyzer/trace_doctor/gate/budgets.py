@@ -23,13 +23,13 @@ DEFAULT_REGRESSION = 0.10
 """of the baseline: two healthy recordings of one job on shared machines differ by less (docs/ci.md)"""
 
 
-def defaults_against(baseline: Baseline, budgets: Budgets) -> tuple[Limit, ...]:
-    """What a baseline guards without being asked: every figure that it holds and no budget names."""
+def defaults_against(result: Result, baseline: Baseline, budgets: Budgets) -> tuple[Limit, ...]:
+    """What a baseline guards without being asked: every figure that it or the result holds and no budget names."""
     named = {limit.name for limit in budgets.limits}
     return tuple(
         Limit(name, MEASURES[name].unit, relative=DEFAULT_REGRESSION, absolute=MEASURES[name].floor)
         for name in MEASURES
-        if name in baseline.figures and name not in named
+        if name not in named and (name in baseline.figures or MEASURES[name].of(result))
     )
 
 

@@ -119,9 +119,9 @@ def _budgets(result: Result, terms: Terms) -> tuple[list[Budget], list[str]]:
         return budgets, []
     guards = [
         judge(result, limit, terms.budgets, terms.baseline)
-        for limit in defaults_against(terms.baseline, terms.budgets)
+        for limit in defaults_against(result, terms.baseline, terms.budgets)
     ]
-    # nobody asked for these: what this capture lacks is no reason to stop
+    # nobody asked for these: what the capture or the baseline lacks is no reason to stop
     decided = [g for g in guards if g.status != "undecided"]
     notes = [f"{g.name} not compared with the baseline: {g.how}" for g in guards if g.status == "undecided"]
     return [*budgets, *decided], notes
