@@ -30,6 +30,7 @@ from trace_doctor.loaders.discover import Found, discover
 from trace_doctor.loaders.kineto.meta import rank_in_name
 from trace_doctor.loaders.progress import Progress
 from trace_doctor.loading import Loaded, LoadOptions, captures_of, load_inputs
+from trace_doctor.loading.doubtful_ranks import doubtful_ranks
 from trace_doctor.loading.load_files import available_cores
 from trace_doctor.memory_limit import memory_limit
 from trace_doctor.model import Finding, Ignored
@@ -313,10 +314,15 @@ class _Read:
     ignored: list[Ignored]
     recordings: Sequence[tuple[Path, str]]
 
+    @property
+    def loaded(self) -> list[tuple[Found, Any]]:
+        """Each file with its columns."""
+        return [(f.found, f.outcome) for f in self.files]
+
 
 def _captures(read: _Read, paths: Sequence[str | Path], rank: int | None) -> list[Capture]:
     """What the files make, of all ranks or of one. Raises NoCaptures where that is nothing."""
-    loaded: list[tuple[Found, Any]] = [(f.found, f.outcome) for f in read.files]
+    loaded = read.loaded
     if rank is not None:
         loaded = [(f, c) for f, c in loaded if f.kind == "torch_trace" or c.rank == rank]
     captures = captures_of(loaded)
@@ -363,8 +369,8 @@ def _scope(read: _Read, rank: int | None) -> Scope:
         listed, unreadable = recordings.listed(folder)
         own_files = [f.found.path.name for f in read.files if f.found.recording == folder]
         ranks = {named[0] for name in own_files if (named := recordings.role_of(name)) is not None}
-        recorded.append(RecordedRanks(shown, listed, ranks, unreadable))
-    return Scope(ignored, recorded, rank)
+        recorded.append(RecordedRanks(shown, listed, ranks, unreadable, recordings.lost(folder)))
+    return Scope(ignored, recorded, rank, doubtful_ranks(read.loaded, rank))
 
 
 def _without_path(message: str, path: str) -> str:

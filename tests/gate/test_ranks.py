@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,81 @@ def test_a_recording_that_lists_more_ranks_than_were_read(repository: Path, run:
         assert (done.code, "nothing was read of rank 1" in done.result.gate.verdict) == (3, True)
     assert done.result.ranks.recorded == [0, 1]
     assert run("check", "logs", "--rank", 0).code == run("check", "logs", "--allow-partial").code == 0
+
+
+def test_a_capture_that_the_manifest_names_and_that_is_gone(repository: Path, run: Run) -> None:
+    logs = repository / "logs"
+    recording(logs, [0, 1], [0, 1])
+    detailed = logs / "rank1.detailed.json"
+    healthy(1, 2, steps=5).write(detailed)
+    files = {
+        "light": "rank1.light.json.gz",
+        "detailed": "rank1.detailed.json.gz",
+        "peak": "../rank1.peak.pickle",
+    }
+    (logs / "rank1.recording.json").write_text(json.dumps({"files": files}))
+    assert run("check", "logs").code == 0, "unpacked since"
+    for name in ("rank1.light.json.gz", "rank1.detailed.json"):
+        kept = (logs / name).read_bytes()
+        (logs / name).unlink()
+        done = run("check", "logs", "-o", "json")
+        stem = name.removesuffix(".gz")
+        assert (done.code, f"{stem}.gz was recorded and is not there" in done.result.gate.verdict) == (
+            3,
+            True,
+        )
+        assert run("check", "logs", "--allow-partial").code == run("check", "logs", "--rank", 0).code == 0
+        (logs / name).write_bytes(kept)
+
+
+def test_a_file_of_a_recording_that_is_of_another_rank(repository: Path, run: Run) -> None:
+    logs = repository / "logs"
+    recording(logs, [0, 1], [0, 1])
+    shutil.copy(logs / "rank1.light.json.gz", logs / "rank0.light.json.gz")
+    done = run("check", "logs", "-o", "json")
+    assert done.code == 3
+    assert "rank0.light.json.gz is of rank 0 by its name, and holds rank 1" in done.result.gate.verdict
+
+
+@pytest.mark.parametrize("name", ["rank{}.json", "rank_{}/trace.json", "worker{}.pt.trace.json"])
+def test_ranks_by_name_that_are_one_by_content(repository: Path, run: Run, name: str) -> None:
+    """Whatever their content is otherwise: no one can tell which ranks were recorded."""
+    for rank in range(4):
+        (repository / "logs" / name.format(rank)).parent.mkdir(parents=True, exist_ok=True)
+        healthy(0, 4, steps=6 + rank).write(repository / "logs" / name.format(rank))
+    done = run("check", "logs", "-o", "json")
+    assert (
+        done.code,
+        "are of 4 ranks by their names, and each holds rank 0" in done.result.gate.verdict,
+    ) == (
+        3,
+        True,
+    )
+    assert run("check", "logs", "--allow-partial").code == 0
+
+
+def test_names_that_number_something_else(repository: Path, run: Run) -> None:
+    """Ranks of each machine, and of a factorisation, beside those of the job."""
+    for folder in ("logs", "sweep"):
+        (repository / folder).mkdir(exist_ok=True)
+    for rank in range(4):
+        healthy(rank, 4).write(repository / "logs" / f"node{rank // 2}_local_rank{rank % 2}.json")
+    assert run("check", "logs", "--ranks", "all").code == 0
+    for number in (8, 16):
+        healthy(0, 4, steps=number).write(repository / "sweep" / f"lora_rank{number}.json")
+    assert run("check", "sweep").code == 0
+
+
+def test_a_copy_is_no_other_rank(repository: Path, run: Run) -> None:
+    """Where only the names say ranks."""
+    logs = repository / "logs"
+    logs.mkdir(exist_ok=True)
+    for rank in range(2):
+        healthy(None, steps=6 + rank).write(logs / f"rank{rank}.json")
+    assert run("check", "logs", "--ranks", 2).code == 0
+    shutil.copy(logs / "rank0.json", logs / "rank1.json")
+    done = run("check", "logs", "--ranks", 2, "-o", "json")
+    assert (done.code, "rank1.json is a copy of rank0.json" in done.result.gate.verdict) == (3, True)
 
 
 @pytest.mark.parametrize("manifest", ["", "\0" * 64, "[0, 1]", '{"ranks": [0, 1', "{}" * 2])

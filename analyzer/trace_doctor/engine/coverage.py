@@ -33,6 +33,8 @@ class RecordedRanks:
     read: Set[int]
     unreadable: Sequence[str] = ()
     """names of manifests that cannot be read"""
+    lost: Sequence[tuple[int, str]] = ()
+    """rank and name of captures that were written and are there no more"""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Scope:
     recorded: Sequence[RecordedRanks] = ()
     rank: int | None = None
     """the only one that was asked for"""
+    doubtful: Sequence[str] = ()
+    """one line for each contradiction about which rank a file is of"""
 
 
 def ranks_of(summaries: Sequence[RankSummary], scope: Scope) -> Ranks:
@@ -68,6 +72,7 @@ def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> li
         reasons.append(f"{more} more capture{'s were' if more > 1 else ' was'} not read")
     for recording in scope.recorded:
         reasons += _of_recording(recording, scope.rank)
+    reasons += _named_or_counted(list(scope.doubtful), "are not of the rank that they are named by")
     reasons += _of_worlds([summary for summary, _ in shortages])
     reasons += _named_or_counted(
         [
@@ -95,6 +100,12 @@ def _of_recording(recording: RecordedRanks, only: int | None) -> Iterable[str]:
     if missing := [r for r in recording.listed if r not in recording.read and only in (None, r)]:
         what = f"the recording {recording.folder}" if recording.folder != "." else "the recording"
         yield f"{what} has {_named(recording.listed)}, and nothing was read of {_named(missing)}"
+    gone = [
+        f"{PurePosixPath(recording.folder) / name} was recorded and is not there"
+        for rank, name in recording.lost
+        if rank in recording.read and only in (None, rank)
+    ]
+    yield from _named_or_counted(gone, "were recorded and are not there")
 
 
 def _of_worlds(summaries: Sequence[RankSummary]) -> Iterable[str]:

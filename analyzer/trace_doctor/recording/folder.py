@@ -187,6 +187,21 @@ def listed(folder: Path) -> tuple[list[int], list[str]]:
     return sorted({*manifests, *(ranks or ())}), unreadable
 
 
+def lost(folder: Path) -> list[tuple[int, str]]:
+    """Captures that the manifests say were written and that lie there no more, packed or unpacked: rank and name."""
+    found = []
+    for rank, path in _rank_manifests(folder):
+        files = _object(path).get("files")
+        for name in files.values() if isinstance(files, dict) else ():
+            role = role_of(name) if isinstance(name, str) else None
+            if role is None or role[0] != rank:
+                continue
+            plain = str(folder / name.removesuffix(".gz"))
+            if not os.path.lexists(plain) and not os.path.lexists(f"{plain}.gz"):
+                found.append((rank, name))
+    return found
+
+
 def _rank_manifests(folder: Path) -> list[tuple[int, Path]]:
     numbered = ((int(m[1]), p) for p in folder.glob("rank*.recording.json") if (m := _RANK.fullmatch(p.name)))
     return sorted(numbered)[:_MOST_RANKS]

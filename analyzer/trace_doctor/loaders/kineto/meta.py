@@ -154,10 +154,17 @@ _RANK = re.compile(r"(?:^|[^a-z])(?:global[_-]?)?(?:rank|worker)[_\-=]?(\d{1,6})
 
 def rank_in_name(display: str) -> int | None:
     """The rank that a file or folder name gives (`rank_3`, `rank-34`, `worker0`); the file's own name counts first."""
-    for part in reversed(display.replace("\\", "/").split("/")):
-        match = _RANK.search(part)
+    named = rank_named(display)
+    return None if named is None else named[1]
+
+
+def rank_named(display: str) -> tuple[str, int] | None:
+    """The folder of the file or folder whose name gives a rank, and this rank."""
+    parts = display.replace("\\", "/").split("/")
+    for at in reversed(range(len(parts))):
+        match = _RANK.search(parts[at])
         if match:
-            return int(match[1])
+            return "/".join(parts[:at]), int(match[1])
     return None
 
 

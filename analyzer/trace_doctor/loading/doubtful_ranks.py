@@ -1,0 +1,87 @@
+"""Files that are not of the ranks that their names say: what counts as several ranks may be one."""
+
+from __future__ import annotations
+
+import filecmp
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trace_doctor.loaders.discover import Found
+from trace_doctor.loaders.kineto.meta import rank_named
+from trace_doctor.loaders.torch_trace import CompileLog
+from trace_doctor.loading.load_file import Content
+from trace_doctor.recording import folder as recordings
+from trace_doctor.run import Run
+
+_MOST_NAMED = 4
+
+
+def doubtful_ranks(loaded: Sequence[tuple[Found, Content]], only: int | None = None) -> list[str]:
+    """One line for each contradiction between the names of files and what they hold: a file of a recording that is of
+    another rank, several ranks by name that are one by content, and copies of a file under other ranks. `only`: of a
+    rank that was asked for, what concerns it."""
+    captures = [
+        (file, content, recordings.role_of(file.path.name) if file.recording is not None else None)
+        for file, content in loaded
+        if not isinstance(content, CompileLog)
+    ]
+    traces = [(file, content, role) for file, content, role in captures if isinstance(content, Run)]
+    found: list[tuple[set[int], str]] = [
+        ({role[0], run.rank}, f"{file.display} is of rank {role[0]} by its name, and holds rank {run.rank}")
+        for file, run, role in traces
+        if role is not None and _says_rank(run) and run.rank != role[0]
+    ]
+    found += _one_by_content((file, run) for file, run, role in traces if role is None)
+    found += _copies(
+        [
+            (file.path, file.display, content.rank if role is None else role[0])
+            for file, content, role in captures
+        ]
+    )
+    return [line for ranks, line in found if only is None or only in ranks]
+
+
+def _says_rank(run: Run) -> bool:
+    return run.rank_how == "distributedInfo"
+
+
+def _one_by_content(traces: Iterable[tuple[Found, Run]]) -> list[tuple[set[int], str]]:
+    """Below one folder. A number that is no rank of the job (of a host, of an adapter) does not name one."""
+    groups: dict[tuple[str, int], dict[int, str]] = {}
+    for file, run in traces:
+        world = run.meta.get("distributedInfo", {}).get("world_size") or 0
+        named = rank_named(file.display)
+        if _says_rank(run) and named is not None and named[1] < world:
+            groups.setdefault((named[0], run.rank), {}).setdefault(named[1], file.display)
+    return [
+        (
+            {rank, *by_name},
+            f"{_listed([by_name[n] for n in sorted(by_name)])} are of {len(by_name)} ranks by their names, "
+            f"and each holds rank {rank}",
+        )
+        for (_, rank), by_name in groups.items()
+        if len(by_name) > 1
+    ]
+
+
+def _copies(files: Sequence[tuple[Path, str, int]]) -> list[tuple[set[int], str]]:
+    """Of (path, how it is shown, rank): files of different ranks with the same bytes."""
+    by_size: dict[int, list[tuple[Path, str, int]]] = {}
+    found = []
+    for path, display, rank in files:
+        try:
+            alike = by_size.setdefault(path.stat().st_size, [])
+            first = next((f for f in alike if filecmp.cmp(f[0], path, shallow=False)), None)
+        except OSError:  # it was read, and is gone
+            continue
+        if first is None:
+            alike.append((path, display, rank))
+        elif first[2] != rank:
+            found.append(({first[2], rank}, f"{display} is a copy of {first[1]}, and no other rank"))
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    shown = ", ".join(names[:_MOST_NAMED])
+    return f"{shown} and {more} more" if more > 0 else shown
