@@ -196,6 +196,7 @@ class DataLoaderStarvation(TimeRule):
         Valid("workers deliver in time", lambda: _training(3, workers=4)),
         Valid("short waits of workers in few steps", lambda: _training(500, workers=2, steps=4)),
         Valid("short waits of workers, a tenth of each step", lambda: _training(200, gpu_us=1600, workers=2)),
+        Valid("little to be had", lambda: _training(400), thresholds={"min_saving": 0.9}),
         Valid("a small part", lambda: _training(400), thresholds={"min_share": 0.7}),
         Valid(
             "too small a part for workers",

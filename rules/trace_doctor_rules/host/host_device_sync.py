@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 from trace_doctor import (
     Claim,
@@ -26,17 +27,28 @@ from trace_doctor_rules.host._host_device_sync_evidence import SyncSite, SyncSit
 
 
 def _training(
-    *, sync: str = "item", per_step: int = 1, every: int = 1, gpu_us: float = 400.0, stacks: bool = False
+    *,
+    sync: str = "item",
+    per_step: int = 1,
+    every: int = 1,
+    gpu_us: float = 400.0,
+    stacks: bool = False,
+    marked: bool = True,
+    missing: int = -1,
+    steps: int = 6,
+    stall: float = 0,
 ) -> RunBuilder:
     """Steps with as much host work as GPU work, which would overlap if nothing waited."""
     b = RunBuilder(stacks=stacks)
-    for n in range(6):
-        with b.step(), b.python("train.py", 12, "train_step"):
+    for n in range(steps):
+        with b.step() if marked else nullcontext(), b.python("train.py", 12, "train_step"):
+            if n == 1:
+                b.stall(stall)
             for _ in range(per_step):
                 for _ in range(10):
                     with b.op("aten::mm", us=30):
                         b.launch(gpu_us / 10)
-                if n % every == 0:
+                if n % every == 0 and n != missing:
                     _wait(b, sync)
                 b.wait(100)
     return b
@@ -64,6 +76,16 @@ def _wait(b: RunBuilder, sync: str) -> None:
         with b.op("aten::mul", us=2):
             b.launch(2)
         _wait(b, "to_device")
+    elif sync == "one after the other":
+        b.item()
+        _wait(b, "nonzero")
+    elif sync == "three":
+        _wait(b, "one after the other")
+        _wait(b, "cpu")
+    elif sync == "capture":
+        b.runtime("cudaStreamBeginCapture", 5)
+        b.item()
+        b.runtime("cudaStreamEndCapture", 5)
     elif sync == "compile":
         with b.op("_compile.compile_inner (dynamo_timed)"):
             b.item()
@@ -192,6 +214,14 @@ class HostDeviceSync(TimeRule):
         Valid("read once in six steps", lambda: _training(every=6)),
         Valid("waits for copies to the device", lambda: _training(sync="to_device")),
         Valid("inside compilation", lambda: _training(sync="compile")),
+        Valid("inside the capture of a graph", lambda: _training(sync="capture")),
+        Valid("little to be had", _training, thresholds={"min_saving": 0.9}),
+        Valid(
+            "little to be had with copies",
+            lambda: _training(sync="both", gpu_us=600),
+            thresholds={"min_with_copies": 0.9},
+        ),
+        Valid("a queue that stands still", lambda: _training(stall=3000), skipped="does not explain"),
         Valid("few of them cost time, and no steps", _results, skipped="no steps"),
         Valid("no GPU", lambda: without_gpu("aten::item", 200), skipped="no GPU work"),
     ]
@@ -209,16 +239,42 @@ class HostDeviceSync(TimeRule):
         Invalid(
             "several times a step, without stacks",
             lambda: _training(per_step=3),
-            message="3 times",
+            message="3 times a step",
             confidence="medium",
+            thresholds={"min_times": 18},
+        ),
+        Invalid(
+            "without marks of steps",
+            lambda: _training(per_step=3, stacks=True, marked=False),
+            confidence="medium",
+        ),
+        Invalid(
+            "a queue that stands still for a moment",
+            lambda: _training(stacks=True, stall=200, steps=40),
+            confidence="medium",
+            thresholds={"max_unattributed": 1e-4},
+        ),
+        Invalid("in all steps but one", lambda: _training(missing=3), message="5 times in 6 steps"),
+        Invalid(
+            "one after the other",
+            lambda: _training(sync="one after the other"),
+            message="and 1 more place block the host",
+        ),
+        Invalid(
+            "three in a row", lambda: _training(sync="three"), message="and 2 more places block the host"
         ),
         Invalid(
             "copies to the device wait as well",
             lambda: _training(sync="both", gpu_us=600),
             message="once copies to it do not wait either",
+            fixes=("", "", "pinned"),
         ),
         Invalid("nonzero", lambda: _training(sync="nonzero"), message="aten::nonzero"),
-        Invalid(".cpu()", lambda: _training(sync="cpu"), message="aten::to"),
+        Invalid(
+            ".cpu()",
+            lambda: _training(sync="cpu"),
+            message="aten::to → aten::copy_ blocks the host once a step",
+        ),
         Invalid(
             "torch.cuda.synchronize()",
             lambda: _training(sync="synchronize"),

@@ -121,6 +121,7 @@ class TensorIndexingLoop(Rule):
     VALID = [
         Valid("few repetitions", lambda: _training(8)),
         Valid("a loop over layers", lambda: _training(indexing=False)),
+        Valid("a small part", _training, thresholds={"min_share": 0.95}),
         Valid("long repetitions", lambda: _training(body_us=900)),
         Valid("layers with a rotation, no stacks", lambda: _layers(stacks=False)),
         Valid("layers with a rotation", lambda: _layers(stacks=True)),
@@ -145,7 +146,7 @@ class TensorIndexingLoop(Rule):
         Invalid(
             "a body with a branch",
             lambda: _training(gpu=False, branches=True),
-            message="aten::select, aten::mul",
+            message="repeats aten::select, aten::mul",
         ),
         Invalid("the body is a function", lambda: _training(calls="body"), message="aten::select"),
         Invalid(
