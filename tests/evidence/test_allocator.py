@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trace_doctor.capture import Capture
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts
-from trace_doctor.evidence.memory.allocator import AllocatorActivity, DeviceActivity
+from trace_doctor.evidence.memory.allocator import AllocatorActivity, DeviceActivity, caused_by
 from trace_doctor.evidence.memory.blocks import MemoryBlocks
 from trace_doctor.evidence.memory.out_of_memory import OutOfMemory, gaps_at
 from trace_doctor.loaders.snapshot.unpickle import load_snapshot
@@ -163,3 +163,22 @@ def test_real_churn_and_real_ramps(snapshot_file: Path) -> None:
         assert sum(e.bytes for e in episodes) // MIB == 139_850
     else:
         assert episodes == []
+
+
+@pytest.mark.parametrize(
+    ("names", "cause"),
+    [
+        (["c10::cuda::emptyCache()", "c10::malloc(int)"], "empty_cache"),
+        (["empty_cache"], "empty_cache"),
+        (["Native::DeviceCachingAllocator::garbage_collect_cached_blocks()", "c10::malloc(int)"], "gc_threshold"),
+        (["c10::cuda::malloc(int)"], "pressure"),
+        (["release_cached_blocks"], "pressure"),
+    ],
+)  # fmt: skip
+def test_who_gave_a_segment_back(names: list[str], cause: str) -> None:
+    b = SnapshotBuilder()
+    b.alloc(MIB, frames=[("??", 0, name) for name in names])
+    b.temporary(MIB)
+    snapshot = b.snapshot()
+    history = Facts(Capture(rank=0, snapshot=snapshot))[MemoryBlocks].devices[0].history
+    assert caused_by(int(history.stack[0]), snapshot) == cause

@@ -353,3 +353,12 @@ def test_no_real_capture_is_said_to_break(trace_facts: Facts) -> None:
         pytest.skip("nothing is compiled")
     assert found.breaks == ()
     assert found.compilations == ()
+
+
+def test_without_steps_nothing_is_said_of_code_that_missed_its_cache() -> None:
+    b = RunBuilder()
+    for _ in range(3):
+        with b.python("train.py", 3, "f"), b.region(0):
+            _graph(b)
+    made = events(b.run())
+    assert (made.misses, len(made.regions.all)) == ((), 3)

@@ -33,6 +33,7 @@ def test_events_belong_to_the_innermost_that_holds_them_on_their_thread(facts: C
     assert [names[r] for r in tree.ancestors(b)] == ["a", "outer"]
     assert [names[r] for r in tree.open_at(0, 14_000)] == ["outer", "a", "b"]
     assert [names[r] for r in tree.open_at(0, 29_000)] == ["outer", "a"]
+    assert [names[r] for r in tree.open_at(0, 5_000)] == ["outer"]
     assert tree.open_at(0, 200_000) == []
     assert [names[r] for r in tree.children(names.index("outer"))] == ["a", "c"]
     assert tree.depth[b] == 2

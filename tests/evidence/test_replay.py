@@ -368,3 +368,27 @@ def test_nothing_removed_reproduces_the_window_of_every_capture(trace_facts: Fac
     assert replay.reproduction_error <= 0.01
     assert replay.without(Removal()).saved_ns == 0
     assert replay.usable or replay.limit
+
+
+def test_a_wait_that_is_left_out_wholly_waits_no_more() -> None:
+    """100 us of host work on either side of 400 us on the device: without the wait the device alone is the step."""
+    facts = facts_of(steps(loader_us=1, host_us=100, gpu_us=400, item=True, count=20))
+    run, rows = facts.run, facts[Syncs].rows
+    spans = zip(run.thread[rows].tolist(), run.ts[rows].tolist(), run.end[rows].tolist(), strict=True)
+    outcome = facts[Replay].without(Removal(host_spans=tuple(spans)))
+    assert outcome.step_us == pytest.approx(400, rel=0.05)
+
+
+def test_a_launch_within_another_call_is_that_call() -> None:
+    """The runtime's call around the driver's: work that the inner one launches waits for the outer one."""
+    b = RunBuilder()
+    for _ in range(5):
+        with b.step(), b.event("cudaGraphLaunch", cat="cuda_runtime"):
+            b.wait(200)
+            b.launch(20)
+            b.wait(50)
+    facts = facts_of(b)
+    graph = facts[Replay].graph
+    launched = graph.ops.call
+    assert (launched >= 0).all()
+    assert {facts.run.text(int(graph.calls.row[c])) for c in launched.tolist()} == {"cudaGraphLaunch"}

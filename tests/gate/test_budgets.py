@@ -62,6 +62,29 @@ def test_the_median_of_several_runs_is_held_against_the_limit_and_all_values_are
     assert judged(runs(100, 120, 180), {"step_time": "110 ms"})[0] == 1
 
 
+def test_a_figure_at_its_limit_is_within_it() -> None:
+    assert judged(runs(110), {"step_time": "110 ms"})[0] == 0
+    assert judged(runs(110.1), {"step_time": "110 ms"})[0] == 1
+
+
+def test_why_a_limit_could_not_be_held() -> None:
+    """A figure that the baseline lacks, no baseline, a device without a name, a rule that nobody asked for."""
+    five = {"step_time": {"max_regression": "5%"}}
+    for before, now, why in (
+        (None, runs(100), "there is no baseline"),
+        (
+            replace(runs(100), inputs=[Input(path="a", kind="trace", device_name="H100")]),
+            runs(100),
+            "no such figure",
+        ),
+        (runs(100, device=""), runs(100), "the baseline is of another device (no GPU; now H100)"),
+    ):
+        code, said = judged(now, five, before)
+        assert (code, why in said) == (3, True), said
+    code, said = judged(replace(runs(100), outcomes=[]), {"TD101": "5%"})
+    assert (code, "the rule was not selected" in said) == (3, True), said
+
+
 def test_of_the_ranks_of_one_run_the_slowest_counts() -> None:
     assert judged(runs(100, 130, 101, 131, ranks=2), {"step_time": "110 ms"})[0] == 1
     assert "runs" not in judged(runs(100, 90, ranks=2), {"step_time": "110 ms"})[1]

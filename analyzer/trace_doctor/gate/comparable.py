@@ -51,7 +51,7 @@ def comparable(before: Result, after: Result) -> list[str]:
 
 
 def _identical(before: Result, after: Result) -> Iterator[str]:
-    recorded = bool(before.inputs and (before.steps or before.time_ledger or before.memory_timeline))
+    recorded = bool(before.steps or before.time_ledger or before.memory_timeline)
     same = before.steps == after.steps and before.time_ledger == after.time_ledger
     if recorded and same and before.memory_timeline == after.memory_timeline:
         yield "BEFORE and AFTER are the same recording"

@@ -19,13 +19,11 @@ def reduced(pieces: I64, kind: U8, window: tuple[int, int], most: int = MAX_SEGM
     Pieces longer than a bucket stay as they are, so no long gap is ever lost. The short ones are added up by kind
     within their bucket (longest kind first): every kind keeps its time to the nanosecond, moved by less than a bucket.
     """
-    buckets = most
-    while len(pieces) > most and buckets > 1:
+    buckets, made = most, (pieces, kind)
+    while len(made[0]) > most and buckets > 1:
         buckets = buckets * 2 // 3
         made = _bucketed(pieces, kind, window, buckets)
-        if len(made[0]) <= most or buckets <= 1:
-            return made
-    return pieces, kind
+    return made
 
 
 def joined(pieces: I64, kind: U8) -> tuple[I64, U8]:
