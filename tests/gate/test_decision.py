@@ -3,10 +3,23 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from trace_doctor.budget_table import parse_budgets
+from trace_doctor.gate.baseline import Baseline
 from trace_doctor.gate.decision import Terms, decide
-from trace_doctor.model import Finding, Input, Outcome, OutcomeKind, Result, Severity
+from trace_doctor.model import (
+    Finding,
+    Input,
+    Outcome,
+    OutcomeKind,
+    Pace,
+    Result,
+    Saving,
+    Severity,
+    Suppressed,
+)
 
 
 def result(*severities: Severity, td101: OutcomeKind = "passed") -> Result:
@@ -74,3 +87,71 @@ def test_captures_without_any_event_do_not_pass_for_healthy() -> None:
     gate = decide(Result(inputs=[empty, empty]))
     assert (gate.code, gate.verdict) == (3, "check could not decide: the captures hold no event")
     assert decide(Result(inputs=[empty, sound])).code == 0
+
+
+def test_one_finding_is_enough_of_a_capture_without_events() -> None:
+    empty = Input(path="a.json", kind="trace", events=0)
+    assert decide(Result(inputs=[empty], findings=result("info").findings)).code == 0
+
+
+BUDGET = parse_budgets({"step_time": "2 ms"})
+NOTHING = Baseline.of(result())
+
+
+def paced(*severities: Severity, ms: float = 1.0) -> Result:
+    trace = Input(path="a.json", kind="trace", events=1, pace=Pace(steps=5, median_us=ms * 1e3, mad_us=0.0))
+    return msgspec.structs.replace(result(*severities), inputs=[trace])
+
+
+@pytest.mark.parametrize(
+    ("found", "terms", "verdict"),
+    [
+        (paced(), Terms(fail_on="never"), "check passed"),
+        (paced(), Terms(fail_on="critical"), "check passed: no finding at critical or above"),
+        (paced(), Terms(budgets=BUDGET, fail_on="never"), "check passed: no budget broken"),
+        (paced(), Terms(baseline=NOTHING), "check passed: no new finding at warning or above, no regression"),
+        (paced("critical"), Terms(), "check failed: 1 finding at warning or above (TD401)"),
+        (paced("critical", "warning"), Terms(), "check failed: 2 findings at warning or above (TD401)"),
+        (paced("critical"), Terms(baseline=NOTHING), "check failed: 1 new finding at warning or above (TD401)"),
+        (paced(ms=3), Terms(budgets=BUDGET), "check failed: 1 limit exceeded (step_time)"),
+        (result(), Terms(budgets=BUDGET), "check could not decide: step_time"),
+        (paced(), Terms(require=["TD1", "TD2"]), "check could not decide: "),
+    ],
+)  # fmt: skip
+def test_the_verdict_says_what_was_asked(found: Result, terms: Terms, verdict: str) -> None:
+    said = decide(found, terms).verdict
+    assert said.startswith(verdict) if verdict.endswith((" ", "step_time")) else said == verdict
+
+
+@pytest.mark.parametrize(("rules", "more"), [(5, 0), (6, 2)])
+def test_of_many_reasons_the_first_are_said(rules: int, more: int) -> None:
+    codes = ["TD101", "TD201", "TD202", "TD301", "TD302", "TD403"][:rules]
+    verdict = decide(Result(), Terms(require=codes)).verdict
+    assert verdict.count("not selected") == rules - more
+    assert verdict.endswith(f"{more} more reasons") == bool(more)
+
+
+def test_what_the_baseline_has_and_this_result_has_not() -> None:
+    """Gone where its rule looked, else not checked; silenced is neither."""
+    had = result("warning", "warning")
+    baseline = Baseline.of(had)
+    looked = Outcome(code="TD401", name="x", outcome="passed")
+    silenced = Suppressed(finding=had.findings[1], kind="comment", where="a.py:1")
+    for now, notes in (
+        (result(), ["not checked"] * 2),
+        (msgspec.structs.replace(result(), outcomes=[looked]), ["is no longer found"] * 2),
+        (msgspec.structs.replace(result("warning"), suppressed=[silenced]), ["is suppressed"]),
+        (had, []),
+    ):
+        said = decide(now, Terms(baseline=baseline)).notes
+        assert len(said) == len(notes) and all(n in s for n, s in zip(notes, said, strict=True)), said
+
+
+@pytest.mark.parametrize(("before", "now"), [(None, 0.9), (0.1, None), (None, None)])
+def test_a_cost_that_one_side_does_not_know_is_no_worse(before: float | None, now: float | None) -> None:
+    def costs(share: float | None) -> Result:
+        made = result("info")
+        finding = msgspec.structs.replace(made.findings[0], saving=Saving(share_of_step=share))
+        return msgspec.structs.replace(made, findings=[finding])
+
+    assert decide(costs(now), Terms(fail_on="info", baseline=Baseline.of(costs(before)))).code == 0
