@@ -150,3 +150,11 @@ def test_work_of_an_optimizer_is_what_runs_and_is_launched_inside_its_marks() ->
     operators = work.operators(work.steps)
     assert {f.run.text(o) for o in operators.tolist()} == {"aten::_fused_sgd_"}
     assert f.run.dur[work.gpu_rows(operators)].tolist() == [10_000] * 3
+
+
+def test_a_softmax_without_any_product_is_no_attention() -> None:
+    b = RunBuilder()
+    for _ in range(4):
+        with b.step(), b.op("aten::_softmax"):
+            b.launch(100, "void softmax_warp_forward<float>")
+    assert len(facts(b)[AttentionChains].softmax) == 0

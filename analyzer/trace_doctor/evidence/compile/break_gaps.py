@@ -73,7 +73,7 @@ def _siblings_before(regions: Regions) -> dict[int, Region]:
 
 
 def _is_call(name: str) -> bool:
-    return name.startswith(CALLS) and not name.startswith(DYNAMO)
+    return name.startswith(CALLS)
 
 
 def _is_other(name: str) -> bool:

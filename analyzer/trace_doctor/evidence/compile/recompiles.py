@@ -106,7 +106,7 @@ def _is_compiling(name: str) -> bool:
 
 def _compile_ids(run: Run, rows: I64, regions: Regions) -> dict[int, str]:
     """Row -> compile id: from the `…_data: compile_id=` annotation before or inside, else from the code run next."""
-    data = run.named(lambda n: "compile_id=" in n and _COMPILE_ID.search(n) is not None)
+    data = run.named(lambda n: _COMPILE_ID.search(n) is not None)
     said_on = {int(t): data[run.thread[data] == t] for t in np.unique(run.thread[data])}
     run_on = _ByStart(regions, lambda r: r.thread if r.compile_id else None)
     found: dict[int, str] = {}

@@ -220,7 +220,7 @@ def _fitting(facts: Facts, kernels: Work, order: I64, softmax: I64, first: I64, 
     same softmax in the typical step tell; else it counts as fitting."""
     inputs = facts.get(OperatorInputs)
     keep = np.ones(len(softmax), dtype=bool)
-    if inputs is None or not len(softmax):
+    if inputs is None:
         return keep
     over, into = (
         kernels.operator[order[softmax]].astype(np.int64),
