@@ -19,6 +19,7 @@ from trace_doctor.fixes import plan, with_diffs
 from trace_doctor.gate.baseline import Baseline, read_baseline
 from trace_doctor.model import Finding, Fix, Result
 from trace_doctor.reporters import FORMATS, render
+from trace_doctor.reporters.embedded_json import LARGEST, embedded
 from trace_doctor.reporters.saved import read_saved
 
 SCRIPT = """\
@@ -227,3 +228,15 @@ def test_a_damaged_result_is_no_capture_that_might_be_analyzed(tmp_path: Path, r
     path.write_bytes(replace(rich_result, schema_version=99).to_json())
     with pytest.raises(UnusableResult, match="newer trace-doctor"):
         verify(path, path)
+
+
+@pytest.mark.parametrize("around", [("<!-- ", " -->"), ("<textarea>", "</textarea>"), ("", "")])
+def test_a_page_with_another_result_that_nobody_sees_is_refused(
+    tmp_path: Path, rich_result: Result, around: tuple[str, str]
+) -> None:
+    page = render(rich_result, "html", zoom=False)
+    healthy = embedded(replace(rich_result, findings=[]).to_json(), LARGEST)
+    file = tmp_path / "report.html"
+    file.write_text(page.replace("<body>", f"<body>{around[0]}{healthy}{around[1]}", 1), encoding="utf-8")
+    with pytest.raises(NotACapture, match=r"holds 2 trace-doctor results"):
+        read_saved(file)

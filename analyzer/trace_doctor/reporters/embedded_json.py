@@ -37,11 +37,14 @@ def packed(data: bytes) -> bytes:
 
 
 def extract(page: str) -> bytes:
-    """What `embedded` was given. Raises NotACapture when the page holds no result."""
-    match = _ELEMENT.search(page)
-    if not match:
-        raise NotACapture("the page holds no trace-doctor result")
-    kind, text = match.groups()
+    """What `embedded` was given. Raises NotACapture when the page holds no result, or several: one of them may stand where
+    nobody sees it, as in a comment."""
+    matches = _ELEMENT.findall(page)
+    if len(matches) != 1:
+        raise NotACapture(
+            f"the page holds {len(matches) or 'no'} trace-doctor result{'s' if matches else ''}"
+        )
+    [(kind, text)] = matches
     return _unpacked(text) if kind == "gzip" else text.encode()
 
 
