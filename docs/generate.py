@@ -132,6 +132,11 @@ def _configuration() -> str:
         lines.append(f"| `{f.name.replace('_', '-')}` | `{default}` | {f.metadata['doc']} |")
     lines += [
         "",
+        "A configuration may come with a repository that somebody else wrote. An `output`, or the `baseline` of "
+        "`--update-baseline`, that a file names is written below the folder of that file or the working folder only, links "
+        "followed, and takes the place of nothing but an output or a baseline of ours (a file of annotations for GitHub "
+        "cannot be told for one). The command line and the environment may name any place.",
+        "",
         "```toml",
         "[tool.trace-doctor]",
         'ignore = ["TD001"]',

@@ -98,6 +98,8 @@ class Config:
 
     settings: Settings
     origins: Mapping[str, str]
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    """of the values that a file holds: its folder. A file may be of a repository that somebody else wrote"""
 
     def rule(self, rule: type[Rule]) -> Rule:
         """The rule with the thresholds in force."""
@@ -120,8 +122,11 @@ def load_config(
     means "not given"). Raises UsageError for an unknown key or a wrong value."""
     values: dict[str, Any] = {}
     origins = {f.name: "default" for f in dataclasses.fields(Settings)}
+    folders: dict[str, Path] = {}
+    path = file if file is not None else _nearest_file(start or Path.cwd())
+    in_file = _from_file(path, asked_for=file is not None) if path is not None else {}
     for origin, layer in (
-        _from_file(start or Path.cwd(), file),
+        (path.name if path is not None else "default", in_file),
         ("environment", _from_environment()),
         ("command line", {k: v for k, v in (overrides or {}).items() if v is not None and v != []}),
     ):
@@ -131,34 +136,28 @@ def load_config(
                 continue
             values[key] = _checked(key, value, origin)
             origins[key] = origin
+            folders.pop(key, None)
+            if path is not None and layer is in_file:
+                folders[key] = path.parent
     settings = Settings(**values)
     _check_rules(settings)
-    return Config(settings, origins)
+    return Config(settings, origins, folders)
 
 
-def _from_file(start: Path, file: Path | None) -> tuple[str, dict[str, Any]]:
-    if file is not None:
-        if not file.is_file():
-            raise UsageError(f"no configuration file {file}")
-        path: Path | None = file
-    else:
-        path = next(
-            (
-                d / n
-                for d in [start.resolve(), *start.resolve().parents]
-                for n in FILES
-                if _speaks_of_us(d / n)
-            ),
-            None,
-        )
-    if path is None:
-        return "default", {}
-    table, values = _table(path, asked_for=file is not None), {}
-    for key, value in table.items():
+def _nearest_file(start: Path) -> Path | None:
+    folders = [start.resolve(), *start.resolve().parents]
+    return next((d / n for d in folders for n in FILES if _speaks_of_us(d / n)), None)
+
+
+def _from_file(path: Path, *, asked_for: bool) -> dict[str, Any]:
+    if asked_for and not path.is_file():
+        raise UsageError(f"no configuration file {path}")
+    values = {}
+    for key, value in _table(path, asked_for=asked_for).items():
         if (plain := key.replace("-", "_")) in values:
             raise UsageError(f"{path.name}: {_dashed(plain)} is there twice, with - and with _")
         values[plain] = value
-    return path.name, values
+    return values
 
 
 def _speaks_of_us(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from example_files import SAMPLE, baseline, fed, job, saved
 
-from trace_doctor.reporters import FORMATS
+from trace_doctor.reporters import FORMATS, OF_CAPTURES
 
 MAIN = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
 REFUSED = "it is not overwritten"
@@ -205,3 +206,54 @@ def test_a_script_that_takes_its_recording_away_keeps_its_code(
     assert done.returncode == ends
     assert "could not be finished" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "../mine.txt",
+        "{here}/../mine.txt",
+        "link",
+        "folder/new.txt",
+        "pyproject.toml",
+        "notes.md",
+        "mine.json.gz",
+    ],
+)
+def test_a_configuration_names_no_file_of_the_user(named: str, here: Path) -> None:
+    """It may come with a repository that somebody else wrote."""
+    (here.parent / "mine.txt").write_text("mine")
+    (here / "link").symlink_to("../mine.txt")
+    (here / "folder").symlink_to("..")
+    (here / "notes.md").write_text("mine")
+    (here / "mine.json.gz").write_bytes(gzip.compress(b"mine"))
+    place = named.format(here=here)
+    (here / "pyproject.toml").write_text(
+        f'[tool.trace-doctor]\noutput = ["markdown={place}"]\nbaseline = "{place}"\n'
+    )
+    before = contents(here.parent)
+    for command in ("analyze fed.json", "check fed.json", "check fed.json -o text --update-baseline"):
+        done = run(here, *command.split())
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+    assert contents(here.parent) == before
+    assert not (here.parent / "new.txt").exists()
+
+
+@pytest.mark.parametrize("format", sorted({*FORMATS, *OF_CAPTURES} - {"github"}))
+def test_an_output_of_ours_that_a_configuration_names_is_replaced(format: str, here: Path) -> None:
+    (here / "deep").mkdir()
+    (here / "trace-doctor.toml").write_text(f'output = ["{format}=../out"]\nbaseline = "../accepted"\n')
+    for command in ("analyze ../fed.json", "check ../fed.json --fail-on never --update-baseline"):
+        for _ in range(2):
+            done = run(here / "deep", *command.split())
+            assert (done.returncode, done.stderr.count("no output of ours")) == (0, 0), done.stderr
+    assert (here / "out").stat().st_size
+    assert (here / "accepted").stat().st_size
+
+
+def test_the_command_line_and_the_environment_name_any_place(here: Path) -> None:
+    (here / "trace-doctor.toml").write_text('output = ["text=../gone/x"]\n')
+    (here.parent / "mine.txt").write_text("mine")
+    assert run(here, "analyze", "fed.json", "-o", "text=../mine.txt").returncode == 0
+    assert (here.parent / "mine.txt").read_text() != "mine"

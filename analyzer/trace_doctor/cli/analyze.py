@@ -45,7 +45,7 @@ def analyze(
     """Diagnose traces and memory snapshots. Text goes to the terminal, an HTML report beside it."""
     config = setup.load(source=source, output=output, **rules.overrides, **loading.limits)
     sinks = parse_outputs(config.settings.output) or default_sinks(console.silent, force)
-    spare(sinks, [*paths, config.settings.source or None, setup.config])
+    spare(sinks, [*paths, config.settings.source or None, setup.config], config.folders)
     result = diagnose(
         paths, config, sinks, console, loading,
         source=source, rank=rank, steps=o.parse_steps(steps), device=device, with_source_lines=not no_source,

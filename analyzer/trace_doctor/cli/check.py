@@ -66,6 +66,7 @@ def check(
     spare(
         [*sinks, Sink("json", accepted, option="baseline")],
         [*paths, settings.source or None, setup.config, known],
+        config.folders,
     )
     result = diagnose(
         paths, config, sinks, console, loading,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trace_doctor.cli.options import SUFFIXES, in_parts
 from trace_doctor.errors import UsageError
-from trace_doctor.files import check_link
+from trace_doctor.files import check_link, read_regular
 
 if TYPE_CHECKING:
     from trace_doctor.cli.console import Console
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from trace_doctor.reporters import Options
 
 DEFAULT_REPORT = Path("trace-doctor-report.html")
+_STARTS = (b"trace-doctor  ", b'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites name="trace-doctor"')
+"""of text and of JUnit"""
+_GZIP = b"\x1f\x8b"
+_HEAD = 1 << 20
+"""bytes of a trace before its first event, at the most: there our tracks begin"""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,27 @@ def is_replaceable(path: Path, kind: type[Result] | type[Treatment]) -> bool:
     from trace_doctor.reporters.saved import is_page_of_ours
 
     return not path.exists() or is_page_of_ours(path, kind)
+
+
+def is_output_of_ours(path: Path) -> bool:
+    """Whether a file is what an output of a result is, or a baseline, or holds nothing. Its own marks say so, never its
+    name; annotations for GitHub have none."""
+    from trace_doctor.exporters.perfetto import LABEL
+    from trace_doctor.model import Result
+    from trace_doctor.reporters.markdown import MARK
+    from trace_doctor.reporters.saved import is_json_of_ours, is_page_of_ours
+
+    try:
+        data = read_regular(path)
+        if data.startswith(_GZIP):
+            return LABEL.encode() in zlib.decompressobj(31).decompress(data, _HEAD)
+    except (OSError, zlib.error):
+        return False
+    if data.startswith(b"{"):
+        return LABEL.encode() in data[:_HEAD] or is_json_of_ours(data)
+    return (
+        not data or data.startswith(_STARTS) or data.endswith(MARK.encode()) or is_page_of_ours(path, Result)
+    )
 
 
 def on_terminal(sinks: Sequence[Sink]) -> bool:

@@ -6,11 +6,11 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from trace_doctor.cli.outputs import Sink
+from trace_doctor.cli.outputs import Sink, is_output_of_ours
 from trace_doctor.errors import TraceDoctorError, UsageError
 from trace_doctor.files import check_folders, check_link
 from trace_doctor.loaders import identify
@@ -45,10 +45,12 @@ def captures(paths: Sequence[str]) -> Iterator[list[str]]:
         yield [str(piped) if path == "-" else path for path in paths]
 
 
-def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None]) -> None:
+def spare(
+    sinks: Sequence[Sink], read: Iterable[str | Path | None], folders: Mapping[str, Path] | None = None
+) -> None:
     """Raises UsageError where an output would take the place of what is read (captures, results, scripts, configuration, a
     baseline; of a folder what is read in it), or of any capture: nobody means that. A capture with its tracks is written
-    again, but not among those that are read."""
+    again, but not among those that are read. `folders`: those of the configuration, whose author need not be the user."""
     inputs = [Path(os.path.realpath(path)) for path in read if path is not None and path != "-"]
     same = {(state.st_dev, state.st_ino) for path in inputs if (state := _state(path)) is not None}
     for sink in sinks:
@@ -56,6 +58,8 @@ def spare(sinks: Sequence[Sink], read: Iterable[str | Path | None]) -> None:
             continue
         if not sink.optional:  # before an hour of trials, not after it
             _check_place(sink.path)
+            if (folder := (folders or {}).get(sink.option)) is not None:
+                _check_named_by_file(sink, sink.path, folder)
         if not sink.path.is_file():
             continue
         path, state = Path(os.path.realpath(sink.path)), sink.path.stat()
@@ -87,6 +91,21 @@ def _check_place(path: Path) -> None:
     check_folders(path)
     if path.is_symlink():
         check_link(path)
+
+
+def _check_named_by_file(sink: Sink, path: Path, folder: Path) -> None:
+    """Raises UsageError where an output that a configuration file names would be written outside of the file's folder and
+    the working one, links followed, or take the place of what is none of ours."""
+    place = Path(os.path.realpath(path))
+    if not any(place.is_relative_to(os.path.realpath(f)) for f in (folder, Path.cwd())):
+        why = "outside of its folder"
+    elif os.path.lexists(path) and not is_output_of_ours(path):
+        why = "which is no output of ours"
+    else:
+        return
+    raise UsageError(
+        f"{sink.option} of the configuration names {path}, {why}: it is not written; --{sink.option} can name it"
+    )
 
 
 def _state(path: Path) -> os.stat_result | None:

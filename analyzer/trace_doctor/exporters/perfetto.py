@@ -24,6 +24,8 @@ from trace_doctor.reporters.units import visible
 
 PROCESS = 1_900_000_000
 """pid of the tracks: no process has one that high"""
+LABEL = "trace-doctor: rank "
+"""of the process of the tracks, before its number"""
 _FINDINGS, _SLICES, _SPANS = 2, 10, 1000
 """tids: of the findings, of the first track of slices, of the first finding with spans"""
 _CATEGORY = "trace_doctor"
@@ -112,7 +114,7 @@ def _us(ns: int) -> str:
 
 def _named(tracks: Tracks, findings: Sequence[Finding]) -> Iterator[Event]:
     """Names and order of the tracks."""
-    yield _meta("process_name", 0, name=f"trace-doctor: rank {tracks.rank}")
+    yield _meta("process_name", 0, name=f"{LABEL}{tracks.rank}")
     yield _meta("process_sort_index", 0, sort_index=-1)
     names = {_FINDINGS: "findings"}
     names |= {tid: track.name for tid, track in enumerate(tracks.slices, _SLICES)}

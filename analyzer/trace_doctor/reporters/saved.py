@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -67,6 +68,29 @@ def is_page_of_ours(path: Path, kind: type[Result] | type[Treatment]) -> bool:
         return msgspec.json.decode(embedded, type=_Head).tool.name == Tool().name
     except (OSError, NotACapture, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
+
+
+class _Driver(msgspec.Struct, frozen=True):
+    name: str = ""
+    driver: Any = None
+
+
+class _Marked(msgspec.Struct):
+    """What names the tool in a result, a baseline, and in SARIF."""
+
+    tool: _Driver = _Driver()
+    runs: list[_Marked] = []
+
+
+def is_json_of_ours(data: bytes) -> bool:
+    """Whether JSON is a result, a baseline or SARIF that we wrote."""
+    try:
+        document = msgspec.json.decode(data, type=_Marked)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    drivers = [run.tool.driver for run in document.runs]
+    names = [document.tool.name, *(d.get("name") for d in drivers if isinstance(d, dict))]
+    return Tool().name in names
 
 
 def is_patch_of_ours(path: Path) -> bool:
