@@ -172,6 +172,9 @@ def test_an_interrupted_edit_is_named_and_only_apply_completes_it(job: Path) -> 
         done = run("fix", *arguments, cwd=job, **state)
         assert done.returncode == 0
         assert "was interrupted (model.py edited; train.py not yet)" in done.stderr
+    done = run("fix", "result.json", "--source", "job", "-i", "--allow-dirty", cwd=job, answers="", **state)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "was interrupted" in done.stderr
     assert script(job) == SCRIPT
     done = run("fix", "result.json", "--source", "job", "--apply", "--allow-dirty", cwd=job, **state)
     assert done.returncode == 0, done.stderr

@@ -143,6 +143,30 @@ def test_a_file_with_neither_content_is_left_alone(job: Path) -> None:
     assert recover(job) == interrupted(job) == []
 
 
+@posix
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda path: path.chmod(0o444), "b.py is read-only"),
+        (lambda path: os.link(path, path.parents[1] / "other.py"), "b.py has 2 names"),
+    ],
+    ids=["read-only", "hard link"],
+)
+def test_a_file_that_may_not_be_edited_any_more_is_left_alone(
+    job: Path, change: Callable[[Path], None], why: str
+) -> None:
+    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
+        (job / "a.py").write_bytes(NEW["a.py"])
+    change(job / "b.py")
+    before = (job / "b.py").stat()
+    with pytest.raises(UsageError, match=why):
+        recover(job)
+    after = (job / "b.py").stat()
+    assert (after.st_ino, after.st_mode, after.st_nlink) == (before.st_ino, before.st_mode, before.st_nlink)
+    assert contents(job) == {"a.py": NEW["a.py"], "b.py": OLD["b.py"]}
+    assert len(left_in_state(job)) == 1
+
+
 def test_an_edit_that_had_replaced_nothing_is_dropped(job: Path) -> None:
     with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
         pass

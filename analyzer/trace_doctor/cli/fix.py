@@ -62,7 +62,10 @@ def fix(
         if str(patch) == "-":
             raise UsageError("--patch - is what happens without it: the patch is printed")
         spare([Sink("patch", patch, option="patch")], [*paths, root, setup.config])
-    finish_or_name_edits(console, root, (apply or interactive) and patch is None)
+    if interactive and patch is None:
+        _refuse_unfinished(root)
+    else:
+        finish_or_name_edits(console, root, apply and patch is None)
     result = _result(paths, root, setup, loading, console)
     plan_ = plan(
         result, root, unsafe=unsafe_fixes or not apply or interactive, select=o.in_parts(select, "select"),
@@ -92,6 +95,14 @@ def finish_or_name_edits(console: Console, source: Path, finishes: bool) -> None
         if finishes:
             raise
         console.note(str(unreadable))
+
+
+def _refuse_unfinished(source: Path) -> None:
+    """Who is asked about each fix has not asked for the rest of an edit that was killed half-way."""
+    from trace_doctor.fixes.apply import interrupted
+
+    if lines := interrupted(source):
+        raise UsageError(lines[0])
 
 
 def _source(source: Path | None, script: Path | None) -> Path:

@@ -86,7 +86,8 @@ def interrupted(source: Path) -> list[str]:
 def recover(source: Path) -> list[str]:
     """Ends the edits that were interrupted below a folder (or of a file): a file that still has its old content gets the
     new one. An edit that had not replaced any file is dropped. Returns what was done, a line each. Raises UsageError where a
-    file has neither content: it is left as it is, and so is the journal."""
+    file has neither content, or still has its old one and has become read-only, a link, or got a second name: all are left as
+    they are, and so is the journal."""
     root = source.resolve()
     remove_halves()
     with _alone(root if root.is_dir() else root.parent), left_behind(root) as journals:
@@ -111,11 +112,17 @@ def _completed(journal: Journal) -> str:
             f"{_told(edit)}; {', '.join(strange)} stays as it is: restore it, or delete {journal.file} to leave all "
             "files as they are"
         )
-    for entry in edit.entries:
-        _inside(edit.path(entry), edit.path(entry))
-        if states[entry.name] == "old":
-            _write_aside(edit, entry)
-            _exchange(edit, entry)
+    unedited = [entry for entry in edit.entries if states[entry.name] == "old"]
+    try:
+        for entry in edit.entries:
+            _inside(edit.path(entry), edit.path(entry))
+        for entry in unedited:
+            _writable(edit.path(entry), entry.name)
+    except UsageError as error:
+        raise UsageError(f"{_told(edit)}; {error}") from None
+    for entry in unedited:
+        _write_aside(edit, entry)
+        _exchange(edit, entry)
     _sync_folders(edit)
     left = _remove_asides(edit)
     journal.done()
