@@ -302,12 +302,9 @@ class _Reader:
         whole = _LIST.fullmatch(text)
         inner = next((group for group in whole.groups() if group is not None), "") if whole else ""
         items = re.split(", ?", inner)
-        if (
-            all(map(str.isdigit, items))
-            and min(map(len, items)) >= 4
-            and sum(map(len, items)) >= _MOST_DIGITS
-        ):
-            return None  # the number of a card, or codes
+        groups = [len(group) for group in re.findall(r"\d+", inner)]
+        if groups and min(groups) >= 4 and sum(groups) >= _MOST_DIGITS:
+            return None  # the number of a card, or codes, whatever stands between
         if len(items) > _MOST_ITEMS or sum(map(len, items)) > 6 * _LONGEST_COMPONENT:
             return None
         unknown = [

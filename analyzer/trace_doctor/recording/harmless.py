@@ -19,6 +19,8 @@ _MOST_UNKNOWN = 11
 _MOST_BESIDE_DIGITS = 8
 """the same where digits follow them directly: `wikitext103`"""
 _MOST_DIGITS = 8
+_MOST_SINGLE = 4
+"""parts of one character: more of them are a key that was written in groups"""
 _MOST_ODD = 1
 """unknown words of a value that have one or two letters, or no vowel"""
 
@@ -146,6 +148,8 @@ _LONGEST_NUMBER = 32
 _MOST_FIGURES = 9
 """in front of the point: one more is a telephone"""
 _MOST_DECIMALS = 18
+_MOST_FIGURES_OF_SEVERAL = 12
+"""of a number with more than one figure in front of the point: as many as a card has could be one with a point in it"""
 _UNITS = words("b d e f g gb gib h hz k kb kib m mb mib min ms ns p px s sec t tb tib us w x y")
 _MACHINE = re.compile(r"\d+(?:\.\d+){3,}")
 """the address of a machine"""
@@ -168,7 +172,8 @@ def is_number(text: str) -> bool:
         return False
     whole, _, decimals = text.replace("_", "").partition(".")
     before, behind = map(_figures, (whole, decimals))
-    return before <= _MOST_FIGURES and before + behind <= _MOST_DECIMALS
+    most = _MOST_DECIMALS if before <= 1 else _MOST_FIGURES_OF_SEVERAL
+    return before <= _MOST_FIGURES and before + behind <= most
 
 
 def _figures(text: str) -> int:
@@ -198,6 +203,8 @@ def unknown_letters(text: str, *, most_digits: int = _MOST_DIGITS) -> int | None
     if _MACHINE.search(text):
         return None
     parts = [part for part in re.split(r"[_.+-]+", text) if part]
+    if sum(len(part) == 1 for part in parts) > _MOST_SINGLE:
+        return None
     unknown_words = [_unknown(part) for part in parts]
     if not parts or None in unknown_words:
         return None
