@@ -18,7 +18,12 @@ ARGUMENTS = [
 ]  # fmt: skip
 SECRETIVE = {"HF_TOKEN": SECRETS[1], "DATABASE_PASSWORD": SECRETS[1]}
 TRAINS = """
+import sys
 import torch
+@torch.compile(backend="eager")
+def scaled(x, token):
+    return x * 2 if token.startswith("s") else x
+scaled(torch.ones(2), sys.argv[2])
 model = torch.compile(torch.nn.Linear(8, 8), backend="eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for _ in range(40):

@@ -83,12 +83,7 @@ def shown(word: str, cwd: str | os.PathLike[str] | None = None) -> str:
 def without_secrets(text: str, command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Text of a program with `***` for what the command line hides, and for the values of variables with a secret's name:
     whole, in parts of _PART characters and more, and in base64, hex or as in a URL."""
-    pairs = [
-        (word, masked_word)
-        for word, masked_word in zip(command, _Reader(None).read(command), strict=True)
-        if HIDDEN in masked_word
-    ]
-    pairs += [(value, HIDDEN) for name, value in environment.items() if kind(name) == "secret"]
+    pairs = _hidden(command, environment)
     text = _without_parts(text, pairs)
     pieces = {
         piece
@@ -100,6 +95,32 @@ def without_secrets(text: str, command: Sequence[str], environment: Mapping[str,
         if len(piece) >= _LEAST_TO_FIND and not is_known(piece):
             text = text.replace(piece, HIDDEN)
     return text
+
+
+def lines_without_secrets(text: str, command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """The same of each line of a long log; what is not encoded alone is looked for."""
+    parts = {
+        re.escape(word[at : at + _LEAST_TO_FIND])
+        for word, _ in _hidden(command, environment)
+        for at in range(len(word) - _LEAST_TO_FIND + 1)
+    }
+    if not parts:
+        return text
+    has_part = re.compile("|".join(sorted(parts))).search
+    return "".join(
+        without_secrets(line, command, environment) if has_part(line) else line
+        for line in text.splitlines(keepends=True)
+    )
+
+
+def _hidden(command: Sequence[str], environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Each word of which something is hidden, and what of it is shown."""
+    pairs = [
+        (word, masked_word)
+        for word, masked_word in zip(command, _Reader(None).read(command), strict=True)
+        if HIDDEN in masked_word
+    ]
+    return pairs + [(value, HIDDEN) for name, value in environment.items() if kind(name) == "secret"]
 
 
 def _without_parts(text: str, pairs: Iterable[tuple[str, str]]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_doctor.errors import UsageError
-from trace_doctor.files import check_folders
+from trace_doctor.files import check_folders, open_regular
 from trace_doctor.recording import command_line, process_log, steps_csv, whole_files
 from trace_doctor.recording.folder import RecordedStep, Recording, read, role_of
 from trace_doctor.recording.options import (
@@ -28,6 +28,7 @@ from trace_doctor.recording.options import (
     OPTIONS_VARIABLE,
     PLAN_FILE,
     RECORDING_FILE,
+    TORCH_TRACE_FOLDER,
     RecordOptions,
 )
 from trace_doctor.recording.plan import TRACED
@@ -129,6 +130,7 @@ def record_command(
             folder.rmdir()
         raise
     try:
+        _mask_compile_logs(folder, command, os.environ if env is None else env)
         return _sum_up(command, options, ended)
     except (
         OSError
@@ -157,6 +159,20 @@ def _environment(environment: Mapping[str, str], options_file: Path) -> dict[str
         "PYTHONPATH": os.pathsep.join(paths),
         OPTIONS_VARIABLE: str(options_file),
     }
+
+
+def _mask_compile_logs(folder: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """torch writes the strings that a compiled function was given into its guards: those that the command line hides go."""
+    logs = folder / TORCH_TRACE_FOLDER
+    if logs.is_symlink() or not logs.is_dir():
+        return
+    for log in [path for path in logs.iterdir() if path.is_file() and not path.is_symlink()]:
+        with open_regular(log, follow=False) as file:
+            text = file.read().decode("utf-8", "surrogateescape")
+        masked = command_line.lines_without_secrets(text, command, environment)
+        if masked != text:
+            with whole_files.replacing(log) as temporary:
+                temporary.write_bytes(masked.encode("utf-8", "surrogateescape"))
 
 
 def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Recorded:
