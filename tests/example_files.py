@@ -72,6 +72,14 @@ def zeroed(field: str) -> Make:
     return make
 
 
+def no_launches(path: Path) -> None:
+    """The fault without the calls that launched its GPU work."""
+    starved(path)
+    trace = json.loads(path.read_text(encoding="utf-8"))
+    trace["traceEvents"] = [e for e in trace["traceEvents"] if e.get("cat") != "cuda_runtime"]
+    path.write_text(json.dumps(trace), encoding="utf-8")
+
+
 def few_events(path: Path) -> None:
     trace = json.loads(steps(9_000.0, rank=1, world=2).json())
     trace["traceEvents"] = trace["traceEvents"][:5]
@@ -252,6 +260,7 @@ EXAMPLES: dict[str, Make] = {
     "fault/": recording,
     "empty.json": data(b""),
     "nuls.json": data(bytes(4096)),
+    "no-launches.json": no_launches,
     "no-time.json": zeroed("ts"),
     "no-durations.json": zeroed("dur"),
     "events0.json": text('{"schemaVersion": 1, "traceEvents": []}'),

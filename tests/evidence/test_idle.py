@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Facts, Options
-from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.idle.gaps import IdleCauses, IdleLedger
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.model import IDLE_CAUSES
 from trace_doctor.run import Cat, Thread
@@ -288,3 +289,31 @@ def test_on_the_cpu_the_main_thread_is_the_resource(facts: Make) -> None:
     assert (row.idle_ns.data_loading, row.idle_ns.optimizer) == (50_000, 15_000)
     assert row.idle_ns.total() == 115_000
     assert row.idle_ns.python == 50_000
+
+
+def graph_launch(n: int, call: float, gpu: float) -> list:
+    """A CUDA graph: many kernels of one call."""
+    work = [(KERNEL, f"k{i}", gpu + 2 * i, 1, {"correlation": n}) for i in range(4)]
+    return [(CALL, "cudaGraphLaunch", call, 2, {"correlation": n}), *work]
+
+
+@pytest.mark.parametrize(
+    ("work", "known"),
+    [
+        ([*launched(1, 1, 10, 20), *launched(2, 40, 50, 20)], True),
+        ([*launched(1, 1, 10, 20), (KERNEL, "orphan", 50, 20, {})], True),
+        ([*launched(1, 1, 10, 20), (KERNEL, "orphan", 50, 20, {}), (KERNEL, "other", 80, 9, {})], False),
+        ([*graph_launch(1, 1, 10), (KERNEL, "orphan", 50, 20, {})], True),
+        ([(OP, "aten::mm", 1, 9, {}), (KERNEL, "orphan", 10, 20, {"correlation": 7})], False),
+        ([(OP, "aten::mm", 1, 9, {})], True),  # the CPU alone is its own host
+    ],
+)
+def test_causes_of_idle_time_are_known_where_most_launches_are(facts: Make, work: list, known: bool) -> None:
+    """The ledger of idle time is there all the same: only what the host did to it is not."""
+    made = facts([step(100), *work])
+    assert made[IdleLedger].devices
+    if known:
+        assert made[IdleCauses].ledger is made[IdleLedger]
+    else:
+        with pytest.raises(NotCaptured, match="launches of"):
+            made[IdleCauses]

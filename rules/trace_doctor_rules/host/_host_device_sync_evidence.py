@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from trace_doctor.arrays import I64, Bool
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.idle.gaps import IdleCauses, IdleLedger
 from trace_doctor.evidence.idle.syncs import Syncs
 from trace_doctor.evidence.intervals import NOTHING, covered, intervals, pairs, total
 from trace_doctor.evidence.names.event_names import (
@@ -102,7 +102,7 @@ class SyncSites(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        for kind in (GpuTimeline, IdleLedger):  # what `sites` needs: refuses where it is not there
+        for kind in (GpuTimeline, IdleCauses):  # what `sites` needs: refuses where it is not there
             facts[kind]
         rows, to_device = _chosen(facts, facts[Steps].spans("steady"))
         return cls(rows, tuple(to_device.tolist()), facts)
@@ -114,7 +114,7 @@ class SyncSites(Evidence, frozen=True):
         timeline, steady = facts[GpuTimeline], facts[Steps].spans("steady")
         device_wide = run.is_named(is_device_synchronize)[rows]
         held = [covered(pairs(run.ts[rows], run.end[rows]), timeline.busy(d)) for d in timeline.devices]
-        charged = _Charged(facts[IdleLedger], steady)
+        charged = _Charged(facts[IdleCauses].ledger, steady)
         parents, paths = _operators(facts, rows)
         call_sites = facts.get(CallSites)
         lost = np.max(held, axis=0)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.data_loading import DataLoading, LoaderKind
-from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.intervals import clip, covered, intersect, intervals, total, union
 from trace_doctor.evidence.trace.steps import Steps
 
@@ -53,7 +53,7 @@ class DataWaits(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        steps, loading, ledger = facts[Steps], facts[DataLoading], facts[IdleLedger]
+        steps, loading, ledger = facts[Steps], facts[DataLoading], facts[IdleCauses].ledger
         spans = steps.spans("steady")
         within = intervals(spans)
         device = max(ledger.devices, key=lambda d: ledger.owned("data_loading", spans, d), default=-1)

@@ -9,7 +9,7 @@ import numpy as np
 from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.idle.gaps import IdleCauses, IdleLedger
 from trace_doctor.evidence.idle.host_causes import PAUSE_NS
 from trace_doctor.evidence.intervals import NOTHING, covered, intersect, intervals, pairs, total, union
 from trace_doctor.evidence.replay.what_if import OWN_WORK, Removal, Replay, ReplayOutcome, view_time
@@ -47,7 +47,7 @@ class HostBound(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        run, ledger, timeline, replay = facts.run, facts[IdleLedger], facts[GpuTimeline], facts[Replay]
+        run, ledger, timeline, replay = facts.run, facts[IdleCauses].ledger, facts[GpuTimeline], facts[Replay]
         if replay.graph is None:
             raise NotCaptured(replay.limit, "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
         steady = intervals(facts[Steps].spans("steady"))

@@ -12,7 +12,7 @@ from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.host.host_gap_filters import GapLimits, Search, collectives, stretches
 from trace_doctor.evidence.idle.cpu_timeline import CpuTimeline, Processor
-from trace_doctor.evidence.idle.gaps import IdleLedger
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.intervals import (
     NOTHING,
     covered,
@@ -93,7 +93,7 @@ class HostGaps(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         facts[Processor]  # refuses where a GPU worked that was not recorded
-        ledger, spans = facts[IdleLedger], facts[Steps].spans("steady")
+        ledger, spans = facts[IdleCauses].ledger, facts[Steps].spans("steady")
         return cls(
             thread=facts[Threads].main,
             device=max(
@@ -143,7 +143,7 @@ class HostGaps(Evidence, frozen=True):
         )
 
     def _idle(self, *causes: str) -> I64:
-        ledger = self._facts[IdleLedger]
+        ledger = self._facts[IdleCauses].ledger
         return union(np.concatenate([ledger.pieces(cause, self.device) for cause in causes]))
 
 
