@@ -110,6 +110,10 @@ def analyze(
         result = with_diffs(
             result, script, torch_version=settings.torch_version or None, excerpts=with_source_lines
         )
+    narrowed = {name: value for name, value in (("steps", steps), ("device", device)) if value is not None}
+    if narrowed:  # no settings, and as much a part of how this was diagnosed
+        asked = {name: {"value": value, "origin": "argument"} for name, value in narrowed.items()}
+        result = msgspec.structs.replace(result, config={**result.config, **asked})
     traces = [(n, c) for n, c in zip(numbers, captures, strict=True) if c.capture.run is not None]
     if perfetto is not None:
         _write_tracks(Path(perfetto), traces, result)

@@ -84,6 +84,14 @@ def test_a_note_that_became_a_warning_is_no_note() -> None:
     assert [verify(before, result(after)).code for after in (fault("TD403"), note)] == [1, 0]
 
 
+@pytest.mark.parametrize(("cost", "code"), [(60_000.0, 1), (40_000.0, 1), (39_000.0, 0), (None, 0)], ids=str)
+def test_a_fault_is_no_note_where_it_costs_as_much(cost: float | None, code: int) -> None:
+    """Less may be known of it, as where AFTER holds one step."""
+    saving = None if cost is None else m.Saving(time_us_per_step=cost)
+    again = fault(severity="info", confidence="low", saving=saving)
+    assert verify(result(fault()), result(again)).code == code
+
+
 UNKNOWN: dict[str, m.Result] = {
     "no snapshot": result(outcomes=[outcome(kind="skipped", reason="no snapshot", capture="dump one", inputs=[])]),
     "failed": result(outcomes=[outcome(kind="error", reason="Traceback", inputs=[])]),
@@ -446,6 +454,12 @@ NOT_LOOKED_FOR: dict[str, tuple[m.Result, m.Result]] = {
     "may hide findings: min-confidence": (result(), result(**setting("min-confidence", "high"))),
     "may hide findings: warning-at": (result(**setting("warning-at", 0.01)), result()),
     "may hide findings: severity": (result(), result(**setting("severity", {"TD101": "info"}))),
+    "may hide findings: suppress": (
+        result(**setting("suppress", {"TD403": "x"})),
+        result(**setting("suppress", {"TD403": "x", "TD101": "x"})),
+    ),
+    "may hide findings: steps": (result(), result(**setting("steps", [7, 8]))),
+    "may hide findings: device": (result(**setting("device", 0)), result(**setting("device", 1))),
     "may hide findings: rules": (result(), result(**setting("rules", {"TD101": {"min_share": 0.9}}))),
 }
 
@@ -470,6 +484,9 @@ def test_nothing_new_is_said_only_of_rules_that_looked_on_both_sides(said: str) 
         (result(**setting("min-saving", 0.1)), result()),
         (result(**setting("min-confidence", "high")), result(**setting("min-confidence", "medium"))),
         (result(**setting("rules", {"a": 1})), result(**setting("rules", {"a": 1}))),
+        (result(**setting("suppress", {"TD101": "x"})), result(**setting("suppress", {"TD101": "y"}))),
+        (result(**setting("steps", [3, 7])), result(**setting("steps", [2, 8]))),
+        (result(**setting("device", 1)), result()),
     ],
     ids=[
         "an older BEFORE",
@@ -478,6 +495,9 @@ def test_nothing_new_is_said_only_of_rules_that_looked_on_both_sides(said: str) 
         "a lower limit",
         "less sure",
         "the same",
+        "another reason",
+        "more steps",
+        "all devices",
     ],
 )
 def test_what_after_looked_for_as_well_is_nothing_new(before: m.Result, after: m.Result) -> None:

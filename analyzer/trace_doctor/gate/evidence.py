@@ -113,9 +113,11 @@ def hidden(before: Result, after: Result) -> list[str]:
 
 
 def _setting(result: Result, name: str) -> Any:
-    """A result holds those that are no defaults."""
+    """A result holds those that are no defaults; what was not asked for is None."""
     there = result.config.get(name)
-    return there.get("value") if isinstance(there, dict) else getattr(Settings(), name.replace("-", "_"))
+    return (
+        there.get("value") if isinstance(there, dict) else getattr(Settings(), name.replace("-", "_"), None)
+    )
 
 
 def _more(before: Any, after: Any) -> bool:
@@ -128,13 +130,32 @@ def _surer(before: Any, after: Any) -> bool:
     return not known or CONFIDENCES.index(after) < CONFIDENCES.index(before)
 
 
+def _narrower(before: Any, after: Any) -> bool:
+    """Steps: whether those of AFTER, [first, last), do not hold all of BEFORE's."""
+    if after is None:
+        return False
+    try:
+        return not (after[0] <= before[0] and before[1] <= after[1])
+    except (TypeError, IndexError):  # all of BEFORE, or no steps
+        return True
+
+
+def _one_only(before: Any, after: Any) -> bool:
+    return after is not None
+
+
+def _silences(before: Any, after: Any) -> bool:
+    known = isinstance(before, dict) and isinstance(after, dict)
+    return not known or not after.keys() <= before.keys()
+
+
 def _other(before: Any, after: Any) -> bool:
     return True
 
 
 _HIDES = {
     "min-confidence": _surer, "min-saving": _more, "warning-at": _more, "critical-at": _more, "severity": _other,
-    "rules": _other,
+    "rules": _other, "suppress": _silences, "steps": _narrower, "device": _one_only,
 }  # fmt: skip
 """setting -> whether its second value may hide what the first shows"""
 

@@ -72,21 +72,31 @@ def _place(finding: Finding) -> str | None:
 
 
 def _found_again(finding: Finding, other: Finding) -> Followed:
-    less = _is_smaller(finding.saving, other.saving) or LEVELS.index(other.severity) < LEVELS.index(
-        finding.severity
-    )
+    lower = LEVELS.index(other.severity) < LEVELS.index(finding.severity)
+    less = _is_smaller(finding.saving, other.saving) or (lower and not _costs_as_much(finding, other))
     fate: Fate = "smaller" if less else "still_there"
     return _followed(finding, fate, other=other)
 
 
+def _costs_as_much(finding: Finding, other: Finding) -> bool:
+    """Whether a quantity that both know has not fallen: it is less severe then because less is known of it, as where only a
+    step is left."""
+    return any(b >= a for a, b in _costs(finding.saving, other.saving))
+
+
 def _is_smaller(before: Saving | None, after: Saving | None) -> bool:
     """Whether what it costs has clearly fallen: every quantity that both know, in absolute terms."""
-    if before is None or after is None:
-        return False
-    pairs = [(before.time_us_per_step, after.time_us_per_step), (before.bytes, after.bytes)]
-    known = [(a, b) for a, b in pairs if a and b is not None]
+    known = _costs(before, after)
     # `b < a`: the least float there is, times 0.8, is itself.
     return bool(known) and all(b < a and b <= SMALLER * a for a, b in known)
+
+
+def _costs(before: Saving | None, after: Saving | None) -> list[tuple[float, float]]:
+    """Every quantity that both know, before and after."""
+    if before is None or after is None:
+        return []
+    pairs = [(before.time_us_per_step, after.time_us_per_step), (before.bytes, after.bytes)]
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
 def _lost(finding: Finding, before: Result, after: Result) -> Followed:

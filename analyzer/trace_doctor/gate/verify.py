@@ -91,7 +91,9 @@ def _became_more(finding: Followed, fail_on: str) -> bool:
 
 def _became_a_note(finding: Followed, fail_on: str) -> bool:
     after = finding.after_severity
-    return after is not None and _counts(finding.severity, fail_on) and not _counts(after, fail_on)
+    if finding.fate != "smaller" or after is None:  # one that costs as much is there, whatever is known of it
+        return False
+    return _counts(finding.severity, fail_on) and not _counts(after, fail_on)
 
 
 def _decide(
