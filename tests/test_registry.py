@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,22 @@ def test_no_rules_is_an_error_and_not_a_clean_run(monkeypatch: pytest.MonkeyPatc
     registry.all_rules.cache_clear()
     try:
         with pytest.raises(TraceDoctorError, match="built-in rules"):
+            registry.all_rules()
+    finally:
+        registry.all_rules.cache_clear()
+
+
+@pytest.mark.parametrize("text", ["raise SystemExit(0)", "1 / 0", "import no_such_module"])
+def test_a_pack_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "odd_pack.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    pack = importlib.metadata.EntryPoint("mine", "odd_pack", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: importlib.metadata.EntryPoints([pack]))
+    registry.all_rules.cache_clear()
+    try:
+        with pytest.raises(TraceDoctorError, match=r"the rules of mine \(odd_pack\) cannot be loaded"):
             registry.all_rules()
     finally:
         registry.all_rules.cache_clear()

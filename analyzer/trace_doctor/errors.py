@@ -78,3 +78,8 @@ class NotCaptured(Exception):
         super().__init__(reason)
         self.reason = reason
         self.capture = capture
+
+
+def by_signal(error: BaseException) -> bool:
+    """Whether a SystemExit is a signal's, 128 and its number: others come from code of strangers that would end us."""
+    return isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
 
-from trace_doctor.errors import TraceDoctorError, UsageError
+from trace_doctor.errors import TraceDoctorError, UsageError, by_signal
 from trace_doctor.rule import Rule
 
 GROUP = "trace_doctor.rules"
@@ -24,7 +24,18 @@ def all_rules() -> tuple[type[Rule], ...]:
     rules: dict[str, type[Rule]] = {}
     built_in = 0
     for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name != "builtin", e.name)):
-        for rule in _rules_of(entry.load()):
+        try:
+            pack = list(_rules_of(entry.load()))
+        except TraceDoctorError:
+            raise
+        except (Exception, SystemExit) as error:
+            if by_signal(error):
+                raise
+            cause = f"{type(error).__name__}: {error}"
+            raise TraceDoctorError(
+                f"the rules of {entry.name} ({entry.value}) cannot be loaded: {cause}"
+            ) from error
+        for rule in pack:
             if rule.code in rules and rules[rule.code] is not rule:
                 raise TraceDoctorError(f"two rules have the code {rule.code}: {rules[rule.code]} and {rule}")
             rules[rule.code] = rule

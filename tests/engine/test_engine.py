@@ -95,6 +95,17 @@ def test_four_outcomes_and_one_rules_exception_ends_nothing() -> None:
     assert "boom" in (result.outcomes[3].reason or "")
 
 
+@pytest.mark.parametrize("code", [0, None, 1, "done"])
+def test_a_rule_does_not_end_the_program(code: object) -> None:
+    """With 0 its faults would pass; a signal ends it all the same."""
+    assert outcomes(diagnosed(rule("TD901", raises=SystemExit(code)), rule("TD902"))) == {
+        "TD901": "error",
+        "TD902": "passed",
+    }
+    with pytest.raises(SystemExit):
+        diagnosed(rule("TD901", raises=SystemExit(143)))
+
+
 def test_reading_undeclared_evidence_is_an_error_of_the_rule() -> None:
     class Nosy(rule("TD901")):  # type: ignore[misc]
         def check(self, ctx: Context) -> Iterator[Claim]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from trace_doctor.errors import NotCaptured
+from trace_doctor.errors import NotCaptured, by_signal
 from trace_doctor.evidence.intervals import intersect, intervals, total
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import OutcomeKind, Saving
@@ -81,7 +81,9 @@ def _run(view: View, rule: Rule) -> Verdict:
         claims = tuple(rule.check(ctx))
     except NotCaptured as missing:
         return Verdict(rule, "skipped", reason=missing.reason, capture=missing.capture)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if by_signal(error):
+            raise
         log.debug("%s failed on rank %d", rule.code, view.rank, exc_info=True)
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
