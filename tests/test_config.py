@@ -127,3 +127,14 @@ def test_an_empty_variable_takes_nothing_away(tmp_path: Path, monkeypatch: pytes
     write(tmp_path, 'require = ["TD101"]\n')
     monkeypatch.setenv("TRACE_DOCTOR_REQUIRE", "")
     assert load_config(tmp_path).settings.require == ["TD101"]
+
+
+def test_two_files_of_one_folder_are_a_mistake(tmp_path: Path) -> None:
+    """Neither is nearer: a budget in the one would be dropped for the other."""
+    write(tmp_path, "jobs = 1\n", "trace-doctor.toml")
+    write(tmp_path, "[project]\nname = 'x'\n", "pyproject.toml")
+    assert load_config(tmp_path).settings.jobs == 1
+    write(tmp_path, '[tool.trace-doctor.budgets]\nstep_time = "1 ms"\n', "pyproject.toml")
+    with pytest.raises(UsageError, match="both hold settings"):
+        load_config(tmp_path)
+    assert load_config(tmp_path, tmp_path / "trace-doctor.toml").settings.jobs == 1

@@ -146,7 +146,10 @@ def load_config(
 
 def _nearest_file(start: Path) -> Path | None:
     folders = [start.resolve(), *start.resolve().parents]
-    return next((d / n for d in folders for n in FILES if _speaks_of_us(d / n)), None)
+    nearest = next((own for d in folders if (own := [d / n for n in FILES if _speaks_of_us(d / n)])), [])
+    if len(nearest) > 1:  # neither is nearer, and the limits of the other would be gone unsaid
+        raise UsageError(f"{' and '.join(FILES)} of {nearest[0].parent} both hold settings: keep one of them")
+    return nearest[0] if nearest else None
 
 
 def _from_file(path: Path, *, asked_for: bool) -> dict[str, Any]:
