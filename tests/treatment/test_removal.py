@@ -148,6 +148,31 @@ def test_treat_names_what_a_run_has_mounted_and_ends_with_2(project: Path, store
 
 
 @pytest.mark.usefixtures("mounts")
+def test_nobody_is_told_to_delete_what_is_mounted_over_the_copy(project: Path, store: Path) -> None:
+    with Scratch(project, project, folder=project.parent) as scratch:
+        subprocess.run(["mount", "--bind", store, scratch.folder], check=True)
+    [line] = scratch.left()
+    assert line.endswith(": what lies there now may be yours and is left")
+    assert scratch.mounted == [str(scratch.folder)]
+    assert whole(store)
+
+
+@pytest.mark.parametrize("instead", ["folder", "link", "nothing"])
+def test_what_lies_where_the_copy_was_is_left(project: Path, store: Path, instead: str) -> None:
+    """An empty folder as well, which could be deleted."""
+    with Scratch(project, project, folder=project.parent) as scratch:
+        scratch.folder.rename(away := scratch.folder.with_name("away"))
+        if instead == "folder":
+            scratch.folder.mkdir()
+        elif instead == "link":
+            scratch.folder.symlink_to(store)
+    [line] = scratch.left()
+    assert line.endswith(": what lies there now may be yours and is left")
+    assert os.path.lexists(scratch.folder) == (instead != "nothing")
+    assert whole(store) and not list(away.iterdir())
+
+
+@pytest.mark.usefixtures("mounts")
 def test_another_file_system_is_not_entered(project: Path) -> None:
     with Scratch(project, project, folder=project.parent) as scratch:
         (scratch.cwd / "m").mkdir()

@@ -66,6 +66,8 @@ class Scratch:
         self._worktree = False
         self._left: list[Left] | None = None
         """of the copy, when it was taken away; None until then"""
+        self._covered = False
+        """whether something else lay in the copy's place by then"""
         self._imported: list[str] = []
         """folders of the copy that Python is to search"""
         try:
@@ -105,21 +107,29 @@ class Scratch:
         if self._worktree and not os.path.lexists(self._root):
             worktree.remove(self._original, self._root)
             self._worktree = False
+        self._covered = not self._tree.is_at(self.folder)
         try:
-            os.rmdir(self.folder)
+            if not self._covered:
+                os.rmdir(self.folder)
         except OSError as error:
-            why = (error.strerror or str(error)) if self._tree.is_at(self.folder) else "a run has moved it"
-            left = left or [Left("", why, mounted=False)]
+            left = left or [Left("", error.strerror or str(error), mounted=False)]
         self._tree.close()
         self._left = left
 
     @property
     def mounted(self) -> list[str]:
         """Where something is mounted that runs have left in the copy, once this is closed."""
+        if self._covered:
+            return [str(self.folder)] * os.path.lexists(self.folder)
         return [str(self.folder / left.name) for left in self._left or () if left.mounted]
 
     def left(self) -> list[str]:
         """What could not be taken away with the copy, a line for each kind."""
+        if self._covered:
+            return [
+                f"a run has moved the copy away from {self.folder}, or mounted something over it: what lies there now may be "
+                "yours and is left"
+            ]
         return remains(self.folder, self._left or (), self._worktree)
 
     @property
