@@ -11,12 +11,15 @@ from msgspec import structs
 
 from trace_doctor.config import Settings
 from trace_doctor.engine.findings import file_claim
+from trace_doctor.errors import NotCaptured
+from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.fixes.plan import plan
 from trace_doctor.model import Result
 from trace_doctor.model.parameters import parameters
 from trace_doctor.registry import all_rules
-from trace_doctor.rule import HEADINGS, Rule
-from trace_doctor.testing import Invalid, Valid, run_case
+from trace_doctor.rule import HEADINGS, Claim, Rule
+from trace_doctor.testing import Invalid, Valid, captures_of, run_case
+from trace_doctor.testing.cases import claims_on
 
 CASES = [(rule, case) for rule in all_rules() for case in (*rule.VALID, *rule.INVALID)]
 
@@ -38,6 +41,33 @@ def test_case(rule: type[Rule], case: Valid | Invalid) -> None:
                     f"{fix.title}: who decides on it is the codemod's to say"
                 )
             assert fix.kind == "advice" or fix.safety == "display" or fix.codemod or fix.text, fix.title
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda r: r.code)
+def test_each_threshold_decides(rule: type[Rule]) -> None:
+    """In some case the rule says something else with the number out of reach; and where that can silence the rule, some
+    sound capture is saved by this number alone."""
+    analysed = [
+        (case, facts, _said(rule(**case.thresholds), facts))
+        for case in (*rule.VALID, *rule.INVALID)
+        for facts in [[Facts(capture, Options(**case.options)) for capture in captures_of(case.build())]]
+    ]
+    for name, told in rule.known_thresholds.items():
+        effects = set()
+        for case, facts, usual in analysed:
+            for extreme in (1, 10**15) if isinstance(told.default, int) else (1e-9, 1e15):
+                said = _said(rule(**{**case.thresholds, name: extreme}), facts)
+                fewer_or_more = (len(said) > len(usual)) - (len(said) < len(usual))
+                effects.add((isinstance(case, Valid), fewer_or_more) if repr(said) != repr(usual) else None)
+        assert effects != {None}, f"{name} changes nothing in any case"
+        assert (False, -1) not in effects or (True, 1) in effects, f"no VALID case needs {name}"
+
+
+def _said(rule: Rule, ranks: list[Facts]) -> list[Claim]:
+    try:
+        return claims_on(rule, ranks)
+    except NotCaptured:
+        return []
 
 
 EDITED = [(rule, case) for rule, case in CASES if isinstance(case, Invalid) and case.before is not None]

@@ -4,7 +4,7 @@ pack calls `run_case`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trace_doctor.capture import Capture
@@ -69,10 +69,11 @@ class Invalid(_Case):
 def captures_of(built: Built) -> list[Capture]:
     """What a case builds, through the real loaders: one capture per rank. A snapshot belongs to the first."""
     parts = built if isinstance(built, tuple) else (built,)
-    runs = [p.run() for p in parts if isinstance(p, RunBuilder)]
+    builders = [p for p in parts if isinstance(p, RunBuilder)]
     snapshot = next((p.snapshot() for p in parts if not isinstance(p, RunBuilder)), None)
-    first = Capture(rank=runs[0].rank if runs else 0, run=runs[0] if runs else None, snapshot=snapshot)
-    return [first, *(Capture(rank=run.rank, run=run) for run in runs[1:])]
+    captures = [Capture(rank=run.rank, run=run, step_ms=b.step_ms) for b in builders for run in [b.run()]]
+    first = captures[0] if captures else Capture(rank=0, run=None)
+    return [replace(first, snapshot=snapshot), *captures[1:]]
 
 
 def claims_of(rule: Rule, built: Built, options: Mapping[str, Any] | None = None) -> list[Claim]:

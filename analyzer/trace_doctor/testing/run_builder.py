@@ -48,6 +48,8 @@ class RunBuilder:
         self.device = 0
         """the device that launches go to"""
         self.events: list[dict[str, Any]] = []
+        self.step_ms: dict[str, tuple[float, ...]] = {}
+        """what a recording measured beside the trace: phase -> milliseconds of each step"""
         self.meta: dict[str, Any] = {
             "schemaVersion": 1,
             "deviceProperties": [

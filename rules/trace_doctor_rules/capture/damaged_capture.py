@@ -74,7 +74,12 @@ class DamagedCapture(Rule):
         source="real captures of sound runs have up to a few per million",
     )
 
-    VALID = [Valid("a whole file", lambda: _Spoilt("not at all"))]
+    VALID = [
+        Valid("a whole file", lambda: _Spoilt("not at all")),
+        Valid(
+            "next to none without a duration", lambda: _Spoilt("negative"), thresholds={"max_clamped": 0.9}
+        ),
+    ]
     INVALID = [
         Invalid("cut off", lambda: _Spoilt("truncated"), severity="warning", message="ends early"),
         Invalid("lone backslashes", lambda: _Spoilt("escapes"), severity="info", message="repair"),

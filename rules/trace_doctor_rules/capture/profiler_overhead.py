@@ -12,8 +12,12 @@ from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules._shared import advice
 
 
-def _profiled(*, flush_us: float = 0.0, frames: int = 0, name: str = "Buffer Flush") -> RunBuilder:
+def _profiled(
+    *, flush_us: float = 0.0, frames: int = 0, name: str = "Buffer Flush", plain: tuple[float, ...] = ()
+) -> RunBuilder:
+    """`plain`: milliseconds of the same steps without the profiler."""
     b = RunBuilder(stacks=frames > 0)
+    b.step_ms = {"timing": plain} if plain else {}
     for _ in range(3):
         with b.step():
             b.loader(5)
@@ -104,15 +108,29 @@ class ProfilerOverhead(Rule):
             "launches that wait for a full queue", lambda: _profiled(flush_us=100, name="Command Buffer Full")
         ),
         Valid("stacks that cost little", lambda: _profiled(frames=100)),
+        Valid("steps as long as without it", lambda: _profiled(flush_us=100, plain=(1.0, 1.01, 1.0, 1.02))),
+        Valid(
+            "steps that vary as much", lambda: _profiled(flush_us=500, plain=(0.2, 0.6, 1.0, 1.4, 1.8, 2.2))
+        ),
     ]
     INVALID = [
         Invalid(
-            "a flush in each step", lambda: _profiled(flush_us=100), message="Buffer Flush", severity="info"
+            "a flush in each step",
+            lambda: _profiled(flush_us=100),
+            message="Buffer Flush",
+            severity="info",
+            confidence="high",
+        ),
+        Invalid(
+            "steps half as long without it",
+            lambda: _profiled(flush_us=500, plain=(1.0, 1.01, 1.0, 1.02)),
+            message="more): host",
         ),
         Invalid(
             "stacks of many short calls",
             lambda: _profiled(frames=1500),
             message="with_stack",
+            confidence="medium",
             severity="info",
         ),
     ]

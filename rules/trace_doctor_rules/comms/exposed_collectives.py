@@ -139,6 +139,8 @@ class ExposedCollectives(Rule):
     VALID = [
         Valid("hidden behind compute", lambda: _rank(600, hidden=True)),
         Valid("too short to matter", lambda: _rank(40)),
+        Valid("a small part", lambda: _rank(600), thresholds={"min_share": 0.9}),
+        Valid("little to be had", lambda: _rank(600), thresholds={"min_saving": 0.9}),
         Valid("a communicator is set up", lambda: _rank(20, first_us=5000)),
         Valid(
             "short, the replay explains too little, and other ranks are not at hand",

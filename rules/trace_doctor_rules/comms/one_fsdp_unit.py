@@ -75,9 +75,18 @@ class OneFsdpUnit(Rule):
 
     VALID = [
         Valid("wrapped block by block", lambda: _training(12)),
+        Valid("few steps", lambda: _training(1), thresholds={"min_steps": 5}),
         Valid("no FSDP", lambda: _training(1, fsdp=False), skipped="FSDP"),
     ]
-    INVALID = [Invalid("one unit", lambda: _training(1), message="1.6 GB", saving_bytes=1_600_000_000)]
+    INVALID = [
+        Invalid(
+            "one unit",
+            lambda: _training(1),
+            message="2 all-gathers of 1.6 GB",
+            thresholds={"min_steps": 4},
+            saving_bytes=1_600_000_000,
+        )
+    ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen = ctx[Gathers]

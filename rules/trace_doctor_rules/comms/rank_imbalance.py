@@ -81,11 +81,17 @@ class RankImbalance(Rule):
 
     VALID = [
         Valid("even", lambda: _job(1000, 1020, 990)),
+        Valid("not that different", lambda: _job(1000, 1500, 1000), thresholds={"min_difference": 0.5}),
+        Valid("a small part of the step", lambda: _job(1000, 1500, 1000), thresholds={"min_share": 0.5}),
         Valid("one rank alone", lambda: _job(1000), skipped="one rank"),
     ]
     INVALID = [
         Invalid(
-            "rank 1 computes a third longer", lambda: _job(1000, 1500, 1000), saving_us=333, message="Rank 1"
+            "rank 1 computes a third longer",
+            lambda: _job(1000, 1500, 1000),
+            saving_us=333,
+            message="Rank 1",
+            confidence="medium",
         ),
         Invalid(
             "rank 1 does more on its CPU",

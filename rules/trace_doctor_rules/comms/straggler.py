@@ -133,11 +133,16 @@ class Straggler(Rule):
         Valid("late in one step of ten", lambda: _job(0, 900, 0, 0, steps=10, every=10)),
         Valid("late in one step of two", lambda: _job(0, 900, 0, 0, steps=2, every=2)),
         Valid("late to the only collective", lambda: _job(0, 900, 0, 0, steps=1)),
+        Valid("others cause as much", lambda: _job(0, 500, 0, 0), thresholds={"min_caused": 1.1}),
         Valid("one rank alone", lambda: _job(0), skipped="one rank"),
     ]
     INVALID = [
         Invalid(
-            "one rank of four computes longer", lambda: _job(0, 500, 0, 0), saving_us=500, message="compute"
+            "one rank of four computes longer",
+            lambda: _job(0, 500, 0, 0),
+            saving_us=500,
+            message="the others wait 0.5 ms of a step (29%) for it; it spends that longer in compute",
+            confidence="medium",
         ),
         Invalid("one rank loads longer", lambda: _job(0, 0, 400, 0, loading=True), message="data loading"),
         Invalid(
@@ -147,7 +152,26 @@ class Straggler(Rule):
             message="Rank 1 causes 9",
         ),
         Invalid("the same in two steps", lambda: _job(0, 500, 0, 0, small=4, steps=2), message="Rank 1"),
-        Invalid("two of eight", lambda: _job(300, 0, 0, 0, 0, 0, 310, 0), message="Ranks 0 and 6"),
+        Invalid("two of eight", lambda: _job(300, 0, 0, 0, 0, 0, 310, 0), message="Ranks 0 and 6 cause"),
+        Invalid("one of two", lambda: _job(0, 500), message="the other waits"),
+        Invalid(
+            "in one step, at many places",
+            lambda: _job(0, 500, 0, 0, steps=1, small=4),
+            thresholds={"many": 5, "min_errors": 0.0},
+            confidence="medium",
+        ),
+        Invalid(
+            "in one step, at few places",
+            lambda: _job(0, 500, 0, 0, steps=1, small=4),
+            thresholds={"many": 6, "min_errors": 0.0},
+            confidence="low",
+        ),
+        Invalid(
+            "more causes than are named",
+            lambda: _job(0, 500, 0, 0),
+            thresholds={"max_causes": 0},
+            message="(29%) for it.",
+        ),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:

@@ -40,6 +40,10 @@ def _training(
     return b
 
 
+def _small_kernels() -> RunBuilder:
+    return _training(chain=1, host_us=40, count=10, kernel_us=3)
+
+
 _SCRIPT = """import torch
 model = torch.nn.Linear(8, 8).cuda()
 for x, y in batches:
@@ -112,6 +116,15 @@ class CompileNotUsed(Rule):
         Valid(
             "fused kernels of a compiled graph", lambda: _training(compiled="## Call CompiledFxGraph x ##")
         ),
+        Valid("little to be had", _training, thresholds={"min_saving": 0.9}),
+        *(
+            Valid(
+                f"small kernels, and a limit of {value:g} for {name}",
+                _small_kernels,
+                thresholds={name: value},
+            )
+            for name, value in (("min_share", 0.99), ("min_kernels", 1000), ("max_kernel_us", 1.0))
+        ),
         Valid("few chains", lambda: _training(count=1)),
     ]
     INVALID = [
@@ -127,8 +140,9 @@ class CompileNotUsed(Rule):
         ),
         Invalid(
             "small kernels that wait for launches",
-            lambda: _training(chain=1, host_us=40, count=10, kernel_us=3),
+            _small_kernels,
             message="waits for the host",
+            thresholds={"min_kernels": 100},
             confidence="low",
         ),
     ]

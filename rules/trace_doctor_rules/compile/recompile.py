@@ -201,6 +201,16 @@ class Recompile(Rule):
         Valid("was recompiled before the capture", _recompiled_earlier),
         Valid("every lookup finds its code", lambda: _looked_up(found=True)),
         Valid("without regions, as torch 2.0 has it", lambda: _looked_up(found=True, regions=False)),
+        Valid(
+            "looked up in vain, not that often",
+            lambda: _looked_up(found=False),
+            thresholds={"min_misses": 1000},
+        ),
+        Valid(
+            "without numbers, in what may be its first steps",
+            lambda: _unnumbered(3, 5, 7),
+            thresholds={"first_steps": 100},
+        ),
         Valid("captures CUDA graphs", _graph_capture),
         Valid("compiles a second function late", _evaluation),
         Valid("without numbers, a second function late", lambda: _unnumbered(2, 7)),
