@@ -11,8 +11,8 @@ from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules._shared import advice
 
 
-def _work(*, gpu: bool, kernels: bool) -> RunBuilder:
-    b = RunBuilder() if gpu else RunBuilder(gpu=None)
+def _work(*, gpu: bool, kernels: bool, devices: int = 1) -> RunBuilder:
+    b = RunBuilder(devices=devices) if gpu else RunBuilder(gpu=None)
     for _ in range(3):
         with b.step(), b.op("aten::mm", us=50):
             if kernels:
@@ -104,20 +104,46 @@ class NoGpuActivity(Rule):
             "CPU activity only",
             lambda: _work(gpu=True, kernels=False),
             severity="warning",
-            message="activities",
+            message="names NVIDIA H100 80GB HBM3 but shows no GPU work in the window: the profile's activities",
+            fixes=("Record the GPU",),
         ),
-        Invalid("a model on the CPU", _on_the_cpu, severity="info", message="library of the CPU"),
         Invalid(
-            "nothing but a call of the runtime", _only_a_wait, severity="warning", message="of its runtime"
+            "a model on the CPU",
+            _on_the_cpu,
+            severity="info",
+            message="library of the CPU",
+            fixes=("Record the GPU",),
         ),
-        Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched"),
+        Invalid(
+            "eight GPUs", lambda: _work(gpu=True, kernels=False, devices=8), message="names 8 × NVIDIA H100"
+        ),
+        Invalid(
+            "nothing but a call of the runtime",
+            _only_a_wait,
+            severity="warning",
+            message="of its runtime",
+            fixes=("Warm the profiler",),
+        ),
+        Invalid(
+            "kernels lost",
+            _launched_but_lost,
+            severity="warning",
+            message="3 calls launched",
+            fixes=("Warm the profiler",),
+        ),
         Invalid(
             "kernels lost of a GPU without a name",
             _nothing_named,
             severity="warning",
             message="names no GPU and",
         ),
-        Invalid("kernels before the first step", _outside_the_window, severity="warning", message="outside"),
+        Invalid(
+            "kernels before the first step",
+            _outside_the_window,
+            severity="warning",
+            message="outside",
+            fixes=("Record the GPU",),
+        ),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:

@@ -28,6 +28,7 @@ def _rank(
     steps: int = 5,
     small: int = 0,
     small_us: float = 5.0,
+    mark: str = "DistributedDataParallel.forward",
 ) -> RunBuilder:
     """Steps of 2 ms compute and a collective: behind it on the same stream, or hidden on another one. The GPU may
     stand still between two kernels."""
@@ -35,7 +36,7 @@ def _rank(
     for n in range(steps):
         with b.step():
             b.loader(5)
-            with b.annotation("DistributedDataParallel.forward"), b.op("aten::mm"):
+            with b.annotation(mark), b.op("aten::mm"):
                 b.launch(1000)
             b.stall(stall_us)
             takes = us + (first_us if n == 0 else 0.0)
@@ -51,6 +52,13 @@ def _rank(
     return b
 
 
+def _of_two_kinds() -> RunBuilder:
+    b = _rank(600, small=1, small_us=300)
+    for n, event in enumerate(e for e in b.events if e["name"] == _ALL_REDUCE):
+        event["name"] = _ALL_GATHER if n % 2 else _ALL_REDUCE
+    return b
+
+
 def _cut_down() -> RunBuilder:
     """Somebody kept the collectives alone."""
     b = _rank(600)
@@ -58,11 +66,11 @@ def _cut_down() -> RunBuilder:
     return b
 
 
-def _waiting_for_the_other() -> tuple[RunBuilder, ...]:
-    """Rank 1 computes 500 us longer; the exchange itself takes 20 us."""
+def _waiting_for_the_other(exchange: float = 20) -> tuple[RunBuilder, ...]:
+    """Rank 1 computes 500 us longer; the exchange itself takes so many us."""
     first, second = RunBuilder(rank=0, world_size=2), RunBuilder(rank=1, world_size=2)
     for _ in range(5):
-        for b, compute, collective in ((first, 1000, 520), (second, 1500, 20)):
+        for b, compute, collective in ((first, 1000, 500 + exchange), (second, 1500, exchange)):
             with b.step():
                 b.loader(5)
                 with b.op("aten::mm"):
@@ -156,7 +164,9 @@ class ExposedCollectives(Rule):
             "600 us after each step",
             lambda: _rank(600),
             saving_us=600,
-            message="all-reduce",
+            message="only all-reduce runs, with no compute beside: up to 23% of the step; how much",
+            shown="all-reduce | 5 | 3000.0",
+            fixes=("DistributedDataParallel", "accumulated gradients"),
             confidence="medium",
         ),
         Invalid(
@@ -167,12 +177,28 @@ class ExposedCollectives(Rule):
             lambda: _rank(600, steps=1, small=1, small_us=600),
             confidence="low",
         ),
-        Invalid("gathering parameters", lambda: _rank(600, name=_ALL_GATHER), message="all-gather"),
+        Invalid("of FSDP", lambda: _rank(600, mark="FSDP::pre_forward"), fixes=("Gather",)),
+        Invalid("of the user's own", lambda: _rank(600, mark="forward"), fixes=("async_op",)),
+        Invalid(
+            "in part waiting for the other rank",
+            lambda: _waiting_for_the_other(400),
+            saving_us=400,
+            claims=2,
+            message="of the step.",
+        ),
+        Invalid("of two kinds", _of_two_kinds, message="all-reduce and all-gather run, with"),
+        Invalid(
+            "gathering parameters",
+            lambda: _rank(600, name=_ALL_GATHER),
+            message="all-gather",
+            fixes=("Gather",),
+        ),
         Invalid("experts of other ranks", lambda: _rank(600, name=_COMBINE), message="expert combine"),
         Invalid(
             "both ranks transfer as long",
             lambda: (_rank(600), _rank(600, rank=1)),
             saving_us=600,
+            message="up to 23% of the step.",
             confidence="high",
             claims=2,
         ),

@@ -143,8 +143,15 @@ class Straggler(Rule):
             saving_us=500,
             message="the others wait 0.5 ms of a step (29%) for it; it spends that longer in compute",
             confidence="medium",
+            fixes=("They compute longer",),
+            shown="1 | 0.0 | 200.0 | 1.0 | yes",
         ),
-        Invalid("one rank loads longer", lambda: _job(0, 0, 400, 0, loading=True), message="data loading"),
+        Invalid(
+            "one rank loads longer",
+            lambda: _job(0, 0, 400, 0, loading=True),
+            message="data loading",
+            fixes=("Their loader is slow",),
+        ),
         Invalid(
             "late to one collective of five, by far the longest wait",
             lambda: _job(0, 500, 0, 0, small=4),
@@ -171,6 +178,7 @@ class Straggler(Rule):
             lambda: _job(0, 500, 0, 0),
             thresholds={"max_causes": 0},
             message="(29%) for it.",
+            fixes=("",),
         ),
     ]
 

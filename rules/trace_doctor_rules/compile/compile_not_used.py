@@ -29,9 +29,11 @@ def _training(
     for _ in range(5):
         with b.step():
             for _ in range(count):
-                if compiled:
+                if compiled.startswith("triton"):
+                    b.launch(50, compiled, call="cuLaunchKernel")
+                elif compiled:
                     with b.event(compiled):
-                        b.launch(50, "triton_poi_fused_add_0", call="cuLaunchKernel")
+                        b.launch(50, call="cuLaunchKernel")
                 with b.op("aten::mm", us=host_us):
                     b.launch(kernel_us * 2, "sgemm")
                 for _ in range(chain):
@@ -125,6 +127,8 @@ class CompileNotUsed(Rule):
             )
             for name, value in (("min_share", 0.99), ("min_kernels", 1000), ("max_kernel_us", 1.0))
         ),
+        Valid("kernels of a compiler", lambda: _training(compiled="triton_poi_fused_add_0")),
+        Valid("compilations", lambda: _training(compiled="_compile.compile_inner (dynamo_timed)")),
         Valid("few chains", lambda: _training(count=1)),
     ]
     INVALID = [
@@ -132,6 +136,7 @@ class CompileNotUsed(Rule):
             "chains of six",
             _training,
             message="elementwise",
+            thresholds={"min_chains": 100},
             confidence="low",
             severity="info",
             codemod="compile-model",

@@ -206,8 +206,9 @@ class GraphBreak(Rule):
         Invalid(
             "a print in forward",
             _broken,
-            message="train.py:8",
+            message="forward is cut at train.py:8 into 2 more pieces in each of 5 calls: up to 240 µs",
             confidence="high",
+            fixes=("train.py:8", "error"),
             saving_us=240,
             tolerance=0.1,
             file="train.py",
@@ -219,8 +220,9 @@ class GraphBreak(Rule):
         Invalid(
             "the same without stacks",
             lambda: _broken(stacks=False),
-            message="not captured",
+            message="on top; the line was not captured",
             confidence="medium",
+            fixes=("Find the line", "error"),
             saving_us=240,
             tolerance=0.1,
         ),
@@ -230,19 +232,31 @@ class GraphBreak(Rule):
         Invalid(
             "hidden behind GPU work",
             lambda: _broken(gpu_us=300),
-            message="train.py:8",
+            message="the time between the pieces is hidden behind other work.",
             severity="info",
             saving_us=0,
         ),
-        Invalid("a chain of one without names", _chain_of_one, severity="info", confidence="low"),
+        Invalid(
+            "a chain of one without names",
+            _chain_of_one,
+            severity="info",
+            confidence="low",
+            message="into 1 more piece in",
+        ),
         Invalid(
             "a chain of one, with nothing between",
             lambda: _chain_of_one(before=False),
-            message="function of region 0 is cut",
+            message="function of region 0 is cut into 1 more piece in each of 5 calls: no time passes",
             severity="info",
             confidence="low",
         ),
-        Invalid("given up whole", _eager_inside, severity="info", message="forward_blocks"),
+        Invalid(
+            "given up whole",
+            _eager_inside,
+            severity="info",
+            confidence="medium",
+            message="forward_blocks (defined at train.py:15) is not compiled at all",
+        ),
         Invalid("given up whole, and nothing around it", _given_up, severity="info", message="train.py:12"),
     ]
 

@@ -239,13 +239,14 @@ class Recompile(Rule):
         Invalid(
             "past the limit",
             lambda: _looked_up(found=False),
-            message="runs without",
+            message="fit none of its compiled",
+            confidence="high",
             file="train.py",
             line=20,
         ),
         Invalid("on a CPU", lambda: _recompiling(gpu=False), message="in 8 steps", saving_us=3 * 5000 / 8),
         Invalid("the only step", lambda: _recompiling(healthy=0, times=1), message="once in 1 step;"),
-        Invalid("once", lambda: _recompiling(healthy=4, times=1), severity="info"),
+        Invalid("once", lambda: _recompiling(healthy=4, times=1), severity="info", confidence="medium"),
         Invalid("in every step of the capture", lambda: _recompiling(healthy=0, times=4), message="4 times"),
     ]
 
