@@ -12,13 +12,13 @@ from trace_doctor_rules.capture._environment_drift_evidence import Environments
 
 
 def _job(**differs: str) -> tuple[RunBuilder, ...]:
-    """Two ranks; the second has these entries instead."""
+    """Three ranks; the second has these entries instead."""
     ranks = []
-    for rank in range(2):
-        gpu = differs.get("gpu", "") if rank else ""
-        b = RunBuilder(rank=rank, world_size=2, gpu=gpu or "NVIDIA H100 80GB HBM3")
+    for rank in range(3):
+        gpu = differs.get("gpu", "") if rank == 1 else ""
+        b = RunBuilder(rank=rank, world_size=3, gpu=gpu or "NVIDIA H100 80GB HBM3")
         b.meta |= {"cuda_runtime_version": 12060, "cuda_driver_version": 12080}
-        if rank:
+        if rank == 1:
             b.meta |= {k: v for k, v in differs.items() if k != "gpu"}
         for _ in range(3):
             with b.step():
@@ -69,9 +69,18 @@ class EnvironmentDrift(Rule):
         Valid("one rank alone", lambda: _job()[0], skipped="one rank"),
     ]
     INVALID = [
+        Invalid(
+            "another driver, and an unknown runtime",
+            lambda: _job(cuda_driver_version="12040", cuda_runtime_version="?"),
+            shown="1 | NVIDIA H100 80GB HBM3 | not recorded | 12.4",
+        ),
         Invalid("another GPU", lambda: _job(gpu="NVIDIA A100-SXM4-80GB"), message="GPU", severity="warning"),
         Invalid(
-            "another driver", lambda: _job(cuda_driver_version="12040"), message="driver", severity="info"
+            "another driver",
+            lambda: _job(cuda_driver_version="12040"),
+            message="driver",
+            severity="info",
+            shown="1 | NVIDIA H100 80GB HBM3 | 12.6 | 12.4",
         ),
     ]
 

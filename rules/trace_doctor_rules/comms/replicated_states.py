@@ -14,13 +14,17 @@ from trace_doctor_rules.memory._shared import size
 
 
 def _trained(
-    *, ddp: bool = True, world: int = 8, activations: int = 50
+    *,
+    mark: str = "DistributedDataParallel.forward",
+    within: str = "layer",
+    world: int = 8,
+    activations: int = 50,
 ) -> tuple[RunBuilder, SnapshotBuilder]:
     """One rank: its trace and its snapshot."""
     trace = RunBuilder(rank=0, world_size=world)
     for _ in range(3):
-        with trace.step(), trace.annotation("DistributedDataParallel.forward" if ddp else "forward"):
-            with trace.op("aten::mm"):
+        with trace.step(), trace.annotation(mark):
+            with trace.op("aten::mm"), trace.annotation(within):
                 trace.launch(100)
             trace.sync()
     memory = SnapshotBuilder()
@@ -74,7 +78,8 @@ class ReplicatedStates(Rule):
 
     VALID = [
         Valid("activations are far larger", lambda: _trained(activations=4000)),
-        Valid("no data parallelism", lambda: _trained(ddp=False)),
+        Valid("no data parallelism", lambda: _trained(mark="forward")),
+        Valid("sharded already, in part", lambda: _trained(within="FSDP::pre_forward")),
         Valid("one rank", lambda: _trained(world=1)),
         Valid("no trace", SnapshotBuilder, skipped="no allocation history"),
     ]
@@ -85,7 +90,8 @@ class ReplicatedStates(Rule):
             message="8 ranks",
             codemod="fully-shard",
             saving_bytes=1400 * MIB,
-        )
+        ),
+        Invalid("on two ranks", lambda: _trained(world=2), saving_bytes=800 * MIB),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:

@@ -84,7 +84,7 @@ class SyncSite(Struct, frozen=True):
     @property
     def name(self) -> str:
         """The operators for people: outermost and innermost."""
-        shown = " → ".join(self.path if len(self.path) <= 2 else (self.path[0], self.path[-1]))
+        shown = " → ".join(self.path[:1] + self.path[1:][-1:])
         return f"{shown} (the few long waits)" if self.long else shown
 
 

@@ -214,6 +214,13 @@ class HostDeviceSync(TimeRule):
         Valid("read once in six steps", lambda: _training(every=6)),
         Valid("waits for copies to the device", lambda: _training(sync="to_device")),
         Valid("inside compilation", lambda: _training(sync="compile")),
+        Valid("read twice in six steps", lambda: _training(every=3)),
+        Valid("read once, without marks of steps", lambda: _training(every=6, marked=False)),
+        Valid(
+            "read twice, without marks of steps",
+            lambda: _training(every=3, marked=False),
+            skipped="no steps that",
+        ),
         Valid("inside the capture of a graph", lambda: _training(sync="capture")),
         Valid("little to be had", _training, thresholds={"min_saving": 0.9}),
         Valid(

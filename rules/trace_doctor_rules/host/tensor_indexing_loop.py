@@ -29,10 +29,11 @@ def _training(
     branches: bool = False,
     each: bool = False,
     unbound: bool = False,
+    steps: int = 5,
 ) -> RunBuilder:
     """Steps with a loop over the rows of a tensor, in which something else has the core once."""
     b = RunBuilder(stacks=stacks) if gpu else RunBuilder(gpu=None, stacks=stacks)
-    for _ in range(5):
+    for n in range(5):
         with b.step(), b.python("train.py", 8, "train"):
             for _ in range(4):
                 with b.op("aten::mm", us=10):
@@ -41,7 +42,7 @@ def _training(
                 if unbound:
                     with b.op("aten::unbind", us=3):
                         pass
-                for i in range(repeats):
+                for i in range(repeats if n < steps else 0):
                     with b.python("train.py", 20, "one") if each else nullcontext():
                         if indexing:
                             with b.op("aten::select", us=3):
@@ -121,6 +122,7 @@ class TensorIndexingLoop(Rule):
     VALID = [
         Valid("few repetitions", lambda: _training(8)),
         Valid("a loop over layers", lambda: _training(indexing=False)),
+        Valid("in three steps of five", lambda: _training(steps=3)),
         Valid("a small part", _training, thresholds={"min_share": 0.95}),
         Valid("long repetitions", lambda: _training(body_us=900)),
         Valid("layers with a rotation, no stacks", lambda: _layers(stacks=False)),
@@ -148,6 +150,7 @@ class TensorIndexingLoop(Rule):
             lambda: _training(gpu=False, branches=True),
             message="repeats aten::select, aten::mul",
         ),
+        Invalid("in four steps of five", lambda: _training(steps=4), message="26 times"),
         Invalid("the body is a function", lambda: _training(calls="body"), message="aten::select"),
         Invalid(
             "a function for each element",
