@@ -50,7 +50,7 @@ class TraceGrowth(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         events, ends = facts.run.memory, [s.end for s in facts[Steps].steps]
-        if not len(events) or not (events.addr > 0).any():
+        if not (events.addr > 0).any():
             raise NotCaptured("no allocations were recorded", ADVICE)
         found = []
         for device in np.unique(events.device).tolist():

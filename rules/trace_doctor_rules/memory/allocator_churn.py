@@ -102,6 +102,14 @@ def _calls(
     return b
 
 
+def _idle() -> RunBuilder:
+    b = RunBuilder()
+    for _ in range(3):
+        with b.step(), b.op("aten::mm"):
+            b.launch(60)
+    return b
+
+
 def _settled() -> SnapshotBuilder:
     b = SnapshotBuilder()
     b.train(5)
@@ -193,6 +201,7 @@ class AllocatorChurn(Rule):
             "malloc under memory pressure",
             lambda: _pressure(8),
             message="no memory left",
+            shown="model.py:40 in forward | ",
             confidence="high",
             severity="warning",
             codemod="allocator-setting",
@@ -207,6 +216,7 @@ class AllocatorChurn(Rule):
             file="/home/me/train.py",
             line=21,
         ),
+        Invalid("beside a trace without such calls", lambda: (_idle(), _pressure(8)), severity="warning"),
         Invalid(
             "driver calls in every step",
             lambda: _calls(6),

@@ -166,6 +166,11 @@ class EmptyCacheInLoop(Rule):
     ]
     INVALID = [
         Invalid(
+            "in a trace without steps",
+            lambda: _steps(stacks=True, marked=False),
+            message="back to the driver, 6 times;",
+        ),
+        Invalid(
             "a snapshot",
             lambda: _loop(6),
             message="6 times in the record, 2.93 GiB in all, which is taken again 5 times.",

@@ -159,7 +159,12 @@ class Fragmentation(Rule):
             file="/home/me/model.py",
             line=44,
         ),
-        Invalid("without a clock", lambda: _growing(clock=False), saving_bytes=1500 * MIB),
+        Invalid(
+            "without a clock",
+            lambda: _growing((400, 500, 600, 700, 800), clock=False),
+            saving_bytes=2200 * MIB,
+            shown="(3 of 5)",
+        ),
         Invalid(
             "and a request that nothing would fit", lambda: _growing(oom=9000), message="of it never is."
         ),

@@ -16,10 +16,17 @@ _VERIFY = "samples per second have risen, and so has the largest reserved memory
 
 
 def _steps(
-    *, reserved: int = 8, kernel_us: float = 20, loader_us: float = 0, train: bool = True, steps: int = 5
+    *,
+    reserved: int = 8,
+    kernel_us: float = 20,
+    loader_us: float = 0,
+    train: str = "optimizer",
+    steps: int = 5,
+    devices: int = 1,
+    size: int = 80,
 ) -> RunBuilder:
     """Steps of 50 small kernels that the host launches one after another, on a device of 80 GiB."""
-    b = RunBuilder(memory=True)
+    b = RunBuilder(memory=True, devices=devices, gpu_bytes=size * GIB)
     for _ in range(steps):
         with b.step():
             b.memory(MIB, reserved=reserved * GIB)
@@ -28,9 +35,15 @@ def _steps(
             for _ in range(50):
                 with b.op("aten::mm", us=40):
                     b.launch(kernel_us)
-            if train:
+            if train == "optimizer":
                 with b.optimizer_step():
                     b.wait(5)
+            elif train == "backward":
+                with b.op("autograd::engine::evaluate_function: MmBackward0"):
+                    b.wait(5)
+            for b.device in range(1, devices):
+                b.memory(MIB, reserved=reserved * GIB)
+            b.device = 0
             b.memory(-MIB, reserved=reserved * GIB)
     return b
 
@@ -104,7 +117,8 @@ class UnusedMemory(Rule):
         Valid("the device is busy", lambda: _steps(kernel_us=60)),
         Valid("most of the memory is used", lambda: _steps(reserved=50)),
         Valid("the device waits for data", lambda: _steps(kernel_us=60, loader_us=20_000)),
-        Valid("inference", lambda: _steps(train=False)),
+        Valid("inference", lambda: _steps(train="")),
+        Valid("a device of unknown size", lambda: _steps(size=0), skipped="how large the device is"),
         Valid("one step", lambda: _steps(steps=1)),
         Valid("memory was not recorded", _not_recorded, skipped="not recorded"),
         Valid("a snapshot alone", SnapshotBuilder, skipped="no profiler trace"),
@@ -120,6 +134,8 @@ class UnusedMemory(Rule):
             thresholds={"max_share": 0.4, "min_steps": 5},
             message="2 times",
         ),
+        Invalid("a backward and no optimizer", lambda: _steps(train="backward"), severity="info"),
+        Invalid("beside a device that does nothing", lambda: _steps(devices=2), severity="info"),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
