@@ -118,6 +118,19 @@ def _held_up_anywhere() -> RunBuilder:
     return b
 
 
+def _waits_on_a_cpu(*us: float) -> RunBuilder:
+    """Without a GPU or stacks; each step waits so long."""
+    b = RunBuilder(gpu=None)
+    for each in us:
+        with b.step():
+            with b.op("aten::mm", us=60_000):
+                pass
+            b.wait(each)
+            with b.op("aten::mul", us=100):
+                pass
+    return b
+
+
 def _meets_other_ranks() -> RunBuilder:
     """Without a GPU; buffers are broadcast before each forward, which waits for the other rank."""
     b = RunBuilder(gpu=None, stacks=True)
@@ -300,6 +313,11 @@ class SlowLaunchThread(TimeRule):
             lambda: _training(9000, name="", gpu=False, every=2),
             skipped="not recorded",
         ),
+        Valid(
+            "a short wait, once much longer",
+            lambda: _waits_on_a_cpu(1100, 1100, 30_000, 1100, 1100, 1100),
+            skipped="not recorded",
+        ),
         Valid("between two gradients", _between_gradients, skipped="not recorded"),
         Valid("a library is loaded in an operator", _loading_a_library),
         Valid("other programs hold it up", _held_up, skipped="held it up"),
@@ -405,6 +423,11 @@ class SlowLaunchThread(TimeRule):
             fixes=("Do it less often",),
             severity="info",
             file="train.py",
+        ),
+        Invalid(
+            "nobody named it, beside longer work of a CPU",
+            lambda: _waits_on_a_cpu(*[9000] * 6),
+            message="after aten::mm and before aten::mul",
         ),
         Invalid(
             "nobody named it, on the CPU",
