@@ -76,10 +76,8 @@ class DamagedCapture(Rule):
 
     VALID = [
         Valid("a whole file", lambda: _Spoilt("not at all")),
-        Valid(
-            "next to none without a duration", lambda: _Spoilt("negative"), thresholds={"max_clamped": 0.9}
-        ),
-    ]
+        Valid("next to none without a duration", lambda: _Spoilt("negative"), thresholds={"max_clamped": 0.9}),
+    ]  # fmt: skip
     INVALID = [
         Invalid("cut off", lambda: _Spoilt("truncated"), severity="warning", message="ends early"),
         Invalid("lone backslashes", lambda: _Spoilt("escapes"), severity="info", message="repair"),

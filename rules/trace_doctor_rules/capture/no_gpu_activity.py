@@ -107,44 +107,13 @@ class NoGpuActivity(Rule):
             message="names NVIDIA H100 80GB HBM3 but shows no GPU work in the window: the profile's activities",
             fixes=("Record the GPU",),
         ),
-        Invalid(
-            "a model on the CPU",
-            _on_the_cpu,
-            severity="info",
-            message="library of the CPU",
-            fixes=("Record the GPU",),
-        ),
-        Invalid(
-            "eight GPUs", lambda: _work(gpu=True, kernels=False, devices=8), message="names 8 × NVIDIA H100"
-        ),
-        Invalid(
-            "nothing but a call of the runtime",
-            _only_a_wait,
-            severity="warning",
-            message="of its runtime",
-            fixes=("Warm the profiler",),
-        ),
-        Invalid(
-            "kernels lost",
-            _launched_but_lost,
-            severity="warning",
-            message="3 calls launched",
-            fixes=("Warm the profiler",),
-        ),
-        Invalid(
-            "kernels lost of a GPU without a name",
-            _nothing_named,
-            severity="warning",
-            message="names no GPU and",
-        ),
-        Invalid(
-            "kernels before the first step",
-            _outside_the_window,
-            severity="warning",
-            message="outside",
-            fixes=("Record the GPU",),
-        ),
-    ]
+        Invalid("a model on the CPU", _on_the_cpu, severity="info", message="library of the CPU", fixes=("Record the GPU",)),
+        Invalid("eight GPUs", lambda: _work(gpu=True, kernels=False, devices=8), message="names 8 × NVIDIA H100"),
+        Invalid("nothing but a call of the runtime", _only_a_wait, severity="warning", message="of its runtime", fixes=("Warm the profiler",)),
+        Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched", fixes=("Warm the profiler",)),
+        Invalid("kernels lost of a GPU without a name", _nothing_named, severity="warning", message="names no GPU and"),
+        Invalid("kernels before the first step", _outside_the_window, severity="warning", message="outside", fixes=("Record the GPU",)),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         health = ctx[CaptureHealth]

@@ -100,40 +100,17 @@ class ProfilerOverhead(Rule):
     VALID = [
         Valid("nothing recorded that costs", _profiled),
         Valid("a short flush", lambda: _profiled(flush_us=10)),
-        Valid(
-            "modules that CUDA loads",
-            lambda: _profiled(flush_us=100, name="Runtime Triggered Module Loading"),
-        ),
-        Valid(
-            "launches that wait for a full queue", lambda: _profiled(flush_us=100, name="Command Buffer Full")
-        ),
+        Valid("modules that CUDA loads", lambda: _profiled(flush_us=100, name="Runtime Triggered Module Loading")),
+        Valid("launches that wait for a full queue", lambda: _profiled(flush_us=100, name="Command Buffer Full")),
         Valid("stacks that cost little", lambda: _profiled(frames=100)),
         Valid("steps as long as without it", lambda: _profiled(flush_us=100, plain=(1.0, 1.01, 1.0, 1.02))),
-        Valid(
-            "steps that vary as much", lambda: _profiled(flush_us=500, plain=(0.2, 0.6, 1.0, 1.4, 1.8, 2.2))
-        ),
-    ]
+        Valid("steps that vary as much", lambda: _profiled(flush_us=500, plain=(0.2, 0.6, 1.0, 1.4, 1.8, 2.2))),
+    ]  # fmt: skip
     INVALID = [
-        Invalid(
-            "a flush in each step",
-            lambda: _profiled(flush_us=100),
-            message="Buffer Flush",
-            severity="info",
-            confidence="high",
-        ),
-        Invalid(
-            "steps half as long without it",
-            lambda: _profiled(flush_us=500, plain=(1.0, 1.01, 1.0, 1.02)),
-            message="more): host",
-        ),
-        Invalid(
-            "stacks of many short calls",
-            lambda: _profiled(frames=1500),
-            message="with_stack",
-            confidence="medium",
-            severity="info",
-        ),
-    ]
+        Invalid("a flush in each step", lambda: _profiled(flush_us=100), message="Buffer Flush", severity="info", confidence="high"),
+        Invalid("steps half as long without it", lambda: _profiled(flush_us=500, plain=(1.0, 1.01, 1.0, 1.02)), message="more): host"),
+        Invalid("stacks of many short calls", lambda: _profiled(frames=1500), message="with_stack", confidence="medium", severity="info"),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         cost, steps = ctx[ProfilerCost], ctx[Steps]

@@ -150,15 +150,12 @@ class ExposedCollectives(Rule):
         Valid("a small part", lambda: _rank(600), thresholds={"min_share": 0.9}),
         Valid("little to be had", lambda: _rank(600), thresholds={"min_saving": 0.9}),
         Valid("a communicator is set up", lambda: _rank(20, first_us=5000)),
-        Valid(
-            "short, the replay explains too little, and other ranks are not at hand",
-            lambda: _rank(200, stall_us=400),
-        ),
+        Valid("short, the replay explains too little, and other ranks are not at hand", lambda: _rank(200, stall_us=400)),
         Valid("one long collective in one step", lambda: _rank(5, first_us=2000, steps=1, small=3)),
         Valid("a file cut down to collectives", _cut_down, skipped="nothing but collectives"),
         Valid("no collectives", lambda: _rank(1, name="gemm"), skipped="no collective"),
         Valid("waiting for the other rank, not transferring", _waiting_for_the_other),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "600 us after each step",
@@ -169,30 +166,13 @@ class ExposedCollectives(Rule):
             fixes=("DistributedDataParallel", "accumulated gradients"),
             confidence="medium",
         ),
-        Invalid(
-            "a communicator is set up first", lambda: _rank(600, first_us=9000), saving_us=600, tolerance=0.3
-        ),
-        Invalid(
-            "one step with two equal ones",
-            lambda: _rank(600, steps=1, small=1, small_us=600),
-            confidence="low",
-        ),
+        Invalid("a communicator is set up first", lambda: _rank(600, first_us=9000), saving_us=600, tolerance=0.3),
+        Invalid("one step with two equal ones", lambda: _rank(600, steps=1, small=1, small_us=600), confidence="low"),
         Invalid("of FSDP", lambda: _rank(600, mark="FSDP::pre_forward"), fixes=("Gather",)),
         Invalid("of the user's own", lambda: _rank(600, mark="forward"), fixes=("async_op",)),
-        Invalid(
-            "in part waiting for the other rank",
-            lambda: _waiting_for_the_other(400),
-            saving_us=400,
-            claims=2,
-            message="of the step.",
-        ),
+        Invalid("in part waiting for the other rank", lambda: _waiting_for_the_other(400), saving_us=400, claims=2, message="of the step."),
         Invalid("of two kinds", _of_two_kinds, message="all-reduce and all-gather run, with"),
-        Invalid(
-            "gathering parameters",
-            lambda: _rank(600, name=_ALL_GATHER),
-            message="all-gather",
-            fixes=("Gather",),
-        ),
+        Invalid("gathering parameters", lambda: _rank(600, name=_ALL_GATHER), message="all-gather", fixes=("Gather",)),
         Invalid("experts of other ranks", lambda: _rank(600, name=_COMBINE), message="expert combine"),
         Invalid(
             "both ranks transfer as long",
@@ -215,7 +195,7 @@ class ExposedCollectives(Rule):
             confidence="medium",
             claims=2,
         ),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         own, transfer = ctx[CollectiveExposure], _transfer(ctx)

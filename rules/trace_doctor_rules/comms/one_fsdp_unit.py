@@ -79,14 +79,8 @@ class OneFsdpUnit(Rule):
         Valid("no FSDP", lambda: _training(1, fsdp=False), skipped="FSDP"),
     ]
     INVALID = [
-        Invalid(
-            "one unit",
-            lambda: _training(1),
-            message="2 all-gathers of 1.6 GB",
-            thresholds={"min_steps": 4},
-            saving_bytes=1_600_000_000,
-        )
-    ]
+        Invalid("one unit", lambda: _training(1), message="2 all-gathers of 1.6 GB", thresholds={"min_steps": 4}, saving_bytes=1_600_000_000)
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen = ctx[Gathers]

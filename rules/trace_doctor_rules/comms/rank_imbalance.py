@@ -86,18 +86,8 @@ class RankImbalance(Rule):
         Valid("one rank alone", lambda: _job(1000), skipped="one rank"),
     ]
     INVALID = [
-        Invalid(
-            "rank 1 computes a third longer",
-            lambda: _job(1000, 1500, 1000),
-            saving_us=333,
-            message="Rank 1",
-            confidence="medium",
-        ),
-        Invalid(
-            "rank 1 does more on its CPU",
-            lambda: _job(1000, 1500, gpu=False, operators=(10, 15)),
-            confidence="medium",
-        ),
+        Invalid("rank 1 computes a third longer", lambda: _job(1000, 1500, 1000), saving_us=333, message="Rank 1", confidence="medium"),
+        Invalid("rank 1 does more on its CPU", lambda: _job(1000, 1500, gpu=False, operators=(10, 15)), confidence="medium"),
         Invalid(
             "rank 1 takes longer on its CPU for as many operators",
             lambda: _job(1000, 1500, gpu=False),
@@ -105,7 +95,7 @@ class RankImbalance(Rule):
             severity="info",
             message="held it up",
         ),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         ranks = ctx[Ranks]

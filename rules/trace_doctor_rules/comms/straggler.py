@@ -146,12 +146,7 @@ class Straggler(Rule):
             fixes=("They compute longer",),
             shown="1 | 0.0 | 200.0 | 1.0 | yes",
         ),
-        Invalid(
-            "one rank loads longer",
-            lambda: _job(0, 0, 400, 0, loading=True),
-            message="data loading",
-            fixes=("Their loader is slow",),
-        ),
+        Invalid("one rank loads longer", lambda: _job(0, 0, 400, 0, loading=True), message="data loading", fixes=("Their loader is slow",)),
         Invalid(
             "late to one collective of five, by far the longest wait",
             lambda: _job(0, 500, 0, 0, small=4),
@@ -173,14 +168,8 @@ class Straggler(Rule):
             thresholds={"many": 6, "min_errors": 0.0},
             confidence="low",
         ),
-        Invalid(
-            "more causes than are named",
-            lambda: _job(0, 500, 0, 0),
-            thresholds={"max_causes": 0},
-            message="(29%) for it.",
-            fixes=("",),
-        ),
-    ]
+        Invalid("more causes than are named", lambda: _job(0, 500, 0, 0), thresholds={"max_causes": 0}, message="(29%) for it.", fixes=("",)),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen, steps = ctx[RankedCollectives], ctx[Steps]

@@ -226,9 +226,7 @@ class GraphBreak(Rule):
             saving_us=240,
             tolerance=0.1,
         ),
-        Invalid(
-            "on the CPU", lambda: _broken(gpu=False), confidence="medium", message="train.py:8", saving_us=240
-        ),
+        Invalid("on the CPU", lambda: _broken(gpu=False), confidence="medium", message="train.py:8", saving_us=240),
         Invalid(
             "hidden behind GPU work",
             lambda: _broken(gpu_us=300),
@@ -236,13 +234,7 @@ class GraphBreak(Rule):
             severity="info",
             saving_us=0,
         ),
-        Invalid(
-            "a chain of one without names",
-            _chain_of_one,
-            severity="info",
-            confidence="low",
-            message="into 1 more piece in",
-        ),
+        Invalid("a chain of one without names", _chain_of_one, severity="info", confidence="low", message="into 1 more piece in"),
         Invalid(
             "a chain of one, with nothing between",
             lambda: _chain_of_one(before=False),
@@ -258,7 +250,7 @@ class GraphBreak(Rule):
             message="forward_blocks (defined at train.py:15) is not compiled at all",
         ),
         Invalid("given up whole, and nothing around it", _given_up, severity="info", message="train.py:12"),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         ordinal: dict[str, int] = {}

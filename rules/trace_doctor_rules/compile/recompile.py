@@ -201,30 +201,15 @@ class Recompile(Rule):
         Valid("was recompiled before the capture", _recompiled_earlier),
         Valid("every lookup finds its code", lambda: _looked_up(found=True)),
         Valid("without regions, as torch 2.0 has it", lambda: _looked_up(found=True, regions=False)),
-        Valid(
-            "looked up in vain, not that often",
-            lambda: _looked_up(found=False),
-            thresholds={"min_misses": 1000},
-        ),
-        Valid(
-            "without numbers, in what may be its first steps",
-            lambda: _unnumbered(3, 5, 7),
-            thresholds={"first_steps": 100},
-        ),
+        Valid("looked up in vain, not that often", lambda: _looked_up(found=False), thresholds={"min_misses": 1000}),
+        Valid("without numbers, in what may be its first steps", lambda: _unnumbered(3, 5, 7), thresholds={"first_steps": 100}),
         Valid("captures CUDA graphs", _graph_capture),
         Valid("compiles a second function late", _evaluation),
         Valid("without numbers, a second function late", lambda: _unnumbered(2, 7)),
         Valid("without numbers, in its first steps only", lambda: _unnumbered(0, 1, steps=2)),
-    ]
+    ]  # fmt: skip
     INVALID = [
-        Invalid(
-            "three times in eight steps",
-            _recompiling,
-            message="recompiled 3 times",
-            confidence="high",
-            saving_us=3 * 5000 / 8,
-            file="train.py",
-        ),
+        Invalid("three times in eight steps", _recompiling, message="recompiled 3 times", confidence="high", saving_us=3 * 5000 / 8, file="train.py"),
         Invalid("ids from the code that runs next", lambda: _recompiling(ids=False), message="3 times"),
         Invalid(
             "shapes recorded",
@@ -236,19 +221,12 @@ class Recompile(Rule):
         ),
         Invalid("without numbers", lambda: _unnumbered(3, 5, 7), message="3 times", confidence="medium"),
         Invalid("without numbers, in every step", lambda: _unnumbered(*range(8)), message="8 times"),
-        Invalid(
-            "past the limit",
-            lambda: _looked_up(found=False),
-            message="fit none of its compiled",
-            confidence="high",
-            file="train.py",
-            line=20,
-        ),
+        Invalid("past the limit", lambda: _looked_up(found=False), message="fit none of its compiled", confidence="high", file="train.py", line=20),
         Invalid("on a CPU", lambda: _recompiling(gpu=False), message="in 8 steps", saving_us=3 * 5000 / 8),
         Invalid("the only step", lambda: _recompiling(healthy=0, times=1), message="once in 1 step;"),
         Invalid("once", lambda: _recompiling(healthy=4, times=1), severity="info", confidence="medium"),
         Invalid("in every step of the capture", lambda: _recompiling(healthy=0, times=4), message="4 times"),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         steady = [(int(s), int(e)) for s, e in ctx[Steps].spans("steady")]

@@ -169,15 +169,11 @@ class CpuTensorThenCopy(TimeRule):
         Valid("multiplied with another tensor", lambda: _training("another")),
         Valid("once in six steps", lambda: _training(every=6)),
         Valid("a small part", _training, thresholds={"min_share": 0.5}),
-        Valid(
-            "seven times, without marks of steps",
-            lambda: _training(marked=False, steps=7),
-            skipped="no steps",
-        ),
+        Valid("seven times, without marks of steps", lambda: _training(marked=False, steps=7), skipped="no steps"),
         Valid("once, without marks of steps", lambda: _training(marked=False, steps=1)),
         Valid("little, and the GPU's side was lost", lambda: _device_lost(2, 200)),
         Valid("nothing runs on a GPU", without_gpu, skipped="no GPU work"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "a mask in every step",
@@ -191,19 +187,10 @@ class CpuTensorThenCopy(TimeRule):
             after=_PATCHED,
         ),
         Invalid("without stacks", lambda: _training(stacks=False), confidence="medium"),
-        Invalid(
-            "ten times, without marks of steps", lambda: _training(marked=False, steps=10), severity="info"
-        ),
+        Invalid("ten times, without marks of steps", lambda: _training(marked=False, steps=10), severity="info"),
         Invalid("a queue that stands still", lambda: _training(stall=3000), severity="info"),
-        Invalid(
-            "for a moment",
-            lambda: _training(steps=30, stall=150),
-            confidence="medium",
-            thresholds={"max_unattributed": 1e-4},
-        ),
-        Invalid(
-            "seen from another side before it is copied", lambda: _training("viewed"), message="aten::zeros"
-        ),
+        Invalid("for a moment", lambda: _training(steps=30, stall=150), confidence="medium", thresholds={"max_unattributed": 1e-4}),
+        Invalid("seen from another side before it is copied", lambda: _training("viewed"), message="aten::zeros"),
         Invalid("scaled before it is copied", lambda: _training("scaled"), message="aten::zeros"),
         Invalid("filled in place", lambda: _training("in place"), message="aten::normal_"),
         Invalid(
@@ -213,7 +200,7 @@ class CpuTensorThenCopy(TimeRule):
             message="was not recorded",
             shown="aten::randn | 1.0 | 801.0 | 97.0 | None",
         ),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         copies, replay, steps = _copies(ctx), ctx[Replay], ctx[Steps]

@@ -198,17 +198,13 @@ class DataLoaderStarvation(TimeRule):
         Valid("short waits of workers, a tenth of each step", lambda: _training(200, gpu_us=1600, workers=2)),
         Valid("little to be had", lambda: _training(400), thresholds={"min_saving": 0.9}),
         Valid("a small part", lambda: _training(400), thresholds={"min_share": 0.7}),
-        Valid(
-            "too small a part for workers",
-            lambda: _training(600, workers=2, steps=8),
-            thresholds={"min_worker_share": 0.9},
-        ),
+        Valid("too small a part for workers", lambda: _training(600, workers=2, steps=8), thresholds={"min_worker_share": 0.9}),
         Valid("workers share a CPU with training", lambda: _training(600, workers=2, steps=8, gpu=False)),
         Valid("workers hand over to a CPU", lambda: _training(2000, gpu_us=28_000, workers=2, gpu=False)),
         Valid("batches that cost less than handing them over", lambda: _training(60, gpu_us=80)),
         Valid("CPU-only on one core", lambda: _training(400, gpu=False), options={"extra": {"cpu_count": 1}}),
         Valid("no loader that is known by its name", _named_loader, skipped="data loader"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "400 us a step in the training process",
@@ -234,27 +230,10 @@ class DataLoaderStarvation(TimeRule):
             message="handing over",
             confidence="medium",
         ),
-        Invalid(
-            "more loading than eight workers do", lambda: _training(4000), fixes=("in 8 worker", "", "", "")
-        ),
-        Invalid(
-            "on three cores",
-            lambda: _training(4000),
-            fixes=("in 3 worker", "", "", ""),
-            options={"extra": {"cpu_count": 3}},
-        ),
-        Invalid(
-            "a queue that stands still",
-            lambda: _training(400, stall=700),
-            severity="info",
-            message="does not explain",
-        ),
-        Invalid(
-            "for a moment",
-            lambda: _training(400, steps=30, stall=150),
-            confidence="medium",
-            thresholds={"max_unattributed": 1e-4},
-        ),
+        Invalid("more loading than eight workers do", lambda: _training(4000), fixes=("in 8 worker", "", "", "")),
+        Invalid("on three cores", lambda: _training(4000), fixes=("in 3 worker", "", "", ""), options={"extra": {"cpu_count": 3}}),
+        Invalid("a queue that stands still", lambda: _training(400, stall=700), severity="info", message="does not explain"),
+        Invalid("for a moment", lambda: _training(400, steps=30, stall=150), confidence="medium", thresholds={"max_unattributed": 1e-4}),
         Invalid("two batches", lambda: _training(500, steps=2), confidence="high"),
         Invalid("one batch only", lambda: _training(500, steps=1), confidence="low", severity="info"),
         Invalid("one slow batch of ten", _alternating, confidence="medium"),
@@ -265,25 +244,10 @@ class DataLoaderStarvation(TimeRule):
             confidence="low",
             severity="info",
         ),
-        Invalid(
-            "workers of a CPU that do not keep up",
-            lambda: _training(12_000, gpu_us=28_000, workers=2, gpu=False),
-            confidence="medium",
-        ),
-        Invalid(
-            "a loader named in the settings",
-            _named_loader,
-            options={"loader_annotations": ("dali_next",)},
-            fixes=("work ahead",),
-        ),
-        Invalid(
-            "CPU-only",
-            lambda: _training(400, gpu=False),
-            saving_us=400,
-            message="main thread",
-            confidence="medium",
-        ),
-    ]
+        Invalid("workers of a CPU that do not keep up", lambda: _training(12_000, gpu_us=28_000, workers=2, gpu=False), confidence="medium"),
+        Invalid("a loader named in the settings", _named_loader, options={"loader_annotations": ("dali_next",)}, fixes=("work ahead",)),
+        Invalid("CPU-only", lambda: _training(400, gpu=False), saving_us=400, message="main thread", confidence="medium"),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen = ctx[DataWaits]

@@ -151,15 +151,12 @@ class PageableCopies(TimeRule):
 
     VALID = [
         Valid("pinned memory", lambda: _training(_PINNED)),
-        Valid(
-            "pinned memory, and waiting hardly costs",
-            lambda: _training(_PINNED, gpu_us=400, copy_us=10, waits=True),
-        ),
+        Valid("pinned memory, and waiting hardly costs", lambda: _training(_PINNED, gpu_us=400, copy_us=10, waits=True)),
         Valid("too short to matter", lambda: _training(copy_us=10)),
         Valid("made on the host: TD104", _made_on_the_host, thresholds={"min_share": 0.0}),
         Valid("copies back to the host", lambda: _training("DtoH (Device -> Pageable)")),
         Valid("AMD", lambda: _training("HtoD (Host -> Device)"), skipped="pinned"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "4 MB a step",
@@ -173,28 +170,15 @@ class PageableCopies(TimeRule):
         ),
         Invalid("one step", lambda: _training(steps=1), confidence="medium", message="1 copy to"),
         Invalid("without marks of steps", lambda: _training(marked=False), severity="info", confidence="low"),
-        Invalid(
-            "a queue that stands still", lambda: _training(stall=4000), severity="info", confidence="low"
-        ),
-        Invalid(
-            "for a moment",
-            lambda: _training(stall=150),
-            confidence="medium",
-            thresholds={"max_unattributed": 1e-3},
-        ),
-        Invalid(
-            "which stacks may have made slow",
-            _training,
-            severity="info",
-            confidence="high",
-            thresholds={"min_lasting": 0.9},
-        ),
+        Invalid("a queue that stands still", lambda: _training(stall=4000), severity="info", confidence="low"),
+        Invalid("for a moment", lambda: _training(stall=150), confidence="medium", thresholds={"max_unattributed": 1e-3}),
+        Invalid("which stacks may have made slow", _training, severity="info", confidence="high", thresholds={"min_lasting": 0.9}),
         Invalid(
             "pinned memory, and the host waits",
             lambda: _training(_PINNED, gpu_us=900, waits=True),
             message="from pinned memory, for which the host waits, beside",
         ),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         copies, replay, steps = ctx[DeviceCopies], ctx[Replay], ctx[Steps]

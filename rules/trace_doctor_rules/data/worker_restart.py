@@ -141,21 +141,16 @@ class WorkerRestart(Rule):
     VALID = [
         Valid("workers persist", lambda: _training(stopping_us=50, starting_us=2000, first_us=1500)),
         Valid("workers persist on a busy machine", lambda: _training(stopping_us=40, starting_us=23_000)),
-        Valid(
-            "workers persist, and the first batch takes long",
-            lambda: _training(stopping_us=50, starting_us=2000, stacks=True, frame="_reset"),
-        ),
+        Valid("workers persist, and the first batch takes long", lambda: _training(stopping_us=50, starting_us=2000, stacks=True, frame="_reset")),
         Valid("no new iterator, as the frames tell", lambda: _training(stacks=True, frame="_reset")),
         Valid("not so much longer than other waits", _training, thresholds={"min_times": 1000.0}),
-        Valid(
-            "a new iterator, soon made", lambda: _training(stacks=True), thresholds={"min_iterator_us": 1e6}
-        ),
+        Valid("a new iterator, soon made", lambda: _training(stacks=True), thresholds={"min_iterator_us": 1e6}),
         Valid("started soon", _training, thresholds={"min_starting_us": 40_000.0}),
         Valid("work in between", _training, thresholds={"max_operators": 0}),
         Valid("a small part", _training, thresholds={"min_share": 0.7}),
         Valid("one epoch", lambda: _training(epochs=1)),
         Valid("no workers", lambda: _training(workers=0), skipped="worker processes"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "new workers for each epoch of four steps",
@@ -169,12 +164,10 @@ class WorkerRestart(Rule):
         ),
         Invalid("with stacks", lambda: _training(stacks=True, starting_us=12_000), confidence="high"),
         Invalid("with stacks, on the CPU", lambda: _training(stacks=True, gpu=False), confidence="medium"),
-        Invalid(
-            "a queue that stands still", lambda: _training(stall=6000), confidence="low", severity="info"
-        ),
+        Invalid("a queue that stands still", lambda: _training(stall=6000), confidence="low", severity="info"),
         Invalid("one border", lambda: _training(epochs=2), severity="info", message="once in the capture"),
         Invalid("on the CPU", lambda: _training(gpu=False), confidence="medium"),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen, count = ctx[WorkerRestarts], ctx[Steps].count

@@ -216,22 +216,14 @@ class HostDeviceSync(TimeRule):
         Valid("inside compilation", lambda: _training(sync="compile")),
         Valid("read twice in six steps", lambda: _training(every=3)),
         Valid("read once, without marks of steps", lambda: _training(every=6, marked=False)),
-        Valid(
-            "read twice, without marks of steps",
-            lambda: _training(every=3, marked=False),
-            skipped="no steps that",
-        ),
+        Valid("read twice, without marks of steps", lambda: _training(every=3, marked=False), skipped="no steps that"),
         Valid("inside the capture of a graph", lambda: _training(sync="capture")),
         Valid("little to be had", _training, thresholds={"min_saving": 0.9}),
-        Valid(
-            "little to be had with copies",
-            lambda: _training(sync="both", gpu_us=600),
-            thresholds={"min_with_copies": 0.9},
-        ),
+        Valid("little to be had with copies", lambda: _training(sync="both", gpu_us=600), thresholds={"min_with_copies": 0.9}),
         Valid("a queue that stands still", lambda: _training(stall=3000), skipped="does not explain"),
         Valid("few of them cost time, and no steps", _results, skipped="no steps"),
         Valid("no GPU", lambda: without_gpu("aten::item", 200), skipped="no GPU work"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "loss.item() in every step",
@@ -250,11 +242,7 @@ class HostDeviceSync(TimeRule):
             confidence="medium",
             thresholds={"min_times": 18},
         ),
-        Invalid(
-            "without marks of steps",
-            lambda: _training(per_step=3, stacks=True, marked=False),
-            confidence="medium",
-        ),
+        Invalid("without marks of steps", lambda: _training(per_step=3, stacks=True, marked=False), confidence="medium"),
         Invalid(
             "a queue that stands still for a moment",
             lambda: _training(stacks=True, stall=200, steps=40),
@@ -262,14 +250,8 @@ class HostDeviceSync(TimeRule):
             thresholds={"max_unattributed": 1e-4},
         ),
         Invalid("in all steps but one", lambda: _training(missing=3), message="5 times in 6 steps"),
-        Invalid(
-            "one after the other",
-            lambda: _training(sync="one after the other"),
-            message="and 1 more place block the host",
-        ),
-        Invalid(
-            "three in a row", lambda: _training(sync="three"), message="and 2 more places block the host"
-        ),
+        Invalid("one after the other", lambda: _training(sync="one after the other"), message="and 1 more place block the host"),
+        Invalid("three in a row", lambda: _training(sync="three"), message="and 2 more places block the host"),
         Invalid(
             "copies to the device wait as well",
             lambda: _training(sync="both", gpu_us=600),
@@ -277,18 +259,9 @@ class HostDeviceSync(TimeRule):
             fixes=("", "", "pinned"),
         ),
         Invalid("nonzero", lambda: _training(sync="nonzero"), message="aten::nonzero"),
-        Invalid(
-            ".cpu()",
-            lambda: _training(sync="cpu"),
-            message="aten::to → aten::copy_ blocks the host once a step",
-        ),
-        Invalid(
-            "torch.cuda.synchronize()",
-            lambda: _training(sync="synchronize"),
-            message="cudaDeviceSynchronize",
-            codemod="remove-call",
-        ),
-    ]
+        Invalid(".cpu()", lambda: _training(sync="cpu"), message="aten::to → aten::copy_ blocks the host once a step"),
+        Invalid("torch.cuda.synchronize()", lambda: _training(sync="synchronize"), message="cudaDeviceSynchronize", codemod="remove-call"),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         replay, count = ctx[Replay], ctx[Steps].count

@@ -183,21 +183,10 @@ class LaunchBound(TimeRule):
             after=_PATCHED,
         ),
         Invalid("with stacks", lambda: _training(stacks=True), confidence="medium"),
-        Invalid(
-            "without marks of steps", lambda: _training(count=120, steps=1, marked=False), severity="info"
-        ),
-        Invalid(
-            "a queue that stands still for a while",
-            lambda: _training(stall=250),
-            confidence="medium",
-            thresholds={"max_unattributed": 1e-3},
-        ),
+        Invalid("without marks of steps", lambda: _training(count=120, steps=1, marked=False), severity="info"),
+        Invalid("a queue that stands still for a while", lambda: _training(stall=250), confidence="medium", thresholds={"max_unattributed": 1e-3}),
         Invalid("a queue that stands still for long", lambda: _training(stall=2000), confidence="low"),
-        Invalid(
-            "much of it in the optimizer",
-            lambda: _training(optimizer=300),
-            fixes=("Compile", "fused", "CUDA graph", "larger"),
-        ),
+        Invalid("much of it in the optimizer", lambda: _training(optimizer=300), fixes=("Compile", "fused", "CUDA graph", "larger")),
         Invalid("a slow host", lambda: _training(kernel_us=25, host_us=60), confidence="high"),
         Invalid(
             "with stacks, which may be what makes it slow",
@@ -208,7 +197,7 @@ class LaunchBound(TimeRule):
         Invalid("views by the hundred", lambda: _splitting("aten::as_strided"), message="120 kernels"),
         Invalid("two steps", lambda: _training(steps=2), confidence="high"),
         Invalid("one step", lambda: _training(count=120, steps=1), confidence="medium"),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen = ctx[HostBound]

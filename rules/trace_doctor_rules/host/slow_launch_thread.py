@@ -274,11 +274,7 @@ class SlowLaunchThread(TimeRule):
 
     VALID = [
         Valid("behind a full queue", lambda: _training(2000, gpu_us=8000)),
-        Valid(
-            "nobody named it, once in six steps of a CPU",
-            lambda: _training(9000, name="", every=5, gpu=False),
-            skipped="not recorded",
-        ),
+        Valid("nobody named it, once in six steps of a CPU", lambda: _training(9000, name="", every=5, gpu=False), skipped="not recorded"),
         Valid("a part of the model", lambda: _training(name="encode", inside="operators", gpu=False)),
         Valid("a logarithm", lambda: _training(name="log_likelihood", inside="operators", gpu=False)),
         Valid("short", lambda: _training(200)),
@@ -287,20 +283,9 @@ class SlowLaunchThread(TimeRule):
             lambda: _training(name="evaluate", inside="operators", gpu=False),
             thresholds={"min_annotated_us": 6000.0},
         ),
-        Valid(
-            "which is not usual",
-            lambda: _training(name="evaluate", inside="operators", gpu=False),
-            thresholds={"min_usual_share": 1.1},
-        ),
-        Valid(
-            "code of the loop itself, once",
-            lambda: _training(9000, name="", stacks=True, every=6),
-            skipped="held it up",
-        ),
-        Valid(
-            "nobody named it, once, without marks of steps",
-            lambda: _training(9000, name="", every=6, marked=False),
-        ),
+        Valid("which is not usual", lambda: _training(name="evaluate", inside="operators", gpu=False), thresholds={"min_usual_share": 1.1}),
+        Valid("code of the loop itself, once", lambda: _training(9000, name="", stacks=True, every=6), skipped="held it up"),
+        Valid("nobody named it, once, without marks of steps", lambda: _training(9000, name="", every=6, marked=False)),
         Valid("a small part", _training, thresholds={"min_share": 0.9}),
         Valid(
             "nobody named it, once in six steps, and not that long",
@@ -308,22 +293,14 @@ class SlowLaunchThread(TimeRule):
             skipped="not recorded",
             thresholds={"rare_factor": 30.0},
         ),
-        Valid(
-            "nobody named it, every other step on a CPU",
-            lambda: _training(9000, name="", gpu=False, every=2),
-            skipped="not recorded",
-        ),
-        Valid(
-            "a short wait, once much longer",
-            lambda: _waits_on_a_cpu(1100, 1100, 30_000, 1100, 1100, 1100),
-            skipped="not recorded",
-        ),
+        Valid("nobody named it, every other step on a CPU", lambda: _training(9000, name="", gpu=False, every=2), skipped="not recorded"),
+        Valid("a short wait, once much longer", lambda: _waits_on_a_cpu(1100, 1100, 30_000, 1100, 1100, 1100), skipped="not recorded"),
         Valid("between two gradients", _between_gradients, skipped="not recorded"),
         Valid("a library is loaded in an operator", _loading_a_library),
         Valid("other programs hold it up", _held_up, skipped="held it up"),
         Valid("other programs hold it up, each time elsewhere", _held_up_anywhere, skipped="held it up"),
         Valid("it waits for the other ranks", _meets_other_ranks),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "an annotation",
@@ -365,24 +342,10 @@ class SlowLaunchThread(TimeRule):
             saving_us=5000,
             message="log_metrics keeps the thread busy for 5 ms of a step: 6.3 ms a step could become 1.3 ms (up to 79% less).",
         ),
-        Invalid(
-            "without marks of steps",
-            lambda: _training(marked=False),
-            confidence="low",
-            message="(up to 81% less).",
-        ),
-        Invalid(
-            "once, without marks of steps",
-            lambda: _training(9000, every=6, marked=False),
-            message="in one step only",
-        ),
+        Invalid("without marks of steps", lambda: _training(marked=False), confidence="low", message="(up to 81% less)."),
+        Invalid("once, without marks of steps", lambda: _training(9000, every=6, marked=False), message="in one step only"),
         Invalid("a queue that stands still", lambda: _training(stall=12_000), confidence="low"),
-        Invalid(
-            "for a moment",
-            lambda: _training(stall=700),
-            confidence="medium",
-            thresholds={"max_unattributed": 1e-4},
-        ),
+        Invalid("for a moment", lambda: _training(stall=700), confidence="medium", thresholds={"max_unattributed": 1e-4}),
         Invalid(
             "nobody named it",
             lambda: _training(name=""),
@@ -392,30 +355,15 @@ class SlowLaunchThread(TimeRule):
             saving_us=3600,
             tolerance=0.2,
         ),
-        Invalid(
-            "kernels are launched meanwhile",
-            lambda: _training(inside="launch"),
-            message="not recorded",
-            severity="info",
-        ),
+        Invalid("kernels are launched meanwhile", lambda: _training(inside="launch"), message="not recorded", severity="info"),
         Invalid(
             "a phase of the step",
             lambda: _training(name="## forward ##"),
             message="not recorded",
             severity="info",
         ),
-        Invalid(
-            "a wrapper's mark",
-            lambda: _training(name="DistributedDataParallel.forward"),
-            message="not recorded",
-            severity="info",
-        ),
-        Invalid(
-            "nobody named it, once in six steps",
-            lambda: _training(9000, name="", every=5),
-            message="one step only",
-            severity="info",
-        ),
+        Invalid("a wrapper's mark", lambda: _training(name="DistributedDataParallel.forward"), message="not recorded", severity="info"),
+        Invalid("nobody named it, once in six steps", lambda: _training(9000, name="", every=5), message="one step only", severity="info"),
         Invalid(
             "code of the loop itself",
             lambda: _training(name="", stacks=True),
@@ -424,18 +372,9 @@ class SlowLaunchThread(TimeRule):
             severity="info",
             file="train.py",
         ),
-        Invalid(
-            "nobody named it, beside longer work of a CPU",
-            lambda: _waits_on_a_cpu(*[9000] * 6),
-            message="after aten::mm and before aten::mul",
-        ),
-        Invalid(
-            "nobody named it, on the CPU",
-            lambda: _training(name="", gpu=False),
-            message="after aten::mm",
-            severity="info",
-        ),
-    ]
+        Invalid("nobody named it, beside longer work of a CPU", lambda: _waits_on_a_cpu(*[9000] * 6), message="after aten::mm and before aten::mul"),
+        Invalid("nobody named it, on the CPU", lambda: _training(name="", gpu=False), message="after aten::mm", severity="info"),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         host, limits = ctx[HostGaps], self._limits()

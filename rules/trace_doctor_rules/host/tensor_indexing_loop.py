@@ -129,46 +129,16 @@ class TensorIndexingLoop(Rule):
         Valid("layers with a rotation", lambda: _layers(stacks=True)),
     ]
     INVALID = [
-        Invalid(
-            "32 rows",
-            _training,
-            message="Function pairwise of train.py",
-            confidence="medium",
-            severity="info",
-            file="train.py",
-        ),
+        Invalid("32 rows", _training, message="Function pairwise of train.py", confidence="medium", severity="info", file="train.py"),
         Invalid("on the CPU", lambda: _training(gpu=False), message="32 times", saving_us=532, tolerance=0.1),
-        Invalid(
-            "other programs hold it up",
-            lambda: _training(gpu=False, held_up_us=30_000),
-            message="32 times",
-            saving_us=532,
-            tolerance=0.1,
-        ),
-        Invalid(
-            "a body with a branch",
-            lambda: _training(gpu=False, branches=True),
-            message="repeats aten::select, aten::mul",
-        ),
+        Invalid("other programs hold it up", lambda: _training(gpu=False, held_up_us=30_000), message="32 times", saving_us=532, tolerance=0.1),
+        Invalid("a body with a branch", lambda: _training(gpu=False, branches=True), message="repeats aten::select, aten::mul"),
         Invalid("in four steps of five", lambda: _training(steps=4), message="26 times"),
         Invalid("the body is a function", lambda: _training(calls="body"), message="aten::select"),
-        Invalid(
-            "a function for each element",
-            lambda: _training(each=True),
-            message="aten::select",
-            file="train.py",
-        ),
-        Invalid(
-            "over the parts of a tensor", lambda: _training(indexing=False, unbound=True), message="aten::mul"
-        ),
-        Invalid(
-            "no stacks",
-            lambda: _training(stacks=False),
-            message="Something",
-            confidence="low",
-            severity="info",
-        ),
-    ]
+        Invalid("a function for each element", lambda: _training(each=True), message="aten::select", file="train.py"),
+        Invalid("over the parts of a tensor", lambda: _training(indexing=False, unbound=True), message="aten::mul"),
+        Invalid("no stacks", lambda: _training(stacks=False), message="Something", confidence="low", severity="info"),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         seen, replay, count = ctx[OperatorLoops], ctx[Replay], ctx[Steps].count

@@ -139,39 +139,17 @@ class Fp32Matmul(Rule):
 
     VALID = [
         Valid("TF32", lambda: _training("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_cublas")),
-        Valid(
-            "TF32 in CUTLASS's words",
-            lambda: _training("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4>"),
-        ),
+        Valid("TF32 in CUTLASS's words", lambda: _training("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4>")),
         Valid("bf16", lambda: _training("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn")),
-        Valid(
-            "bf16 in a kernel that is called sgemm",
-            lambda: _training("void precomputed_convolve_sgemm<__nv_bfloat16, 1024, 5, 5, 4>(int)"),
-        ),
-        Valid(
-            "fp64",
-            lambda: _training("void cutlass::Kernel<cutlass_80_tensorop_d884gemm_32x32_16x5_tn_align1>"),
-        ),
-        Valid(
-            "products with a vector",
-            lambda: _training("void gemv2T_kernel_val<int, int, float, float, float, float, 128>"),
-        ),
+        Valid("bf16 in a kernel that is called sgemm", lambda: _training("void precomputed_convolve_sgemm<__nv_bfloat16, 1024, 5, 5, 4>(int)")),
+        Valid("fp64", lambda: _training("void cutlass::Kernel<cutlass_80_tensorop_d884gemm_32x32_16x5_tn_align1>")),
+        Valid("products with a vector", lambda: _training("void gemv2T_kernel_val<int, int, float, float, float, float, 128>")),
         Valid("few products", lambda: _training(share=0.05)),
-        Valid(
-            "a GPU before tensor cores",
-            lambda: _training("maxwell_sgemm_128x64_tn", cc=(6, 0), gpu="Tesla P100-PCIE-16GB"),
-        ),
-        Valid(
-            "a GPU without tensor cores",
-            lambda: _training("volta_sgemm_128x64_tn", cc=(7, 5), gpu="NVIDIA GeForce GTX 1660 Ti"),
-        ),
-        Valid(
-            "a model that is not known",
-            lambda: _training("maxwell_sgemm_128x64_tn", gpu=None),
-            skipped="compute capability",
-        ),
+        Valid("a GPU before tensor cores", lambda: _training("maxwell_sgemm_128x64_tn", cc=(6, 0), gpu="Tesla P100-PCIE-16GB")),
+        Valid("a GPU without tensor cores", lambda: _training("volta_sgemm_128x64_tn", cc=(7, 5), gpu="NVIDIA GeForce GTX 1660 Ti")),
+        Valid("a model that is not known", lambda: _training("maxwell_sgemm_128x64_tn", gpu=None), skipped="compute capability"),
         Valid("no GPU", lambda: without_gpu("aten::addmm", 200), skipped="no GPU work"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "sgemm on an A100",

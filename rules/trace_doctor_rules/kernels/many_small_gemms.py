@@ -215,16 +215,12 @@ class ManySmallGemms(Rule):
         Valid("four products of each branch", lambda: _training("weighted", depth=4)),
         Valid("a stack of other tensors", lambda: _training("stacked", stacked=6)),
         Valid("four products before the stack", lambda: _training("stacked", before=4)),
-        Valid(
-            "layers, whatever their share",
-            lambda: _training("layers", gpu=False),
-            thresholds={"min_share": 0.0},
-        ),
+        Valid("layers, whatever their share", lambda: _training("layers", gpu=False), thresholds={"min_share": 0.0}),
         Valid("little time", lambda: _training(us=2, other=4000)),
         Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
         Valid("layers on a CPU", lambda: _training("layers", gpu=False)),
         Valid("large products on a CPU", lambda: _training(gpu=False)),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid("experts", _training, message="in 2 loops over weights of one size, 12 µs each: 190 µs", saving_us=96, tolerance=0.1, confidence="low"),
         Invalid("at the borders", lambda: _training(experts=4), message="8 products", thresholds={"max_us": 12.0, "max_between": 1, "min_shown": 1.0}),

@@ -230,40 +230,25 @@ class SingleTensorOptimizer(Rule):
         Valid("foreach", lambda: _training("foreach"), thresholds={"min_operators": 1}),
         Valid("fused", lambda: _training("fused"), thresholds={"min_operators": 1}),
         Valid("compiled", lambda: _training("compiled"), thresholds={"min_operators": 1}),
-        Valid(
-            "kernels of a compiler",
-            lambda: _training("kernels of a compiler"),
-            thresholds={"min_operators": 1},
-        ),
+        Valid("kernels of a compiler", lambda: _training("kernels of a compiler"), thresholds={"min_operators": 1}),
         Valid("offloaded to the CPU beside a GPU", lambda: _training(offloaded=True, gpu_us=10)),
         Valid("another library's fused optimizer", lambda: _training("apex", parameters=1)),
         Valid("a class without a foreach form", lambda: _training(optimizer="LBFGS")),
         Valid("few parameters", lambda: _training(parameters=4)),
         Valid("hidden behind GPU work", lambda: _training(gpu_us=20_000)),
-        Valid(
-            "a loop of one shape, in a simulation",
-            lambda: _by_hand(shapes=(64,), gradients=7),
-            skipped=_NO_STEP,
-        ),
+        Valid("a loop of one shape, in a simulation", lambda: _by_hand(shapes=(64,), gradients=7), skipped=_NO_STEP),
         Valid("several shapes, and no training", lambda: _by_hand(backward=False), skipped=_NO_STEP),
-        Valid(
-            "neither shapes nor gradients tell", lambda: _by_hand(shapes=(), gradients=7), skipped=_NO_STEP
-        ),
+        Valid("neither shapes nor gradients tell", lambda: _by_hand(shapes=(), gradients=7), skipped=_NO_STEP),
         Valid("products between, as Muon has them", lambda: _by_hand(optimizer="Muon", between="aten::mm")),
         Valid("gradients filled with zeros", lambda: _by_hand(("aten::zero_",)), skipped=_NO_STEP),
         Valid("tensors that are only moved", lambda: _by_hand(("aten::copy_",)), skipped=_NO_STEP),
         Valid("an average of few tensors", lambda: _by_hand(tensors=8), skipped=_NO_STEP),
         Valid("CPU, fused", lambda: _training("fused", gpu=False)),
-        Valid(
-            "CPU, less than asked for", lambda: _training(gpu=False), thresholds={"min_saving_on_cpu": 0.9}
-        ),
+        Valid("CPU, less than asked for", lambda: _training(gpu=False), thresholds={"min_saving_on_cpu": 0.9}),
         Valid("CPU, large tensors: SGD gains little", lambda: _training(optimizer="SGD", gpu=False, us=50)),
-        Valid(
-            "CPU, by hand, of two operators for each large tensor",
-            lambda: _by_hand(optimizer="MyEma", gpu=False, us=50),
-        ),
+        Valid("CPU, by hand, of two operators for each large tensor", lambda: _by_hand(optimizer="MyEma", gpu=False, us=50)),
         Valid("CPU, an average of large tensors", lambda: _by_hand(gpu=False, us=50), skipped=_NO_STEP),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "AdamW with foreach=False", _training, message="280 operators and 2 ms of host time a step: ", confidence="medium", thresholds={"min_operators": 280},
@@ -282,11 +267,7 @@ class SingleTensorOptimizer(Rule):
             message="first time",
         ),
         Invalid("an average of the weights", _by_hand, message="A loop", confidence="low", fixes=("_foreach_",)),
-        Invalid(
-            "an average that is written back",
-            lambda: _by_hand(("aten::mul", "aten::mul", "aten::add", "aten::copy_")),
-            message="A loop",
-        ),
+        Invalid("an average that is written back", lambda: _by_hand(("aten::mul", "aten::mul", "aten::add", "aten::copy_")), message="A loop"),
         Invalid("views and reads between", lambda: _by_hand((*_PARTS, "aten::view", "aten::item")), message="A loop"),
         Invalid("as many tensors as gradients", lambda: _by_hand(shapes=()), message="A loop"),
         Invalid("CPU", lambda: _training(gpu=False, us=50), severity="info", message="a fused form", codemod="optimizer-args"),

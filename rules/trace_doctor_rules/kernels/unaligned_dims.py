@@ -162,13 +162,10 @@ class UnalignedDims(Rule):
         Valid("little time", lambda: _training(us=3)),
         Valid("as fast as aligned ones", lambda: _training(us=1636, width=49152)),
         Valid("a matrix times its own transpose", lambda: _alone(_GEMM)),
-        Valid(
-            "the same with Tensile",
-            lambda: _alone("Cijk_Alik_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192),
-        ),
+        Valid("the same with Tensile", lambda: _alone("Cijk_Alik_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1", 1025, 8192)),
         Valid("no shapes", lambda: _training(shapes=False), skipped="shapes"),
         Valid("no GPU", without_gpu, skipped="no GPU work"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid("a vocabulary of 50257", _training, message="50257", confidence="low"),
         Invalid(

@@ -193,13 +193,10 @@ class ActivationBound(Rule):
         Valid("more weights than activations", lambda: _layers(weights=200)),
         Valid("inference keeps nothing", lambda: _layers(train=False)),
         Valid("a cache of keys and values", _key_value_cache),
-        Valid(
-            "inference returns keys, values, attentions and hidden states",
-            lambda: _evaluation((60, 60, 40, 20)),
-        ),
+        Valid("inference returns keys, values, attentions and hidden states", lambda: _evaluation((60, 60, 40, 20))),
         Valid("compiled inference whose results are kept", lambda: _compiled(gradients=False)),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "an allocation failed",
@@ -213,16 +210,8 @@ class ActivationBound(Rule):
             saving_bytes=1120 * MIB,
             shown="model.py:31 in forward | mm | 1 | 41943040 | 12",
         ),
-        Invalid(
-            "the device is nearly full", _layers, options={"device_bytes": 1700 * MIB}, severity="warning"
-        ),
-        Invalid(
-            "room enough",
-            _layers,
-            options={"device_bytes": 80 * GIB},
-            severity="info",
-            message="live at the peak",
-        ),
+        Invalid("the device is nearly full", _layers, options={"device_bytes": 1700 * MIB}, severity="warning"),
+        Invalid("room enough", _layers, options={"device_bytes": 80 * GIB}, severity="info", message="live at the peak"),
         Invalid("nothing says how large the device is", _layers, severity="info", message="was not recorded"),
         Invalid(
             "evaluation with gradients",
@@ -233,14 +222,10 @@ class ActivationBound(Rule):
             saving_bytes=1540 * MIB,
         ),
         Invalid("a compiled forward, cut before its backward", lambda: _compiled(gradients=True)),
-        Invalid(
-            "every other layer makes one more", lambda: _layers(every_other=10), message="; 12 layers keep"
-        ),
-        Invalid(
-            "no equal layers", _two_layers, message="(88%); how large", fixes=("Recompute", "smaller batches")
-        ),
+        Invalid("every other layer makes one more", lambda: _layers(every_other=10), message="; 12 layers keep"),
+        Invalid("no equal layers", _two_layers, message="(88%); how large", fixes=("Recompute", "smaller batches")),
         Invalid("Python frames only", lambda: _layers(stacks="python"), confidence="medium"),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence, memory = ctx[MemoryBlocks], ctx[DeviceMemory]

@@ -208,14 +208,7 @@ class AllocatorChurn(Rule):
             file="/home/me/model.py",
             line=40,
         ),
-        Invalid(
-            "empty_cache in the loop",
-            lambda: _empty_cache(6),
-            message="empty_cache",
-            codemod="remove-call",
-            file="/home/me/train.py",
-            line=21,
-        ),
+        Invalid("empty_cache in the loop", lambda: _empty_cache(6), message="empty_cache", codemod="remove-call", file="/home/me/train.py", line=21),
         Invalid("beside a trace without such calls", lambda: (_idle(), _pressure(8)), severity="warning"),
         Invalid(
             "driver calls in every step",
@@ -225,13 +218,8 @@ class AllocatorChurn(Rule):
             shown="cudaMalloc | 6 | 900.0",
             thresholds={"min_steps": 6},
         ),
-        Invalid(
-            "reserved totals of a trace",
-            lambda: _calls(6, totals=True),
-            message="given back",
-            confidence="high",
-        ),
-    ]
+        Invalid("reserved totals of a trace", lambda: _calls(6, totals=True), message="given back", confidence="high"),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         activity = ctx[AllocatorActivity]

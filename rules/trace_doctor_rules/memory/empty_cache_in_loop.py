@@ -156,20 +156,13 @@ class EmptyCacheInLoop(Rule):
         Valid("malloc under memory pressure", _pressure),
         Valid("cudaFree inside an operator", lambda: _steps(stacks=False, inside=True)),
         Valid("cudaFree, but no frame of empty_cache()", lambda: _steps(stacks=True, inside=True)),
-        Valid(
-            "every capture of a CUDA graph empties it",
-            lambda: _steps(stacks=True, within="torch/cuda/graphs.py"),
-        ),
+        Valid("every capture of a CUDA graph empties it", lambda: _steps(stacks=True, within="torch/cuda/graphs.py")),
         Valid("neither frames nor steps", lambda: _steps(stacks=False, marked=False)),
         Valid("two steps", lambda: _steps(stacks=True, steps=2)),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
-    ]
+    ]  # fmt: skip
     INVALID = [
-        Invalid(
-            "in a trace without steps",
-            lambda: _steps(stacks=True, marked=False),
-            message="back to the driver, 6 times;",
-        ),
+        Invalid("in a trace without steps", lambda: _steps(stacks=True, marked=False), message="back to the driver, 6 times;"),
         Invalid(
             "a snapshot",
             lambda: _loop(6),
@@ -194,10 +187,8 @@ class EmptyCacheInLoop(Rule):
             file="train.py",
             saving_us=274.5,
         ),
-        Invalid(
-            "a trace without stacks", lambda: _steps(stacks=False), confidence="medium", message="6 times"
-        ),
-    ]
+        Invalid("a trace without stacks", lambda: _steps(stacks=False), confidence="medium", message="6 times"),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         emptying = ctx[CacheEmptying]

@@ -135,16 +135,14 @@ class Fragmentation(Rule):
     VALID = [
         Valid("one size", lambda: _growing((900, 900, 900, 900))),
         Valid("small", lambda: _growing((100, 130, 160, 190))),
-        Valid(
-            "reserved before the record", _before_the_record, thresholds={"min_bytes": 1, "min_share": 0.01}
-        ),
+        Valid("reserved before the record", _before_the_record, thresholds={"min_bytes": 1, "min_share": 0.01}),
         Valid("a small part", _growing, thresholds={"min_share": 0.7}),
         Valid("segments that do not add up", _contradictory, skipped="contradict"),
         Valid("free at the end, full at the peak", _peak_passes),
         Valid("a failure: too little even in one piece", lambda: _fails(asked=900, free=200)),
         Valid("a failure: the limit of the process", lambda: _fails(asked=900, free=9000)),
         Valid("no history", SnapshotBuilder, skipped="no allocation history"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "growing batches",
@@ -159,26 +157,10 @@ class Fragmentation(Rule):
             file="/home/me/model.py",
             line=44,
         ),
-        Invalid(
-            "without a clock",
-            lambda: _growing((400, 500, 600, 700, 800), clock=False),
-            saving_bytes=2200 * MIB,
-            shown="(3 of 5)",
-        ),
-        Invalid(
-            "and a request that nothing would fit", lambda: _growing(oom=9000), message="of it never is."
-        ),
-        Invalid(
-            "and a request that would have fitted",
-            lambda: _growing(oom=1200),
-            message="of it never is; a request",
-        ),
-        Invalid(
-            "with segments that grow",
-            lambda: _fails(asked=500, free=300, expandable=True),
-            message="is on.",
-            fixes=("Keep shapes",),
-        ),
+        Invalid("without a clock", lambda: _growing((400, 500, 600, 700, 800), clock=False), saving_bytes=2200 * MIB, shown="(3 of 5)"),
+        Invalid("and a request that nothing would fit", lambda: _growing(oom=9000), message="of it never is."),
+        Invalid("and a request that would have fitted", lambda: _growing(oom=1200), message="of it never is; a request"),
+        Invalid("with segments that grow", lambda: _fails(asked=500, free=300, expandable=True), message="is on.", fixes=("Keep shapes",)),
         Invalid(
             "a failure that would have fitted",
             lambda: _fails(asked=500, free=300),
@@ -188,7 +170,7 @@ class Fragmentation(Rule):
             file="/home/me/loss.py",
             line=22,
         ),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         devices, memory = ctx[MemoryBlocks].devices, ctx[DeviceMemory]

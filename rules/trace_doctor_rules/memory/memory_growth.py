@@ -180,9 +180,7 @@ class MemoryGrowth(Rule):
             codemod="detach-accumulation",
             saving_bytes=160 * MIB,
         ),
-        Invalid(
-            "known device", lambda: _steps(kept=40), options={"device_bytes": GIB}, message="steps until"
-        ),
+        Invalid("known device", lambda: _steps(kept=40), options={"device_bytes": GIB}, message="steps until"),
         Invalid(
             "a trace",
             lambda: _traced(40),
@@ -195,7 +193,7 @@ class MemoryGrowth(Rule):
         Invalid("a trace without stacks", lambda: _traced(40, stacks=False), message="over 6 steps: nothing"),
         Invalid("a trace of a CPU", lambda: _traced(40, gpu=False), message="of the host rises"),
         Invalid("no optimizer", lambda: _steps(kept=40, optimizer=False), message="backward"),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence, trace = ctx[AllocationRecord].blocks, ctx[AllocationRecord].trace

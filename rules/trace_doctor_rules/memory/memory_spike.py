@@ -254,21 +254,9 @@ class MemorySpike(Rule):
             line=41,
         ),
         Invalid("one matrix in five places", _stages_of_one_matrix, saving_bytes=3 * 256 * MIB),
-        Invalid(
-            "without a clock",
-            lambda: _forwards(20, 256, clock=False),
-            saving_bytes=509 * MIB,
-            shown="268435456 | 2 | None | None",
-        ),
-        Invalid(
-            "layers called by the script",
-            _layers_called_by_the_script,
-            saving_bytes=590 * MIB,
-            shown="train.py:70 in main |  | 3",
-        ),
-        Invalid(
-            "in backward", _in_backward, saving_bytes=600 * MIB, message="CatBackward0 (backward); without"
-        ),
+        Invalid("without a clock", lambda: _forwards(20, 256, clock=False), saving_bytes=509 * MIB, shown="268435456 | 2 | None | None"),
+        Invalid("layers called by the script", _layers_called_by_the_script, saving_bytes=590 * MIB, shown="train.py:70 in main |  | 3"),
+        Invalid("in backward", _in_backward, saving_bytes=600 * MIB, message="CatBackward0 (backward); without"),
         Invalid(
             "in backward, as large as what a forward makes",
             lambda: _in_backward("MmBackward0", size=30, forward=30),
@@ -277,12 +265,8 @@ class MemorySpike(Rule):
             shown="40.0 | /home/me/model.py:31 in forward",
             file="/home/me/model.py",
         ),
-        Invalid(
-            "workspace of fused attention",
-            lambda: _in_backward("ScaledDotProductEfficientAttentionBackward0"),
-            codemod="sdpa-backend",
-        ),
-    ]
+        Invalid("workspace of fused attention", lambda: _in_backward("ScaledDotProductEfficientAttentionBackward0"), codemod="sdpa-backend"),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence = ctx[MemoryBlocks]

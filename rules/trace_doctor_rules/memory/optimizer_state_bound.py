@@ -108,12 +108,10 @@ class OptimizerStateBound(Rule):
             file="/home/me/train.py",
             line=14,
         ),
-        Invalid(
-            "the device is nearly full", _train, options={"device_bytes": 1900 * MIB}, severity="warning"
-        ),
+        Invalid("the device is nearly full", _train, options={"device_bytes": 1900 * MIB}, severity="warning"),
         Invalid("room enough", _train, options={"device_bytes": 80 * GIB}, severity="info"),
         Invalid("nothing says how large the device is", _train, severity="info", message="was not recorded"),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence, memory = ctx[MemoryBlocks], ctx[DeviceMemory]

@@ -119,23 +119,10 @@ class OutOfMemoryRule(Rule):
             file="/home/me/loss.py",
             line=22,
         ),
-        Invalid(
-            "in pieces",
-            lambda: _fails(fragmented=True, free=150 * MIB),
-            message="would have fitted in one piece",
-            codemod="allocator-setting",
-        ),
-        Invalid(
-            "twice", lambda: _fails(again=True), message="memory twice, last: 1,024", fixes=("in chunks",)
-        ),
-        Invalid(
-            "the process may take no more",
-            lambda: _fails(free=2 * GIB),
-            message="but a limit of this process",
-        ),
-        Invalid(
-            "what was free is not in the file", lambda: _fails(free=None), message="what was free was not"
-        ),
+        Invalid("in pieces", lambda: _fails(fragmented=True, free=150 * MIB), message="would have fitted in one piece", codemod="allocator-setting"),
+        Invalid("twice", lambda: _fails(again=True), message="memory twice, last: 1,024", fixes=("in chunks",)),
+        Invalid("the process may take no more", lambda: _fails(free=2 * GIB), message="but a limit of this process"),
+        Invalid("what was free is not in the file", lambda: _fails(free=None), message="what was free was not"),
         Invalid("without stacks", lambda: _fails(stacks=None), message="asked for, 100 MiB free"),
         Invalid("weights hold most", lambda: _fails(op="mm"), fixes=("Recompute", "smaller batches")),
         Invalid(
@@ -144,13 +131,9 @@ class OutOfMemoryRule(Rule):
             fixes=("in chunks", "Recompute", "smaller batches"),
             thresholds={"main_holder": 480 / 1504},
         ),
-        Invalid(
-            "optimizer state holds most", lambda: _fails(held=GIB, state=True), fixes=("in chunks", "state")
-        ),
-        Invalid(
-            "without a retry", lambda: _fails(fragmented=False, retries=False), message="1,024 MiB asked for"
-        ),
-    ]
+        Invalid("optimizer state holds most", lambda: _fails(held=GIB, state=True), fixes=("in chunks", "state")),
+        Invalid("without a retry", lambda: _fails(fragmented=False, retries=False), message="1,024 MiB asked for"),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         for failure in ctx[OutOfMemory].failures:

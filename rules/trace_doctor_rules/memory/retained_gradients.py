@@ -145,18 +145,12 @@ class RetainedGradients(Rule):
         Valid("zero_grad before the forward", lambda: _train("before_forward")),
         Valid("accumulation over four backwards", lambda: _train("after_step", accumulate=4)),
         Valid("a cuBLAS workspace allocated in backward", _workspace),
-        Valid(
-            "small gradients", lambda: _train("never", parameters=[4 * MIB]), thresholds={"min_share": 0.0}
-        ),
+        Valid("small gradients", lambda: _train("never", parameters=[4 * MIB]), thresholds={"min_share": 0.0}),
         Valid("a small part", lambda: _train("never"), thresholds={"min_share": 0.5}),
-        Valid(
-            "Python frames only, nothing marks the steps",
-            lambda: _only_forward_and_backward("python"),
-            skipped="Python frames",
-        ),
+        Valid("Python frames only, nothing marks the steps", lambda: _only_forward_and_backward("python"), skipped="Python frames"),
         Valid("nothing marks the steps", lambda: _only_forward_and_backward("all")),
         Valid("no frames", lambda: _train("never", stacks=None), skipped="frames"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "zero_grad between forward and backward",
@@ -172,13 +166,7 @@ class RetainedGradients(Rule):
             before=_BEFORE,
             after=_AFTER,
         ),
-        Invalid(
-            "zero_grad missing",
-            lambda: _train("never"),
-            message="zero_grad() is missing",
-            confidence="high",
-            claims=1,
-        ),
+        Invalid("zero_grad missing", lambda: _train("never"), message="zero_grad() is missing", confidence="high", claims=1),
         Invalid("Python frames only", lambda: _train("after_forward", stacks="python"), confidence="medium"),
         Invalid(
             "no annotations",
@@ -187,10 +175,8 @@ class RetainedGradients(Rule):
             severity="warning",
             shown="0 | 2 | 100663296 | not before backward",
         ),
-        Invalid(
-            "set_to_none=False", lambda: _train("to_zero"), message="set_to_none=False", codemod="zero-grad"
-        ),
-    ]
+        Invalid("set_to_none=False", lambda: _train("to_zero"), message="set_to_none=False", codemod="zero-grad"),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence = ctx[MemoryBlocks]

@@ -210,14 +210,10 @@ class StaleGraph(Rule):
         Valid("the backward frees everything", lambda: _training(logits=200, kept=False)),
         Valid("small logits", lambda: _training(logits=8, kept=True), thresholds={"min_share": 0.0}),
         Valid("a small part", lambda: _training(logits=200, kept=True), thresholds={"min_share": 0.5}),
-        Valid(
-            "fewer times than asked for",
-            lambda: _training(logits=200, kept=True),
-            thresholds={"min_forwards": 5},
-        ),
+        Valid("fewer times than asked for", lambda: _training(logits=200, kept=True), thresholds={"min_forwards": 5}),
         Valid("the next forward runs before the last backward", _one_ahead),
         Valid("no frames", _no_frames, skipped="frames"),
-    ]
+    ]  # fmt: skip
     INVALID = [
         Invalid(
             "inference with gradients",
@@ -236,22 +232,9 @@ class StaleGraph(Rule):
             file="/home/me/train.py",
             line=10,
         ),
-        Invalid(
-            "the second forward is all that was recorded",
-            lambda: _deep(rounds=1),
-            saving_bytes=1440 * MIB,
-            message="holds its graph",
-        ),
-        Invalid(
-            "layers of one line",
-            lambda: _inference(keeps_graph=True, lines=1, pieces=2),
-            message="holds its graph",
-        ),
-        Invalid(
-            "three outputs of training",
-            lambda: _training(logits=70, kept=True, pieces=3),
-            message="not need them any more",
-        ),
+        Invalid("the second forward is all that was recorded", lambda: _deep(rounds=1), saving_bytes=1440 * MIB, message="holds its graph"),
+        Invalid("layers of one line", lambda: _inference(keeps_graph=True, lines=1, pieces=2), message="holds its graph"),
+        Invalid("three outputs of training", lambda: _training(logits=70, kept=True, pieces=3), message="not need them any more"),
         Invalid(
             "an output without its graph",
             lambda: _inference(keeps_graph=False, output=200),
@@ -260,14 +243,8 @@ class StaleGraph(Rule):
             fixes=("Let the step's outputs go",),
             thresholds={"min_bytes": 200 * MIB, "min_forwards": 5},
         ),
-        Invalid(
-            "logits of training",
-            lambda: _training(logits=200, kept=True),
-            severity="info",
-            message="200 MiB",
-            saving_bytes=200 * MIB,
-        ),
-    ]
+        Invalid("logits of training", lambda: _training(logits=200, kept=True), severity="info", message="200 MiB", saving_bytes=200 * MIB),
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         evidence = ctx[MemoryBlocks]

@@ -124,9 +124,7 @@ class UnusedMemory(Rule):
         Valid("a snapshot alone", SnapshotBuilder, skipped="no profiler trace"),
     ]
     INVALID = [
-        Invalid(
-            "a tenth of the device", _steps, message="8 GiB of 80 GiB", severity="info", confidence="high"
-        ),
+        Invalid("a tenth of the device", _steps, message="8 GiB of 80 GiB", severity="info", confidence="high"),
         Invalid(
             "the user says how large the device is",
             _steps,
@@ -136,7 +134,7 @@ class UnusedMemory(Rule):
         ),
         Invalid("a backward and no optimizer", lambda: _steps(train="backward"), severity="info"),
         Invalid("beside a device that does nothing", lambda: _steps(devices=2), severity="info"),
-    ]
+    ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         headroom, steps = ctx[Headroom], ctx[Steps]
