@@ -158,3 +158,12 @@ def test_a_softmax_without_any_product_is_no_attention() -> None:
         with b.step(), b.op("aten::_softmax"):
             b.launch(100, "void softmax_warp_forward<float>")
     assert len(facts(b)[AttentionChains].softmax) == 0
+
+
+def test_the_first_event_of_a_capture_launches_as_others_do() -> None:
+    b = RunBuilder()
+    for _ in range(3):
+        with b.op("aten::mm"):
+            b.launch(10)
+    kernels = facts(b)[Kernels]
+    assert kernels.by_operator(np.ones(len(kernels.ns), dtype=bool))[1].tolist() == [10_000] * 3
