@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.errors import UsageError
-from trace_doctor.gate.baseline import Baseline, read_baseline
+from trace_doctor.gate.baseline import MAX_BYTES, Baseline, read_baseline
 from trace_doctor.gate.runs import mad
 from trace_doctor.model import Input, Result
 
@@ -99,6 +99,14 @@ def test_what_is_no_baseline(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(UsageError, match=r"^--baseline .*baseline\.json") as refused:
         read_baseline(path)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    with path.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(UsageError, match="larger than"):
+        read_baseline(path)
 
 
 VALUES = st.recursive(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import trace_doctor
 from trace_doctor import model as m
-from trace_doctor.gate.diff import difference
+from trace_doctor.gate.diff import MOST, difference
 from trace_doctor.model.difference import Change, Difference
 from trace_doctor.reporters.difference import FORMATS, render
 from trace_doctor.reporters.units import columns
@@ -98,6 +98,21 @@ def test_several_recordings_decide_by_their_median_and_are_surer() -> None:
     )  # one run of three took 90 ms: runs differ by more than what changed
     calm = several(*(capture(n, idle=i) for n, i in enumerate((40.0, 40.4, 40.2))))
     assert change(difference(calm, after).time, "data_loading").confidence == "high"
+
+
+def test_only_steady_time_is_compared() -> None:
+    one = capture()
+    warm = msgspec.structs.replace(one.time_ledger[0], phase="warmup", compute_ns=10**12)
+    made = difference(one, msgspec.structs.replace(one, time_ledger=[warm, *one.time_ledger]))
+    assert change(made.time, "compute").change == 0
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_long_lists_are_cut_and_that_is_said(more: int) -> None:
+    names = {f"k{n:03}": 1.0 + n for n in range(MOST + more)}
+    made = difference(capture(kernels=names), capture(kernels=names))
+    assert len(made.kernels) == MOST
+    assert made.limits == [f"showing {MOST} of {MOST + 1} kernels that a side lists"] * more
 
 
 def test_few_steps_do_not_tell() -> None:

@@ -317,6 +317,45 @@ def test_peak_memory_and_what_was_promised_of_it() -> None:
     assert "6.00 GiB → 4.00 GiB" in render(made, Options())
 
 
+def test_what_was_measured_stands_beside_the_one_finding_that_promised_of_it() -> None:
+    """Of time, of memory; not beside one of the same fault that is still there."""
+    slow, spike = fault(), fault("TD403", saving=m.Saving(bytes=3 << 30))
+    again = fault(n=2, rank=1, fingerprint=slow.fingerprint)
+    peaks = [m.Summary(peak_allocated_bytes=n << 30) for n in (6, 4)]
+    sides = [[trace(), trace(1)], [trace(), trace(1)]]
+    ranks = [steps(100, 100, 100), steps(60, 60, 60)]
+    made = verify(
+        result(slow, again, spike, inputs=sides[0], steps=ranks[0], summary=peaks[0]),
+        result(again, inputs=sides[1], steps=ranks[1], summary=peaks[1]),
+    )
+    assert [(f.id, f.fate, f.measured_us, f.measured_bytes) for f in made.findings] == [
+        (slow.id, "gone", 40_000.0, None),
+        (again.id, "still_there", None, None),
+        (spike.id, "gone", None, 2 << 30),
+    ]
+
+
+@pytest.mark.parametrize("known", ["before", "after"])
+def test_a_peak_that_one_side_lacks_is_not_compared(known: str) -> None:
+    peak, none = m.Summary(peak_allocated_bytes=6 << 30), m.Summary()
+    before, after = (peak, none) if known == "before" else (none, peak)
+    made = verify(result(fault("TD403"), summary=before), result(summary=after))
+    assert made.promise.measured_bytes is None
+
+
+def test_a_function_is_a_place_as_well() -> None:
+    """Two faults of one rule in two functions, of files that nobody knows, are two."""
+    before, after = (fault(location=m.Location(function=f), fingerprint=f) for f in ("train", "validate"))
+    made = verify(result(before), result(after))
+    assert (fates(made), [f.id for f in made.new]) == (["gone"], [after.id])
+
+
+def test_only_notes_on_the_capture_are_followed_as_well() -> None:
+    note = fault("TD001", severity="info")
+    made = verify(result(note), result(outcomes=[outcome(c) for c in ("TD001", "TD101", "TD403")]))
+    assert (fates(made), made.code, made.verdict) == (["gone"], 0, "verify passed: the finding is gone")
+
+
 # ---------------------------------------------------------------------- doubts
 
 H100 = m.TorchVersion(min="2.9.1", max="2.9.1")
