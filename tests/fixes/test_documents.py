@@ -130,6 +130,7 @@ def test_yaml_keeps_every_other_line(dress: Any) -> None:
         ("k: no", False), ("k: 'no'", "no"), ('k: "no"', "no"), ("k: 3 # c", 3), ("k: 1.5", 1.5), ("k: a#b", "a#b"),
         ("k: a b", "a b"), ("k: ~", None), ("k:", None), ("k: [1]", ...), ("k: *x", ...), ("k: it's", "it's"),
         ("k: 012", 10), ("k: 1e3", "1e3"), ("k: 1\n  2", ...), ("k:\n- 1", ...), ("k: |\n  a: 1", ...),
+        ("k: &x 1", ...), ("k: !!str 1", ...), ("k: |", ...), ("k: >", ...), ("k: &x {}", ...), ("k: !x {}", ...),
     ],
 )  # fmt: skip
 def test_scalars_of_yaml(text: str, value: object) -> None:
@@ -141,7 +142,7 @@ def test_scalars_of_yaml(text: str, value: object) -> None:
     ("text", "name"),
     [
         ("- a\n- b\n", "a.yaml"), ("a: 1\n---\nb: 2\n", "a.yaml"), ("\ta: 1\n", "a.yaml"), ("{a: 1}\n", "a.yaml"),
-        ("a: 1\n  b: 2\nc: 1\n", "a.yaml"), ("%YAML 1.1\n---\na: 1\n", "a.yaml"), ("a: 1\n...\n", "a.yaml"),
+        ("a: 1\n  b: 2\nc: 1\n", "a.yaml"), ("%YAML 1.1\n---\na: 1\n", "a.yaml"), ("%TAG ! tag:x:\n---\na: 1\n", "a.yaml"), ("a: 1\n...\n", "a.yaml"),
         ("", "a.yaml"), ("// c\n{}", "a.json"), ("[1]", "a.json"), ("{", "a.json"), ("[" * 100_000, "a.json"),
     ],
 )  # fmt: skip
@@ -158,6 +159,8 @@ def test_what_is_no_plain_mapping_is_left_alone(text: str, name: str) -> None:
         ("a: 1\na: 2\n", "a.yaml", {"a": 3}),
         ("a:  # nothing\n", "a.yaml", {"a": {"b": 2}}),
         ("a: !x 1\n", "a.yaml", {"a": 2}),
+        ("a: &x {}\n", "a.yaml", {"a": {"b": 2}}),
+        ("a: !x\n  b: 1\n", "a.yaml", {"a": {"b": 2}}),
         ("x: &d {b: 1}\na:\n  <<: *d\n  b: 2\n", "a.yaml", {"a": {"b": 3}}),
         ('{"a": [1]}', "a.json", {"a": 2}),
         ('{"a": 1}', "a.json", {"a": {"b": 2}}),
@@ -170,3 +173,16 @@ def test_what_stands_in_the_way_is_shown(text: str, name: str, wanted: dict[str,
         document(text, name).merged(wanted)
     assert refused.value.kind == "display"
     assert refused.value.candidates[0].file == name
+
+
+@pytest.mark.parametrize(
+    ("old", "value", "new"),
+    [
+        ("1", True, "true"), ("true", 1, "1"), ("1", 1, "1"), ("a", "a b", "'a b'"), ("a", "it's", "'it''s'"),
+        ("a", "no", "'no'"), ("a", "b/c-d", "b/c-d"), ("a", "3", "'3'"), ("'1'", 1, "1"), ("a", "", "''"),
+    ],
+)  # fmt: skip
+def test_a_scalar_of_yaml_is_written_as_what_it_is(old: str, value: object, new: str) -> None:
+    out = edited(f"k: {old}\n", {"k": value})
+    assert out == f"k: {new}\n"
+    assert document(out).value("k") == value
