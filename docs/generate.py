@@ -121,7 +121,7 @@ def _configuration() -> str:
         "# Configuration",
         "",
         "Settings live in `[tool.trace-doctor]` of `pyproject.toml` or at the top of `trace-doctor.toml`, the nearest one "
-        "from the working directory upwards; both in one folder are a mistake. The command line wins over the environment (`TRACE_DOCTOR_SELECT`, ...), "
+        "from the working directory upwards; both in one folder are a mistake, and so is a file of another user (but root, and who owns the working directory). The command line wins over the environment (`TRACE_DOCTOR_SELECT`, ...), "
         "that over the file. `trace-doctor config` shows each value with its origin; an unknown key is an error.",
         "",
         "| key | default | meaning |",

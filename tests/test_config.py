@@ -38,6 +38,19 @@ def test_the_nearest_file_upwards_that_speaks_of_us(tmp_path: Path) -> None:
     assert load_config(inner).settings.fail_on == "never"
 
 
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
+def test_settings_of_somebody_else_above_are_not_followed(tmp_path: Path) -> None:
+    file = write(tmp_path, 'fail-on = "never"\n')
+    inner = tmp_path / "a"
+    inner.mkdir()
+    os.chown(file, 1234, 1234)
+    with pytest.raises(UsageError, match=r"trace-doctor\.toml is of somebody else: --config"):
+        load_config(inner)
+    assert load_config(inner, file).settings.fail_on == "never"
+    os.chown(inner, 1234, 1234)  # the checkout of a user, in which a container's root works
+    assert load_config(inner).settings.fail_on == "never"
+
+
 @pytest.mark.parametrize("name", ["trace-doctor.toml", "pyproject.toml"])
 @pytest.mark.parametrize(
     "put", [lambda p: p.symlink_to("gone"), Path.mkdir, os.mkfifo], ids=["link", "folder", "FIFO"]

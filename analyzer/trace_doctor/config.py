@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import logging
@@ -149,7 +150,21 @@ def _nearest_file(start: Path) -> Path | None:
     nearest = next((own for d in folders if (own := [d / n for n in FILES if _speaks_of_us(d / n)])), [])
     if len(nearest) > 1:  # neither is nearer, and the limits of the other would be gone unsaid
         raise UsageError(f"{' and '.join(FILES)} of {nearest[0].parent} both hold settings: keep one of them")
+    for path in nearest:
+        _check_owner(path, folders[0])
     return nearest[0] if nearest else None
+
+
+def _check_owner(path: Path, start: Path) -> None:
+    """Raises UsageError for settings of somebody else above the user's files, as in `/tmp`: they could let every check pass.
+    Those of who owns the working folder are meant, as where a container's root works on a checkout."""
+    if not hasattr(os, "getuid"):
+        return
+    with contextlib.suppress(OSError):  # what cannot be looked at is said where it is read
+        if path.stat().st_uid not in (os.getuid(), 0, start.stat().st_uid):
+            raise UsageError(
+                f"{path} is of somebody else: --config {path} follows it, or one of yours nearer by"
+            )
 
 
 def _from_file(path: Path, *, asked_for: bool) -> dict[str, Any]:
