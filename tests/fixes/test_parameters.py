@@ -21,7 +21,7 @@ from trace_doctor.fixes import Plan, plan
 from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.frameworks import trainers as tables
 from trace_doctor.fixes.frameworks.deepspeed import AUTO
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.fixes.resolved import checked
 from trace_doctor.model import Finding, Fix, Location, Result
 from trace_doctor.model.parameters import PARAMETERS, parameters

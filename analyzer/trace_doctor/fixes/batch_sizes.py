@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import libcst as cst
 
-from trace_doctor.fixes.nodes import written
-from trace_doctor.program.edits import Change, NoEdit
-from trace_doctor.program.place import Place, candidate, only, refusal
+from trace_doctor.fixes.literals import written
+from trace_doctor.program.edits import Change
+from trace_doctor.program.place import Place, only, refusal
+from trace_doctor.program.project import Project
 from trace_doctor.program.queries.dataloaders import training_loaders
 from trace_doctor.program.queries.values import WhereSet, divided, set_origin, where_set
 from trace_doctor.program.script import Script, argument, literal
@@ -53,8 +54,13 @@ def batch_size_of(place: Place, script: Script, call: cst.Call) -> tuple[WhereSe
 
 def resized(place: Place, origin: WhereSet, size: int) -> Change:
     """Another batch size, where no learning rate or number of steps is computed from it."""
-    if (user := divided(origin, place.program)) is not None:
-        raise NoEdit("display", f"other values are computed from {user[0].code(user[1])}", [candidate(*user)])
+    refuse_divided(origin, place.program)
     edits = set_origin(origin, written(size), "batch-size")
     notes = (f"a command line that passes {origin.flag} decides itself",) if origin.flag else ()
     return Change(origin.script, tuple(edits), origin.script.line(origin.value), notes=notes)
+
+
+def refuse_divided(origin: WhereSet, program: Project) -> None:
+    """Raises NoEdit where other values are computed from one."""
+    if (user := divided(origin, program)) is not None:
+        raise refusal(*user, f"other values are computed from {user[0].code(user[1])}")

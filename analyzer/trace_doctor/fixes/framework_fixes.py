@@ -3,6 +3,7 @@ line that starts it, or nothing at all, because it does so by itself."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -16,20 +17,21 @@ from trace_doctor.fixes.frameworks.launchers import pass_options
 from trace_doctor.fixes.frameworks.lightning import in_lightning
 from trace_doctor.fixes.frameworks.settings import Call, known, needs, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import MANAGED, TRAINING_ARGUMENTS, wishes
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import DataLoaderArgs, Parameters
 from trace_doctor.program.edits import Candidate, Change, NoEdit, remove_argument
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments
 from trace_doctor.program.queries.dataloaders import training_loops
-from trace_doctor.program.script import Script, argument, dotted, literal
+from trace_doctor.program.script import Script, argument, dotted, literal, method_name, receiver
 
 _LIGHTNING = frozenset(
     f"{root}.{part}"
     for root in ("lightning", "lightning.pytorch", "pytorch_lightning")
     for part in ("Trainer", "trainer.Trainer", "trainer.trainer.Trainer")
 )
+_TRAINER = re.compile(r"(?:transformers|trl|sentence_transformers)\..*Trainer")
 _FABRIC = ("lightning.Fabric", "lightning.fabric.Fabric", "lightning_fabric.Fabric")
 _PARSERS = (
     "parse_args_into_dataclasses",
@@ -79,8 +81,7 @@ def _refuse_by_hand(place: Place, framework: str, wanted: Mapping[str, str]) -> 
     if "compile" in wanted and framework != "lightning":
         for script in place.program.mentioning("torch.compile"):
             for call in script.calls("torch.compile"):
-                where = f"{script.name}:{script.line(call)}"
-                raise NoEdit("already", f"{where} compiles already", framework=framework)
+                raise already(script, call, "compiles already", framework)
     if "checkpointing" in wanted:
         _refuse_prepared(place, framework)
     adapters = "checkpointing" in wanted and place.program.mentioning("get_peft_model", "peft_config")
@@ -99,8 +100,7 @@ def _refuse_prepared(place: Place, framework: str) -> None:
                 "prepare_model_for_int8_training",
             )
             if prepares and (told is None or literal(told.value) is True):
-                where = f"{script.name}:{script.line(call)}"
-                raise NoEdit("already", f"{where} recomputes activations already", framework=framework)
+                raise already(script, call, "recomputes activations already", framework)
 
 
 _INPUTS_WITH_GRADIENTS = ("enable_input_require_grads", "prepare_model_for_", "use_reentrant", "SFTTrainer")
@@ -114,21 +114,16 @@ def _pinned(place: Place, framework: str, calls: list[Call], wanted: Mapping[str
     if framework == "deepspeed":
         return None
     loaders = replace(place, scripts=place.program.mentioning("DataLoader"), line=None, function=None)
-    loader: Change | NoEdit
     try:
         loader = codemods()["dataloader-args"].run(loaders, DataLoaderArgs(pin_memory=True))
     except NoEdit as refused:
-        loader = refused
-    if framework == "accelerate":
-        if isinstance(loader, NoEdit):
-            if loader.kind != "already":
-                raise loader
-            return in_accelerator(place, calls, wanted)
-        copies = in_accelerator(place, calls, wanted)
-        return together(copies, loader) if copies is not None else None
-    if isinstance(loader, NoEdit):
-        raise loader
-    return replace(loader, framework="lightning")  # copies do not wait where the loader pins
+        if framework != "accelerate" or refused.kind != "already":
+            raise
+        return in_accelerator(place, calls, wanted)
+    if framework != "accelerate":
+        return replace(loader, framework="lightning")  # copies do not wait where the loader pins
+    copies = in_accelerator(place, calls, wanted)
+    return together(copies, loader) if copies is not None else None
 
 
 # ---------------------------------------------------------------------- which framework
@@ -140,11 +135,7 @@ def _framework(place: Place) -> tuple[str, list[Call]] | None:
     for name in ("transformers", "lightning"):
         if name in trainers and (_starts(place) or not _own_loops(place)):
             return name, trainers[name]
-    if "accelerate" in trainers:
-        return "accelerate", trainers["accelerate"]
-    if "fabric" in trainers:
-        return "fabric", trainers["fabric"]
-    return ("deepspeed", trainers["deepspeed"]) if "deepspeed" in trainers else None
+    return next(((n, trainers[n]) for n in ("accelerate", "fabric", "deepspeed") if n in trainers), None)
 
 
 @lru_cache(maxsize=8)
@@ -161,21 +152,15 @@ def _trainers(program: Project) -> dict[str, list[Call]]:
 def _kind(program: Project, script: Script, call: cst.Call) -> str | None:
     """The framework whose Trainer a call constructs, itself or by a class of the program that descends from it."""
     name = script.callee(call)
+    names = {name} if name is not None else set()
     if name is None or name.startswith("."):
         found = program.derived_class(script, call.func)
-        if found is None:
-            return None
-        names = program.bases(*found)
-    else:
-        names = {name}
-    if any(
-        n.split(".")[0] in ("transformers", "trl", "sentence_transformers") and n.endswith("Trainer")
-        for n in names
-    ):
+        names = program.bases(*found) if found is not None else set()
+    if any(map(_TRAINER.fullmatch, names)):
         return "transformers"
     if names & _LIGHTNING:
         return "lightning"
-    if names & set(_FABRIC):
+    if not names.isdisjoint(_FABRIC):
         return "fabric"
     if name == "accelerate.Accelerator" and isinstance(script.parent(call), cst.Attribute):
         return None  # `Accelerator().device`: made to be asked, not to train with
@@ -184,19 +169,15 @@ def _kind(program: Project, script: Script, call: cst.Call) -> str | None:
 
 def _starts(place: Place) -> bool:
     """Whether the captured function hands over to a Trainer: `trainer.train()`, `trainer.fit(model)`."""
-    if place.script is None:
-        return False
-    script, wanted = place.script, (place.function or "").split(".")[-1]
-    trainers = _trainers(place.program)
-    for call in script.all(cst.Call):
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value in ("train", "fit"):
-            function = script.function_of(call)
-            first, last = script.lines(call)
-            here = place.line is not None and first <= place.line <= last
-            if here or (place.line is None and (function.name.value if function else "<module>") == wanted):
-                receivers = place.program.of(script, call.func.value)
-                if any(r is made for _, r in receivers for of in trainers.values() for _, made in of):
-                    return True
+    script, line, wanted = place.script, place.line, (place.function or "").split(".")[-1]
+    made = [call for calls in _trainers(place.program).values() for _, call in calls]
+    for call in script.all(cst.Call) if script is not None else ():
+        trainer = receiver(call) if method_name(call) in ("train", "fit") else None
+        if script is None or trainer is None:
+            continue
+        here = script.covers(call, line) if line is not None else script.function_name(call) == wanted
+        if here and any(origin in made for _, origin in place.program.of(script, trainer)):
+            return True
     return False
 
 
@@ -214,23 +195,16 @@ def _by_hand(place: Place) -> bool:
 
 def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, str]) -> Change | None:
     if "empty_cache" in wanted:
-        return _no_empty_cache(place, trainers)
+        return _no_empty_cache(place)
     made: list[Call] = []
     parsed: list[Call] = []
     for script, trainer in trainers:
-        given = Arguments(place.program, script, trainer, {}).find("args")
-        value = given.value if given is not None else None
-        where = given.script if given is not None else script
-        if value is None and (second := argument(trainer, "args", 1)) is not None:
-            value = second.value
-        for home, origin in place.program.of(where, value) if value is not None else ():
+        told = Arguments(place.program, script, trainer, {}).find("args")  # a second model may come before it
+        given = told or Arguments(place.program, script, trainer, {"args": 1}).find("args")
+        for home, origin in place.program.of(given.script, given.value) if given is not None else ():
             if isinstance(origin, cst.Call) and _is_parser(place.program, home, origin):
                 parsed.append((home, origin))
-            elif (
-                isinstance(origin, cst.Call)
-                and _is_arguments(origin)
-                and all(c is not origin for _, c in made)
-            ):
+            elif isinstance(origin, cst.Call) and _is_arguments(origin) and (home, origin) not in made:
                 made.append((home, origin))
     if "num_workers" in wanted:
         _refuse_iterable(place)
@@ -240,31 +214,20 @@ def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, st
             return None  # every 500 steps by default
         if "accumulate" in wanted:
             wanted = _accumulated(place, script, call, int(wanted["accumulate"]))
-        return _together(
-            place, set_arguments(place, (script, call), "transformers", TRAINING_ARGUMENTS, wanted), wanted
-        )
+        change = set_arguments(place, (script, call), "transformers", TRAINING_ARGUMENTS, wanted)
+        return in_agreement(place, change, wanted)
     if parsed and "log_every" not in wanted:
-        return _together(place, _on_command_line(place, parsed[0], wanted), wanted)
+        return in_agreement(place, _on_command_line(place, parsed[0], wanted), wanted)
     return None
 
 
 def _refuse_iterable(place: Place) -> None:
     """Workers multiply the data of an IterableDataset that does not share it out."""
-    for word in _ITERABLE:
+    for word in ("IterableDataset", "ConstantLengthDataset"):
         for script in place.program.mentioning(word):
-            line = script.line_of(script.text.index(word))
-            where = [Candidate.of(script, line)]
+            where = [Candidate.of(script, script.line_of(script.text.index(word)))]
             why = f"{word}: each worker would deliver all of it unless its __iter__ takes a share"
             raise NoEdit("display", why, where, framework="transformers")
-
-
-_ITERABLE = ("IterableDataset", "ConstantLengthDataset")
-
-
-def _together(place: Place, made: Change, wanted: Mapping[str, str]) -> Change:
-    """With what DeepSpeed's configuration says of the same: the Trainer raises where the two differ."""
-    also = in_agreement(place, wanted)
-    return together(made, also) if also is not None else made
 
 
 def _is_arguments(call: cst.Call) -> bool:
@@ -274,13 +237,11 @@ def _is_arguments(call: cst.Call) -> bool:
 
 def _is_parser(program: Project, script: Script, call: cst.Call) -> bool:
     """Whether a call parses into the Trainer's arguments: by the methods of HfArgumentParser, or of a class of its own."""
-    if not isinstance(call.func, cst.Attribute):
-        return False
-    if call.func.attr.value in _PARSERS:
-        return True
-    made = [(s, o) for s, o in program.of(script, call.func.value) if isinstance(o, cst.Call)]
-    names = {(s.callee(o) or dotted(o.func) or "").rpartition(".")[2] for s, o in made}
-    return call.func.attr.value == "parse" and any(n.endswith("ArgumentParser") for n in names)
+    parser, method = receiver(call), method_name(call)
+    if method in _PARSERS or parser is None or method != "parse":
+        return method in _PARSERS
+    made = [(s, o) for s, o in program.of(script, parser) if isinstance(o, cst.Call)]
+    return any((s.callee(o) or dotted(o.func) or "").endswith("ArgumentParser") for s, o in made)
 
 
 def _accumulated(place: Place, script: Script, call: cst.Call, steps: int) -> dict[str, str]:
@@ -290,25 +251,20 @@ def _accumulated(place: Place, script: Script, call: cst.Call, steps: int) -> di
     size = literal(batch.value) if batch is not None else 8
     passes = literal(now.value) if now is not None else 1
     if not isinstance(size, int) or passes != 1 or size % steps:
-        raise refusal(
-            script,
-            call,
-            f"divide per_device_train_batch_size by {steps} and multiply gradient_accumulation_steps by it",
-            framework="transformers",
-        )
+        why = f"divide per_device_train_batch_size by {steps} and multiply gradient_accumulation_steps by it"
+        raise refusal(script, call, why, framework="transformers")
     return {"batch_size": written(size // steps), "accumulate": written(steps)}
 
 
-def _no_empty_cache(place: Place, trainers: list[Call]) -> Change | None:
+def _no_empty_cache(place: Place) -> Change | None:
     """Takes `torch_empty_cache_steps` out of the Trainer's arguments."""
     for script in place.program.mentioning("torch_empty_cache_steps"):
         for call in script.all(cst.Call):
-            for arg in call.args:
-                if arg.keyword is not None and arg.keyword.value == "torch_empty_cache_steps":
-                    if literal(arg.value) is None:
-                        raise already(script, call, "empties no cache", framework="transformers")
-                    edit = remove_argument(script, call, arg)
-                    return Change(script, (edit,), script.line(arg), framework="transformers")
+            if (arg := argument(call, "torch_empty_cache_steps")) is not None:
+                if literal(arg.value) is None:
+                    raise already(script, call, "empties no cache", framework="transformers")
+                edit = remove_argument(script, call, arg)
+                return Change(script, (edit,), script.line(arg), framework="transformers")
     return None
 
 
@@ -325,8 +281,7 @@ def _on_command_line(place: Place, parsed: Call, wanted: Mapping[str, str]) -> C
             continue
         options[setting.name] = setting.value.format(value).strip('"')
     if not options:
-        raise NoEdit(
-            "display", "; ".join(late) or "the Trainer does this by default", framework="transformers"
-        )
+        why = "; ".join(late) or "the Trainer does this by default"
+        raise NoEdit("display", why, framework="transformers")
     settings = [TRAINING_ARGUMENTS[wish] for wish in wanted]
-    return pass_options(place, parsed, options, late, {s.name: s for s in settings})
+    return pass_options(place, parsed[0].name, options, late, {s.name: s for s in settings})

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import libcst as cst
 
-from trace_doctor.program.script import Script, argument, dotted
+from trace_doctor.program.script import Script, argument, dotted, positional
 
 DATALOADERS = (
     "torch.utils.data.DataLoader",
@@ -138,53 +138,46 @@ class Origins:
             if name is not None:
                 found.setdefault((self._scope(target, name), name), []).append(binding)
 
-        for assign in self.script.all(cst.Assign):
-            for target in assign.targets:
-                bind(target.target, Binding(assign.value))
-        for annotated in self.script.all(cst.AnnAssign):
-            if annotated.value is not None:
-                bind(annotated.target, Binding(annotated.value))
-        for walrus in self.script.all(cst.NamedExpr):
-            bind(walrus.target, Binding(walrus.value))
-        for loop in self.script.all(cst.For):
-            bind(loop.target, Binding(loop.iter, loop=True))
-        for item in self.script.all(cst.WithItem):
-            if item.asname is not None:
-                bind(item.asname.name, Binding(item.item))
+        all_ = self.script.all
+        bound: list[tuple[cst.BaseExpression, Binding]]
+        bound = [(t.target, Binding(a.value)) for a in all_(cst.Assign) for t in a.targets]
+        bound += [(a.target, Binding(a.value)) for a in all_(cst.AnnAssign) if a.value is not None]
+        bound += [(walrus.target, Binding(walrus.value)) for walrus in all_(cst.NamedExpr)]
+        bound += [(loop.target, Binding(loop.iter, loop=True)) for loop in all_(cst.For)]
+        bound += [(w.asname.name, Binding(w.item)) for w in all_(cst.WithItem) if w.asname is not None]
+        for target, binding in bound:
+            bind(target, binding)
         return found
 
     def _scope(self, node: cst.CSTNode, name: str) -> cst.CSTNode:
         """Attributes of `self` belong to the class, other names to the function (or the module)."""
         function = self.script.function_of(node)
-        if function is not None and name.split(".")[0] == first_parameter(function) and "." in name:
-            owner = self.script.nearest(function, cst.ClassDef, cst.FunctionDef)
-            if isinstance(owner, cst.ClassDef):
-                return owner
+        first, dot, _ = name.partition(".")
+        if function is not None and dot and first == first_parameter(function):
+            return self.owner(function) or function
         return function or self.script.nearest(node, cst.ClassDef) or self.script.module
 
-    def _look_up(self, node: cst.CSTNode, name: str) -> tuple[cst.CSTNode, list[Binding]] | None:
-        scope: cst.CSTNode | None = self._scope(node, name)
-        while scope is not None:
+    def _look_up(self, node: cst.CSTNode) -> tuple[cst.FunctionDef | None, list[Binding]]:
+        """(the function whose parameter a name is where it stands, bindings of the name): one of the two, or neither."""
+        if (name := dotted(node)) is None:
+            return None, []
+        scope = self._scope(node, name)
+        while True:
             if (scope, name) in self.bindings:
-                return scope, self.bindings[scope, name]
+                return None, self.bindings[scope, name]
             if isinstance(scope, cst.FunctionDef) and name in parameters(scope):
                 return scope, []
             if scope is self.script.module:
-                return None
-            scope = self.script.nearest(scope, cst.FunctionDef) or self.script.module
-        return None
+                return None, []
+            scope = self.script.function_of(scope) or self.script.module
 
     def bound(self, node: cst.CSTNode) -> list[Binding]:
         """Bindings of a name or attribute as seen from where it stands; empty for parameters and unknown names."""
-        name = dotted(node)
-        found = self._look_up(node, name) if name is not None else None
-        return found[1] if found else []
+        return self._look_up(node)[1]
 
     def parameter_of(self, node: cst.CSTNode) -> cst.FunctionDef | None:
         """The function whose parameter a name is, where nothing rebinds it."""
-        name = dotted(node)
-        found = self._look_up(node, name) if name is not None else None
-        return found[0] if found and not found[1] and isinstance(found[0], cst.FunctionDef) else None
+        return self._look_up(node)[0]
 
     # ------------------------------------------------------------------ definitions and their callers
 
@@ -192,10 +185,10 @@ class Origins:
     def definitions(self) -> dict[str, list[cst.FunctionDef | cst.ClassDef]]:
         """Functions, methods and classes of the script by their last name."""
         found: dict[str, list[cst.FunctionDef | cst.ClassDef]] = {}
-        for function in self.script.all(cst.FunctionDef):
-            found.setdefault(function.name.value, []).append(function)
-        for owner in self.script.all(cst.ClassDef):
-            found.setdefault(owner.name.value, []).append(owner)
+        every: list[cst.FunctionDef | cst.ClassDef]
+        every = [*self.script.all(cst.FunctionDef), *self.script.all(cst.ClassDef)]
+        for definition in every:
+            found.setdefault(definition.name.value, []).append(definition)
         return found
 
     def definition(self, func: cst.BaseExpression) -> cst.FunctionDef | cst.ClassDef | None:
@@ -223,11 +216,8 @@ class Origins:
     def class_of(self, receiver: cst.BaseExpression) -> cst.ClassDef | None:
         """The class of this script that a receiver is an instance of: `self`, `Trainer(...)`, or a name bound to one."""
         function = self.script.function_of(receiver)
-        if (
-            isinstance(receiver, cst.Name)
-            and function is not None
-            and receiver.value == first_parameter(function)
-        ):
+        own = first_parameter(function) if function is not None else None
+        if function is not None and own is not None and dotted(receiver) == own:
             return self.owner(function)
         bound = self.bound(receiver)
         made = bound[0].value if len(bound) == 1 and not bound[0].loop else receiver
@@ -303,25 +293,19 @@ class Origins:
         return None
 
     def _step_name(self, node: cst.Name | cst.Attribute, item: int | None) -> Steps | None:
-        name = dotted(node)
-        place = self._look_up(node, name) if name is not None else None
-        if place is None or name is None:
-            return None
-        scope, bindings = place
-        if bindings:
-            return [(b.value, b.item if b.item is not None else item) for b in bindings if not b.loop] or None
-        assert isinstance(scope, cst.FunctionDef)
-        return [(value, item) for value in self._passed(scope, name)] or None
+        function, bindings = self._look_up(node)
+        found = [(b.value, b.item if b.item is not None else item) for b in bindings if not b.loop]
+        passed = self._passed(function, dotted(node) or "") if function is not None else []
+        return found + [(value, item) for value in passed] or None
 
     def _step_call(self, call: cst.Call, item: int | None) -> Steps | None:
-        positional = [a.value for a in call.args if a.keyword is None and not a.star]
-        if self.script.callee(call) in _WRAPPERS and positional:
-            return [(positional[0], None)]
+        given = positional(call)
+        if self.script.callee(call) in _WRAPPERS and given:
+            return [(given[0], None)]
         if isinstance(call.func, cst.Attribute):
             method = call.func.attr.value
-            if method in _PREPARE and positional:
-                chosen = positional[item or 0] if (item or 0) < len(positional) else None
-                return [(chosen, None)] if chosen is not None else None
+            if method in _PREPARE and given:
+                return [(given[item or 0], None)] if (item or 0) < len(given) else None
             if method in _SAME_OBJECT_METHODS:
                 return [(call.func.value, None)]
         target = self.definition(call.func)
@@ -342,6 +326,12 @@ class Origins:
 
     def is_model(self, node: cst.BaseExpression) -> bool:
         return self._constructs(node, lambda name: bool(_MODULE.fullmatch(name)))
+
+    def constructed(self, node: cst.BaseExpression) -> cst.ClassDef | None:
+        """The class of this script whose construction is the one call that a value can come from."""
+        made = [o for o in self.of(node) if isinstance(o, cst.Call)]
+        owner = self.definition(made[0].func) if len(made) == 1 else None
+        return owner if isinstance(owner, cst.ClassDef) else None
 
     def all_are(self, node: cst.BaseExpression, test: Callable[[cst.BaseExpression], bool]) -> bool:
         """Whether every origin of a value satisfies a test."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import libcst as cst
@@ -60,6 +60,35 @@ class Change:
         return ((self.script, self.edits), *self.more) if self.edits else self.more
 
 
+def change_of(
+    file: TextFile, edits: Sequence[Edit], does: str, framework: str, notes: Sequence[str] = ()
+) -> Change:
+    """The change of a launch script or a configuration file. Raises NoEdit where there is none: it `does` so already."""
+    if not edits:
+        raise NoEdit("already", f"{file.name} {does} already", framework=framework)
+    return Change(file, tuple(edits), file.line_of(edits[0].start), "unsafe", tuple(notes), framework)
+
+
+@dataclass
+class Gathered:
+    """Edits of several files while they are put together to one change, by the names of the files."""
+
+    files: dict[str, tuple[TextFile, list[Edit]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def keep(self, file: TextFile, edits: Iterable[Edit]) -> None:
+        if more := list(edits):
+            self.files.setdefault(file.name, (file, []))[1].extend(more)
+
+    def change(self, main: TextFile, line: int, framework: str | None) -> Change:
+        """One change of all files; about `line` of the main one where that changes, else about its first edit."""
+        files = [(file, tuple(union([edits]))) for file, edits in self.files.values()]
+        files.sort(key=lambda f: f[0].name != main.name)
+        first, edits = files[0]
+        line = line if first.name == main.name else first.line_of(edits[0].start)
+        return Change(first, edits, line, "unsafe", tuple(self.notes), framework, more=tuple(files[1:]))
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A place of the source that a fix could mean."""
@@ -101,32 +130,19 @@ class NoEdit(Exception):
 
 def clash(a: Iterable[Edit], b: Iterable[Edit]) -> bool:
     """Whether two sets of edits cannot both be made."""
-    for left in a:
-        for right in b:
-            if left.identity == right.identity:
-                continue
-            if left.identity[0] == right.identity[0]:
-                return True
-            if left.start < right.end and right.start < left.end and not _same_gap(left, right):
-                return True
-            if _within(left, right) or _within(right, left):
-                return True
-            if _moves_start_of(left, right) or _moves_start_of(right, left):
-                return True
-    return False
+    return any(_contradict(left, right) for left in a for right in b if left.identity != right.identity)
+
+
+def _contradict(left: Edit, right: Edit) -> bool:
+    """Whether two edits mean the same thing otherwise, overlap, or move what the other stands at."""
+    overlap = left.start < right.end and right.start < left.end
+    moved = _moves_start_of(left, right) or _moves_start_of(right, left)
+    return left.identity[0] == right.identity[0] or overlap or moved
 
 
 def _moves_start_of(wrapped: Edit, other: Edit) -> bool:
     """Whether one edit puts a line a level deeper that another adds a line above, takes away or wraps as well."""
     return wrapped.key.startswith(_LINE) and other.start <= wrapped.start < max(other.end, other.start + 1)
-
-
-def _same_gap(a: Edit, b: Edit) -> bool:
-    return a.start == a.end == b.start == b.end
-
-
-def _within(insertion: Edit, other: Edit) -> bool:
-    return insertion.start == insertion.end and other.start < insertion.start < other.end
 
 
 def union(groups: Iterable[Sequence[Edit]]) -> list[Edit]:
@@ -208,17 +224,26 @@ def _removable(script: Script, owner: cst.If) -> bool:
     quiet = not any(script.all(kind, within=owner.test) for kind in (cst.Call, cst.Await, cst.NamedExpr))
     block = script.parent(owner)
     alone = not isinstance(block, cst.IndentedBlock | cst.Module) or len(block.body) == 1
-    return (
-        quiet and owner.orelse is None and not alone and not isinstance(owner.test, cst.NamedExpr | cst.Call)
-    )
+    return quiet and owner.orelse is None and not alone
+
+
+def _indented(script: Script, statement: cst.CSTNode, lines: Iterable[str]) -> str:
+    """Lines with the indentation of a statement."""
+    indent = script.indent(statement)
+    return "".join(f"{indent}{line}\n" if line else "\n" for line in lines)
 
 
 def insert_before(script: Script, statement: cst.CSTNode, code: str, key: str = "") -> Edit:
     """New lines above a statement's line, with its indentation."""
     start = script.line_starts[script.line(statement) - 1]
-    indent = script.indent(statement)
-    text = "".join(f"{indent}{line}\n" if line else "\n" for line in code.split("\n"))
-    return Edit(start, start, text, key, code)
+    return Edit(start, start, _indented(script, statement, code.split("\n")), key, code)
+
+
+def replace_lines(script: Script, first: cst.CSTNode, last: cst.CSTNode, lines: Iterable[str]) -> Edit:
+    """Other lines in place of those from one statement to another, with the indentation of the first."""
+    start, end = line_span(script, first)[0], line_span(script, last)[1]
+    text = _indented(script, first, lines)
+    return Edit(start, end, text if script.text[end - 1] in "\r\n" else text.rstrip("\n"))
 
 
 def insert_after(script: Script, statement: Statement, code: str, key: str = "") -> Edit:
@@ -228,9 +253,8 @@ def insert_after(script: Script, statement: Statement, code: str, key: str = "")
         return Edit(end, end, f"; {code}", key, code)
     end = line_span(script, statement)[1]
     line = f"{script.indent(statement)}{code}"
-    if end and script.text[end - 1] not in "\r\n":
-        return Edit(end, end, f"\n{line}", key, code)
-    return Edit(end, end, f"{line}\n", key, code)
+    closed = not end or script.text[end - 1] in "\r\n"
+    return Edit(end, end, f"{line}\n" if closed else f"\n{line}", key, code)
 
 
 def wrap(script: Script, first: cst.CSTNode, last: cst.CSTNode, header: str) -> list[Edit]:
@@ -272,7 +296,7 @@ def set_argument(script: Script, call: cst.Call, arg: cst.Arg, value: str) -> Ed
     return Edit(outer[0], outer[1], value, key, value)
 
 
-def add_arguments(script: Script, call: cst.Call, values: dict[str, str], limit: int = 100) -> list[Edit]:
+def add_arguments(script: Script, call: cst.Call, values: Mapping[str, str], limit: int = 100) -> list[Edit]:
     """Appends keyword arguments to a call in the style it is written in, one edit each."""
     start, close = script.span(call)[0], script.span(call)[1] - 1
     pairs = [(f"arg:{start}:{name}", f"{name}={value}", value) for name, value in values.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import libcst as cst
 
@@ -48,9 +48,11 @@ def candidate(script: Script, node: cst.CSTNode) -> Candidate:
     return Candidate.of(script, script.line(node))
 
 
-def refusal(script: Script, node: cst.CSTNode, why: str, kind: Refusal = "display", **further: str) -> NoEdit:
-    """A refusal that points at a node. `further`: the `framework` and the `command` of a NoEdit."""
-    return NoEdit(kind, why, [candidate(script, node)], **further)
+def refusal(
+    script: Script, node: cst.CSTNode, why: str, *more: cst.CSTNode, kind: Refusal = "display", **further: str
+) -> NoEdit:
+    """A refusal that points at a node, and `more` of the script. `further`: the `framework` and `command` of a NoEdit."""
+    return NoEdit(kind, why, [candidate(script, n) for n in (node, *more)], **further)
 
 
 def already(script: Script, node: cst.CSTNode, what: str, framework: str | None = None) -> NoEdit:
@@ -58,13 +60,20 @@ def already(script: Script, node: cst.CSTNode, what: str, framework: str | None 
     return NoEdit("already", f"{script.name}:{script.line(node)} {what}", framework=framework)
 
 
-def only(found: Sequence[tuple[Script, Any]], what: str, missing: str) -> tuple[Script, Any]:
+def only(found: Sequence[tuple[Script, N]], what: str, missing: str) -> tuple[Script, N]:
     """The one place among those found; raises NoEdit for none and for several."""
     if len(found) == 1:
         return found[0]
     if not found:
         raise NoEdit("unresolved", missing)
     raise NoEdit("ambiguous", f"{len(found)} places {what}", [candidate(s, n) for s, n in found])
+
+
+def started(place: Place) -> Script:
+    """The script that is started; raises NoEdit for several."""
+    return only(
+        [(s, s.module) for s in place.scripts], "can be the script that is started", "no script found"
+    )[0]
 
 
 def on_line(place: Place, found: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:

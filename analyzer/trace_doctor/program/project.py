@@ -7,15 +7,15 @@ of another file that made the value, and from a parameter to the callers in the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import libcst as cst
 
 from trace_doctor.program.dataflow import (
     DATALOADERS,
-    Origins,
     Trail,
     dataflow_of,
     default_of,
@@ -26,6 +26,7 @@ from trace_doctor.program.script import Script, dotted, imported_modules
 from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.program.text_file import TextFile
 
+T = TypeVar("T")
 Definition = cst.FunctionDef | cst.ClassDef
 Place = tuple[Script, cst.BaseExpression]
 """an expression and the script it stands in"""
@@ -78,10 +79,7 @@ class Project:
     def resolve(self, script: Script, qualified: str | None) -> tuple[Script, cst.CSTNode] | None:
         """The definition, or the assigned value, that a name imported into a script stands for in this program."""
         for _ in range(_MAX_REEXPORTS):
-            found = self._file_of(script, qualified)
-            if found is None:
-                return None
-            other, names = found
+            other, names = self._file_of(script, qualified) or (script, [])
             if not names:
                 return None
             if (node := _at_top(other, names)) is not None:
@@ -133,12 +131,16 @@ class Project:
 
     def definition(self, script: Script, func: cst.BaseExpression) -> tuple[Script, Definition] | None:
         """The function or class of this program that an expression names."""
-        if id(func) not in self._defined:
-            before, found = self._cut_short, self._definition(script, func)
+        return self._remembered(self._defined, func, lambda: self._definition(script, func))
+
+    def _remembered(self, known: dict[int, T], node: cst.CSTNode, find: Callable[[], T]) -> T:
+        """The answer for a node, kept unless a question of it went without one."""
+        if id(node) not in known:
+            before, found = self._cut_short, find()
             if self._cut_short != before:
                 return found
-            self._defined[id(func)] = found
-        return self._defined[id(func)]
+            known[id(node)] = found
+        return known[id(node)]
 
     def _definition(self, script: Script, func: cst.BaseExpression) -> tuple[Script, Definition] | None:
         local = dataflow_of(script).definition(func)
@@ -170,13 +172,10 @@ class Project:
             made = self.of(script, receiver)
         finally:
             self._asked.discard(id(receiver))
-        if (
-            len(made) != 1
-            or not isinstance(made[0][1], cst.Call)
-            or isinstance(made[0][1].func, cst.Attribute)
-        ):
+        where, call = made[0] if len(made) == 1 else (script, None)
+        if not isinstance(call, cst.Call) or isinstance(call.func, cst.Attribute):
             return None
-        return self.class_named(made[0][0], made[0][1].func)
+        return self.class_named(where, call.func)
 
     def _method(self, script: Script, owner: cst.ClassDef, name: str) -> tuple[Script, Definition] | None:
         """A method by its name, in a class or in the classes of this program that it descends from."""
@@ -213,12 +212,8 @@ class Project:
 
     def of(self, script: Script, node: cst.BaseExpression) -> list[Place]:
         """The expressions that a value can come from, as `Origins.of`, across the files of the program."""
-        if (known := self._made.get(id(node))) is not None:
-            return list(known)
-        before, found = self._cut_short, walk((script, node, None), self._step, _MAX_DEPTH)
-        if self._cut_short == before:
-            self._made[id(node)] = found
-        return list(found)
+        start = (script, node, None)
+        return [*self._remembered(self._made, node, lambda: walk(start, self._step, _MAX_DEPTH))]
 
     def _step(self, trail: Trail) -> list[Trail]:
         script, node, item = trail
@@ -235,15 +230,10 @@ class Project:
             return []
         function = dataflow_of(script).parameter_of(node)
         if function is None:
-            found_value = self._resolved(script, node)
-            value = found_value[1] if found_value is not None else None
-            return (
-                [(found_value[0], value, item)]
-                if found_value and isinstance(value, cst.BaseExpression)
-                else []
-            )
+            where, value = self._resolved(script, node) or (script, None)
+            return [(where, value, item)] if isinstance(value, cst.BaseExpression) else []
         name = dotted(node) or ""
-        calls = self._callers(script, function)
+        calls = self._remembered(self._calls, function, lambda: self._callers(script, function))
         given = [(s, dataflow_of(script).given(function, name, c)) for s, c in calls]
         passed = [(s, value, item) for s, value in given if value is not None]
         default = default_of(function, name)
@@ -251,12 +241,9 @@ class Project:
 
     def _callers(self, script: Script, function: cst.FunctionDef) -> list[tuple[Script, cst.Call]]:
         """Calls of a function (or of its class) in the other files of the program."""
-        if (known := self._calls.get(id(function))) is not None:
-            return known
         owner = dataflow_of(script).owner(function)
-        before = self._cut_short
         wanted: Definition = owner if owner is not None and function.name.value == "__init__" else function
-        calls = [
+        return [
             (other, call)
             for other in self.mentioning(wanted.name.value)
             if other is not script
@@ -264,9 +251,6 @@ class Project:
             if _last_name(call.func) == wanted.name.value or isinstance(call.func, cst.Name)
             if (found := self.definition(other, call.func)) is not None and found[1] is wanted
         ]
-        if self._cut_short == before:
-            self._calls[id(function)] = calls
-        return calls
 
     # ------------------------------------------------------------------ kinds
 
@@ -301,17 +285,15 @@ class Project:
     def _has_partials(self) -> bool:
         return any(b"partial(" in data and b"DataLoader" in data for data in self._data())
 
+    def partials(self, script: Script, func: cst.BaseExpression) -> list[tuple[Script, cst.Call]]:
+        """The calls of `functools.partial` that a name can stand for."""
+        found = self.of(script, func) if isinstance(func, cst.Name | cst.Attribute) else []
+        return [(s, c) for s, c in found if isinstance(c, cst.Call) and s.callee(c) == "functools.partial"]
+
     def _is_partial(self, script: Script, func: cst.BaseExpression) -> bool:
         """Whether a name is bound to `functools.partial(DataLoader, ...)`."""
-        if not self._has_partials or not isinstance(func, cst.Name | cst.Attribute):
-            return False
-        return any(
-            isinstance(made, cst.Call)
-            and where.callee(made) == "functools.partial"
-            and bool(made.args)
-            and where.qualified(made.args[0].value) in DATALOADERS
-            for where, made in self.of(script, func)
-        )
+        made = self.partials(script, func) if self._has_partials else []
+        return any(bool(c.args) and s.qualified(c.args[0].value) in DATALOADERS for s, c in made)
 
     @cached_property
     def dataloaders(self) -> list[tuple[Script, cst.Call]]:
@@ -331,18 +313,12 @@ def _last_name(func: cst.BaseExpression) -> str | None:
 
 def _at_top(script: Script, names: list[str]) -> cst.CSTNode | None:
     """`f`, `Class`, `Class.method` or the value of `NAME = ...` at module level."""
-    origins: Origins = dataflow_of(script)
-    first = [
-        d
-        for d in origins.definitions.get(names[0], [])
-        if script.nearest(d, cst.FunctionDef, cst.ClassDef) is None
-    ]
+    origins, inner = dataflow_of(script), (cst.FunctionDef, cst.ClassDef)
+    first = [d for d in origins.definitions.get(names[0], []) if script.nearest(d, *inner) is None]
     if len(first) == 1:
-        if len(names) == 1:
-            return first[0]
-        return (
-            method_of(first[0], names[1]) if isinstance(first[0], cst.ClassDef) and len(names) == 2 else None
-        )
+        if isinstance(first[0], cst.ClassDef) and len(names) == 2:
+            return method_of(first[0], names[1])
+        return first[0] if len(names) == 1 else None
     bound = origins.bindings.get((script.module, ".".join(names)), [])
     return bound[0].value if len(bound) == 1 and bound[0].item is None and not bound[0].loop else None
 

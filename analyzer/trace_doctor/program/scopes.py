@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import libcst as cst
+from libcst.helpers import get_full_name_for_node
 
 from trace_doctor.program.syntax_tree import SyntaxTree
 
@@ -82,12 +83,12 @@ class Names:
     def meaning(self, node: cst.CSTNode) -> tuple[set[str], bool]:
         """(qualified names of the imports that an expression can stand for, whether it can be something else). A builtin
         is `builtins.name` and something else; an unknown name is nothing at all."""
-        full = _full_name(node)
-        scope, prefix = self._scope(node), full or ""
+        full = get_full_name_for_node(node) or ""
+        scope, prefix = self._scope(node), full
         while prefix:
             holder = scope.holding(prefix)
             if holder is not None:
-                return self._imports(node, scope, holder, prefix, full or "")
+                return self._imports(node, scope, holder, prefix, full)
             if hasattr(builtins, prefix):
                 return {f"builtins.{full}"}, True
             prefix = prefix.rpartition(".")[0]
@@ -171,13 +172,12 @@ class Names:
         for named in all_(cst.AsName):
             if not isinstance(self._tree.parent(named), cst.ImportAlias):
                 yield from self._targets(named.name, end(named))
-        cases: list[cst.MatchAs | cst.MatchStar] = [*all_(cst.MatchAs), *all_(cst.MatchStar)]
-        for case in cases:
-            if case.name is not None:
-                yield case.name.value, case, end(case), None
-        for mapping in all_(cst.MatchMapping):
-            if mapping.rest is not None:
-                yield mapping.rest.value, mapping, end(mapping), None
+        cases: list[tuple[cst.Name | None, cst.CSTNode]] = [(c.name, c) for c in all_(cst.MatchAs)]
+        cases += [(star.name, star) for star in all_(cst.MatchStar)]
+        cases += [(mapping.rest, mapping) for mapping in all_(cst.MatchMapping)]
+        for name, case in cases:
+            if name is not None:
+                yield name.value, case, end(case), None
 
     def _end(self, node: cst.CSTNode) -> int:
         return self._tree.span(node)[1]
@@ -196,10 +196,12 @@ class Names:
             return
         module = ""
         if isinstance(node, cst.ImportFrom):
-            module = "." * len(node.relative) + (_full_name(node.module) or "" if node.module else "")
+            module = "." * len(node.relative) + (
+                get_full_name_for_node(node.module) or "" if node.module else ""
+            )
             module += "" if module.endswith(".") else "."
         for alias in node.names:
-            real, end = _full_name(alias.name) or "", self._end(node)
+            real, end = get_full_name_for_node(alias.name) or "", self._end(node)
             if alias.asname is not None:
                 bound = alias.asname.name
                 if isinstance(bound, cst.Name):
@@ -209,16 +211,3 @@ class Names:
             for count in range(1, len(parts) + 1):
                 prefix = ".".join(parts[:count])
                 yield prefix, node, end, module + prefix
-
-
-def _full_name(node: cst.CSTNode | None) -> str | None:
-    """`a.b` of `a.b`, and of the calls and elements of it: `a().b[0]`."""
-    if isinstance(node, cst.Name):
-        return node.value
-    if isinstance(node, cst.Attribute):
-        return f"{_full_name(node.value)}.{node.attr.value}"
-    if isinstance(node, cst.Call):
-        return _full_name(node.func)
-    if isinstance(node, cst.Subscript):
-        return _full_name(node.value)
-    return None

@@ -15,7 +15,7 @@ from trace_doctor.program.syntax_tree import SyntaxTree
 from trace_doctor.program.text_file import TextFile
 
 Block = cst.Module | cst.IndentedBlock | cst.SimpleStatementSuite
-Statement = cst.BaseStatement | cst.BaseSmallStatement
+Statement = cst.BaseCompoundStatement | cst.BaseSmallStatement
 
 FRAMEWORKS = {
     "deepspeed": "deepspeed",
@@ -78,14 +78,8 @@ class Script(TextFile, SyntaxTree):
 
     def statement_of(self, node: cst.CSTNode) -> Statement | None:
         """The small or compound statement that a node is part of."""
-        if isinstance(node, cst.BaseSmallStatement | cst.BaseCompoundStatement):
-            return node
-        found = (
-            a
-            for a in self.ancestors(node)
-            if isinstance(a, cst.BaseSmallStatement | cst.BaseCompoundStatement)
-        )
-        return next(found, None)
+        around = (a for a in (node, *self.ancestors(node)) if isinstance(a, Statement))
+        return next(around, None)
 
     def block_of(self, statement: cst.CSTNode) -> tuple[Block, int]:
         """The block that holds a statement (or its line) and its index there."""
@@ -100,12 +94,9 @@ class Script(TextFile, SyntaxTree):
         """Small statements that cover a line, and compound statements whose header does; innermost first."""
         found: list[tuple[int, int, Statement]] = []
         for kind, nodes in self._layout.by_type.items():
-            if not issubclass(kind, cst.BaseSmallStatement | cst.BaseCompoundStatement):
-                continue
-            for node in nodes:
-                assert isinstance(node, cst.BaseSmallStatement | cst.BaseCompoundStatement)
+            for node in nodes if issubclass(kind, Statement) else ():
                 first, last = self.header_lines(node)
-                if first <= line <= last:
+                if isinstance(node, Statement) and first <= line <= last:
                     start, end = self.span(node)
                     found.append((end - start, start, node))
         return [node for _, _, node in sorted(found, key=lambda f: f[:2])]
@@ -120,12 +111,8 @@ class Script(TextFile, SyntaxTree):
 
     def enclosing_function(self, line: int) -> str | None:
         """Qualified name of the function around a line, as `Class.method`; None at module level."""
-        best: tuple[int, cst.FunctionDef] | None = None
-        for node in self.all(cst.FunctionDef):
-            first, last = self.lines(node)
-            if first <= line <= last and (best is None or first >= best[0]):
-                best = (first, node)
-        return self.function_path(best[1]) if best else None
+        around = [node for node in self.all(cst.FunctionDef) if self.covers(node, line)]
+        return self.function_path(max(around, key=self.line)) if around else None
 
     def function_name(self, node: cst.CSTNode) -> str:
         """Name of the innermost function around a node, as a capture has it at module level as well."""
@@ -234,6 +221,21 @@ def method_name(node: cst.CSTNode | None) -> str | None:
     )
 
 
+def receiver(node: cst.CSTNode | None) -> cst.BaseExpression | None:
+    """`optimizer` of the call `optimizer.step()`; None for what is no call of an attribute."""
+    return node.func.value if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) else None
+
+
+def assigned(node: cst.CSTNode | None) -> list[str | None]:
+    """Dotted names of what `x = y = ...` assigns to, None for a target of another form; empty for what is no such statement."""
+    return [dotted(t.target) for t in node.targets] if isinstance(node, cst.Assign) else []
+
+
+def positional(call: cst.Call) -> list[cst.BaseExpression]:
+    """The values of a call that are passed one by one, without a name."""
+    return [a.value for a in call.args if a.keyword is None and not a.star]
+
+
 def argument(call: cst.Call, name: str, position: int | None = None) -> cst.Arg | None:
     """The argument passed by this name, or at this position when it is passed without a name."""
     for arg in call.args:
@@ -247,6 +249,13 @@ def argument(call: cst.Call, name: str, position: int | None = None) -> cst.Arg 
         if index == position:
             return arg
     return None
+
+
+def key_of(node: cst.CSTNode) -> str | None:
+    """`name` of `x["name"]`; None for anything else."""
+    index = node.slice[0].slice if isinstance(node, cst.Subscript) and len(node.slice) == 1 else None
+    key = literal(index.value) if isinstance(index, cst.Index) else None
+    return key if isinstance(key, str) else None
 
 
 def literal(node: cst.CSTNode | None) -> object:

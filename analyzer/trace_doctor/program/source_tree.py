@@ -6,10 +6,11 @@ Links are never followed and nothing outside the folder is ever opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from trace_doctor.errors import UnreadableScript, UsageError, printable
 from trace_doctor.files import is_utf8, open_regular
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from trace_doctor.program.script import Script
     from trace_doctor.program.text_file import TextFile
 
+F = TypeVar("F")
 MAX_FILES = 5_000
 MAX_BYTES = 1_000_000
 MAX_PARSED = 10_000_000
@@ -85,9 +87,13 @@ class SourceTree:
         """A launch script or configuration file by its name, or None when it is no text."""
         from trace_doctor.program.text_file import TextFile
 
+        return self._read(name, TextFile)
+
+    def _read(self, name: str, kind: Callable[[bytes, str, Path], F]) -> F | None:
+        """A file by its name, or None (and a line in `unreadable`) where it is none of this kind."""
         data = self.data(name)
         try:
-            return None if name in self.unreadable else TextFile(data, name, self.path(name))
+            return None if name in self.unreadable else kind(data, name, self.path(name))
         except UnreadableScript as error:
             self.unreadable[name] = str(error)
             return None
@@ -107,18 +113,17 @@ class SourceTree:
     def data(self, name: str) -> bytes:
         """Bytes of a script as first read; empty for one that is too large or unreadable."""
         if name not in self._bytes:
-            path = self.path(name)
+            found, why = b"", ""
             try:
-                with open_regular(path) as file:
+                with open_regular(self.path(name)) as file:
                     found = file.read(MAX_BYTES + 1)
-                too_large = len(found) > MAX_BYTES
-                self._bytes[name] = b"" if too_large else found
+                if len(found) > MAX_BYTES:
+                    why = f"larger than {MAX_BYTES // 1_000_000} MB; it is left alone"
             except OSError as error:
-                too_large = False
-                self._bytes[name] = b""
-                self.unreadable[name] = f"{name}: {error.strerror or 'cannot be read'}"
-            if too_large:
-                self.unreadable[name] = f"{name}: larger than {MAX_BYTES // 1_000_000} MB; it is left alone"
+                why = error.strerror or "cannot be read"
+            self._bytes[name] = b"" if why else found
+            if why:
+                self.unreadable[name] = f"{name}: {why}"
         return self._bytes[name]
 
     def script(self, name: str) -> Script | None:
@@ -126,17 +131,11 @@ class SourceTree:
         if name not in self._scripts:
             from trace_doctor.program.script import Script
 
-            data = self.data(name)
-            try:
-                self._parsed += len(data)
-                if self._parsed > MAX_PARSED:
-                    raise UnreadableScript(
-                        f"{name}: more than {MAX_PARSED // 1_000_000} MB of scripts; it is left alone"
-                    )
-                self._scripts[name] = None if name in self.unreadable else Script(data, name, self.path(name))
-            except UnreadableScript as error:
-                self.unreadable[name] = str(error)
-                self._scripts[name] = None
+            self._parsed += len(self.data(name))
+            if self._parsed > MAX_PARSED:
+                why = f"more than {MAX_PARSED // 1_000_000} MB of scripts; it is left alone"
+                self.unreadable[name] = f"{name}: {why}"
+            self._scripts[name] = self._read(name, Script)
         return self._scripts[name]
 
     def mentioning(self, *words: str, among: Iterable[str] | None = None) -> list[Script]:
@@ -162,18 +161,14 @@ class SourceTree:
         if not scored:
             return []
         best = scored[max(scored)]
-        if len(best) > 1 and function and line:
-            named = [n for n in best if self._holds(n, function, line)]
-            return named or best
-        return best
+        if len(best) == 1 or not function or not line:
+            return best
+        scripts = [s for s in map(self.script, best) if s is not None]
+        return [s.name for s in scripts if same_function(s.enclosing_function(line), function)] or best
 
     def _long_name(self, name: str) -> str:
         """With the folder's own name in front, so that `proj/train.py` matches `/home/x/proj/train.py` further."""
         return f"{self.root.resolve().name}/{name}"
-
-    def _holds(self, name: str, function: str, line: int) -> bool:
-        script = self.script(name)
-        return script is not None and same_function(script.enclosing_function(line), function)
 
 
 def same_function(in_script: str | None, in_capture: str | None) -> bool:
@@ -186,9 +181,4 @@ def same_function(in_script: str | None, in_capture: str | None) -> bool:
 
 
 def _common_suffix(a: tuple[str, ...], b: tuple[str, ...]) -> int:
-    count = 0
-    for left, right in zip(reversed(a), reversed(b), strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(reversed(a), reversed(b), strict=False))))

@@ -49,6 +49,11 @@ class SyntaxTree:
         """The innermost enclosing node of one of these types; the node itself does not count."""
         return next((a for a in self.ancestors(node) if isinstance(a, kinds)), None)
 
+    def within(self, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
+        """Whether a node begins inside of another one."""
+        start, end = self.span(outer)
+        return start <= self._start(node) < end
+
     def all(self, kind: type[N], within: cst.CSTNode | None = None) -> list[N]:
         """Nodes of exactly this type, in source order."""
         nodes: list[N] = self._layout.by_type.get(kind, [])  # type: ignore[assignment]

@@ -36,17 +36,15 @@ class TextFile:
         """as shown to people: relative to the source folder, with forward slashes"""
         self.path = path
         self.text, self.encoding, self.bom = _decode(data, name)
-        if not self._gives_back(data):
-            raise UnreadableScript(
-                f"{name}: decoded as {self.encoding} and encoded again, its bytes are others; it is left alone"
-            )
-
-    def _gives_back(self, data: bytes) -> bool:
-        """Some encodings have several spellings of a character: lines that no edit is about would change."""
         try:
-            return self.encode(self.text) == data
+            again = self.encode(self.text)
         except ValueError:
-            return False
+            again = None
+        if (
+            again != data
+        ):  # some encodings have several spellings of a character: lines that no edit is about would change
+            why = f"decoded as {self.encoding} and encoded again, its bytes are others; it is left alone"
+            raise UnreadableScript(f"{name}: {why}")
 
     def rewritten(self, data: bytes) -> None:
         """Raises UnreadableScript when these bytes would not be a file of this kind any more."""
@@ -70,11 +68,6 @@ class TextFile:
     @cached_property
     def line_starts(self) -> list[int]:
         return [0, *(m.end() for m in _NEWLINE.finditer(self.text))]
-
-    def offset(self, line: int, column: int) -> int:
-        if line > len(self.line_starts):  # LibCST ends the last line even where the file does not
-            return len(self.text)
-        return min(self.line_starts[line - 1] + column, len(self.text))
 
     def line_of(self, offset: int) -> int:
         return bisect_right(self.line_starts, offset)

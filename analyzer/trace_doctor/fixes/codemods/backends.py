@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import SdpaBackend
@@ -11,7 +10,7 @@ from trace_doctor.program.edits import Change, NoEdit, wrap
 from trace_doctor.program.place import Place, on_line, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.training import whole_line
-from trace_doctor.program.script import Script, argument, literal
+from trace_doctor.program.script import argument, literal
 
 _SDPA = "torch.nn.functional.scaled_dot_product_attention"
 
@@ -28,7 +27,7 @@ def sdpa_backend(place: Place, params: SdpaBackend) -> Change:
     params: `backends`, of SDPBackend's names.
     """
     names = list(params.backends)
-    found: list[tuple[Script, Any]] = [(s, c) for s in place.scripts for c in s.calls(_SDPA)]
+    found = [(s, c) for s in place.scripts for c in s.calls(_SDPA)]
     found = on_line(place, found) or found
     script, call = only(
         found, "call scaled_dot_product_attention", "scaled_dot_product_attention is not called"

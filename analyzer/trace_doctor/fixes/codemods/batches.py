@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import libcst as cst
 
 from trace_doctor.fixes.batch_sizes import batch_size_of, part_of_batch, resized
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import BatchSize, GradientAccumulation
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, remove, wrap
-from trace_doctor.program.place import Place, already, candidate, only, refusal
+from trace_doctor.program.edits import Change, Edit, insert_after, remove, wrap
+from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.loops import method_calls, optimizer_steps, zero_grads
-from trace_doctor.program.queries.training import Step, find_step, refuse_frameworks, whole_line
+from trace_doctor.program.queries.training import Step, find_step, refuse_done, whole_line
 from trace_doctor.program.script import Script, dotted
 
 _SIZE = {"transformers": "TrainingArguments(per_device_train_batch_size=...)"}
@@ -31,16 +29,13 @@ _AFTER_BACKWARD = ("step", "update", "zero_grad", "unscale_", "clip_grad_norm_",
 @codemod("batch-size", BatchSize, words=("DataLoader", "TrainingArguments"), elsewhere=True)
 def batch_size(place: Place, params: BatchSize) -> Change:
     """Raises the batch size of the training loader where it is set. params: `size`."""
-    for script in place.scripts:
-        refuse_frameworks(script, _SIZE)
-    found: list[tuple[Script, Any]] = [*(loaders_on_line(place) or training_loaders(place))]
+    refuse_done(place.scripts, _SIZE)
+    found = loaders_on_line(place) or training_loaders(place)
     script, call = only(found, "construct a DataLoader that feeds training", "no DataLoader(...) was found")
     origin, size = batch_size_of(place, script, call)
-    wanted = params.size
-    if size >= wanted:
-        where = f"{origin.script.name}:{origin.script.line(origin.value)}"
-        raise NoEdit("already", f"{where} sets a batch of {size} already")
-    return resized(place, origin, wanted)
+    if size >= params.size:
+        raise already(origin.script, origin.value, f"sets a batch of {size} already")
+    return resized(place, origin, params.size)
 
 
 # ---------------------------------------------------------------------- gradient accumulation
@@ -56,8 +51,7 @@ def batch_size(place: Place, params: BatchSize) -> Change:
 def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     """Divides the batch into N smaller ones, and steps the optimizer after every N of them. params: `steps`."""
     count = params.steps
-    for script in place.scripts:
-        refuse_frameworks(script, _ACCUMULATE)
+    refuse_done(place.scripts, _ACCUMULATE)
     step = find_step(place)
     script, loop = step.script, step.home
     if not isinstance(loop, cst.For):
@@ -72,7 +66,7 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     counter, counting = _counter(script, loop)
     run, moved = _stepping(step, loop)
     test = f"({counter} + 1) % {written(count)} == 0"
-    length = _length(script, loop)
+    length = _length(loop)
     header = f"if {test} or {counter} + 1 == len({length}):" if length else f"if {test}:"
     edits = [*counting, _divided(step, count)]
     edits += wrap(script, run[0], run[-1], header)
@@ -102,15 +96,11 @@ def _counter(script: Script, loop: cst.For) -> tuple[str, list[Edit]]:
     (start, end), (first, last) = script.outer_span(target), script.span(call)
     text = script.text[start:end].rstrip()
     bare = isinstance(target, cst.Tuple) and not target.lpar
-    edits = [
-        Edit(start, start + len(text), f"{name}, ({text})" if bare else f"{name}, {text}"),
-        Edit(first, first, "enumerate("),
-        Edit(last, last, ")"),
-    ]
-    return name, edits
+    counted = Edit(start, start + len(text), f"{name}, ({text})" if bare else f"{name}, {text}")
+    return name, [counted, Edit(first, first, "enumerate("), Edit(last, last, ")")]
 
 
-def _length(script: Script, loop: cst.For) -> str | None:
+def _length(loop: cst.For) -> str | None:
     """The loader's name, where the loop goes over it directly or through enumerate and tqdm."""
     node: cst.BaseExpression = loop.iter
     while isinstance(node, cst.Call) and node.args:
@@ -125,20 +115,15 @@ def _stepping(
     script = step.script
     backward = whole_line(script, step.backward)
     steps = optimizer_steps(script, loop)
-    if len(steps) != 1:
-        raise NoEdit(
-            "ambiguous" if steps else "unresolved",
-            f"{len(steps)} places step an optimizer",
-            [candidate(script, c) for c, _ in steps],
-        )
+    _, stepping = only([(script, c) for c, _ in steps], "step an optimizer", "0 places step an optimizer")
     block, index = script.block_of(backward)
     run = []
     for line in block.body[index + 1 :]:
         if not isinstance(line, cst.SimpleStatementLine) or not _is_stepping(script, line):
             break
         run.append(line)
-    if not any(script.covers(line, script.line(steps[0][0])) for line in run):
-        raise refusal(script, steps[0][0], "other statements stand between backward() and step()")
+    if not any(script.covers(line, script.line(stepping)) for line in run):
+        raise refusal(script, stepping, "other statements stand between backward() and step()")
     clears = [script.statement_of(c) for c, _ in zero_grads(script, loop)]
     if len(clears) != 1 or not isinstance(clears[0], cst.Expr):
         raise refusal(script, loop, "not exactly one zero_grad() in the loop")

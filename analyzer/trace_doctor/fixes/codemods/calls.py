@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.compiling import OPTIONS
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import PARAMETERS, CompileCall, DistributedCall, RemoveCall
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import (
-    Change,
-    Edit,
-    NoEdit,
-    add_arguments,
-    remove,
-    remove_argument,
-    set_argument,
-)
-from trace_doctor.program.place import Place, already, candidate, in_function, on_line, only, refusal
+from trace_doctor.program.edits import Change, Edit, add_arguments, remove, remove_argument, set_argument
+from trace_doctor.program.place import Place, already, in_function, on_line, only, refusal
 from trace_doctor.program.queries.loops import enclosing_loop, of_steps
 from trace_doctor.program.script import Script, argument
 
@@ -43,26 +34,23 @@ def remove_call(place: Place, params: RemoveCall) -> Change:
         raise refusal(script, call, f"the value of {name}() is used")
     if name.endswith(".synchronize") and (clock := _measured(script, statement)) is not None:
         why = "the clock is read right after it: without the wait the time that is taken means nothing"
-        raise NoEdit("display", why, [candidate(script, call), candidate(script, clock)])
+        raise refusal(script, call, why, clock)
     return Change(script, (remove(script, statement),), script.line(call))
 
 
 def _measured(script: Script, statement: cst.CSTNode) -> cst.CSTNode | None:
     """The statement behind another one, or behind the `if` around it, where that reads a clock."""
-    while True:
-        block, index = script.block_of(statement)
-        following = block.body[index + 1] if index + 1 < len(block.body) else None
-        owner = script.parent(block)
-        if following is not None or not isinstance(owner, cst.If | cst.Else):
-            break
-        while isinstance(owner, cst.Else) or isinstance(script.parent(owner), cst.If):
-            owner = script.parent(owner)
-            assert owner is not None
-        statement = owner
-    if following is None:
+    block, index = script.block_of(statement)
+    owner: cst.CSTNode | None = script.parent(block)
+    if index + 1 < len(block.body):
+        calls = script.all(cst.Call, within=(following := block.body[index + 1]))
+        return following if any(_CLOCK.search(script.code(c.func)) for c in calls) else None
+    if not isinstance(owner, cst.If | cst.Else):
         return None
-    calls = script.all(cst.Call, within=following)
-    return following if any(_CLOCK.search(script.code(c.func)) for c in calls) else None
+    while isinstance(owner, cst.Else) or isinstance(script.parent(owner), cst.If):
+        owner = script.parent(owner)
+        assert owner is not None
+    return _measured(script, owner)
 
 
 def _repeats(script: Script, call: cst.Call) -> bool:
@@ -87,9 +75,10 @@ def set_call_args(place: Place, params: CompileCall | DistributedCall) -> Change
     """Sets and removes keyword arguments of the one call of a named function or class."""
     callee, unwanted = params.callee, params.remove
     wanted = {name: written(value) for name, value in params.args.given().items()}
-    calls: list[tuple[Script, Any]] = [(s, c) for s in place.scripts for c in s.calls(callee)]
+    found: list[tuple[Script, cst.Call | cst.Decorator]]
+    found = [(s, c) for s in place.scripts for c in s.calls(callee)]
     bare = [(s, d) for s in place.scripts for d in s.all(cst.Decorator) if s.qualified(d.decorator) == callee]
-    found = [*calls, *[(s, d) for s, d in bare if not isinstance(d.decorator, cst.Call)]]
+    found += [(s, d) for s, d in bare if not isinstance(d.decorator, cst.Call)]
     script, node = only(on_line(place, found) or found, f"call {callee}", f"no call of {callee} was found")
     if isinstance(node, cst.Decorator):
         if not wanted:

@@ -11,7 +11,7 @@ from trace_doctor.program.place import Place, already, candidate, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.repeated_blocks import Blocks, repeated_blocks
-from trace_doctor.program.queries.training import find_model, find_step, refuse_frameworks, trained_classes
+from trace_doctor.program.queries.training import find_model, find_step, refuse_done, trained_classes
 from trace_doctor.program.script import Script, dotted
 
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
@@ -32,10 +32,10 @@ _INSTEAD = {
 def checkpoint_blocks(place: Place, params: Parameters) -> Change:
     """Recomputes each repeated block in backward (use_reentrant=False) instead of keeping its activations."""
     for script in place.scripts:
-        refuse_frameworks(script, _INSTEAD)
-        done = [*script.calls(_CHECKPOINT, _SEQUENTIAL), *_enabled(script)]
-        if done:
-            raise already(script, done[0], "recomputes activations already")
+        refuse_done([script], _INSTEAD)
+        enabled = (c for c, _ in method_calls(script, "gradient_checkpointing_enable"))
+        for call in (*script.calls(_CHECKPOINT, _SEQUENTIAL), *enabled):
+            raise already(script, call, "recomputes activations already")
     uses = [(s, u) for s in place.scripts for b in repeated_blocks(s) for u in _uses(s, b)]
     line = place.line
     here = [(s, u) for s, u in uses if line is not None and s.covers(s.nearest(u, cst.ClassDef) or u, line)]
@@ -61,26 +61,21 @@ def _of_trained(place: Place, uses: list[tuple[Script, cst.Call]]) -> list[tuple
     if not program.mentioning(".backward("):
         return uses
     classes = list(trained_classes(program))
-    seen: set[int] = set()
+    seen: set[cst.CSTNode | None] = set()
     while classes:
         where, owner = classes.pop()
-        if id(owner) in seen:
+        if owner in seen:
             continue
-        seen.add(id(owner))
-        for line, node in program.lineage(where, owner):
-            seen.add(id(node))
-            for name in line.all(cst.Name, within=node):
-                part = program.class_named(line, name) if name.value[:1].isupper() else None
+        for home, node in program.lineage(where, owner):
+            seen.add(node)
+            for name in home.all(cst.Name, within=node):
+                part = program.class_named(home, name) if name.value[:1].isupper() else None
                 classes += [part] if part is not None else []
-    found_uses = [(s, u) for s, u in uses if id(s.nearest(u, cst.ClassDef)) in seen]
-    if not found_uses:
+    trained = [(s, u) for s, u in uses if s.nearest(u, cst.ClassDef) in seen]
+    if not trained:
         why = "cannot see whether the model that is trained is made of these blocks"
         raise NoEdit("display", why, [candidate(s, u) for s, u in uses])
-    return found_uses
-
-
-def _enabled(script: Script) -> list[cst.Call]:
-    return [c for c, _ in method_calls(script, "gradient_checkpointing_enable")]
+    return trained
 
 
 def _uses(script: Script, blocks: Blocks) -> list[cst.Call]:
@@ -122,8 +117,8 @@ def _pretrained(place: Place) -> Change:
     model = find_model(find_step(place))
     script, name = model.script, model.callee
     if not (name.startswith("transformers.") and name.endswith((".from_pretrained", ".from_config"))):
-        where = [candidate(*model.construction)]
-        raise NoEdit("unresolved", "the model has no list of repeated blocks in these scripts", where)
+        why = "the model has no list of repeated blocks in these scripts"
+        raise refusal(*model.construction, why, kind="unresolved")
     code = f"{model.name}.gradient_checkpointing_enable()"
     edit = insert_after(script, model.made, code, "checkpoint-blocks")
     return Change(script, (edit,), script.line(model.made))

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import ChunkedLoss
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Edit, NoEdit, line_span
-from trace_doctor.program.place import Place, already, candidate, only, refusal
+from trace_doctor.program.edits import Change, NoEdit, replace_lines
+from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.imports import name_for
-from trace_doctor.program.script import Script, argument, dotted
+from trace_doctor.program.script import Script, argument, assigned, dotted, method_name, receiver
 
 _LOSS = "torch.nn.functional.cross_entropy"
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _FREE = ("float", "flatten", "contiguous", "to")
 _ROWS = ("view", "reshape")
+_CODE = """\
+def chunk_loss(hidden_chunk, {labels}):
+{unit}{logits} = {head}(hidden_chunk)
+{unit}return {loss}
+
+loss_sum = 0.0
+for hidden_chunk, labels_chunk in zip({hidden}.chunk({chunks}), {labels}.chunk({chunks})):
+{unit}loss_sum = loss_sum + {checkpoint}(chunk_loss, hidden_chunk, labels_chunk, use_reentrant=False)
+{keep}loss_sum / ({labels} != {ignored}).sum()"""
+"""what replaces logits and loss, without the indentation of where they stand"""
 
 
 @codemod(
@@ -43,7 +51,6 @@ def chunked_loss(place: Place, params: ChunkedLoss) -> Change:
 
 
 def _change(script: Script, call: cst.Call, chunks: int) -> Change:
-    where = [candidate(script, call)]
     statement = script.statement_of(call)
     value = statement.value if isinstance(statement, cst.Return | cst.Assign) else None
     if statement is None or value is not call:
@@ -56,7 +63,7 @@ def _change(script: Script, call: cst.Call, chunks: int) -> Change:
     if given is None or target is None or not allowed:
         raise refusal(script, call, "the loss takes weights or another reduction")
     block, index = script.block_of(statement)
-    logits, head, made = _logits(script, given.value, block.body[index - 1] if index else None, where)
+    logits, head, made = _logits(script, call, given.value, block.body[index - 1] if index else None)
     _refuse_other_uses(script, logits, made, call)
     hidden = head.args[0].value
     labels = _root(target.value)
@@ -70,107 +77,68 @@ def _change(script: Script, call: cst.Call, chunks: int) -> Change:
         *(script.code(a).rstrip(", ") for a in others),
     ]
     ignored = argument(call, "ignore_index")
-    text = _code(
-        function=f"{script.code(head.func)}({{}})",
-        logits=logits,
-        hidden=(script.code(hidden), "hidden"),
-        labels=(labels, "labels"),
-        loss=f'{loss}({", ".join(inner)}, reduction="sum")',
-        checkpoint=checkpoint,
-        chunks=written(chunks),
-        count=f"({labels} != {script.code(ignored.value) if ignored else '-100'}).sum()",
-        keep="return "
-        if isinstance(statement, cst.Return)
-        else script.text[script.span(statement)[0] : script.span(call)[0]],
-        unit=script.module.default_indent,
-    )
-    return _replaced(script, made, statement, text, (*imports, *more))
+    begin = script.text[script.span(statement)[0] : script.span(call)[0]]
+    values = {
+        "head": script.code(head.func),
+        "logits": logits,
+        "hidden": script.code(hidden),
+        "labels": labels,
+        "loss": f'{loss}({", ".join(inner)}, reduction="sum")',
+        "checkpoint": checkpoint,
+        "chunks": written(chunks),
+        "ignored": script.code(ignored.value) if ignored else "-100",
+        "keep": "return " if isinstance(statement, cst.Return) else begin,
+        "unit": script.module.default_indent,
+    }
+    for name in ("chunk_loss", "loss_sum", "hidden_chunk", "labels_chunk"):
+        if name in script.text:
+            raise NoEdit("already", f"{script.name} has {name} already")
+    lines = [line.format_map(values) for line in _CODE.split("\n")]
+    edits = (*imports, *more, replace_lines(script, made, statement, lines))
+    return Change(script, edits, script.line(statement))
 
 
 def _logits(
-    script: Script, given: cst.BaseExpression, above: cst.CSTNode | None, where: list[Any]
+    script: Script, loss: cst.Call, given: cst.BaseExpression, above: cst.CSTNode | None
 ) -> tuple[str, cst.Call, cst.SimpleStatementLine]:
     """(name, call of the head, its line): `logits = self.head(hidden)` right above the loss."""
     name = _root(given)
-    node = above.body[0] if isinstance(above, cst.SimpleStatementLine) and len(above.body) == 1 else None
-    made = isinstance(node, cst.Assign) and [dotted(t.target) for t in node.targets] == [name]
-    head = node.value if isinstance(node, cst.Assign) and made else None
-    plain = isinstance(head, cst.Call) and len(head.args) == 1 and dotted(head.func) is not None
-    if name is None or not plain:
-        raise NoEdit("display", "the logits are not made by one layer on the line above", where)
-    assert isinstance(head, cst.Call) and isinstance(above, cst.SimpleStatementLine)
+    line = above if isinstance(above, cst.SimpleStatementLine) and len(above.body) == 1 else None
+    node = line.body[0] if line is not None else None
+    head = node.value if isinstance(node, cst.Assign) and assigned(node) == [name] else None
+    if (
+        line is None
+        or name is None
+        or not isinstance(head, cst.Call)
+        or len(head.args) != 1
+        or not dotted(head.func)
+    ):
+        raise refusal(script, loss, "the logits are not made by one layer on the line above")
     if not dataflow_of(script).all_are(head.func, lambda o: script.callee(o) == "torch.nn.Linear"):
-        raise NoEdit(
-            "display", f"{script.code(head.func)} is no nn.Linear that is made in this script", where
-        )
+        raise refusal(script, loss, f"{script.code(head.func)} is no nn.Linear that is made in this script")
     if not _only_shaped(script, given):
-        raise NoEdit("display", "the logits are changed before the loss", where)
-    return name, head, above
+        raise refusal(script, loss, "the logits are changed before the loss")
+    return name, head, line
 
 
 def _root(node: cst.BaseExpression) -> str | None:
     """`logits` of `logits.float().view(-1, n)`."""
-    while isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-        node = node.func.value
+    while (inner := receiver(node)) is not None:
+        node = inner
     return node.value if isinstance(node, cst.Name) else None
 
 
 def _only_shaped(script: Script, node: cst.BaseExpression) -> bool:
     """Whether methods only cast and reshape a tensor, in ways that hold for a chunk of its rows as well."""
-    while isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-        method, given = node.func.attr.value, [script.code(a.value) for a in node.args]
-        if method not in _FREE and not (method in _ROWS and given[:1] == ["-1"]):
+    while isinstance(node, cst.Call) and (inner := receiver(node)) is not None:
+        method, first = method_name(node), [script.code(a.value) for a in node.args[:1]]
+        if method not in _FREE and not (method in _ROWS and first == ["-1"]):
             return False
-        node = node.func.value
+        node = inner
     return True
 
 
 def _refuse_other_uses(script: Script, logits: str, made: cst.CSTNode, call: cst.Call) -> None:
-    inside = [script.span(made), script.span(call)]
     for name in script.all(cst.Name, within=script.function_of(call)):
-        at = script.span(name)[0]
-        if name.value == logits and not any(a <= at < b for a, b in inside):
+        if name.value == logits and not script.within(name, made) and not script.within(name, call):
             raise refusal(script, name, f"{logits} are used for something else as well")
-
-
-def _code(
-    function: str,
-    logits: str,
-    hidden: tuple[str, str],
-    labels: tuple[str, str],
-    loss: str,
-    checkpoint: str,
-    chunks: str,
-    count: str,
-    keep: str,
-    unit: str,
-) -> list[str]:
-    """The lines that replace logits and loss, without the indentation of where they stand."""
-    return [
-        f"def chunk_loss({hidden[1]}_chunk, {labels[0]}):",
-        f"{unit}{logits} = {function.format(hidden[1] + '_chunk')}",
-        f"{unit}return {loss}",
-        "",
-        "loss_sum = 0.0",
-        f"for hidden_chunk, labels_chunk in zip({hidden[0]}.chunk({chunks}), {labels[0]}.chunk({chunks})):",
-        f"{unit}loss_sum = loss_sum + {checkpoint}(chunk_loss, hidden_chunk, labels_chunk, use_reentrant=False)",
-        f"{keep}loss_sum / {count}",
-    ]
-
-
-def _replaced(
-    script: Script,
-    made: cst.SimpleStatementLine,
-    statement: cst.CSTNode,
-    lines: list[str],
-    imports: tuple[Edit, ...],
-) -> Change:
-    for name in ("chunk_loss", "loss_sum", "hidden_chunk", "labels_chunk"):
-        if name in script.text:
-            raise NoEdit("already", f"{script.name} has {name} already")
-    start, end = line_span(script, made)[0], line_span(script, statement)[1]
-    indent = script.indent(made)
-    text = "".join(f"{indent}{line}\n" if line else "\n" for line in lines)
-    if script.text[end - 1] not in "\r\n":
-        text = text.rstrip("\n")
-    return Change(script, (*imports, Edit(start, end, text)), script.line(statement))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import Compile, MarkDynamic
 from trace_doctor.program.dataflow import dataflow_of, method_of, parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before
@@ -21,11 +21,12 @@ from trace_doctor.program.queries.training import (
     Step,
     find_model,
     find_step,
+    loss_assignments,
     outermost,
-    refuse_frameworks,
+    refuse_done,
     whole_line,
 )
-from trace_doctor.program.script import Script, argument, dotted
+from trace_doctor.program.script import Script, argument, dotted, positional
 
 _INSTEAD = {
     "accelerate": 'Accelerator(dynamo_plugin=TorchDynamoPlugin(backend="inductor"))',
@@ -43,10 +44,18 @@ OPTIONS = (
 )
 """arguments of torch.compile, and their values"""
 _STATE = ("state_dict", "torch.save(")
+_RENAMED = (
+    "torch.compile(model) puts `_orig_mod.` before the names in checkpoints, and the script saves or loads some; from torch "
+    "2.2 on model.compile() keeps them (say --torch-version)"
+)
 
 
 def _arguments(params: Compile) -> str:
     return ", ".join(f"{name}={written(value)}" for name, value in params.given().items())
+
+
+def _compiled(torch: str, what: str, given: str) -> str:
+    return f"{torch}.compile({', '.join(filter(None, [what, given]))})"
 
 
 @codemod(
@@ -68,36 +77,23 @@ def compile_model(place: Place, params: Compile) -> Change:
         edit = insert_after(script, model.made, f"{model.name}.compile({given})", "compile-model")
         return Change(script, (edit,), script.line(model.made))
     if any(word in script.text for word in _STATE):
-        raise refusal(
-            script,
-            model.made,
-            "torch.compile(model) puts `_orig_mod.` before the names in checkpoints, and the script saves or loads some; "
-            "from torch 2.2 on model.compile() keeps them (say --torch-version)",
-        )
+        raise refusal(script, model.made, _RENAMED)
     torch, imports = name_for(script, "torch", model.made)
-    code = f"{model.name} = {torch}.compile({', '.join(filter(None, [model.name, given]))})"
+    code = f"{model.name} = {_compiled(torch, model.name, given)}"
     edit = insert_after(script, model.made, code, "compile-model")
     return Change(script, (*imports, edit), script.line(model.made))
 
 
 def _model(place: Place, instead: Mapping[str, str]) -> Model:
-    for script in place.scripts:
-        refuse_frameworks(script, instead)
+    refuse_done(place.scripts, instead)
     step = find_step(place)
     script = step.script
     decorated = [d for d in script.all(cst.Decorator) if "torch.compile" in script.code(d)]
-    done = [*script.calls("torch.compile"), *_compile_methods(script), *decorated]
-    if done:
-        raise already(script, done[0], "compiles already")
+    methods = [c for c, _ in method_calls(script, "compile") if script.qualified(c.func) is None]
+    in_place = [c for c in methods if all(a.keyword is not None for a in c.args)]
+    for done in (*script.calls("torch.compile"), *in_place, *decorated):
+        raise already(script, done, "compiles already")
     return find_model(step)
-
-
-def _compile_methods(script: Script) -> list[cst.Call]:
-    return [
-        c
-        for c, _ in method_calls(script, "compile")
-        if script.qualified(c.func) is None and all(a.keyword is not None for a in c.args)
-    ]
 
 
 # ---------------------------------------------------------------------- regional compilation
@@ -114,30 +110,23 @@ def compile_blocks(place: Place, params: Compile) -> Change:
     """Compiles the repeated block of a model once, instead of the whole model."""
     model = _model(place, _REGIONAL)
     script = model.script
-    lists = [(model.definition[0], b) for b in repeated_blocks(*model.definition)] if model.definition else []
-    made = [(where, b.made) for where, b in lists]
-    home, chosen = only(
-        made, "make a list of blocks", "the model has no list of repeated blocks in these scripts"
-    )
-    blocks = next(b for _, b in lists if b.made is chosen)
+    home = model.definition[0] if model.definition else script
+    lists = {b.made: b for b in repeated_blocks(*model.definition)} if model.definition else {}
+    missing = "the model has no list of repeated blocks in these scripts"
+    _, chosen = only([(home, made) for made in lists], "make a list of blocks", missing)
+    blocks = lists[chosen]
     given = _arguments(params)
     if place.torch.at_least(2, 2):
         unit = script.module.default_indent
-        code = f"for block in {model.name}.{blocks.path}:\n{unit}block.compile({given})"
-        edit = _lines_after(script, model.made, code)
+        whole_line(script, model.made)
+        loop = f"for block in {model.name}.{blocks.path}:\n{script.indent(model.made)}{unit}block.compile({given})"
+        edit = insert_after(script, model.made, loop, "compile-blocks")
         return Change(script, (edit,), script.line(model.made))
     forward = method_of(blocks.block, "forward") if blocks.block is not None else None
     if forward is None:
         raise refusal(home, chosen, "the block's forward is not where its list is made")
     torch, imports = name_for(home, "torch", forward)
     return Change(home, (*imports, _decorate(home, forward, torch, given)), home.line(forward))
-
-
-def _lines_after(script: Script, statement: cst.BaseSmallStatement, code: str) -> Edit:
-    """Several lines below a statement."""
-    whole_line(script, statement)
-    indent = script.indent(statement)
-    return insert_after(script, statement, code.replace("\n", f"\n{indent}"), "compile-blocks")
 
 
 def _decorate(script: Script, function: cst.FunctionDef, torch: str, given: str) -> Edit:
@@ -158,8 +147,7 @@ def _decorate(script: Script, function: cst.FunctionDef, torch: str, given: str)
 )
 def compile_loss(place: Place, params: Compile) -> Change:
     """Compiles the loss function of the training step, so that its operators are fused."""
-    for script in place.scripts:
-        refuse_frameworks(script, _INSTEAD)
+    refuse_done(place.scripts, _INSTEAD)
     step = find_step(place)
     script, call = _loss_call(step)
     given = _arguments(params)
@@ -175,33 +163,23 @@ def compile_loss(place: Place, params: Compile) -> Change:
     if len(made) == 1 and isinstance(made[0], cst.Call):
         if any(script.callee(up) == "torch.compile" for up in script.ancestors(made[0])):
             raise already(script, made[0], "is compiled already")
-        start, end = script.span(made[0])
-        text = f"{torch}.compile({', '.join(filter(None, [script.text[start:end], given]))})"
-        return Change(script, (*imports, Edit(start, end, text, "compile-loss", text)), script.line(made[0]))
+        text = _compiled(torch, script.code(made[0]), given)
+        edit = Edit(*script.span(made[0]), text, "compile-loss", text)
+        return Change(script, (*imports, edit), script.line(made[0]))
     return _compile_function(step, call, torch, given, imports)
 
 
 def _loss_call(step: Step) -> tuple[Script, cst.Call]:
     """The one call that computes the loss from the model's outputs, which is no model itself."""
-    script, name = step.script, dotted(step.loss)
-    before = script.span(step.backward)[0]
-    values: list[cst.BaseExpression] = [
-        a.value
-        for a in script.all(cst.Assign, within=step.home)
-        if script.span(a)[1] <= before
-        and name is not None
-        and any(dotted(t.target) == name for t in a.targets)
-    ]
-    found = [(script, call) for value in values or [step.loss] for call in _losses(step, value)]
+    values = [a.value for a in loss_assignments(step)] or [step.loss]
+    found = [(step.script, v) for v in values if isinstance(v, cst.Call) and _is_loss(step, v)]
     return only(
         found, "compute the loss", "the loss is computed by no function that can be compiled on its own"
     )
 
 
-def _losses(step: Step, value: cst.BaseExpression) -> list[cst.Call]:
+def _is_loss(step: Step, value: cst.Call) -> bool:
     script = step.script
-    if not isinstance(value, cst.Call):
-        return []
     name = script.callee(value) or ""
     tracked = dataflow_of(script)
     made = tracked.of(value.func)
@@ -210,7 +188,7 @@ def _losses(step: Step, value: cst.BaseExpression) -> list[cst.Call]:
     constructed = [script.callee(o) or "" for o in made if isinstance(o, cst.Call)]
     functional = re.fullmatch(r"torch\.nn\.functional\.\w*(loss|entropy|div)\w*", name) is not None
     classes = bool(constructed) and all(re.fullmatch(r"torch\.nn\.\w+Loss", n) for n in constructed)
-    return [value] if local or functional or classes else []
+    return local or functional or classes
 
 
 _MODEL_NAME = re.compile(r"(?:.*[._])?(?:model|net|network|module|backbone|encoder|decoder|generator|unet)")
@@ -234,13 +212,9 @@ def _compile_function(
     name = f"compiled_{text.split('.')[-1]}"
     if name in script.text:
         raise NoEdit("already", f"{script.name} has {name} already")
-    above = f"{name} = {torch}.compile({', '.join(filter(None, [text, given]))})"
-    edits = (
-        *imports,
-        insert_before(script, outermost(script, step.home), above, "compile-loss"),
-        Edit(*script.span(call.func), name),
-    )
-    return Change(script, edits, script.line(call))
+    compiled = f"{name} = {_compiled(torch, text, given)}"
+    above = insert_before(script, outermost(script, step.home), compiled, "compile-loss")
+    return Change(script, (*imports, above, Edit(*script.span(call.func), name)), script.line(call))
 
 
 # ---------------------------------------------------------------------- dynamic shapes
@@ -278,32 +252,22 @@ def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
 
 def _is_compiled(script: Script, call: cst.Call) -> bool:
     """Whether a call calls what torch.compile returned, or a function under its decorator."""
-    tracked = dataflow_of(script)
-    for binding in tracked.bound(call.func):
-        if isinstance(binding.value, cst.Call) and script.callee(binding.value) == "torch.compile":
-            return True
-    target = tracked.definition(call.func)
-    return isinstance(target, cst.FunctionDef) and any(
-        script.qualified(d.decorator.func if isinstance(d.decorator, cst.Call) else d.decorator)
-        == "torch.compile"
-        for d in target.decorators
-    )
+    made = [script.callee(binding.value) for binding in dataflow_of(script).bound(call.func)]
+    target = dataflow_of(script).definition(call.func)
+    used = [d.decorator for d in target.decorators] if isinstance(target, cst.FunctionDef) else []
+    made += [script.qualified(d.func if isinstance(d, cst.Call) else d) for d in used]
+    return "torch.compile" in made
 
 
 def _input(script: Script, call: cst.Call, name: str) -> cst.BaseExpression | None:
     """What is passed for a parameter of the compiled function, by name or by its place in the definition."""
     tracked = dataflow_of(script)
     target: cst.CSTNode | None = tracked.definition(call.func)
-    if target is None:
-        made = [o for o in tracked.of(call.func) if isinstance(o, cst.Call)]
-        owner = tracked.definition(made[0].func) if len(made) == 1 else None
-        target = method_of(owner, "forward") if isinstance(owner, cst.ClassDef) else None
+    if target is None and (owner := tracked.constructed(call.func)) is not None:
+        target = method_of(owner, "forward")
     names = [p.name.value for p in target.params.params] if isinstance(target, cst.FunctionDef) else []
     names = names[1:] if names[:1] == ["self"] else names
-    if name in names:
-        given = argument(call, name, names.index(name))
-    elif name:
-        return None
-    else:
-        given = next((a for a in call.args if a.keyword is None and not a.star), None)
+    if not name:
+        return next(iter(positional(call)), None)
+    given = argument(call, name, names.index(name)) if name in names else None
     return given.value if given is not None else None

@@ -52,16 +52,14 @@ def pin_container(place: Place, params: PinContainer) -> Change:
     flavour = next((f for f in FLAVOURS if now.endswith(f)), FLAVOURS[0])
     wanted = tag(torch, cuda, flavour)
     if wanted is None:
-        raise NoEdit(
-            "display", f"no official image is known for PyTorch {torch or '?'} with CUDA {cuda or '?'}", where
-        )
+        why = f"no official image is known for PyTorch {torch or '?'} with CUDA {cuda or '?'}"
+        raise NoEdit("display", why, where)
     if now == wanted:
         raise NoEdit("already", f"{file.name}:{where[0].line} starts from {wanted} already")
     if arguments:
         return _argued(file, arguments, written, wanted, where)
-    edit = Edit(
-        match.end("image"), match.end("tag" if match["tag"] else "image"), f":{wanted}", "image", wanted
-    )
+    end = match.end("tag" if match["tag"] else "image")
+    edit = Edit(match.end("image"), end, f":{wanted}", "image", wanted)
     return Change(file, (edit,), where[0].line)
 
 

@@ -9,19 +9,12 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import (
-    Change,
-    NoEdit,
-    add_arguments,
-    insert_after,
-    insert_before,
-    set_argument,
-)
-from trace_doctor.program.place import Place, already, candidate, on_line, only, refusal
+from trace_doctor.program.edits import Change, add_arguments, insert_after, insert_before, set_argument
+from trace_doctor.program.place import Place, already, on_line, only, refusal
 from trace_doctor.program.queries.imports import name_for
-from trace_doctor.program.queries.loops import changes_in_place, loops, method_calls, names_in, trains
-from trace_doctor.program.queries.training import find_model, find_step, refuse_frameworks, whole_line
-from trace_doctor.program.script import Script, argument, dotted, literal
+from trace_doctor.program.queries.loops import changes_in_place, method_calls, names_in, trains
+from trace_doctor.program.queries.training import find_model, find_step, refuse_done, whole_line
+from trace_doctor.program.script import Script, argument, dotted, literal, method_name, receiver
 
 _DEVICE = re.compile(r"device|cuda|xpu|rank|gpu", re.IGNORECASE)
 _INSTEAD = {
@@ -36,26 +29,16 @@ _INSTEAD = {
 )
 def pinned_copies(place: Place, params: Parameters) -> Change:
     """Copies batches from pinned memory without blocking: pin_memory=True of the loader with non_blocking=True."""
-    for script in place.scripts:
-        refuse_frameworks(script, _INSTEAD)
-    found = [
-        (s, loop)
-        for s in place.scripts
-        for loop in loops(s)
-        if isinstance(loop, cst.For) and _copies(s, loop)
-    ]
+    refuse_done(place.scripts, _INSTEAD)
+    found = [(s, loop) for s in place.scripts for loop in s.all(cst.For) if _copies(s, loop)]
     found = on_line(place, found) or found
     found = [(s, f) for s, f in found if trains(s, f)] or (found if place.line is not None else [])
     script, loop = only(
         found, "copy a loader's batches", "no loop copies the batches of a DataLoader to a device"
     )
     copies = _copies(script, loop)
-    edits = [
-        e
-        for c in copies
-        if argument(c, "non_blocking") is None
-        for e in add_arguments(script, c, {"non_blocking": "True"})
-    ]
+    waiting = [c for c in copies if argument(c, "non_blocking") is None]
+    edits = [e for c in waiting for e in add_arguments(script, c, {"non_blocking": "True"})]
     loader = _loader(script, loop)
     assert loader is not None
     if any(a.star for a in loader.args):
@@ -67,9 +50,9 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
         edits.append(set_argument(script, loader, pinned, "True"))
     if not edits:
         raise already(script, copies[0], "copies from pinned memory already")
-    changed = [c for c in copies if _written_later(script, loop, c)]
-    if changed:
-        raise refusal(script, changed[0], "what is copied is changed in place afterwards")
+    for copy in copies:
+        if _written_later(script, loop, copy):
+            raise refusal(script, copy, "what is copied is changed in place afterwards")
     return Change(script, tuple(edits), script.line(copies[0]), "safe")
 
 
@@ -86,27 +69,19 @@ def _copies(script: Script, loop: cst.For) -> list[cst.Call]:
     batch = _batch_names(script, loop)
     found = []
     for call in script.all(cst.Call, within=loop.body):
-        func = call.func
-        if (
-            not isinstance(func, cst.Attribute)
-            or func.attr.value not in ("to", "cuda")
-            or any(a.star for a in call.args)
-        ):
-            continue
-        if not names_in(script, func.value) & batch or isinstance(func.value, cst.Call):
+        source, method, device = receiver(call), method_name(call), argument(call, "device", 0)
+        where = script.code(device.value) if device is not None else ""
+        to_device = _DEVICE.search(where) is not None and "dtype" not in where
+        copies = method == "cuda" or (method == "to" and to_device)
+        if source is None or not copies or any(a.star for a in call.args) or isinstance(source, cst.Call):
             continue
         inner = (up for up in script.between(call, loop) if isinstance(up, cst.For))
-        if any(_loader(script, f) is not None for f in inner):
-            continue  # a loop over another loader: validation between the steps
-        device = argument(call, "device", 0)
-        if func.attr.value == "to" and (device is None or not _is_device(script, device.value)):
-            continue
-        found.append(call)
+        between_steps = any(
+            _loader(script, f) is not None for f in inner
+        )  # a loop over another loader: validation
+        if names_in(script, source) & batch and not between_steps:
+            found.append(call)
     return found
-
-
-def _is_device(script: Script, node: cst.BaseExpression) -> bool:
-    return _DEVICE.search(script.code(node)) is not None and "dtype" not in script.code(node)
 
 
 def _batch_names(script: Script, loop: cst.For) -> set[str]:
@@ -124,15 +99,13 @@ def _batch_names(script: Script, loop: cst.For) -> set[str]:
 
 def _written_later(script: Script, loop: cst.For, copy: cst.Call) -> bool:
     """Whether the source of a copy that does not wait is written to while the copy may still run."""
-    assert isinstance(copy.func, cst.Attribute)
-    source, end = dotted(copy.func.value), script.span(copy)[1]
-    statement = script.statement_of(copy)
-    if isinstance(statement, cst.Assign) and any(
-        source in names_in(script, t.target) for t in statement.targets
-    ):
+    copied, statement = receiver(copy), script.statement_of(copy)
+    source = dotted(copied) if copied is not None else None
+    targets = statement.targets if isinstance(statement, cst.Assign) else ()
+    if source is None or any(source in names_in(script, t.target) for t in targets):
         return False
-    calls = (c for c in script.all(cst.Call, within=loop.body) if script.span(c)[0] > end)
-    return source is not None and any(changes_in_place(c, source) for c in calls)
+    calls = script.all(cst.Call, within=loop.body)
+    return any(changes_in_place(c, source) for c in calls if script.span(c)[0] > script.span(copy)[1])
 
 
 # ---------------------------------------------------------------------- channels last
@@ -147,33 +120,26 @@ def _written_later(script: Script, loop: cst.For, copy: cst.Call) -> bool:
 )
 def channels_last(place: Place, params: Parameters) -> Change:
     """Keeps the model's weights and its images with the channels last, as cuDNN's kernels want them."""
-    for script in place.scripts:
-        if "channels_last" in script.text:
-            raise NoEdit("already", f"{script.name} uses channels_last already")
+    refuse_done(place.scripts, {}, "channels_last")
     step = find_step(place)
     model = find_model(step)
     script, call = model.script, model.calls[0]
     images = model.callee.startswith(("torchvision.models.", "timm."))
     homes = {id(s): s for s in (script, model.construction[0], *(model.definition or ())[:1])}
     if not images and not any(s.calls("torch.nn.Conv2d") for s in homes.values()):
-        raise NoEdit("display", "the model has no Conv2d in these scripts", [candidate(*model.construction)])
+        raise refusal(*model.construction, "the model has no Conv2d in these scripts")
     given = call.args[0].value if call.args and call.args[0].keyword is None else None
     if given is None or not isinstance(given, cst.Name) or len(model.calls) > 1:
         raise refusal(script, call, "the images have no name where the model is called")
     torch, imports = name_for(script, "torch", call)
-    layout = {"memory_format": f"{torch}.channels_last"}
-    edits = [
-        *imports,
-        insert_after(
-            script, model.made, f"{model.name}.to(memory_format={torch}.channels_last)", "channels-last"
-        ),
-    ]
+    layout = f"{torch}.channels_last"
+    to_layout = insert_after(script, model.made, f"{model.name}.to(memory_format={layout})", "channels-last")
+    edits = [*imports, to_layout]
     moves = [b.value for b in dataflow_of(script).bound(given) if isinstance(b.value, cst.Call | cst.Tuple)]
     copies = [c for m in moves for c, r in method_calls(script, "to", m) if dotted(r) == given.value]
     if len(copies) == 1:
-        edits += add_arguments(script, copies[0], layout)
+        edits += add_arguments(script, copies[0], {"memory_format": layout})
     else:
-        line = whole_line(script, call)
-        code = f"{given.value} = {given.value}.to(memory_format={torch}.channels_last)"
-        edits.append(insert_before(script, line, code, "channels-last-input"))
+        code = f"{given.value} = {given.value}.to(memory_format={layout})"
+        edits.append(insert_before(script, whole_line(script, call), code, "channels-last-input"))
     return Change(script, tuple(edits), script.line(model.made))

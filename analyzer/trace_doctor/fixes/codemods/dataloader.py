@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.nodes import written
-from trace_doctor.model import Safety
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import DataLoaderArgs
 from trace_doctor.program.dataflow import method_of
-from trace_doctor.program.edits import Change, Edit, NoEdit
-from trace_doctor.program.place import Place, only, refusal
+from trace_doctor.program.edits import Change, Gathered
+from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.arguments import Arguments, Given, set_value
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.values import set_origin, where_set
 from trace_doctor.program.script import Script, argument, literal, method_name
-from trace_doctor.program.text_file import TextFile
 
 _POSITIONS = {"num_workers": 5, "pin_memory": 7}
 _ORDER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
@@ -68,13 +66,12 @@ class _Loader:
         self.script = script
         self.call = call
         self.arguments = Arguments(project, *_inner(project, script, call), _POSITIONS)
-        self.edits: dict[str, tuple[TextFile, list[Edit]]] = {}
-        self.notes: list[str] = []
+        self.edits = Gathered()
         self.guard: str | None = None
         """an expression for the number of workers that a user may set to 0"""
 
     def edited(self, wanted: dict[str, Any]) -> Change:
-        script, line = self.script, self.script.line(self.call)
+        script = self.script
         if wanted.get("num_workers"):
             _refuse_iterable(self.project, script, self.call)
         self._refuse_hidden(wanted)
@@ -88,36 +85,28 @@ class _Loader:
             if there is None:
                 added[name] = value
             elif literal(there.value) in (None, False):
-                self._keep(there.script, [set_value(there, value)])
+                self.edits.keep(there.script, [set_value(there, value)])
         if added:
-            self._keep(*self.arguments.add(workers, added))
-        if not self.edits:
-            raise NoEdit("already", f"{script.name}:{line} sets its workers and pinning already")
-        names = {e.key.rpartition(":")[2] for _, edits in self.edits.values() for e in edits}
+            self.edits.keep(*self.arguments.add(workers, added))
+        if not self.edits.files:
+            raise already(script, self.call, "sets its workers and pinning already")
+        names = {e.key.rpartition(":")[2] for _, edits in self.edits.files.values() for e in edits}
         self._refuse_explained(names)
-        if names - {"pin_memory"} and not any(
-            "__main__" in s.text for s in self.project.mentioning("__main__", "DataLoader")
-        ):
-            self.notes.append(_SPAWN)
-        safety: Safety = "safe" if names == {"pin_memory"} else "unsafe"
-        files = [(file, tuple(edits)) for file, edits in self.edits.values()]
-        files.sort(key=lambda f: f[0].name != script.name)
-        main, edits = files[0]
-        where = line if main.name == script.name else main.line_of(edits[0].start)
-        return Change(main, edits, where, safety, tuple(self.notes), more=tuple(files[1:]))
-
-    def _keep(self, script: TextFile, edits: Sequence[Edit]) -> None:
-        self.edits.setdefault(script.name, (script, []))[1].extend(edits)
+        guarded = any("__main__" in s.text for s in self.project.mentioning("__main__", "DataLoader"))
+        if names != {"pin_memory"} and not guarded:
+            self.edits.notes.append(_SPAWN)
+        file, edits = self.edits.files.get(script.name) or next(iter(self.edits.files.values()))
+        line = script.line(self.call) if file.name == script.name else file.line_of(edits[0].start)
+        change = self.edits.change(file, line, None)
+        return replace(change, safety="safe" if names == {"pin_memory"} else "unsafe")
 
     def _refuse_hidden(self, wanted: dict[str, Any]) -> None:
-        hidden = self.arguments.hidden
+        script, call, hidden = self.script, self.call, self.arguments.hidden
         if hidden:
-            raise refusal(
-                self.script, self.call, f"the loader's arguments come from {hidden}: set them there"
-            )
+            raise refusal(script, call, f"the loader's arguments come from {hidden}: set them there")
         for name in wanted:
-            if self.arguments.times(name) > 1:
-                raise refusal(self.script, self.call, f"{name} is set in {self.arguments.times(name)} places")
+            if (times := self.arguments.times(name)) > 1:
+                raise refusal(script, call, f"{name} is set in {times} places")
 
     def _refuse_explained(self, names: set[str]) -> None:
         """A comment at the loader that speaks of what would change may say why it is as it is."""
@@ -134,39 +123,32 @@ class _Loader:
         """Raises the worker count where it is set. Returns the count afterwards."""
         if workers is None:
             return target
-        value = literal(workers.value)
+        here, value = (workers.script, workers.value), literal(workers.value)
         if isinstance(value, int):
             if value < target:
-                self._keep(workers.script, [set_value(workers, written(target))])
+                self.edits.keep(workers.script, [set_value(workers, written(target))])
             return max(value, target)
-        text = workers.script.code(workers.value)
-        origin = where_set(workers.script, workers.value, self.project)
+        origin, self.guard = where_set(*here, self.project), workers.script.code(workers.value)
         if origin is None:
             if not target:
                 return 0
-            raise refusal(workers.script, workers.value, f"num_workers={text} is set somewhere else")
+            raise refusal(*here, f"num_workers={self.guard} is set somewhere else")
         current = literal(origin.value)
         if not isinstance(current, int):
-            raise refusal(
-                workers.script, workers.value, f"num_workers comes from {origin.script.code(origin.value)}"
-            )
+            raise refusal(*here, f"num_workers comes from {origin.script.code(origin.value)}")
         if current < target:
-            self._keep(origin.script, set_origin(origin, written(target), "default"))
+            self.edits.keep(origin.script, set_origin(origin, written(target), "default"))
             where = f"{origin.script.name}:{origin.script.line(origin.value)}"
             flag = f"; a command line that passes {origin.flag} decides itself" if origin.flag else ""
-            self.notes.append(f"num_workers is set in {where}{flag}")
-        self.guard = text
+            self.edits.notes.append(f"num_workers is set in {where}{flag}")
         return max(current, target)
 
     def _guarded(self, name: str, value: Any) -> str:
         """The argument's text; where the worker count is a variable that a user may set to 0, it holds for 0 as well."""
         if self.guard is None or name == "pin_memory":
             return written(value)
-        return (
-            f"{self.guard} > 0"
-            if name == "persistent_workers"
-            else f"{written(value)} if {self.guard} > 0 else None"
-        )
+        some = f"{self.guard} > 0"
+        return some if name == "persistent_workers" else f"{written(value)} if {some} else None"
 
 
 def _inner(project: Project, script: Script, call: cst.Call) -> tuple[Script, cst.Call]:
@@ -186,10 +168,9 @@ def _refuse_iterable(project: Project, script: Script, call: cst.Call) -> None:
     """Workers multiply the data of an IterableDataset: raises unless the dataset is known to be map-style."""
     for name, position in (("shuffle", 2), ("sampler", 3), ("batch_sampler", 4)):
         given = argument(call, name, position)
-        if given is not None and literal(given.value) not in (None, False, ...):
+        value = literal(given.value) if given is not None else None
+        if value not in (None, False) and (value is not ... or name != "shuffle"):
             return  # an IterableDataset raises with these
-        if given is not None and name != "shuffle" and literal(given.value) is ...:
-            return
     dataset = argument(call, "dataset", 0)
     if dataset is None:
         raise refusal(script, call, "the loader's dataset is not visible")
@@ -198,11 +179,8 @@ def _refuse_iterable(project: Project, script: Script, call: cst.Call) -> None:
         if style == "iterable":
             raise refusal(script, call, _SHARDING)
         if style == "unknown":
-            raise refusal(
-                script,
-                call,
-                f"cannot see whether {where.code(origin)} is an IterableDataset, whose data workers would repeat",
-            )
+            unsure = f"cannot see whether {where.code(origin)} is an IterableDataset"
+            raise refusal(script, call, f"{unsure}, whose data workers would repeat")
 
 
 def _style(project: Project, script: Script, origin: cst.BaseExpression) -> str:
@@ -219,11 +197,8 @@ def _style(project: Project, script: Script, origin: cst.BaseExpression) -> str:
         return "iterable" if streaming is not None and literal(streaming.value) is not False else "map"
     if "Iterable" in name or name.startswith("webdataset."):
         return "iterable"
-    return (
-        "map"
-        if name in _MAP_STYLE or name.startswith("torchvision.datasets.") or name == "range"
-        else "unknown"
-    )
+    mapped = name in (*_MAP_STYLE, "range") or name.startswith("torchvision.datasets.")
+    return "map" if mapped else "unknown"
 
 
 def _local_style(project: Project, script: Script, origin: cst.Call) -> str:
@@ -234,6 +209,5 @@ def _local_style(project: Project, script: Script, origin: cst.Call) -> str:
     if any("Iterable" in base for base in bases):
         return "iterable"
     methods = {m.name.value for where, owner in lineage for m in where.all(cst.FunctionDef, within=owner)}
-    known = ("torchvision.datasets.", *_MAP_STYLE)
-    mapped = "__getitem__" in methods or any(b.startswith(known) for b in bases)
-    return "map" if mapped else "unknown"
+    of_maps = any(b.startswith(("torchvision.datasets.", *_MAP_STYLE)) for b in bases)
+    return "map" if "__getitem__" in methods or of_maps else "unknown"

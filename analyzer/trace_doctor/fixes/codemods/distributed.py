@@ -7,13 +7,13 @@ import libcst as cst
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Edit, NoEdit, line_span, wrap
+from trace_doctor.program.edits import Change, NoEdit, replace_lines, wrap
 from trace_doctor.program.place import Place, already, candidate, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import is_optimizer, optimizer_steps
 from trace_doctor.program.queries.repeated_blocks import repeated_blocks
-from trace_doctor.program.queries.training import Step, find_step, refuse_frameworks, whole_line
-from trace_doctor.program.script import Script, argument, dotted
+from trace_doctor.program.queries.training import Step, find_step, lines_from, refuse_done, whole_line
+from trace_doctor.program.script import Script, argument, assigned
 
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _WRAPPERS = (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel")
@@ -41,10 +41,7 @@ _SHARD = {
 )
 def no_sync(place: Place, params: Parameters) -> Change:
     """Exchanges accumulated gradients only in the backward before the optimizer's step."""
-    for script in place.scripts:
-        refuse_frameworks(script, _ACCUMULATE)
-        if "no_sync" in script.text:
-            raise NoEdit("already", f"{script.name} uses no_sync() already")
+    refuse_done(place.scripts, _ACCUMULATE, "no_sync", "no_sync()")
     step = find_step(place)
     script = step.script
     calls = [c for c in script.all(cst.Call, within=step.home) if _is_wrapped(script, c.func)]
@@ -52,17 +49,19 @@ def no_sync(place: Place, params: Parameters) -> Change:
     if not calls:
         raise refusal(script, step.backward, "the step calls no DistributedDataParallel", kind="unresolved")
     test = _step_condition(step)
-    first, last = _from_forward(script, calls[0], step.backward)
+    run = lines_from(script, calls[0], whole_line(script, step.backward))
+    if not run:
+        raise refusal(script, calls[0], "forward and backward are in different blocks")
     null, imports = name_for(script, "contextlib.nullcontext", step.backward)
     header = f"with {null}() if {test} else {script.code(calls[0].func)}.no_sync():"
-    return Change(script, (*imports, *wrap(script, first, last, header)), script.line(first))
+    return Change(script, (*imports, *wrap(script, run[0], run[-1], header)), script.line(run[0]))
 
 
 def _is_wrapped(script: Script, node: cst.BaseExpression) -> bool:
     """Whether a name is bound to a model in DistributedDataParallel, here or where it is passed in."""
     tracked = dataflow_of(script)
     bound = tracked.bound(node)
-    if any(isinstance(b.value, cst.Call) and script.callee(b.value) in _NO_SYNC for b in bound):
+    if any(script.callee(b.value) in _NO_SYNC for b in bound):
         return True
     function = script.function_of(node)
     if bound or function is None or not isinstance(node, cst.Name):
@@ -83,22 +82,12 @@ def _step_condition(step: Step) -> str:
         )
     condition = script.nearest(steps[0][0], cst.If)
     backward = whole_line(script, step.backward)
-    inside = condition is not None and script.span(condition)[0] > script.span(step.home)[0]
-    if condition is None or not inside:
+    if condition is None or script.span(condition)[0] <= script.span(step.home)[0]:
         raise already(script, steps[0][0], "steps after every backward: nothing is accumulated")
-    together = script.parent(condition) is script.parent(backward)
-    if not together or script.span(condition)[0] < script.span(backward)[0]:
+    apart = script.parent(condition) is not script.parent(backward)
+    if apart or script.span(condition)[0] < script.span(backward)[0]:
         raise refusal(script, condition, "backward and step are in different blocks")
     return " ".join(script.code(condition.test).split())
-
-
-def _from_forward(script: Script, forward: cst.Call, backward: cst.Call) -> tuple[cst.CSTNode, cst.CSTNode]:
-    last = whole_line(script, backward)
-    block, end = script.block_of(last)
-    for line in block.body[: end + 1]:
-        if script.span(line)[0] <= script.span(forward)[0] < script.span(line)[1]:
-            return line, last
-    raise refusal(script, forward, "forward and backward are in different blocks")
 
 
 # ---------------------------------------------------------------------- FSDP2
@@ -113,10 +102,7 @@ def _from_forward(script: Script, forward: cst.Call, backward: cst.Call) -> tupl
 )
 def fully_shard(place: Place, params: Parameters) -> Change:
     """Shards parameters, gradients and optimizer state over the ranks: fully_shard per block instead of DDP."""
-    for script in place.scripts:
-        refuse_frameworks(script, _SHARD)
-        if "fully_shard" in script.text:
-            raise NoEdit("already", f"{script.name} uses fully_shard already")
+    refuse_done(place.scripts, _SHARD, "fully_shard")
     wraps = [(s, c) for s in place.scripts for c in s.calls(*_WRAPPERS)]
     script, call = only(
         wraps, "wrap a model in DistributedDataParallel", "no DistributedDataParallel was found"
@@ -126,33 +112,26 @@ def fully_shard(place: Place, params: Parameters) -> Change:
     line = whole_line(script, call)
     statement = line.body[0]
     inner = call.args[0].value if call.args else None
-    bound = statement.targets if isinstance(statement, cst.Assign) and statement.value is call else ()
-    target = dotted(bound[0].target) if bound else None
-    if inner is None or target is None:
+    target = next(iter(assigned(statement)), None)
+    bound = isinstance(statement, cst.Assign) and statement.value is call
+    if inner is None or target is None or not bound:
         raise refusal(script, call, "the wrapped model is bound by no plain assignment")
     _refuse_unsharded(script, call, target)
-    owner = _class_of(script, inner)
+    owner = dataflow_of(script).constructed(inner)
     blocks = repeated_blocks(script, owner) if owner is not None else []
     if len(blocks) != 1:
         why = "which blocks to shard cannot be told: the model has no single list of repeated blocks in this script"
         raise refusal(script, call, why)
     name, imports = name_for(script, "torch.distributed.fsdp.fully_shard", call)
-    indent, unit = script.indent(line), script.module.default_indent
-    model = script.code(inner)
-    code = [
-        f"{indent}for block in {model}.{blocks[0].path}:\n{indent}{unit}{name}(block)\n",
-        f"{indent}{name}({model})\n",
-    ]
+    unit, model = script.module.default_indent, script.code(inner)
+    code = [f"for block in {model}.{blocks[0].path}:", f"{unit}{name}(block)", f"{name}({model})"]
     if target != model:
-        code.append(f"{indent}{target} = {model}\n")
-    start, end = line_span(script, line)
-    text = "".join(code) if script.text[end - 1] in "\r\n" else "".join(code).rstrip("\n")
-    return Change(script, (*imports, Edit(start, end, text)), script.line(call))
+        code.append(f"{target} = {model}")
+    return Change(script, (*imports, replace_lines(script, line, line, code)), script.line(call))
 
 
 def _refuse_unsharded(script: Script, call: cst.CSTNode, target: str) -> None:
     """What the script does that holds for whole parameters only."""
-    here = [candidate(script, call)]
     for word, why in (
         (f"{target}.module", "the script reaches into the wrapped model (.module)"),
         ("no_sync", "no_sync() becomes set_requires_gradient_sync() with fully_shard"),
@@ -164,15 +143,8 @@ def _refuse_unsharded(script: Script, call: cst.CSTNode, target: str) -> None:
         if word in script.text:
             raise refusal(script, call, why)
     for made in script.all(cst.Assign):
-        before = script.function_of(made) is script.function_of(call) and script.line(made) < script.line(
-            call
-        )
+        here = script.function_of(made) is script.function_of(call)
+        before = here and script.line(made) < script.line(call)
         if before and any(is_optimizer(script, t.target) for t in made.targets):
             why = "the optimizer is made before the model is sharded, so it would hold the whole parameters"
-            raise NoEdit("display", why, [candidate(script, made), *here])
-
-
-def _class_of(script: Script, node: cst.BaseExpression) -> cst.ClassDef | None:
-    made = [o for o in dataflow_of(script).of(node) if isinstance(o, cst.Call)]
-    owner = dataflow_of(script).definition(made[0].func) if len(made) == 1 else None
-    return owner if isinstance(owner, cst.ClassDef) else None
+            raise refusal(script, made, why, call)

@@ -11,9 +11,9 @@ from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.program import configure
 from trace_doctor.model.parameters import GraphBreakLine
 from trace_doctor.program.edits import Change, NoEdit, remove, shares_line, wrap
-from trace_doctor.program.place import Place, candidate, refusal
+from trace_doctor.program.place import Place, refusal
 from trace_doctor.program.queries.imports import name_for
-from trace_doctor.program.script import Script, Statement, dotted, method_name
+from trace_doctor.program.script import Script, Statement, assigned, dotted, method_name
 from trace_doctor.program.versions import TorchBounds, accepts
 
 _PRINTS = ("print", "breakpoint", "pdb.set_trace", "warnings.warn", "sys.stdout.write", "sys.stderr.write")
@@ -36,17 +36,15 @@ def graph_break_line(place: Place, params: GraphBreakLine) -> Change:
         raise NoEdit("unresolved", "the line of the break was not captured: record with with_stack=True")
     statements = script.statements_on(line)
     if not statements:
-        raise NoEdit(
-            "unresolved", f"nothing stands on {script.name}:{line}; the script has changed since the capture"
-        )
+        why = f"nothing stands on {script.name}:{line}; the script has changed since the capture"
+        raise NoEdit("unresolved", why)
     statement = statements[0]
     if isinstance(statement, cst.Expr) and _is_output(script, statement.value):
         return _silenced(script, statement, place.torch)
-    if isinstance(statement, cst.If) and any(
-        script.callee(c) == _IS_COMPILING for c in script.all(cst.Call, within=statement.test)
-    ):
+    tests = script.all(cst.Call, within=statement.test) if isinstance(statement, cst.If) else []
+    if any(script.callee(c) == _IS_COMPILING for c in tests):
         raise NoEdit("already", f"{script.name}:{line} is left out of compiled code already")
-    branch = _branch(script, statements, line)
+    branch = _branch(script, statement, line)
     if branch is not None:
         raise refusal(script, branch, _BRANCH)
     if _reads_scalar(script, statement):
@@ -62,22 +60,16 @@ _BRANCH = (
 
 
 def _is_output(script: Script, call: cst.BaseExpression) -> bool:
-    if not isinstance(call, cst.Call):
-        return False
-    name = script.callee(call) or dotted(call.func) or ""
-    return (
-        name in _PRINTS
-        or name.startswith("logging.")
-        or _LOGGER.fullmatch(dotted(call.func) or "") is not None
-    )
+    short = (dotted(call.func) or "") if isinstance(call, cst.Call) else ""
+    name = script.callee(call) or short
+    return name in _PRINTS or name.startswith("logging.") or _LOGGER.fullmatch(short) is not None
 
 
 def _silenced(script: Script, statement: cst.Expr, torch: TorchBounds) -> Change:
     """The line under `if not torch.compiler.is_compiling():`, which the compiler leaves out; without it where torch may
     not have that, or where other statements share the line."""
-    where = candidate(script, statement)
     if any(isinstance(n, cst.NamedExpr | cst.Await) for n in script.below(statement)):
-        raise NoEdit("display", "the line also assigns: move the print out by hand", [where])
+        raise refusal(script, statement, "the line also assigns: move the print out by hand")
     if not accepts(torch, _IS_COMPILING) or shares_line(script, statement):
         gone = ("the output of that line disappears",)
         return Change(script, (remove(script, statement),), script.line(statement), notes=gone)
@@ -87,44 +79,32 @@ def _silenced(script: Script, statement: cst.Expr, torch: TorchBounds) -> Change
     return Change(script, edits, script.line(statement), notes=gone)
 
 
-def _branch(script: Script, statements: list[Statement], line: int) -> cst.CSTNode | None:
+def _branch(script: Script, statement: Statement, line: int) -> cst.CSTNode | None:
     """A test that depends on what this line reads: the line is one, or a name it assigns is tested further down."""
-    for statement in statements:
-        if isinstance(statement, cst.If | cst.While | cst.Assert):
-            return statement
-        if script.all(cst.IfExp, within=statement):
-            return statement
-        break
-    statement = statements[0]
+    if isinstance(statement, cst.If | cst.While | cst.Assert) or script.all(cst.IfExp, within=statement):
+        return statement
     if not isinstance(statement, cst.Assign):
         return None
-    names = {dotted(t.target) for t in statement.targets}
+    names = set(assigned(statement))
     function = script.function_of(statement) or script.module
-    for node in script.below(function):
-        if isinstance(node, cst.If | cst.While | cst.IfExp | cst.Assert) and script.line(node) > line:
-            read = {dotted(n) for n in script.below(node.test)}
-            if names & read:
-                return node
-    return None
+    tests = (n for n in script.below(function) if isinstance(n, cst.If | cst.While | cst.IfExp | cst.Assert))
+    later = (n for n in tests if script.line(n) > line)
+    return next((n for n in later if names & {dotted(read) for read in script.below(n.test)}), None)
 
 
 def _reads_scalar(script: Script, statement: Statement) -> bool:
-    for call in script.all(cst.Call, within=statement):
-        if method_name(call) == "item" and not call.args:
-            return True
-        if script.callee(call) in ("float", "int") and len(call.args) == 1:
-            return True
-    return False
+    return any(
+        (method_name(call) == "item" and not call.args)
+        or (script.callee(call) in ("float", "int") and len(call.args) == 1)
+        for call in script.all(cst.Call, within=statement)
+    )
 
 
 def _why(script: Script, statement: Statement) -> str:
     names = [script.callee(c) or dotted(c.func) or "" for c in script.all(cst.Call, within=statement)]
     if any(n.split(".")[0] == "numpy" or n.endswith(".numpy") for n in names):
         return "NumPy leaves the graph: use the torch function of the same name"
-    if any(
-        n.endswith((".tolist", ".nonzero", ".unique")) or n in ("torch.nonzero", "torch.unique")
-        for n in names
-    ):
+    if any(n.endswith((".tolist", ".nonzero", ".unique")) for n in names):
         return (
             "the result's size depends on the data: mask with torch.where, or set "
             "torch._dynamo.config.capture_dynamic_output_shape_ops = True"

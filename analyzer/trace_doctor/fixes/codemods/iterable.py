@@ -44,12 +44,8 @@ def shard_iterable(place: Place, params: ShardIterable) -> Change:
     islice, more = name_for(script, "itertools.islice", method)
     start, end = script.span(source)
     text = f"{islice}({script.text[start:end]}, first, None, stride)"
-    edits = (
-        *imports,
-        *more,
-        insert_before(script, statement, _SHARE.format(worker=worker), "shard"),
-        Edit(start, end, text),
-    )
+    share = insert_before(script, statement, _SHARE.format(worker=worker), "shard")
+    edits = (*imports, *more, share, Edit(start, end, text))
     note = "samples are then drawn by every worker and all but its share thrown away: cheap only where reading is cheap"
     return Change(script, edits, script.line(source), "display", (note,))
 

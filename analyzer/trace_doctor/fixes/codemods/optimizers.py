@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import OptimizerArgs, ReplaceOptimizer
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.edits import Change, Edit, NoEdit, add_arguments, remove_argument, set_argument
-from trace_doctor.program.place import Place, already, candidate, only
+from trace_doctor.program.edits import (
+    Change,
+    Edit,
+    NoEdit,
+    add_arguments,
+    argument_end,
+    remove_argument,
+    set_argument,
+)
+from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls
-from trace_doctor.program.queries.training import refuse_frameworks
+from trace_doctor.program.queries.training import refuse_done
 from trace_doctor.program.script import Script, argument, dotted, literal
 from trace_doctor.program.versions import has_fused
 
@@ -49,14 +56,14 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
     option = "foreach" if params.foreach is not None else "fused"
     value = params.foreach if params.foreach is not None else params.fused is not False
     script, call = _optimizer(place, params.optimizer, _INSTEAD["fused"])
-    name, where = script.callee(call) or "", [candidate(script, call)]
+    name = script.callee(call) or ""
     if option == "fused" and value and not has_fused(name, place.torch):
-        raise NoEdit("display", f"{name} has no fused form in every torch version this can be", where)
+        raise refusal(script, call, f"{name} has no fused form in every torch version this can be")
     if any(a.star for a in call.args):
-        raise NoEdit("display", "the optimizer takes *args or **kwargs that may hold these", where)
+        raise refusal(script, call, "the optimizer takes *args or **kwargs that may hold these")
     differentiable = argument(call, "differentiable")
     if value and differentiable is not None and literal(differentiable.value) is not False:
-        raise NoEdit("display", f"differentiable=True and {option}=True exclude each other", where)
+        raise refusal(script, call, f"differentiable=True and {option}=True exclude each other")
     there = argument(call, option)
     edits: list[Edit] = []
     if there is not None:
@@ -64,16 +71,17 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
         if now is value:
             raise already(script, call, f"passes {option}={value} already")
         if now is not None and option == "fused":
-            raise NoEdit("display", f"{option} is set on purpose", where)
+            raise refusal(script, call, f"{option} is set on purpose")
         edits.append(set_argument(script, call, there, written(value)))
     if option == "fused" and value and not place.torch.at_least(2, 4) and not _on_device(script, call):
         why = "its parameters may still be on the CPU there, where only torch 2.4 and newer have a fused form"
-        raise NoEdit("display", f"{why} (say --torch-version)", where)
+        raise refusal(script, call, f"{why} (say --torch-version)")
     other = argument(call, _ALTERNATIVE[option])
     if value and other is not None:
         edits.append(remove_argument(script, call, other))
     if there is None and value and other is not None and other is call.args[-1]:
-        edits = [_exchange(script, other, f"{option}={written(value)}")]
+        start, text = script.span(other)[0], f"{option}={written(value)}"
+        edits = [Edit(start, argument_end(script, other), text, f"arg:{start}", text)]
     elif there is None:
         edits += add_arguments(script, call, {option: written(value)})
     return Change(script, tuple(edits), script.line(call))
@@ -81,16 +89,14 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
 
 def _on_device(script: Script, call: cst.Call) -> bool:
     """Whether the model whose parameters an optimizer takes was moved to a device before."""
-    end = script.span(call)[0]
-    for node, receiver in method_calls(script, "parameters"):
-        if script.span(call)[0] <= script.span(node)[0] < script.span(call)[1]:
-            name = dotted(receiver) or ""
-            moved = [c for m in ("to", "cuda") for c, r in method_calls(script, m) if dotted(r) == name]
-            made = [b.value for b in dataflow_of(script).bound(receiver)]
-            moved += [c for m in ("to", "cuda") for v in made for c, _ in method_calls(script, m, v)]
-            made += [o for o in dataflow_of(script).of(receiver) if isinstance(o, cst.Call)]
-            wrapped = any(_DDP in script.code(v) for v in made if isinstance(v, cst.Call))
-            return wrapped or any(script.span(c)[0] < end for c in moved)
+    for _, model in method_calls(script, "parameters", call):
+        name = dotted(model) or ""
+        moved = [c for m in ("to", "cuda") for c, r in method_calls(script, m) if dotted(r) == name]
+        made = [b.value for b in dataflow_of(script).bound(model)]
+        moved += [c for m in ("to", "cuda") for v in made for c, _ in method_calls(script, m, v)]
+        made += [o for o in dataflow_of(script).of(model) if isinstance(o, cst.Call)]
+        wrapped = any(_DDP in script.code(v) for v in made if isinstance(v, cst.Call))
+        return wrapped or any(script.span(c)[0] < script.span(call)[0] for c in moved)
     return False
 
 
@@ -98,19 +104,10 @@ _DDP = "DistributedDataParallel"
 """takes parameters that are on their device"""
 
 
-def _exchange(script: Script, arg: cst.Arg, text: str) -> Edit:
-    start, end = script.span(arg)
-    comma = len(script.code(arg.comma)) if isinstance(arg.comma, cst.Comma) else 0
-    whole = script.text[start:end].rstrip()
-    stop = start + len(whole) - (comma if whole.endswith(",") else 0)
-    return Edit(start, stop, text, f"arg:{start}", text)
-
-
-def _optimizer(place: Place, named: str, instead: Mapping[str, str]) -> tuple[Script, Any]:
+def _optimizer(place: Place, named: str, instead: Mapping[str, str]) -> tuple[Script, cst.Call]:
     """The construction of the one optimizer that training steps."""
-    for script in place.scripts:
-        refuse_frameworks(script, {**instead, **_INSTEAD["deepspeed"]})
-    found: list[tuple[Script, Any]] = [
+    refuse_done(place.scripts, {**instead, **_INSTEAD["deepspeed"]})
+    found = [
         (script, call)
         for script in place.scripts
         for call in script.all(cst.Call)
@@ -149,51 +146,42 @@ def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
     """
     goal = params.to
     script, call = _optimizer(place, params.optimizer, _INSTEAD[goal])
-    name, where = script.callee(call) or "", [candidate(script, call)]
+    name = script.callee(call) or ""
     new = _EIGHT_BIT.get(name, "") if goal == "adamw-8bit" else "torch.optim.Adafactor"
     if name == new:
         raise already(script, call, "uses Adafactor already")
     if name not in _EIGHT_BIT:
-        raise NoEdit("display", f"{name} is not replaced: its update is another one", where)
+        raise refusal(script, call, f"{name} is not replaced: its update is another one")
     if goal == "adafactor" and not place.torch.at_least(2, 5):
-        raise NoEdit("display", "torch.optim.Adafactor needs torch 2.5 or newer (say --torch-version)", where)
+        raise refusal(script, call, "torch.optim.Adafactor needs torch 2.5 or newer (say --torch-version)")
     if goal == "adamw-8bit" and any(w in s.text for s in place.scripts for w in ("fully_shard", "FSDP")):
-        raise NoEdit("display", "bitsandbytes does not take the sharded parameters of FSDP", where)
+        raise refusal(script, call, "bitsandbytes does not take the sharded parameters of FSDP")
     if any(a.star for a in call.args):
-        raise NoEdit("display", "the optimizer takes *args or **kwargs that may not fit the other one", where)
-    amsgrad = argument(call, "amsgrad", 5)
-    maximize = argument(call, "maximize")
-    if any(a is not None and literal(a.value) is not False for a in (amsgrad, maximize)):
-        raise NoEdit("display", "the other optimizer has no amsgrad and no maximize", where)
+        raise refusal(script, call, "the optimizer takes *args or **kwargs that may not fit the other one")
+    for given in (argument(call, "amsgrad", 5), argument(call, "maximize")):
+        if given is not None and literal(given.value) is not False:
+            raise refusal(script, call, "the other optimizer has no amsgrad and no maximize")
     text, imports = name_for(script, new, call)
-    edits = [Edit(*script.span(call.func), text)]
-    unwanted = [argument(call, n) for n in _OF_TORCH_ONLY]
-    if goal == "adafactor":
-        return Change(script, (*imports, *edits, *_for_adafactor(script, call, name)), script.line(call))
-    edits += _without(script, call, [a for a in unwanted if a is not None])
-    return Change(script, (*imports, *edits), script.line(call))
+    arguments = _for_adafactor(script, call, name) if goal == "adafactor" else _without(script, call)
+    edits = (*imports, Edit(*script.span(call.func), text), *arguments)
+    return Change(script, edits, script.line(call))
 
 
-def _without(script: Script, call: cst.Call, unwanted: list[cst.Arg]) -> list[Edit]:
-    """Takes several arguments out; the last ones of a call together, with the comma before them."""
-    kept = [a for a in call.args if all(a is not u for u in unwanted)]
-    tail = call.args[len(kept) :]
-    if all(any(a is u for u in unwanted) for a in tail) and kept:
-        start = _end(script, kept[-1])
-        return [Edit(start, _end(script, call.args[-1]), "")]
+def _without(script: Script, call: cst.Call) -> list[Edit]:
+    """Takes out what only torch's optimizers have; the last arguments of a call together, with the comma before them."""
+    unwanted = [a for name in _OF_TORCH_ONLY if (a := argument(call, name)) is not None]
+    kept = [a for a in call.args if a not in unwanted]
+    if kept and tuple(call.args[: len(kept)]) == tuple(kept):
+        return [Edit(script.outer_span(kept[-1].value)[1], script.outer_span(call.args[-1].value)[1], "")]
     return [remove_argument(script, call, u) for u in unwanted]
 
 
-def _end(script: Script, arg: cst.Arg) -> int:
-    return script.outer_span(arg.value)[1]
-
-
-def _for_adafactor(script: Script, call: cst.Call, name: str) -> list[Edit]:
+def _for_adafactor(script: Script, call: cst.Call, optimizer: str) -> list[Edit]:
     """Adafactor has other second moments: only parameters, learning rate and weight decay are taken over."""
-    kept = [argument(call, "params", 0), argument(call, "lr", 1), argument(call, "weight_decay", 4)]
-    texts = [script.code(kept[0].value)] if kept[0] is not None else []
-    texts += [f"lr={script.code(kept[1].value)}"] if kept[1] is not None else []
-    decay = script.code(kept[2].value) if kept[2] is not None else "0.01" if name.endswith("AdamW") else None
-    texts += [f"weight_decay={decay}"] if decay is not None else []
+    kept = {name: argument(call, name, at) for name, at in (("params", 0), ("lr", 1), ("weight_decay", 4))}
+    texts = [f"{name}={script.code(arg.value)}" for name, arg in kept.items() if arg is not None]
+    texts[:1] = [texts[0].removeprefix("params=")] if texts else []
+    if kept["weight_decay"] is None and optimizer.endswith("AdamW"):
+        texts.append("weight_decay=0.01")
     start, end = script.outer_span(call.args[0])[0], script.span(call)[1] - 1
     return [Edit(start, end, ", ".join(texts))]

@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import Autocast, Parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before, wrap
-from trace_doctor.program.place import Place, already, candidate, only, refusal
+from trace_doctor.program.place import Place, already, refusal, started
 from trace_doctor.program.queries.imports import below_imports, last_import, name_for
 from trace_doctor.program.queries.loops import Loop, method_calls, optimizer_steps
 from trace_doctor.program.queries.training import (
     Step,
     find_step,
+    lines_from,
+    loss_assignments,
     model_calls,
     outermost,
     part_calls,
-    refuse_frameworks,
+    refuse_done,
     whole_line,
 )
-from trace_doctor.program.script import Script, dotted, literal
+from trace_doctor.program.script import dotted, literal, receiver
 from trace_doctor.program.versions import TorchBounds
 
 _INSTEAD = {
-    "bfloat16": {
-        "deepspeed": '"bf16": {"enabled": true} in its configuration',
-        "accelerate": 'Accelerator(mixed_precision="bf16")',
-        "lightning": 'Trainer(precision="bf16-mixed")',
-        "transformers": "TrainingArguments(bf16=True)",
-    },
-    "float16": {
-        "deepspeed": '"fp16": {"enabled": true} in its configuration',
-        "accelerate": 'Accelerator(mixed_precision="fp16")',
-        "lightning": 'Trainer(precision="16-mixed")',
-        "transformers": "TrainingArguments(fp16=True)",
-    },
+    dtype: {
+        "deepspeed": f'"{short}": {{"enabled": true}} in its configuration',
+        "accelerate": f'Accelerator(mixed_precision="{short}")',
+        "lightning": f'Trainer(precision="{mixed}")',
+        "transformers": f"TrainingArguments({short}=True)",
+    }
+    for dtype, short, mixed in (("bfloat16", "bf16", "bf16-mixed"), ("float16", "fp16", "16-mixed"))
 }
 _CASTS = ("half", "bfloat16")
 _SPARSE = ("torch.spmm", "torch.sparse", "sparse_coo")
@@ -57,10 +54,7 @@ def autocast(place: Place, params: Autocast) -> Change:
     params: `dtype` (bfloat16, float16), `device` (cuda).
     """
     dtype, device = params.dtype, params.device
-    for script in place.scripts:
-        refuse_frameworks(script, _INSTEAD[dtype])
-        if "autocast(" in script.text:
-            raise NoEdit("already", f"{script.name} uses autocast already")
+    refuse_done(place.scripts, _INSTEAD[dtype], "autocast(", "autocast")
     for script in place.program.mentioning(*_SPARSE):
         raise NoEdit("display", f"{script.name} multiplies sparse matrices, which autocast leaves in fp32")
     step = find_step(place)
@@ -70,26 +64,21 @@ def autocast(place: Place, params: Autocast) -> Change:
             raise refusal(script, call, f"the script casts with .{method}() itself")
     if next(method_calls(script, "scale"), None) is not None:
         raise refusal(script, step.backward, "the script scales its loss itself")
-    first, last = _forward(step)
+    run = _forward(step)
     torch, imports = name_for(script, "torch", step.backward)
     header = f"with {torch}.autocast(device_type={written(device)}, dtype={torch}.{dtype}):"
-    edits = [*imports, *wrap(script, first, last, header)]
+    edits = [*imports, *wrap(script, run[0], run[-1], header)]
     if dtype == "float16":
         edits += _scaled(step, place.torch, torch, device)
-    return Change(script, tuple(edits), script.line(first))
+    return Change(script, tuple(edits), script.line(run[0]))
 
 
-def _forward(step: Step) -> tuple[cst.CSTNode, cst.CSTNode]:
+def _forward(step: Step) -> Sequence[cst.CSTNode]:
     """The run of statements of one block from the first call of the model to the one that computes the loss."""
     script, loss = step.script, dotted(step.loss)
     if loss is None:
         raise refusal(script, step.backward, "the loss is computed and differentiated on one line")
-    before = script.span(step.backward)[0]
-    targets = [
-        a
-        for a in script.all(cst.Assign, within=step.home)
-        if script.span(a)[1] <= before and any(dotted(t.target) == loss for t in a.targets)
-    ]
+    targets = loss_assignments(step)
     if not targets:
         raise refusal(script, step.backward, f"where {loss} is computed was not found", kind="unresolved")
     last = whole_line(script, targets[-1])
@@ -97,45 +86,34 @@ def _forward(step: Step) -> tuple[cst.CSTNode, cst.CSTNode]:
     if not calls:
         raise refusal(script, last, "the step calls no model that is made in this script", kind="unresolved")
     parts = [c for c in part_calls(step, step.home) if script.span(c)[0] < script.span(calls[0])[0]]
-    calls = [*parts, *calls]
-    block, end = script.block_of(targets[-1])
-    for index, line in enumerate(block.body[: end + 1]):
-        if script.span(line)[0] <= script.span(calls[0])[0] < script.span(line)[1]:
-            if index < end and _leaves(script, block.body[index : end + 1]):
-                raise refusal(script, last, "backward() lies between the model and the loss")
-            return line, last
-    raise refusal(script, last, "model and loss are in different blocks")
-
-
-def _leaves(script: Script, lines: Any) -> bool:
-    return any(True for line in lines for _ in method_calls(script, "backward", line))
+    run = lines_from(script, [*parts, *calls][0], last)
+    if not run:
+        raise refusal(script, last, "model and loss are in different blocks")
+    if len(run) > 1 and any(True for line in run for _ in method_calls(script, "backward", line)):
+        raise refusal(script, last, "backward() lies between the model and the loss")
+    return run
 
 
 def _scaled(step: Step, torch: TorchBounds, name: str, device: str) -> list[Edit]:
     """`scaler.scale(loss).backward()`, `scaler.step(optimizer)`, `scaler.update()`, and its construction."""
     script = step.script
     steps = optimizer_steps(script, step.home)
-    where = [candidate(script, call) for call, _ in steps] or [candidate(script, step.backward)]
-    if len(steps) != 1 or steps[0][0].args:
-        raise NoEdit(
-            "display", "a GradScaler needs one optimizer.step() without a closure in the loop", where
-        )
-    if "scaler" in script.text:
-        raise NoEdit("display", "the script has a scaler of its own", where)
-    if not isinstance(step.home, Loop):
-        raise NoEdit("display", "the step is a function: its GradScaler is made outside and passed in", where)
+    where = [call for call, _ in steps] or [step.backward]
+    if len(steps) != 1 or where[0].args:
+        why = "a GradScaler needs one optimizer.step() without a closure in the loop"
+        raise refusal(script, where[0], why, *where[1:])
     call, optimizer = steps[0]
-    statement = script.statement_of(call)
+    if "scaler" in script.text:
+        raise refusal(script, call, "the script has a scaler of its own")
+    if not isinstance(step.home, Loop):
+        raise refusal(script, call, "the step is a function: its GradScaler is made outside and passed in")
+    statement, scaled = script.statement_of(call), receiver(step.backward)
     if not isinstance(statement, cst.Expr):
-        raise NoEdit("display", "the value of step() is used", where)
-    make = (
-        f"{name}.amp.GradScaler({written(device)})"
-        if torch.at_least(2, 3)
-        else f"{name}.cuda.amp.GradScaler()"
-    )
-    receiver = step.backward.func
-    assert isinstance(receiver, cst.Attribute)
-    start, end = script.outer_span(receiver.value)
+        raise refusal(script, call, "the value of step() is used")
+    assert scaled is not None
+    modern = torch.at_least(2, 3)
+    make = f"{name}.amp.GradScaler({written(device)})" if modern else f"{name}.cuda.amp.GradScaler()"
+    start, end = script.outer_span(scaled)
     edits = [
         insert_before(script, outermost(script, step.home), f"scaler = {make}", "scaler"),
         Edit(start, end, f"scaler.scale({script.text[start:end]})", "scale", "loss"),
@@ -143,7 +121,7 @@ def _scaled(step: Step, torch: TorchBounds, name: str, device: str) -> list[Edit
         insert_after(script, statement, "scaler.update()", "scaler.update"),
     ]
     for clip in script.calls("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"):
-        if script.span(step.home)[0] <= script.span(clip)[0] < script.span(step.home)[1]:
+        if script.within(clip, step.home):
             line = whole_line(script, clip)
             edits.append(insert_before(script, line, f"scaler.unscale_({optimizer})", "unscale"))
     return edits
@@ -168,36 +146,27 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
     Mixing them raises where the legacy setting is read (torch 2.9 and later), so never both. The interface by
     attributes is used only where the script does.
     """
-    script, _ = only(
-        [(s, s.module) for s in place.scripts], "can be the script that is started", "no script found"
-    )
-    new = False
+    script, new = started(place), False
+    allowed, on_purpose = "allows TF32 already", "the precision of fp32 products is set on purpose"
     for call in script.calls("torch.set_float32_matmul_precision"):
-        value = literal(call.args[0].value) if call.args else ...
-        where = f"{script.name}:{script.line(call)}"
-        if value in ("high", "medium"):
-            raise NoEdit("already", f"{where} allows TF32 already")
-        raise refusal(script, call, "the precision of fp32 products is set on purpose")
+        if call.args and literal(call.args[0].value) in ("high", "medium"):
+            raise already(script, call, allowed)
+        raise refusal(script, call, on_purpose)
     for assign in script.all(cst.Assign):
         names = [script.qualified(t.target) or "" for t in assign.targets]
         if f"{_MATMUL}.allow_tf32" in names:
             if literal(assign.value) is True:
-                raise already(script, assign, "allows TF32 already")
+                raise already(script, assign, allowed)
             raise refusal(script, assign, "TF32 is switched off on purpose")
         if any(n in (f"{_MATMUL}.{_NEW}", f"torch.backends.{_NEW}") for n in names):
             if literal(assign.value) == "tf32":
-                raise already(script, assign, "allows TF32 already")
-            raise refusal(script, assign, "the precision of fp32 products is set on purpose")
+                raise already(script, assign, allowed)
+            raise refusal(script, assign, on_purpose)
         new |= any(n.startswith("torch.backends.") and n.endswith(f".{_NEW}") for n in names)
     anchor = last_import(script)
     if anchor is None or (not script.frameworks and "torch" not in script.text):
         raise NoEdit("unresolved", f"{script.name} imports no torch")
     torch, imports = name_for(script, "torch", script.module)
-    code = (
-        f'{torch}.backends.cuda.matmul.{_NEW} = "tf32"'
-        if new
-        else f'{torch}.set_float32_matmul_precision("high")'
-    )
-    return Change(
-        script, (*imports, below_imports(script, anchor, code, "matmul-precision")), script.line(anchor)
-    )
+    code = f'backends.cuda.matmul.{_NEW} = "tf32"' if new else 'set_float32_matmul_precision("high")'
+    edit = below_imports(script, anchor, f"{torch}.{code}", "matmul-precision")
+    return Change(script, (*imports, edit), script.line(anchor))

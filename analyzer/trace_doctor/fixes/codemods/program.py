@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
+from itertools import takewhile
 
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.frameworks.launch_environment import assigned
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
-from trace_doctor.program.place import Place, candidate, only, refusal
-from trace_doctor.program.queries.imports import below_imports, last_import
-from trace_doctor.program.script import Script, dotted, imported_modules, literal
+from trace_doctor.program.place import Place, already, candidate, refusal, started
+from trace_doctor.program.queries.imports import below_imports, bindings, last_import
+from trace_doctor.program.script import Script, dotted, imported_modules, key_of, literal
 from trace_doctor.program.versions import allocator_variable
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -37,12 +38,9 @@ _LAZY_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
 def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
     """Sets an option of the CUDA caching allocator before torch is imported."""
     setting = f"{params.key}:{is_true(params.value)}"
-    script, _ = only(
-        [(s, s.module) for s in place.scripts], "can be the script that is started", "no script found"
-    )
-    if (done := _extend(script, params.key, setting)) is not None:
-        return done
-    if (done := _extend_outside(place, params.key, setting)) is not None:
+    script = started(place)
+    done = _extend(script, params.key, setting) or _extend_outside(place, params.key, setting)
+    if done is not None:
         return done
     first = _first_foreign_import(script)
     if first is None:
@@ -64,32 +62,23 @@ def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
 
 def _last_import_above(script: Script, statement: cst.CSTNode) -> cst.SimpleStatementLine | None:
     """The last top-level import (of the standard library) above a statement."""
-    found = None
-    for node in script.module.body:
-        if node is statement:
-            break
-        if isinstance(node, cst.SimpleStatementLine) and isinstance(
-            node.body[-1], cst.Import | cst.ImportFrom
-        ):
-            found = node
-    return found
+    above = takewhile(lambda node: node is not statement, script.module.body)
+    lines = [node for node in above if isinstance(node, cst.SimpleStatementLine)]
+    imports = [line for line in lines if isinstance(line.body[-1], cst.Import | cst.ImportFrom)]
+    return imports[-1] if imports else None
 
 
 def _extend(script: Script, key: str, setting: str) -> Change | None:
     """The script sets the variable itself: adds the option to its text, or refuses where it is no literal."""
     for value, node in _settings(script):
         text = literal(value)
-        if not isinstance(text, str):
-            raise refusal(script, node, f"add {setting} to what this line sets")
-        options = _with(text, key, setting, candidate(script, node))
-        if not isinstance(value, cst.SimpleString):
+        options = _with(text, key, setting, candidate(script, node)) if isinstance(text, str) else ""
+        if not isinstance(value, cst.SimpleString) or not options:
             raise refusal(script, node, f"add {setting} to what this line sets")
         as_it_is = value.raw_value == text
         new = value.prefix + value.quote + options + value.quote if as_it_is else written(options)
-        start, end = script.span(value)
-        return Change(
-            script, (Edit(start, end, new, "allocator-setting", setting),), script.line(node), "safe"
-        )
+        edit = Edit(*script.span(value), new, "allocator-setting", setting)
+        return Change(script, (edit,), script.line(node), "safe")
     return None
 
 
@@ -123,60 +112,40 @@ def _settings(script: Script) -> list[tuple[cst.BaseExpression, cst.CSTNode]]:
     """(value, statement) of every place that sets an allocator variable."""
     found: list[tuple[cst.BaseExpression, cst.CSTNode]] = []
     for assign in script.all(cst.Assign):
-        for target in assign.targets:
-            if isinstance(target.target, cst.Subscript) and _names_variable(target.target.slice[0].slice):
-                found.append((assign.value, assign))
+        keys = [key_of(t.target) for t in assign.targets]
+        found += [(assign.value, assign) for key in keys if key in ALLOCATOR_VARIABLES]
     for call in script.all(cst.Call):
-        positional = [a.value for a in call.args if a.keyword is None]
+        given = [a.value for a in call.args if a.keyword is None]
         method = dotted(call.func) or ""
-        if method.endswith(("setdefault", "putenv")) and len(positional) == 2 and _is_variable(positional[0]):
-            found.append((positional[1], call))
-        elif (script.callee(call) or "").endswith("_set_allocator_settings") and positional:
-            found.append((positional[0], call))
-    for element in script.all(cst.DictElement):
-        if _is_variable(element.key):
-            found.append((element.value, element))
-    return found
-
-
-def _names_variable(index: cst.BaseSlice) -> bool:
-    return isinstance(index, cst.Index) and _is_variable(index.value)
-
-
-def _is_variable(node: cst.BaseExpression) -> bool:
-    return literal(node) in ALLOCATOR_VARIABLES
+        sets = method.endswith(("setdefault", "putenv")) and len(given) == 2
+        if sets and literal(given[0]) in ALLOCATOR_VARIABLES:
+            found.append((given[1], call))
+        elif (script.callee(call) or "").endswith("_set_allocator_settings") and given:
+            found.append((given[0], call))
+    elements = script.all(cst.DictElement)
+    return found + [(e.value, e) for e in elements if literal(e.key) in ALLOCATOR_VARIABLES]
 
 
 def _first_foreign_import(script: Script) -> cst.CSTNode | None:
     """The first top-level statement that imports something outside the standard library: any of it may load torch."""
     for statement in script.module.body:
-        if _is_type_checking(statement):
+        if isinstance(statement, cst.If) and (dotted(statement.test) or "").endswith("TYPE_CHECKING"):
             continue
-        for node in script.imports(statement):
-            if script.function_of(node) is None and not all(map(_standard, imported_modules(node))):
-                return statement
+        imported = [
+            m for i in script.imports(statement) if not script.function_of(i) for m in imported_modules(i)
+        ]
+        if any(module.split(".")[0] not in sys.stdlib_module_names for module in imported):
+            return statement
     return None
-
-
-def _is_type_checking(statement: cst.CSTNode) -> bool:
-    return isinstance(statement, cst.If) and (dotted(statement.test) or "").endswith("TYPE_CHECKING")
-
-
-def _standard(module: str) -> bool:
-    return module.split(".")[0] in sys.stdlib_module_names
 
 
 def _imports_os(script: Script, before: cst.CSTNode) -> bool:
     """Whether `os` is a module-level name above a statement."""
-    for node in script.all(cst.Import):
-        top = isinstance(script.parent(script.parent(node) or node), cst.Module)
-        if not top or script.line(node) >= script.line(before):
-            continue
-        for alias in node.names:
-            bound = alias.asname.name if alias.asname else alias.name
-            if dotted(alias.name) in ("os", "os.path") and (dotted(bound) or "").split(".")[0] == "os":
-                return True
-    return False
+    return any(
+        name.split(".")[0] == "os" and full in ("os", "os.path")
+        for name, full, node in bindings(script)
+        if isinstance(node, cst.Import) and script.line(node) < script.line(before)
+    )
 
 
 @codemod(
@@ -188,10 +157,7 @@ def _imports_os(script: Script, before: cst.CSTNode) -> bool:
 )
 def set_config(place: Place, params: SetConfig) -> Change:
     """Sets a configuration variable of torch after the imports."""
-    script, _ = only(
-        [(s, s.module) for s in place.scripts], "can be the script that is started", "no script found"
-    )
-    return configure(script, params.name, is_true(params.value))
+    return configure(started(place), params.name, is_true(params.value))
 
 
 def configure(script: Script, name: str, wanted: bool) -> Change:
@@ -206,9 +172,8 @@ def configure(script: Script, name: str, wanted: bool) -> Change:
         raise refusal(script, node, "the script asks for the same results in every run")
     for assign in script.all(cst.Assign):
         if any(script.qualified(t.target) == name or dotted(t.target) == name for t in assign.targets):
-            where = f"{script.name}:{script.line(assign)}"
             if script.code(assign.value) == value:
-                raise NoEdit("already", f"{where} sets {name} already")
+                raise already(script, assign, f"sets {name} already")
             if literal(assign.value) is ...:
                 raise refusal(script, assign, f"{name} is set from something else")
             start, end = script.span(assign.value)
@@ -218,17 +183,8 @@ def configure(script: Script, name: str, wanted: bool) -> Change:
         raise NoEdit("unresolved", f"{script.name} imports no torch")
     module = next((m for m in _LAZY_MODULES if name.startswith(m + ".")), "torch")
     code = f"{name} = {value}"
-    if not _imports(script, module, last):
+    above = (node for node in script.all(cst.Import) if script.line(node) <= script.line(last))
+    if not any(dotted(a.name) == module and a.asname is None for node in above for a in node.names):
         code = f"import {module}\n\n{code}"
     edit = below_imports(script, last, code, f"config:{name}")
     return Change(script, (edit,), script.line(last))
-
-
-def _imports(script: Script, module: str, last: cst.CSTNode) -> bool:
-    """Whether `import module` stands at module level, so that `module.x` is a name."""
-    for node in script.all(cst.Import):
-        if script.line(node) > script.line(last):
-            continue
-        if any(dotted(alias.name) == module and alias.asname is None for alias in node.names):
-            return True
-    return False

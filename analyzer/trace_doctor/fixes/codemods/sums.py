@@ -18,8 +18,9 @@ def sum_on_device(place: Place, params: Parameters) -> Change:
     found = [(s, a) for s in place.scripts for a in s.all(cst.AugAssign) if _adds_item(s, a)]
     found = of_steps(in_function(place, found)) if place.line is None else on_line(place, found)
     script, addition = only(found, "add up a value that is read", "no running sum of .item() was found there")
-    total = addition.target.value
+    total = dotted(addition.target)
     home = script.function_of(addition)
+    assert total is not None
     for binding in script.all(cst.AssignTarget, within=home):
         assign = script.parent(binding)
         if dotted(binding.target) == total and isinstance(assign, cst.Assign):
@@ -35,13 +36,10 @@ def sum_on_device(place: Place, params: Parameters) -> Change:
     read = _items(script, addition)[0].func
     assert isinstance(read, cst.Attribute)
     reads = [n for n in uses if not _is_bound(script, n)]
-    in_step = [
-        n
-        for n in reads
-        if enclosing_loop(script, n) is enclosing_loop(script, addition) and not conditional(script, n)
-    ]
-    if in_step:
-        raise refusal(script, in_step[0], f"{total} is read in every step, which waits as well")
+    loop = enclosing_loop(script, addition)
+    for name in reads:
+        if enclosing_loop(script, name) is loop and not conditional(script, name):
+            raise refusal(script, name, f"{total} is read in every step, which waits as well")
     edits = [Edit(*script.span(n), f"float({total})") for n in reads]
     return Change(script, (Edit(*script.span(read.attr), "detach"), *edits), script.line(addition))
 

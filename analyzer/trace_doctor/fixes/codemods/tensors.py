@@ -7,7 +7,7 @@ import re
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import EveryN, Parameters
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, add_arguments, shares_line, wrap
@@ -20,13 +20,14 @@ from trace_doctor.program.queries.loops import (
     names_in,
     of_steps,
 )
-from trace_doctor.program.script import Script, argument, dotted, method_name
+from trace_doctor.program.script import Script, argument, assigned, dotted, method_name, receiver
 
 _LOG_CALLS = re.compile(
     r"print|(.*\.)?(log|logger|logging|wandb|writer|tb|pbar|bar|tqdm|progress\w*|run|mlflow)\."
     r"(log|info|debug|warning|add_scalar|add_scalars|set_postfix|set_postfix_str|set_description|write|log_metric|log_metrics)",
     re.IGNORECASE,
 )
+_RANDOM = ("rand", "randn", "randint", "randperm")
 _FILLS = (
     "zeros",
     "ones",
@@ -36,12 +37,8 @@ _FILLS = (
     "arange",
     "linspace",
     "tensor",
-    "rand",
-    "randn",
-    "randint",
-    "randperm",
+    *_RANDOM,
 )
-_RANDOM = ("rand", "randn", "randint", "randperm")
 
 
 # ---------------------------------------------------------------------- detach-accumulation
@@ -64,8 +61,7 @@ def detach_accumulation(place: Place, params: Parameters) -> Change:
     if isinstance(value, cst.BinaryOperation) and not value.lpar:
         start = script.outer_span(value)[0]
         edits = [Edit(start, start, "("), Edit(end, end, ").detach()")]
-    kept = [t for t, v in _sums(script) if v is value]
-    plain = any(_keeps_graph(script, t, value, named=False) for t in kept)
+    plain = any(_keeps_graph(script, t, v, named=False) for t, v in _sums(script) if v is value)
     return Change(script, tuple(edits), script.line(value), "safe" if plain else "unsafe")
 
 
@@ -76,18 +72,17 @@ def _made_or_kept_at(script: Script, value: cst.BaseExpression, line: int) -> bo
 
 def _sums(script: Script) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
     """(container, added value) of `t += v`, `t = t + v`, `t.append(v)`."""
-    found: list[tuple[cst.BaseExpression, cst.BaseExpression]] = []
-    for augmented in script.all(cst.AugAssign):
-        if isinstance(augmented.operator, cst.AddAssign):
-            found.append((augmented.target, augmented.value))
+    found: list[tuple[cst.BaseExpression, cst.BaseExpression]] = [
+        (a.target, a.value) for a in script.all(cst.AugAssign) if isinstance(a.operator, cst.AddAssign)
+    ]
     for assign in script.all(cst.Assign):
-        value = assign.value
-        if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Add):
-            target = assign.targets[0].target
-            if script.code(value.left) == script.code(target):
-                found.append((target, value.right))
-    appended = [(r, c) for c, r in method_calls(script, "append") if len(c.args) == 1]
-    return [*found, *((receiver, call.args[0].value) for receiver, call in appended)]
+        value, target = assign.value, assign.targets[0].target
+        if not isinstance(value, cst.BinaryOperation) or not isinstance(value.operator, cst.Add):
+            continue
+        if script.code(value.left) == script.code(target):
+            found.append((target, value.right))
+    appends = method_calls(script, "append")
+    return found + [(kept, call.args[0].value) for call, kept in appends if len(call.args) == 1]
 
 
 def _keeps_graph(
@@ -113,8 +108,8 @@ def _keeps_graph(
     bound = dataflow_of(script).bound(value)
     if any(_takes_out(script, b.value) for b in bound):
         return False
-    computed = [b for b in bound if isinstance(b.value, cst.Call) and not b.loop]
-    return bool(computed) and (named or "loss" in root.lower())
+    computed = any(isinstance(b.value, cst.Call) and not b.loop for b in bound)
+    return computed and (named or "loss" in root.lower())
 
 
 def _loss_root(value: cst.BaseExpression) -> str | None:
@@ -129,11 +124,7 @@ _OUT_OF_GRAPH = ("item", "tolist", "numpy", "detach")
 
 def _takes_out(script: Script, value: cst.BaseExpression) -> bool:
     """`loss.detach()`, `reduce(loss).item()`, `float(loss)`: a number, or a tensor without a graph."""
-    if not isinstance(value, cst.Call):
-        return False
-    if isinstance(value.func, cst.Attribute):
-        return value.func.attr.value in _OUT_OF_GRAPH
-    return script.callee(value) in ("float", "int", "round")
+    return method_name(value) in _OUT_OF_GRAPH or script.callee(value) in ("float", "int", "round")
 
 
 def _made_from(script: Script, home: cst.CSTNode | None, kept: str) -> set[str]:
@@ -142,7 +133,7 @@ def _made_from(script: Script, home: cst.CSTNode | None, kept: str) -> set[str]:
     for _ in range(4):
         for assign in script.all(cst.Assign, within=home):
             if names_in(script, assign.value) & found:
-                found |= {name for t in assign.targets if (name := dotted(t.target)) is not None}
+                found |= {name for name in assigned(assign) if name is not None}
     return found
 
 
@@ -168,21 +159,16 @@ def every_n_guard(place: Place, params: EveryN) -> Change:
         raise refusal(script, statement, "the loop has no counter to guard the line with")
     if shares_line(script, statement):
         raise refusal(script, statement, "other statements share the line")
-    return Change(
-        script,
-        tuple(wrap(script, statement, statement, f"if {counter} % {every} == 0:")),
-        script.line(statement),
-    )
+    edits = wrap(script, statement, statement, f"if {counter} % {every} == 0:")
+    return Change(script, tuple(edits), script.line(statement))
 
 
 def _logs_a_value(script: Script, statement: cst.Expr) -> bool:
     if not isinstance(statement.value, cst.Call) or enclosing_loop(script, statement) is None:
         return False
-    names = (script.callee(statement.value), dotted(statement.value.func))
-    if not any(_LOG_CALLS.fullmatch(name or "") for name in names):
-        return False
+    names = (script.callee(statement.value) or "", dotted(statement.value.func) or "")
     reads = any(method_name(c) in ("item", "cpu", "tolist") for c in script.all(cst.Call, within=statement))
-    return reads and not conditional(script, statement)
+    return any(map(_LOG_CALLS.fullmatch, names)) and reads and not conditional(script, statement)
 
 
 def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
@@ -213,31 +199,23 @@ def tensor_device(place: Place, params: Parameters) -> Change:
     create, device = made
     if any(a.star for a in create.args):
         raise refusal(script, copy, "the tensor's arguments are not visible")
-    notes: tuple[str, ...] = ()
-    if (script.callee(create) or "").split(".")[-1] in _RANDOM:
-        notes = ("the random numbers of the device differ from those of the CPU",)
+    random = (script.callee(create) or "").split(".")[-1] in _RANDOM
+    notes = ("the random numbers of the device differ from those of the CPU",) if random else ()
     cut = Edit(script.span(create)[1], script.span(copy)[1], "")
-    return Change(
-        script, (*add_arguments(script, create, {"device": device}), cut), script.line(copy), notes=notes
-    )
+    edits = (*add_arguments(script, create, {"device": device}), cut)
+    return Change(script, edits, script.line(copy), notes=notes)
 
 
 def _made_then_copied(script: Script, copy: cst.Call) -> tuple[cst.Call, str] | None:
     """(creating call, device) of `torch.zeros(...).to(device)`, `.cuda()`."""
-    if not isinstance(copy.func, cst.Attribute) or not isinstance(copy.func.value, cst.Call):
+    create, method = receiver(copy), method_name(copy)
+    if not isinstance(create, cst.Call) or argument(create, "device") is not None or create.lpar:
         return None
-    create, method = copy.func.value, copy.func.attr.value
-    if (
-        script.callee(create) not in {f"torch.{fill}" for fill in _FILLS}
-        or argument(create, "device") is not None
-        or create.lpar
-    ):
+    if script.callee(create) not in [f"torch.{fill}" for fill in _FILLS]:
         return None
     if method == "cuda" and not copy.args:
         return create, '"cuda"'
-    if method != "to" or not copy.args:
-        return None
-    device = argument(copy, "device", 0)
+    device = argument(copy, "device", 0) if method == "to" else None
     others = [a for a in copy.args if a is not device]
     if device is None or any(a.keyword is None or a.keyword.value != "non_blocking" for a in others):
         return None

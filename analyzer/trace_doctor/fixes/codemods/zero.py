@@ -7,7 +7,7 @@ from typing import Any
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.frameworks.accelerate import launch_config
-from trace_doctor.fixes.frameworks.deepspeed import Config, change, find_config
+from trace_doctor.fixes.frameworks.deepspeed import Config, change, find_config, refused
 from trace_doctor.fixes.frameworks.documents import Document
 from trace_doctor.model.parameters import DeepSpeedZero
 from trace_doctor.program.edits import Candidate, Change, NoEdit
@@ -40,12 +40,12 @@ def deepspeed_zero(place: Place, params: DeepSpeedZero) -> Change:
         raise NoEdit("unresolved", "the program has no configuration of DeepSpeed")
     now = config.value("zero_optimization", "stage")
     if now is not None and not isinstance(now, int):
-        here = [config.shown("zero_optimization", "stage")]
-        raise NoEdit("display", "the stage of ZeRO is not set to a number", here, framework="deepspeed")
+        here = config.shown("zero_optimization", "stage")
+        raise refused("the stage of ZeRO is not set to a number", here)
     now = now or 0
     last = max(now, stage)
     if last > 1 and place.program.mentioning("PipelineModule"):
-        raise NoEdit("display", "pipeline parallelism takes ZeRO up to stage 1", framework="deepspeed")
+        raise refused("pipeline parallelism takes ZeRO up to stage 1")
     wanted: dict[str, Any] = {"stage": last} if last != now else {}
     for name in ("offload_optimizer", "offload_param"):
         if getattr(params, name) and config.value("zero_optimization", name, "device") not in _OFFLOADED:
@@ -53,47 +53,37 @@ def deepspeed_zero(place: Place, params: DeepSpeedZero) -> Change:
     if config.value("zero_optimization", "offload_param", "device") in _OFFLOADED:
         _refuse_woken(wanted, config.shown("zero_optimization", "offload_param"))
     _refuse(place, config, last, now, wanted)
-    return change(config, {"zero_optimization": wanted} if wanted else {}, *_notes(last, wanted))
+    notes = (_SHARDS,) if wanted.get("stage") == 3 else ()
+    return change(config, {"zero_optimization": wanted} if wanted else {}, *notes)
 
 
 def _refuse_woken(wanted: Mapping[str, Any], where: Candidate) -> None:
     """A section that lower stages ignore."""
     if 3 in (wanted.get("stage"), wanted.get("zero_stage")):
         why = "the configuration offloads parameters, which only stage 3 does: every step would wait for them"
-        raise NoEdit("display", why, [where], framework="deepspeed")
+        raise refused(why, where)
 
 
 def _refuse(place: Place, config: Config, stage: int, now: int, wanted: Mapping[str, Any]) -> None:
     """What raises when DeepSpeed starts."""
-    here = [config.shown("zero_optimization")]
+    here = config.shown("zero_optimization")
     if "offload_optimizer" in wanted and not stage:
-        raise NoEdit("display", "offloading needs ZeRO stage 1 or higher", here, framework="deepspeed")
+        raise refused("offloading needs ZeRO stage 1 or higher", here)
     if "offload_param" in wanted and stage < 3:
-        raise NoEdit("display", "only ZeRO stage 3 offloads parameters", here, framework="deepspeed")
+        raise refused("only ZeRO stage 3 offloads parameters", here)
     by_hand = any("deepspeed.initialize" in s.text for s in place.program.mentioning("deepspeed.initialize"))
-    made = config.value("optimizer", "type")
-    if not by_hand or not wanted or isinstance(made, str):
+    if not by_hand or not wanted or isinstance(config.value("optimizer", "type"), str):
         return
+    makes = "the script makes the optimizer:"
     if "offload_optimizer" in wanted:
-        why = (
-            "the script makes the optimizer: with offloading it is deepspeed.ops.adam.DeepSpeedCPUAdam, or "
-            '"optimizer" of the configuration'
-        )
-        raise NoEdit("display", why, here, framework="deepspeed")
+        other = 'deepspeed.ops.adam.DeepSpeedCPUAdam, or "optimizer" of the configuration'
+        raise refused(f"{makes} with offloading it is {other}", here)
     if not now:
-        why = (
-            "the script makes the optimizer: ZeRO takes Adam, AdamW and Adagrad, others with "
-            '"zero_allow_untested_optimizer": true'
-        )
-        raise NoEdit("display", why, here, framework="deepspeed")
+        others = 'others with "zero_allow_untested_optimizer": true'
+        raise refused(f"{makes} ZeRO takes Adam, AdamW and Adagrad, {others}", here)
 
 
-def _notes(stage: int, wanted: Mapping[str, Any]) -> tuple[str, ...]:
-    if wanted.get("stage") == 3:
-        return (
-            "with stage 3 checkpoints hold shards: stage3_gather_16bit_weights_on_model_save gathers them",
-        )
-    return ()
+_SHARDS = "with stage 3 checkpoints hold shards: stage3_gather_16bit_weights_on_model_save gathers them"
 
 
 def _in_settings(settings: Document, stage: int, params: DeepSpeedZero) -> Change:
@@ -109,4 +99,4 @@ def _in_settings(settings: Document, stage: int, params: DeepSpeedZero) -> Chang
         _refuse_woken(wanted, settings.shown("deepspeed_config", "offload_param_device"))
     if "offload_param_device" in wanted and last < 3:
         raise NoEdit("display", "only ZeRO stage 3 offloads parameters", framework="accelerate")
-    return change(settings, {"deepspeed_config": wanted}, *_notes(last, wanted if last != now else {}))
+    return change(settings, {"deepspeed_config": wanted})

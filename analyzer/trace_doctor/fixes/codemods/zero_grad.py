@@ -16,9 +16,7 @@ from trace_doctor.program.queries.loops import (
     zero_grads,
 )
 from trace_doctor.program.queries.training import Home, home_of
-from trace_doctor.program.script import Script, argument, literal, method_name
-
-Step = tuple[cst.Call, str]
+from trace_doctor.program.script import Script, argument, literal, method_name, receiver
 
 
 @codemod(
@@ -28,57 +26,34 @@ def zero_grad(place: Place, params: ZeroGrad) -> Change:
     """Adds, moves or cleans zero_grad() so that gradients are freed after the optimizer's step."""
     if params.mode == "drop-set-to-none-false":
         return _drop(place)
-    script, (call, optimizer) = _step(place)
+    script, call = _step(place)
+    optimizer = dict(optimizer_steps(script, call))[call]
     statement = script.statement_of(call)
-    if not isinstance(statement, cst.Expr) or (
-        any(a.keyword is None for a in call.args) and _closure(script, call)
-    ):
+    closure = any(a.keyword is None and script.code(a.value) != optimizer for a in call.args[:1])
+    if not isinstance(statement, cst.Expr) or closure:
         raise refusal(script, call, "step() is called with a closure or its value is used")
     home = home_of(script, call)
-    clears = [(c, r) for c, r in zero_grads(script, home) if r == optimizer or _is_model(script, c)]
+    others = {other for _, other in optimizer_steps(script)} - {optimizer}
+    clears = [(script, c) for c, cleared in zero_grads(script, home) if cleared not in others]  # or a model's
     if not clears:
         if isinstance(home, cst.FunctionDef):
             _refuse_cleared_elsewhere(place, script, home)
         _refuse_own_optimizer(place, script, call)
         return _add(script, statement, optimizer)
-    return _move(script, statement, optimizer, clears, home)
+    return _move(script, statement, optimizer, only(clears, "clear the gradients", "")[1], home)
 
 
 # ---------------------------------------------------------------------- which step
 
 
-def _step(place: Place) -> tuple[Script, Step]:
+def _step(place: Place) -> tuple[Script, cst.Call]:
     """The optimizer step that the finding is about; steps outside loops count only where there is no other."""
-    found = [(s, step) for s in place.scripts for step in optimizer_steps(s)]
+    found = [(s, call) for s in place.scripts for call, _ in optimizer_steps(s)]
     if place.line is not None and place.script is not None:
-        exact = [(s, step) for s, step in found if s.covers(step[0], place.line)]
-        found = exact or [(s, step) for s, step in found if _loops_over(s, step[0], place.line)] or found
-    looped = [(s, step) for s, step in found if enclosing_loop(s, step[0]) is not None]
-    found = looped or found
-    if len(found) > 1:
-        raise NoEdit(
-            "ambiguous",
-            f"{len(found)} places step an optimizer",
-            [candidate(s, step[0]) for s, step in found],
-        )
-    return only(found, "", "no optimizer.step() was found")
-
-
-def _loops_over(script: Script, call: cst.Call, line: int) -> bool:
-    """Whether a line is in the same loop as the step."""
-    loop = enclosing_loop(script, call)
-    return loop is not None and script.covers(loop, line)
-
-
-def _closure(script: Script, call: cst.Call) -> bool:
-    """`optimizer.step(closure)`; the optimizer in `scaler.step(optimizer)` is none."""
-    return not any(script.code(a.value) == o for a in call.args for _, o in optimizer_steps(script, call))
-
-
-def _is_model(script: Script, call: cst.Call) -> bool:
-    """`model.zero_grad()`: clears what any optimizer of the loop would."""
-    assert isinstance(call.func, cst.Attribute)
-    return script.code(call.func.value) not in {optimizer for _, optimizer in optimizer_steps(script)}
+        same_loop = [(s, c) for s, c in found if (o := enclosing_loop(s, c)) and s.covers(o, place.line)]
+        found = on_line(place, found) or same_loop or found
+    found = [(s, c) for s, c in found if enclosing_loop(s, c) is not None] or found
+    return only(found, "step an optimizer", "no optimizer.step() was found")
 
 
 # ---------------------------------------------------------------------- the edits
@@ -108,23 +83,18 @@ def _following(script: Script, statement: cst.BaseSmallStatement) -> cst.CSTNode
 
 
 def _add(script: Script, statement: cst.Expr, optimizer: str) -> Change:
-    edit = insert_after(
-        script,
-        _last_of_step(script, statement),
-        f"{optimizer}.zero_grad(set_to_none=True)",
-        "zero_grad:" + optimizer,
-    )
+    text = f"{optimizer}.zero_grad(set_to_none=True)"
+    edit = insert_after(script, _last_of_step(script, statement), text, "zero_grad:" + optimizer)
     return Change(script, (edit,), script.line(statement))
 
 
 def _refuse_cleared_elsewhere(place: Place, script: Script, home: cst.FunctionDef) -> None:
     """A function that only steps: its caller may clear, and when is the caller's business."""
-    first, last = script.span(home)
     others = [
         candidate(s, c)
         for s in place.program.mentioning("zero_grad(")
         for c, _ in zero_grads(s)
-        if s is not script or not first <= s.span(c)[0] < last
+        if s is not script or not s.within(c, home)
     ]
     if others:
         raise NoEdit("display", "the gradients are cleared elsewhere", others)
@@ -132,9 +102,8 @@ def _refuse_cleared_elsewhere(place: Place, script: Script, home: cst.FunctionDe
 
 def _refuse_own_optimizer(place: Place, script: Script, call: cst.Call) -> None:
     """An optimizer of a class that is not known to be torch's may clear in its step, or have no zero_grad()."""
-    assert isinstance(call.func, cst.Attribute)
-    receiver = call.args[0].value if call.args else call.func.value
-    for where, origin in place.program.of(script, receiver):
+    stepped = call.args[0].value if call.args else receiver(call)
+    for where, origin in place.program.of(script, stepped) if stepped is not None else ():
         if not isinstance(origin, cst.Call) or dataflow_of(where).is_optimizer(origin):
             continue
         owner = place.program.class_named(where, origin.func)
@@ -145,44 +114,32 @@ def _refuse_own_optimizer(place: Place, script: Script, call: cst.Call) -> None:
             raise refusal(where, origin, why)
 
 
-def _move(script: Script, statement: cst.Expr, optimizer: str, clears: list[Step], home: Home) -> Change:
-    if len(clears) > 1:
-        raise NoEdit(
-            "ambiguous",
-            f"{len(clears)} places clear the gradients",
-            [candidate(script, c) for c, _ in clears],
-        )
-    call, _ = clears[0]
+def _move(script: Script, statement: cst.Expr, optimizer: str, call: cst.Call, home: Home) -> Change:
     old = script.statement_of(call)
-    anchor = _last_of_step(script, statement)
     if not isinstance(old, cst.Expr):
         raise refusal(script, call, "zero_grad() is part of a larger expression")
     together = home_of(script, old) is home and not isinstance(home, cst.Module)
-    if together and _frees_in_time(script, statement, old, home):
-        return _clean(script, call, "between the step and the next forward pass")
-    _refuse_changed_meaning(script, statement, old, home)
-    text = _without_false(script, call)
-    edits = (remove(script, old), insert_after(script, anchor, text, "zero_grad:" + optimizer))
-    return Change(script, edits, script.line(old))
-
-
-def _clean(script: Script, call: cst.Call, where: str) -> Change:
-    """The place is right: what is left is an argument that keeps the memory."""
     given = _keeps_zeros(call)
-    if given is None:
-        raise already(script, call, f"clears the gradients {where} already")
-    return Change(script, (remove_argument(script, call, given),), script.line(call))
+    if together and _frees_in_time(script, statement, old, home):
+        if given is None:
+            what = "clears the gradients between the step and the next forward pass already"
+            raise already(script, call, what)
+        return Change(script, (remove_argument(script, call, given),), script.line(call))
+    _refuse_changed_meaning(script, statement, old, home)
+    as_it_is = given is None and argument(call, "set_to_none", 0) is not None
+    text = script.code(call) if as_it_is else f"{script.code(call.func)}()"
+    after = insert_after(script, _last_of_step(script, statement), text, "zero_grad:" + optimizer)
+    return Change(script, (remove(script, old), after), script.line(old))
 
 
 def _refuse_changed_meaning(script: Script, step: cst.Expr, old: cst.Expr, home: Home) -> None:
     """Moving is right only when both run equally often and nothing reads a gradient between."""
-    here = [candidate(script, old), candidate(script, step)]
     if isinstance(home, cst.Module) or home_of(script, old) is not home:
-        raise NoEdit("display", "zero_grad() and step() are not in the same loop", here)
+        raise refusal(script, old, "zero_grad() and step() are not in the same loop", step)
     if _conditions(script, old, home) != _conditions(script, step, home):
-        raise NoEdit("display", "zero_grad() and step() run under different conditions", here)
+        raise refusal(script, old, "zero_grad() and step() run under different conditions", step)
     if any(a.attr.value == "grad" for a in script.all(cst.Attribute, within=home)):
-        raise NoEdit("display", "the loop reads .grad, which would be gone after the move", here)
+        raise refusal(script, old, "the loop reads .grad, which would be gone after the move", step)
 
 
 def _conditions(script: Script, node: cst.CSTNode, home: Home) -> list[str]:
@@ -204,8 +161,8 @@ def _frees_in_time(script: Script, step: cst.Expr, old: cst.Expr, home: Home) ->
     begin, end = script.span(home)
     stepped, cleared = script.span(step)[1], script.span(old)[0]
     if cleared > stepped:
-        alike = _conditions(script, old, home) == _conditions(script, step, home)
-        return alike and not _forwards(script, home, stepped, cleared)
+        as_often = _conditions(script, old, home) == _conditions(script, step, home)
+        return as_often and not _forwards(script, home, stepped, cleared)
     return not _forwards(script, home, begin, cleared) and not _forwards(script, home, stepped, end)
 
 
@@ -218,16 +175,11 @@ def _forwards(script: Script, home: Home, begin: int, end: int) -> bool:
             continue
         if tracked.all_are(call.func, tracked.is_model):
             return True
-        target = script.statement_of(call)
-        if isinstance(target, cst.Assign) and any(script.code(t.target) in losses for t in target.targets):
+        statement = script.statement_of(call)
+        targets = statement.targets if isinstance(statement, cst.Assign) else ()
+        if any(script.code(t.target) in losses for t in targets):
             return True
     return False
-
-
-def _without_false(script: Script, call: cst.Call) -> str:
-    given = argument(call, "set_to_none", 0)
-    receiver = script.code(call.func)
-    return f"{receiver}()" if given is None or literal(given.value) is False else script.code(call)
 
 
 def _drop(place: Place) -> Change:

@@ -19,8 +19,8 @@ from trace_doctor.fixes.frameworks.documents import Document
 from trace_doctor.fixes.frameworks.launchers import CONFIG, documents, named, starts
 from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import ACCELERATE, DYNAMO, Setting
-from trace_doctor.program.edits import Candidate, Change, NoEdit
-from trace_doctor.program.place import Place, candidate, only
+from trace_doctor.program.edits import Candidate, Change, NoEdit, change_of
+from trace_doctor.program.place import Place, only, refusal
 from trace_doctor.program.queries.arguments import Arguments
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.script import Script, literal
@@ -71,8 +71,7 @@ def in_accelerator(place: Place, calls: list[Call], wanted: Mapping[str, str]) -
     made = _in_each(place, calls, table, wanted)
     if "accumulate" in wanted:
         made = together(made, divided_batch(place, int(wanted["accumulate"])))
-    also = in_agreement(place, wanted)
-    return together(made, also) if also is not None else made
+    return in_agreement(place, made, wanted)
 
 
 def _alternatives(calls: list[Call]) -> bool:
@@ -88,13 +87,9 @@ def _alternatives(calls: list[Call]) -> bool:
 def _apart(script: Script, a: cst.Call, b: cst.Call) -> bool:
     """Whether only one of two calls happens: the nearest condition of both has one of them in its body."""
     for up in script.ancestors(a):
-        if isinstance(up, cst.If | cst.IfExp) and _holds(script, up, b):
-            return _holds(script, up.body, a) != _holds(script, up.body, b)
+        if isinstance(up, cst.If | cst.IfExp) and script.within(b, up):
+            return script.within(a, up.body) != script.within(b, up.body)
     return False
-
-
-def _holds(script: Script, outer: cst.CSTNode, node: cst.CSTNode) -> bool:
-    return any(up is outer for up in script.ancestors(node)) or outer is node
 
 
 def _in_each(
@@ -125,13 +120,8 @@ def _refuse_without_accumulate(place: Place, call: Call, steps: str) -> None:
     """The argument alone changes nothing: the loop has to be written for it."""
     if any(True for s in place.program.mentioning(".accumulate(") for _ in method_calls(s, "accumulate")):
         return
-    raise NoEdit(
-        "display",
-        "the loop has to be written for it: `with accelerator.accumulate(model):`",
-        [candidate(*call)],
-        command=_ACCUMULATE.format(steps=steps),
-        framework="accelerate",
-    )
+    why = "the loop has to be written for it: `with accelerator.accumulate(model):`"
+    raise refusal(*call, why, command=_ACCUMULATE.format(steps=steps), framework="accelerate")
 
 
 # ---------------------------------------------------------------------- the file of `accelerate launch`
@@ -152,11 +142,12 @@ def _in_file(place: Place, call: Call, wanted: Mapping[str, str]) -> Change | No
         options = {c.option("mixed_precision") for c in starts(place)} - {None}
         if now is None or options or find_config(place) is not None:
             return None
-        return _merged(settings, {"mixed_precision": wish})
+        return change_of(settings.file, settings.merged({"mixed_precision": wish}), "sets this", "accelerate")
     if wish == "compile" and not (_given(arguments, "dynamo_plugin") or _given(arguments, "dynamo_backend")):
         if settings.find("dynamo_config") is None:
             return None
-        return _merged(settings, {"dynamo_config": _dynamo(settings, wanted)})
+        edits = settings.merged({"dynamo_config": _dynamo(settings, wanted)})
+        return change_of(settings.file, edits, "sets this", "accelerate")
     return None
 
 
@@ -176,18 +167,9 @@ def _dynamo(settings: Document, wanted: Mapping[str, str]) -> dict[str, Any]:
     }
     made: dict[str, Any] = {}
     for wish, text in wanted.items():
-        value = {"compile": "INDUCTOR", "compile_regions": True}.get(
-            wish, literal(cst.parse_expression(text))
-        )
+        value = "inductor" if wish == "compile" else literal(cst.parse_expression(text))
         there = settings.value("dynamo_config", keys[wish])
-        if wish == "compile" and there not in (None, "NO", "no", False):
-            continue
-        made[keys[wish]] = value.upper() if wish == "compile_backend" and isinstance(value, str) else value
+        if wish != "compile" or there in (None, "NO", "no", False):
+            named = keys[wish] == "dynamo_backend" and isinstance(value, str)
+            made[keys[wish]] = str(value).upper() if named else value
     return made
-
-
-def _merged(settings: Document, wanted: Mapping[str, Any]) -> Change:
-    edits = settings.merged(wanted)
-    if not edits:
-        raise NoEdit("already", f"{settings.file.name} sets this already", framework="accelerate")
-    return Change(settings.file, tuple(edits), settings.file.line_of(edits[0].start), framework="accelerate")

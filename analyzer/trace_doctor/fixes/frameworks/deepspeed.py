@@ -7,7 +7,7 @@ Read from the sources of DeepSpeed 0.19.8 (runtime/config.py, zero/config.py, en
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,14 @@ import libcst as cst
 
 from trace_doctor.fixes.frameworks.documents import OTHER, Document, Wanted
 from trace_doctor.fixes.frameworks.launchers import documents, named, starts
-from trace_doctor.fixes.nodes import written
-from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit
+from trace_doctor.fixes.frameworks.settings import together
+from trace_doctor.fixes.literals import written
+from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, change_of
 from trace_doctor.program.place import Place, candidate, refusal
 from trace_doctor.program.queries.arguments import add_entries
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.values import where_set
-from trace_doctor.program.script import Script, dotted, literal
+from trace_doctor.program.script import Script, assigned, dotted, key_of, literal
 
 AUTO = "auto"
 """the value that a Trainer or an Accelerator replaces by its own argument"""
@@ -110,25 +111,24 @@ def find_config(place: Place) -> Config | None:
     of the source folder. None where there is none; raises NoEdit where it cannot be told."""
     for found in (list(_in_code(place)), list(_in_commands(place))):
         unique = {(c.file.name, id(getattr(c, "node", None))): c for c in found}
-        if len(unique) > 1:
-            where = [c.shown() for c in unique.values()]
-            raise NoEdit(
-                "ambiguous",
-                f"{len(unique)} configurations of DeepSpeed are named",
-                where,
-                framework="deepspeed",
-            )
         if unique:
-            return next(iter(unique.values()))
+            return _one(list(unique.values()), "configurations of DeepSpeed are named")
     if not place.program.mentioning(*_WORDS) and not any(c.option("deepspeed") for c in starts(place)):
         return None
     every = [d for d in documents(place.program.files(".json")) if any(d.find(k) for k in _KEYS)]
-    if len(every) > 1:
-        where = [d.shown() for d in every]
-        raise NoEdit(
-            "ambiguous", f"{len(every)} files can be DeepSpeed's configuration", where, framework="deepspeed"
-        )
-    return every[0] if every else None
+    return _one(every, "files can be DeepSpeed's configuration")
+
+
+def _one(found: Sequence[Config], what: str) -> Config | None:
+    if len(found) > 1:
+        where = [c.shown() for c in found]
+        raise NoEdit("ambiguous", f"{len(found)} {what}", where, framework="deepspeed")
+    return found[0] if found else None
+
+
+def refused(why: str, *where: Candidate) -> NoEdit:
+    """What DeepSpeed would not take."""
+    return NoEdit("display", why, where, framework="deepspeed")
 
 
 def _in_code(place: Place) -> Iterator[Config]:
@@ -151,7 +151,10 @@ def _configs(place: Place, script: Script, node: cst.BaseExpression) -> Iterator
     """What an expression stands for: a dictionary, or the file of a path."""
     for where, origin in place.program.of(script, node):
         if isinstance(origin, cst.Dict):
-            yield InScript(where, origin, _changed(script, node) | _changed(where, _target(where, origin)))
+            names = assigned(where.parent(origin))[:1]
+            yield InScript(
+                where, origin, _changed(script, dotted(node)).union(*(_changed(where, n) for n in names))
+            )
             continue
         path = literal(origin)
         if path is ... and (default := where_set(where, origin, place.program)) is not None:
@@ -160,24 +163,15 @@ def _configs(place: Place, script: Script, node: cst.BaseExpression) -> Iterator
             yield from (Document(file) for file in named(place, path) if file.name.endswith(".json"))
 
 
-def _target(script: Script, node: cst.Dict) -> cst.BaseExpression | None:
-    """What a dictionary is assigned to."""
-    up = script.parent(node)
-    return up.targets[0].target if isinstance(up, cst.Assign) else None
-
-
-def _changed(script: Script, name: cst.BaseExpression | None) -> frozenset[str]:
+def _changed(script: Script, wanted: str | None) -> frozenset[str]:
     """Keys of a dictionary that a script sets or removes by its name; "*" where that cannot be seen."""
-    wanted, found = dotted(name) if name is not None else None, set()
+    found: set[str] = set()
     if wanted is None:
         return frozenset()
     for item in script.all(cst.Subscript):
-        if dotted(item.value) == wanted and isinstance(
-            script.parent(item), cst.AssignTarget | cst.Del | cst.AugAssign
-        ):
-            index = item.slice[0].slice
-            key = literal(index.value) if isinstance(index, cst.Index) else ...
-            found.add(key if isinstance(key, str) else "*")
+        changes = isinstance(script.parent(item), cst.AssignTarget | cst.Del | cst.AugAssign)
+        if changes and dotted(item.value) == wanted:
+            found.add(key_of(item) or "*")
     for method in _CHANGES:
         found |= {"*" for _, receiver in method_calls(script, method) if dotted(receiver) == wanted}
     return frozenset(found)
@@ -204,54 +198,41 @@ def in_config(place: Place, wanted: Mapping[str, str]) -> Change | None:
         return None
     config = find_config(place)
     if config is None:
-        raise NoEdit("display", "the configuration of DeepSpeed was not found", framework="deepspeed")
+        raise refused("the configuration of DeepSpeed was not found")
     _refuse_other_type(config, wish)
     return change(config, {wish: {"enabled": True}})
 
 
-def in_agreement(place: Place, wanted: Mapping[str, str]) -> Change | None:
-    """What has to change in the program's configuration together with a Trainer's arguments; most of them it does not
-    repeat, and then it does not matter which of several files it is."""
-    config = find_config(place) if not _ALIKE.keys().isdisjoint(wanted) else None
-    return agreeing(config, wanted) if config is not None else None
-
-
-def agreeing(config: Config, wanted: Mapping[str, str]) -> Change | None:
-    """What has to change in the configuration together with a Trainer's arguments; None where it leaves them to those."""
+def in_agreement(place: Place, made: Change, wanted: Mapping[str, str]) -> Change:
+    """A change of a Trainer's arguments, with what the program's configuration says of the same: the Trainer raises where
+    the two differ. Most of them it does not repeat, and then it does not matter which of several files it is."""
+    if _ALIKE.keys().isdisjoint(wanted) or (config := find_config(place)) is None:
+        return made
     more: dict[str, Any] = {}
     for wish, text in wanted.items():
-        path = _ALIKE.get(wish)
-        if path is None:
+        if (path := _ALIKE.get(wish)) is None:
             continue
         if wish in _OTHER_TYPE:
             _refuse_other_type(config, wish)
         now, new = config.value(*path), literal(cst.parse_expression(text))
         if now in (AUTO, new) or (now is None and wish not in _OTHER_TYPE):
             continue
-        if (
-            wish == "batch_size"
-            and "accumulate" not in wanted
-            and config.value("train_batch_size") not in (None, AUTO)
-        ):
+        follows = wish == "batch_size" and "accumulate" not in wanted
+        if follows and config.value("train_batch_size") not in (None, AUTO):
             why = "train_batch_size of the DeepSpeed configuration has to follow"
-            raise NoEdit("display", why, [config.shown("train_batch_size")], framework="deepspeed")
+            raise refused(why, config.shown("train_batch_size"))
         more[path[0]] = {path[1]: AUTO} if len(path) > 1 else new
-    return change(config, more) if more else None
+    return together(made, change(config, more)) if more else made
 
 
 def _refuse_other_type(config: Config, wish: str) -> None:
     other = _OTHER_TYPE[wish]
     now = config.value(other, "enabled")
     if now in (True, OTHER) or (now is None and config.value(other) is not None):
-        here = [config.shown(other, "enabled")]
         why = f"{other} {'is' if now is True else 'may be'} enabled, which excludes {wish}"
-        raise NoEdit("display", why, here, framework="deepspeed")
+        raise refused(why, config.shown(other, "enabled"))
 
 
 def change(config: Config, wanted: Wanted, *notes: str) -> Change:
     """The change after which a configuration says what is wanted. Raises NoEdit where it does."""
-    edits = config.merged(wanted)
-    if not edits:
-        raise NoEdit("already", f"{config.file.name} says this already", framework="deepspeed")
-    line = config.file.line_of(edits[0].start)
-    return Change(config.file, tuple(edits), line, "unsafe", notes, "deepspeed")
+    return change_of(config.file, config.merged(wanted), "says this", "deepspeed", notes)

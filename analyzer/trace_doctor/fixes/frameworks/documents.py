@@ -130,18 +130,14 @@ class Document:
         return Edit(at, at, text, key, json.dumps(added))
 
     def _json_members(self, node: Node, added: Wanted) -> tuple[int, str]:
-        unit = self._unit()
+        indent = self._own_line(node.keys[-1]) if node.members else None
+        unit = self._unit() if indent is not None else None
+        texts = ((json.dumps(k), json.dumps(v, indent=unit)) for k, v in added.items())
+        pairs = [f"{key}: {text}".replace("\n", f"\n{indent}") for key, text in texts]
         if not node.members:
-            return node.start + 1, ", ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in added.items())
-        indent = self._own_line(node.keys[-1])
-        at = list(node.members.values())[-1].end
-        if indent is None:
-            return at, "".join(f", {json.dumps(k)}: {json.dumps(v)}" for k, v in added.items())
-        lines = []
-        for key, value in added.items():
-            text = json.dumps(value, indent=unit).replace("\n", f"\n{indent}")
-            lines.append(f",\n{indent}{json.dumps(key)}: {text}")
-        return at, "".join(lines)
+            return node.start + 1, ", ".join(pairs)
+        gap = " " if indent is None else f"\n{indent}"
+        return list(node.members.values())[-1].end, "".join(f",{gap}{pair}" for pair in pairs)
 
     def _yaml_members(self, node: Node, added: Wanted) -> tuple[int, str]:
         file = self.file

@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import libcst as cst
-
 from trace_doctor.fixes.frameworks.documents import Document
 from trace_doctor.fixes.frameworks.trainers import Setting
-from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit
+from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, change_of
 from trace_doctor.program.place import Place
-from trace_doctor.program.script import Script
 from trace_doctor.program.text_file import TextFile
 
 SHELL = (".sh", ".bash", ".slurm", ".sbatch", "Makefile", "Dockerfile")
@@ -99,26 +96,25 @@ def named(place: Place, path: str) -> list[TextFile]:
 
 def pass_options(
     place: Place,
-    parsed: tuple[Script, cst.Call],
+    script: str,
     options: Mapping[str, str],
-    notes: Sequence[str] = (),
-    settings: Mapping[str, Setting] | None = None,
+    notes: Sequence[str],
+    settings: Mapping[str, Setting],
 ) -> Change:
-    """Passes options to a script whose arguments come from a parser.
+    """Passes options to a script of this name, whose arguments come from a parser.
 
     Edits the one launch script, or the one configuration file of the Trainer's arguments, that the source folder holds.
     Raises NoEdit with the options to type where there is none or more than one.
     """
-    script = parsed[0].name
     started = commands(place, script)
     configs = [d for d in documents(place.program.files(*CONFIG)) if d.find(_TRAINER_KEY) is not None]
     if len(started) == 1:
         file = started[0].file
-        _refuse_contradictions(started[0].said, options, settings or {})
+        _refuse_contradictions(started[0].said, options, settings)
         edits = _shell_edits(started[0], options)
     elif len(configs) == 1 and not started:
         file = configs[0].file
-        _refuse_contradictions(configs[0].value, options, settings or {})
+        _refuse_contradictions(configs[0].value, options, settings)
         edits = configs[0].merged(_unlike(configs[0], options))
     else:
         text = " ".join(f"--{name} {value}" for name, value in options.items())
@@ -129,10 +125,7 @@ def pass_options(
             command="\n".join([f"python {script} ... {text}", *(f"# {note}" for note in notes)]),
             framework="transformers",
         )
-    if not edits:
-        raise NoEdit("already", f"{file.name} passes these options already", framework="transformers")
-    line = file.line_of(edits[0].start)
-    return Change(file, tuple(edits), line, "unsafe", tuple(notes), "transformers")
+    return change_of(file, edits, "passes these options", "transformers", notes)
 
 
 def _refuse_contradictions(
@@ -189,17 +182,12 @@ def _shell_edits(command: Command, options: Mapping[str, str]) -> list[Edit]:
         elif there["value"] != value and not _more(there["value"], value):
             at = start + there.start("value")
             edits.append(Edit(at, start + there.end("value"), value, f"option:{start}:{name}", value))
-    if new:
-        rest = text.split("\n")[0].rstrip("\r")
-        if rest.strip() == "\\":  # one option a line: new lines of the same form right below
-            below = file.line_text(file.line_of(start) + 1)
-            indent = below[: len(below) - len(below.lstrip())]
-            at = start + len(text.split("\n")[0]) + 1
-            added = "".join(f"{indent}{option} \\\n" for option in new)
-        else:
-            at, added = start, "".join(f" {option}" for option in new)
-        edits.append(Edit(at, at, added, f"options:{start}", added))
-    return edits
+    at, added, rest = start, "".join(f" {option}" for option in new), text.split("\n")[0]
+    if rest.strip() == "\\":  # one option a line: new lines of the same form right below
+        below = file.line_text(file.line_of(start) + 1)
+        indent = below[: len(below) - len(below.lstrip())]
+        at, added = start + len(rest) + 1, "".join(f"{indent}{option} \\\n" for option in new)
+    return [*edits, Edit(at, at, added, f"options:{start}", added)] if new else edits
 
 
 def _more(now: str, wished: str) -> bool:

@@ -13,7 +13,7 @@ import libcst as cst
 from trace_doctor.fixes.batch_sizes import divided_batch
 from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import FABRIC, LIGHTNING
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import Compile, Parameters
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, insert_before
@@ -22,7 +22,7 @@ from trace_doctor.program.queries.arguments import Arguments
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.training import whole_line
-from trace_doctor.program.script import Script, argument, dotted
+from trace_doctor.program.script import argument
 
 _TAKES = {"lightning": ("fit", (2, 0)), "fabric": ("setup", (2, 2))}
 """the method that is given the model, and the first release in which that may be compiled"""
@@ -42,34 +42,30 @@ def in_lightning(
         return None
     call = only(calls, f"construct the {_CLASS[framework]}", "")
     steps = wanted.get("log_every")
-    if steps is not None and int(steps) <= _LOGS_EVERY and not _says(place, call, table["log_every"].name):
-        return None
+    if steps is not None and int(steps) <= _LOGS_EVERY:
+        arguments = Arguments(place.program, *call, {})
+        if not arguments.hidden and arguments.find(table["log_every"].name) is None:
+            return None
     made = set_arguments(place, call, "lightning", table, wanted)
     return together(made, divided_batch(place, int(wanted["accumulate"]))) if "accumulate" in wanted else made
-
-
-def _says(place: Place, call: Call, name: str) -> bool:
-    arguments = Arguments(place.program, *call, {})
-    return bool(arguments.hidden) or arguments.find(name) is not None
 
 
 def _compiled(place: Place, framework: str, calls: list[Call], params: Compile) -> Change:
     """`model = torch.compile(model)` right before the Trainer or the Fabric takes it."""
     method, since = _TAKES[framework]
-    constructions = {id(call) for _, call in calls}
+    constructions = [call for _, call in calls]
     found = [
         (script, call)
         for script in place.program.mentioning(f".{method}(")
         for call, receiver in method_calls(script, method)
-        if any(id(o) in constructions for _, o in place.program.of(script, receiver))
+        if any(o in constructions for _, o in place.program.of(script, receiver))
     ]
     missing = f"no call of {method}() was found that takes the model"
     script, call = only(found, f"call {method}()", missing)
     given = argument(call, "model" if framework == "lightning" else "module", 0)
-    name = dotted(given.value) if given is not None else None
-    if given is None or not isinstance(given.value, cst.Name) or name is None:
+    if given is None or not isinstance(given.value, cst.Name):
         raise refusal(script, call, f"the model has no name at {method}()", framework="lightning")
-    if _is_compiled(script, given.value):
+    if any(script.callee(b.value) == "torch.compile" for b in dataflow_of(script).bound(given.value)):
         raise already(script, call, "takes a compiled model", framework="lightning")
     version = place.packages.get("lightning")
     if version is None or version < since:
@@ -77,12 +73,7 @@ def _compiled(place: Place, framework: str, calls: list[Call], params: Compile) 
         raise refusal(script, call, why, framework="lightning")
     line = whole_line(script, call)
     torch, imports = name_for(script, "torch", call)
-    options = [f"{name}={written(value)}" for name, value in params.given().items()]
+    name, options = given.value.value, [f"{k}={written(value)}" for k, value in params.given().items()]
     code = f"{name} = {torch}.compile({', '.join([name, *options])})"
     edit = insert_before(script, line, code, "compile-model")
     return Change(script, (*imports, edit), script.line(call), framework="lightning")
-
-
-def _is_compiled(script: Script, node: cst.BaseExpression) -> bool:
-    made = [b.value for b in dataflow_of(script).bound(node)]
-    return any(isinstance(m, cst.Call) and script.callee(m) == "torch.compile" for m in made)

@@ -8,19 +8,17 @@ from dataclasses import replace
 
 import libcst as cst
 
+from trace_doctor.fixes.batch_sizes import refuse_divided
 from trace_doctor.fixes.frameworks.trainers import Plugin, Setting
-from trace_doctor.fixes.nodes import written
-from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, union
-from trace_doctor.program.place import Place, candidate, refusal
+from trace_doctor.fixes.literals import written
+from trace_doctor.program.edits import Change, Edit, Gathered, NoEdit
+from trace_doctor.program.place import Place, refusal
 from trace_doctor.program.queries.arguments import Arguments, Given, add_entries, set_value
 from trace_doctor.program.queries.imports import name_for
-from trace_doctor.program.queries.values import divided, set_origin, where_set
-from trace_doctor.program.script import Script, literal
-from trace_doctor.program.text_file import TextFile
+from trace_doctor.program.queries.values import set_origin, where_set
+from trace_doctor.program.script import Script, argument, literal
 
 Call = tuple[Script, cst.Call]
-Edits = dict[str, tuple[TextFile, list[Edit]]]
-"""file name -> the file and what changes in it"""
 _AT_LEAST = ("num_workers", "prefetch_factor", "log_every")
 _ANY = ("compile_mode", "compile_backend")
 """wishes that any value fulfils"""
@@ -30,43 +28,27 @@ def set_arguments(
     place: Place, call: Call, framework: str, table: Mapping[str, Setting], wanted: Mapping[str, str]
 ) -> Change:
     """Sets what is wanted as arguments of a construction. Raises NoEdit where they are there, or cannot be seen."""
-    edits: Edits = {}
-    notes: list[str] = []
-    _set(place, call, framework, table, wanted, edits, notes)
+    edits = Gathered()
+    _Construction(place, call, framework, edits).tell(table, wanted)
     script, node = call
-    if not edits:
-        why = "; ".join(notes) or f"{script.name}:{script.line(node)} sets this already"
-        raise NoEdit("display" if notes else "already", why, framework=framework)
-    return joined(edits, script, script.line(node), notes, framework)
-
-
-def joined(edits: Edits, main: TextFile, line: int, notes: list[str], framework: str) -> Change:
-    """One change of all files; about `line` of the main one where that changes, else about its first edit."""
-    files = sorted(((f, tuple(union([e]))) for f, e in edits.values()), key=lambda f: f[0].name != main.name)
-    first, changed = files[0]
-    line = line if first.name == main.name else first.line_of(changed[0].start)
-    return Change(first, changed, line, "unsafe", tuple(notes), framework, more=tuple(files[1:]))
+    if not edits.files:
+        why = "; ".join(edits.notes) or f"{script.name}:{script.line(node)} sets this already"
+        raise NoEdit("display" if edits.notes else "already", why, framework=framework)
+    return edits.change(script, script.line(node), framework)
 
 
 def together(made: Change, also: Change) -> Change:
     """Two changes as one, which is about what the first is about."""
-    edits: Edits = {}
+    edits = Gathered(notes=list(dict.fromkeys([*made.notes, *also.notes])))
     for file, changes in (*made.files, *also.files):
-        keep(edits, file, list(changes))
-    notes = list(dict.fromkeys([*made.notes, *also.notes]))
-    whole = joined(edits, made.script, made.line, notes, made.framework or "")
-    return replace(whole, framework=made.framework)
+        edits.keep(file, changes)
+    return edits.change(made.script, made.line, made.framework)
 
 
-def keep(edits: Edits, file: TextFile, more: list[Edit]) -> None:
-    if more:
-        edits.setdefault(file.name, (file, []))[1].extend(more)
-
-
-def known(place: Place, framework: str, setting: Setting | Plugin) -> bool:
+def known(place: Place, framework: str, setting: Setting | Plugin | None) -> bool:
     """Whether every release that the program can run on has a setting."""
     version = place.packages.get(framework)
-    return setting.since is None or (version is not None and version >= setting.since)
+    return setting is None or setting.since is None or (version is not None and version >= setting.since)
 
 
 def needs(framework: str, setting: Setting, value: str) -> str:
@@ -74,102 +56,117 @@ def needs(framework: str, setting: Setting, value: str) -> str:
     return f"with {framework} {since} or newer also {setting.name}={setting.value.format(value)}"
 
 
-# ---------------------------------------------------------------------- one call
+class _Construction:
+    """A call that constructs an object of a framework: what it is passed, and edits of that."""
 
+    def __init__(self, place: Place, call: Call, framework: str, edits: Gathered) -> None:
+        self.place, self.framework, self.edits = place, framework, edits
+        self.script, self.call = call
+        self.arguments = Arguments(place.program, *call, {})
+        self.added: dict[str, str] = {}
 
-def _set(
-    place: Place,
-    call: Call,
-    framework: str,
-    table: Mapping[str, Setting],
-    wanted: Mapping[str, str],
-    edits: Edits,
-    notes: list[str],
-) -> None:
-    script, node = call
-    arguments = Arguments(place.program, script, node, {})
-    here = [candidate(script, node)]
-    if arguments.hidden:
-        why = f"the arguments come from {arguments.hidden}: set them there"
-        raise refusal(script, node, why, framework=framework)
-    added: dict[str, str] = {}
-    inside: dict[Plugin, dict[str, str]] = {}
-    for wish, value in wanted.items():
-        setting = table[wish]
-        if setting.always and not known(place, framework, setting):
-            setting = replace(setting, value=setting.always, since=None)
-        if not known(place, framework, setting) or (
-            setting.plugin is not None and not known(place, framework, setting.plugin)
-        ):
-            notes.append(needs(framework, setting, value))
-            continue
-        if setting.plugin is not None:
-            inside.setdefault(setting.plugin, {})[wish] = value
-            continue
-        _refuse_excluded(arguments, setting.name, setting.excludes, here, framework)
-        text = setting.value.format(value)
-        given = arguments.find(setting.name)
-        if given is None:
-            added[setting.name] = text
+    def tell(self, table: Mapping[str, Setting], wanted: Mapping[str, str]) -> None:
+        """Sets what is wanted by the settings of a table, or notes which release it needs."""
+        if self.arguments.hidden:
+            raise self.refused(f"the arguments come from {self.arguments.hidden}: set them there")
+        inside: dict[Plugin, dict[str, str]] = {}
+        for wish, value in wanted.items():
+            setting = table[wish]
+            if setting.always and not known(self.place, self.framework, setting):
+                setting = replace(setting, value=setting.always, since=None)
+            if not all(known(self.place, self.framework, it) for it in (setting, setting.plugin)):
+                self.edits.notes.append(needs(self.framework, setting, value))
+            elif setting.plugin is not None:
+                inside.setdefault(setting.plugin, {})[wish] = value
+            else:
+                self.refuse_excluded(setting)
+                given, text = self.arguments.find(setting.name), setting.value.format(value)
+                if given is None:
+                    self.added[setting.name] = text
+                else:
+                    self.set_given(given, wish, text, setting.instead_of)
+        for plugin, wishes in inside.items():
+            self.tell_plugin(plugin, {wish: replace(table[wish], plugin=None) for wish in wishes}, wishes)
+        self.leave_out(wanted)
+        if self.added:
+            self.edits.keep(*self.arguments.add(None, self.added))
+
+    def refused(self, why: str) -> NoEdit:
+        return refusal(self.script, self.call, why, framework=self.framework)
+
+    def refuse_excluded(self, setting: Setting | Plugin) -> None:
+        for other in setting.excludes:
+            there = self.arguments.find(other)
+            if there is not None and literal(there.value) not in (None, False):
+                raise self.refused(f"{other} is set, which excludes {setting.name}")
+
+    def set_given(self, given: Given, wish: str, text: str, instead_of: tuple[object, ...]) -> None:
+        """Sets an argument that is there to what is wished, where it is not that, or better, or chosen for another reason
+        than the values it may take the place of."""
+        program, here = self.place.program, (given.script, given.value)
+        now, wished = literal(given.value), literal(cst.parse_expression(text))
+        if isinstance(wished, dict):
+            if not isinstance(given.value, cst.Dict) or not isinstance(now, dict):
+                raise refusal(*here, f"{given.name} is set somewhere else")
+            if any(k in now and now[k] != v for k, v in wished.items()):
+                raise refusal(*here, f"{given.name} says otherwise on purpose")
+            missing = {k: written(v) for k, v in wished.items() if k not in now}
+            self.edits.keep(given.script, add_entries(given.script, given.value, missing))
+            return
+        origin = where_set(*here, program) if now is ... else None
+        if now is ... and origin is None:
+            raise refusal(*here, f"{given.script.code(given.value)} is set somewhere else")
+        now = literal(origin.value) if origin is not None else now
+        if instead_of and now is not None and now not in (wished, *instead_of):
+            raise NoEdit("display", f"{given.name}={now} is set on purpose")
+        if origin is not None and wish == "batch_size":
+            refuse_divided(origin, program)
+        if _as_wished(wish, now, wished):
+            return
+        if origin is not None:
+            self.edits.keep(origin.script, set_origin(origin, text, "default"))
         else:
-            _change(place, given, wish, text, edits, setting.instead_of)
-    for plugin, wishes in inside.items():
-        _set_inside(place, arguments, framework, plugin, table, wishes, edits, notes, added)
-    _consistent(arguments, added, wanted)
-    if added:
-        keep(edits, *arguments.add(None, added))
+            self.edits.keep(given.script, [set_value(given, text)])
 
+    def leave_out(self, wanted: Mapping[str, str]) -> None:
+        """What is the default already, or raises without workers, is not added."""
+        if wanted.get("pin_memory") == "True":
+            self.added.pop("dataloader_pin_memory", None)
+        if "dataloader_num_workers" not in self.added and not self.arguments.find("dataloader_num_workers"):
+            self.added.pop("dataloader_prefetch_factor", None)
+            self.added.pop("dataloader_persistent_workers", None)
 
-def _refuse_excluded(
-    arguments: Arguments, name: str, excludes: tuple[str, ...], here: list[Candidate], framework: str
-) -> None:
-    for other in excludes:
-        there = arguments.find(other)
-        if there is not None and literal(there.value) not in (None, False):
-            raise NoEdit("display", f"{other} is set, which excludes {name}", here, framework=framework)
-
-
-def refuse_chosen(name: str, now: object, wished: object, instead_of: tuple[object, ...]) -> None:
-    """Raises NoEdit where a value that is there was chosen for another reason than the one it would give way to."""
-    if instead_of and now is not None and now not in (wished, *instead_of):
-        raise NoEdit("display", f"{name}={now} is set on purpose")
-
-
-def _change(
-    place: Place, given: Given, wish: str, text: str, edits: Edits, instead_of: tuple[object, ...] = ()
-) -> None:
-    """Sets an argument that is there to what is wished, where it is not that, or better."""
-    now, wished = literal(given.value), _literal(text)
-    if isinstance(wished, dict):
-        if not isinstance(given.value, cst.Dict) or not isinstance(now, dict):
-            where = [candidate(given.script, given.value)]
-            raise NoEdit("display", f"{given.name} is set somewhere else", where)
-        missing = {k: written(v) for k, v in wished.items() if k not in now}
-        if {k: v for k, v in wished.items() if k in now and now[k] != v}:
-            where = [candidate(given.script, given.value)]
-            raise NoEdit("display", f"{given.name} says otherwise on purpose", where)
-        if missing:
-            keep(edits, given.script, add_entries(given.script, given.value, missing))
-    elif now is not ...:
-        refuse_chosen(given.name, now, wished, instead_of)
-        if not _as_wished(wish, now, wished):
-            keep(edits, given.script, [set_value(given, text)])
-    else:
-        origin = where_set(given.script, given.value, place.program)
-        if origin is None:
-            where = [candidate(given.script, given.value)]
-            raise NoEdit("display", f"{given.script.code(given.value)} is set somewhere else", where)
-        refuse_chosen(given.name, literal(origin.value), wished, instead_of)
-        if wish == "batch_size" and (user := divided(origin, place.program)) is not None:
-            raise NoEdit(
-                "display", f"other values are computed from {user[0].code(user[1])}", [candidate(*user)]
-            )
-        if not _as_wished(wish, literal(origin.value), wished):
-            keep(edits, origin.script, set_origin(origin, text, "default"))
-
-
-def _literal(text: str) -> object:
-    return literal(cst.parse_expression(text))
+    def tell_plugin(self, plugin: Plugin, table: Mapping[str, Setting], wishes: Mapping[str, str]) -> None:
+        """Arguments of the object that the call is passed: of the one that is there, else of a new one."""
+        script, given = self.script, self.arguments.find(plugin.name)
+        if given is not None and literal(given.value) is not None:
+            made = self.place.program.of(given.script, given.value)
+            where, construction = made[0] if len(made) == 1 else (script, None)
+            if not isinstance(construction, cst.Call):
+                why = f"{plugin.name} is made somewhere else"
+                raise refusal(given.script, given.value, why, framework=self.framework)
+            _Construction(self.place, (where, construction), self.framework, self.edits).tell(table, wishes)
+            return
+        self.refuse_excluded(plugin)
+        texts = {table[w].name: table[w].value.format(v) for w, v in wishes.items()}
+        simple = self.arguments.find(plugin.replaces) if plugin.replaces else None
+        if simple is not None and literal(simple.value) not in (None, "no", ..., "NO"):
+            if "compile" in table:
+                texts[table["compile"].name] = script.code(simple.value)
+            self.edits.notes.append(f"{plugin.replaces} and {plugin.name} exclude each other")
+        name, imports = name_for(script, plugin.made, self.call)
+        text = f"{name}({', '.join(f'{k}={v}' for k, v in texts.items())})"
+        self.edits.keep(script, imports)
+        if simple is None:
+            self.added[plugin.name] = text
+            return
+        arg = argument(self.call, plugin.replaces)
+        if arg is None or literal(simple.value) is ...:
+            raise self.refused(f"{plugin.replaces} is set somewhere else")
+        start, end = script.span(arg)[0], script.outer_span(arg.value)[1]
+        self.edits.keep(
+            script, [Edit(start, end, f"{plugin.name}={text}", f"arg:{start}:{plugin.name}", text)]
+        )
 
 
 def _as_wished(wish: str, now: object, wished: object) -> bool:
@@ -178,58 +175,3 @@ def _as_wished(wish: str, now: object, wished: object) -> bool:
     if wish == "compile":
         return now not in (None, False, "no", "NO")
     return now is not None if wish in _ANY else now == wished
-
-
-def _consistent(arguments: Arguments, added: dict[str, str], wanted: Mapping[str, str]) -> None:
-    """What is the default already, or raises without workers, is left out."""
-    if wanted.get("pin_memory") == "True":
-        added.pop("dataloader_pin_memory", None)
-    workers = arguments.find("dataloader_num_workers")
-    if workers is None and "dataloader_num_workers" not in added:
-        added.pop("dataloader_prefetch_factor", None)
-        added.pop("dataloader_persistent_workers", None)
-
-
-# ---------------------------------------------------------------------- an object that is passed
-
-
-def _set_inside(
-    place: Place,
-    arguments: Arguments,
-    framework: str,
-    plugin: Plugin,
-    table: Mapping[str, Setting],
-    wishes: Mapping[str, str],
-    edits: Edits,
-    notes: list[str],
-    added: dict[str, str],
-) -> None:
-    """Arguments of the object that the call is passed: of the one that is there, else of a new one."""
-    script, here = arguments.script, [candidate(arguments.script, arguments.call)]
-    own = {wish: replace(table[wish], plugin=None) for wish in wishes}
-    given = arguments.find(plugin.name)
-    if given is not None and literal(given.value) is not None:
-        made = place.program.of(given.script, given.value)
-        if len(made) != 1 or not isinstance(made[0][1], cst.Call):
-            why = f"{plugin.name} is made somewhere else"
-            raise refusal(given.script, given.value, why, framework=framework)
-        _set(place, (made[0][0], made[0][1]), framework, own, wishes, edits, notes)
-        return
-    _refuse_excluded(arguments, plugin.name, plugin.excludes, here, framework)
-    texts = {own[w].name: own[w].value.format(v) for w, v in wishes.items()}
-    simple = arguments.find(plugin.replaces) if plugin.replaces else None
-    if simple is not None and literal(simple.value) not in (None, "no", ..., "NO"):
-        texts = texts | {own["compile"].name: script.code(simple.value)} if "compile" in own else texts
-        notes.append(f"{plugin.replaces} and {plugin.name} exclude each other")
-    name, imports = name_for(script, plugin.made, arguments.call)
-    text = f"{name}({', '.join(f'{k}={v}' for k, v in texts.items())})"
-    keep(edits, script, list(imports))
-    if simple is None:
-        added[plugin.name] = text
-        return
-    arg = next((a for a in arguments.call.args if a.keyword and a.keyword.value == plugin.replaces), None)
-    if arg is None or literal(simple.value) is ...:
-        raise NoEdit("display", f"{plugin.replaces} is set somewhere else", here, framework=framework)
-    assert arg.keyword is not None
-    start, end = script.span(arg.keyword)[0], script.outer_span(arg.value)[1]
-    keep(edits, script, [Edit(start, end, f"{plugin.name}={text}", f"arg:{start}:{plugin.name}", text)])

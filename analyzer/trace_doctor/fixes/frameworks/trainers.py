@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from trace_doctor.fixes.nodes import written
+from trace_doctor.fixes.literals import written
 from trace_doctor.model.parameters import (
     Autocast,
     BatchSize,
@@ -188,22 +188,15 @@ def minimum_versions(requirements: Iterable[str], scripts: Iterable[str]) -> dic
     found: dict[str, Version] = {}
     for text in requirements:
         for match in _PIN.finditer(text):
-            found.setdefault(_PACKAGES[match["name"]], (int(match["major"]), int(match["minor"] or 0)))
+            found.setdefault(match["name"], (int(match["major"]), int(match["minor"] or 0)))
     for text in scripts:
         for match in _CHECK.finditer(text):
             found.setdefault("transformers", (int(match["major"]), int(match["minor"])))
     return found
 
 
-_PACKAGES = {
-    "transformers": "transformers",
-    "accelerate": "accelerate",
-    "lightning": "lightning",
-    "pytorch-lightning": "lightning",
-    "pytorch_lightning": "lightning",
-}
 _PIN = re.compile(
-    r"""^[\s\-"']*(?P<name>transformers|accelerate|lightning|pytorch[-_]lightning)(?:\[[\w,]*\])?"""
+    r"""^[\s\-"']*(?:pytorch[-_](?=lightning))?(?P<name>transformers|accelerate|lightning)(?:\[[\w,]*\])?"""
     r"""\s*(?:==|>=|~=)\s*(?P<major>\d+)(?:\.(?P<minor>\d+))?""",
     re.MULTILINE,
 )

@@ -10,7 +10,7 @@ import libcst as cst
 
 from trace_doctor.program.edits import Edit, add_arguments
 from trace_doctor.program.project import Project
-from trace_doctor.program.script import Script, dotted, literal
+from trace_doctor.program.script import Script, dotted, key_of, literal, method_name, receiver
 
 Container = cst.Call | cst.Dict
 _CHANGES = ("pop", "popitem", "clear", "setdefault", "__setitem__")
@@ -37,9 +37,8 @@ class Arguments:
         self.call = call
         self.hidden = ""
         found = [*self._of_call(script, call, positions)]
-        made = _partial(project, script, call)
-        if made is not None:
-            found += [*self._of_call(*made, {})]
+        for made in project.partials(script, call.func)[:1]:
+            found += self._of_call(*made, {})
         self._given: dict[str, list[Given]] = {}
         for given in found:
             self._given.setdefault(given.name, []).append(given)
@@ -78,18 +77,10 @@ class Arguments:
                     yield Given(name, element.value, script, node)
                 else:
                     self.hidden = script.code(node)
-        elif (
-            isinstance(node, cst.Call)
-            and script.callee(node) == "dict"
-            and all(a.keyword or a.star == "**" for a in node.args)
-        ):
+        elif method_name(node) == "copy" and (copied := receiver(node)) is not None:
+            yield from self._of_mapping(script, copied, depth + 1)
+        elif isinstance(node, cst.Call) and script.callee(node) == "dict" and _all_named(node):
             yield from self._of_call(script, node, {})
-        elif (
-            isinstance(node, cst.Call)
-            and isinstance(node.func, cst.Attribute)
-            and node.func.attr.value == "copy"
-        ):
-            yield from self._of_mapping(script, node.func.value, depth + 1)
         else:
             yield from self._of_name(script, node, depth)
 
@@ -106,60 +97,56 @@ class Arguments:
     def _added_to(self, script: Script, name: str, node: cst.BaseExpression, depth: int) -> Iterator[Given]:
         home = script.function_of(node)
         for call in script.all(cst.Call):
-            if (
-                script.function_of(call) is home
-                and isinstance(call.func, cst.Attribute)
-                and dotted(call.func.value) == name
-            ):
-                if call.func.attr.value in _CHANGES:
-                    self.hidden = f"**{name}"
-                elif call.func.attr.value == "update":
-                    for arg in call.args:
-                        if arg.keyword is not None:
-                            yield Given(arg.keyword.value, arg.value, script, call)
-                        else:
-                            yield from self._of_mapping(script, arg.value, depth + 1)
+            changed, method = receiver(call), method_name(call)
+            if changed is None or dotted(changed) != name or script.function_of(call) is not home:
+                continue
+            if method in _CHANGES:
+                self.hidden = f"**{name}"
+            for arg in call.args if method == "update" else ():
+                if arg.keyword is not None:
+                    yield Given(arg.keyword.value, arg.value, script, call)
+                else:
+                    yield from self._of_mapping(script, arg.value, depth + 1)
         for assign in script.all(cst.Assign):
             target = assign.targets[0].target
-            if (
-                script.function_of(assign) is home
-                and isinstance(target, cst.Subscript)
-                and dotted(target.value) == name
-                and isinstance(target.slice[0].slice, cst.Index)
-            ):
-                key = literal(target.slice[0].slice.value)
-                if isinstance(key, str):
-                    yield Given(key, assign.value, script, None)
-                else:
-                    self.hidden = f"**{name}"
+            if not isinstance(target, cst.Subscript) or dotted(target.value) != name:
+                continue
+            if script.function_of(assign) is home and (key := key_of(target)) is not None:
+                yield Given(key, assign.value, script, None)
+            elif script.function_of(assign) is home:
+                self.hidden = f"**{name}"
 
     # ------------------------------------------------------------------ edits
 
     def add(self, beside: Given | None, values: Mapping[str, str]) -> tuple[Script, list[Edit]]:
         """New arguments where another one is written that they belong to; without one in the call itself."""
-        if beside is None or beside.container is None:
-            return self.script, add_arguments(self.script, self.call, dict(values))
-        if isinstance(beside.container, cst.Dict):
-            return beside.script, add_entries(beside.script, beside.container, values)
-        return beside.script, add_arguments(beside.script, beside.container, dict(values))
+        script, container = self.script, beside.container if beside is not None else None
+        if beside is not None and container is not None:
+            script = beside.script
+        if isinstance(container, cst.Dict):
+            return script, add_entries(script, container, values)
+        return script, add_arguments(script, container or self.call, values)
+
+
+def _all_named(call: cst.Call) -> bool:
+    return all(a.keyword or a.star == "**" for a in call.args)
 
 
 def set_value(given: Given, value: str) -> Edit:
     """Replaces an argument's value where it is written."""
     start, end = given.script.outer_span(given.value)
-    if isinstance(given.container, cst.Call):
-        position = given.script.span(given.container)[0]
-        return Edit(start, end, value, f"arg:{position}:{given.name}", value)
-    return Edit(start, end, value, f"entry:{start}:{given.name}", value)
+    in_call = isinstance(given.container, cst.Call)
+    place = (
+        f"arg:{given.script.span(given.container)[0]}" if given.container and in_call else f"entry:{start}"
+    )
+    return Edit(start, end, value, f"{place}:{given.name}", value)
 
 
 def add_entries(script: Script, node: cst.Dict, values: Mapping[str, str]) -> list[Edit]:
     """Appends entries to a dictionary in the style it is written in."""
     start, close = script.span(node)[0], script.span(node)[1] - 1
     keys = [e.key for e in node.elements if isinstance(e, cst.DictElement)]
-    quote = '"'
-    if keys and isinstance(keys[0], cst.SimpleString):
-        quote = keys[0].quote
+    quote = keys[0].quote if keys and isinstance(keys[0], cst.SimpleString) else '"'
     pairs = [(f"entry:{start}:{n}", f"{quote}{n}{quote}: {v}", v) for n, v in values.items()]
     if not node.elements:
         return [Edit(close, close, ", " * (i > 0) + t, k, v) for i, (k, t, v) in enumerate(pairs)]
@@ -169,13 +156,3 @@ def add_entries(script: Script, node: cst.Dict, values: Mapping[str, str]) -> li
     own_line = not script.line_text(script.line(last))[:column].strip()
     gap = "\n" + script.line_text(script.line(last))[:column] if own_line else " "
     return [Edit(at, at, f",{gap}{text}", key, value) for key, text, value in pairs]
-
-
-def _partial(project: Project, script: Script, call: cst.Call) -> tuple[Script, cst.Call] | None:
-    """The `functools.partial(...)` that a call calls."""
-    for where, origin in (
-        project.of(script, call.func) if isinstance(call.func, cst.Name | cst.Attribute) else ()
-    ):
-        if isinstance(origin, cst.Call) and where.callee(origin) == "functools.partial":
-            return where, origin
-    return None

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 import libcst as cst
 
 from trace_doctor.program.place import Place, refusal
-from trace_doctor.program.queries.loops import loops, optimizer_steps, trains, zero_grads
-from trace_doctor.program.script import Script, argument, dotted
+from trace_doctor.program.queries.loops import loops, method_calls, optimizer_steps, trains, zero_grads
+from trace_doctor.program.script import Script, argument, assigned
 
 Loader = tuple[Script, cst.Call]
 _NOT_TRAINING = re.compile(r"(?:^|_)(?:val|valid|validation|test|eval|dev|pred|predict|infer)", re.IGNORECASE)
 _TRAINING_WORDS = ("backward(", ".step(", "zero_grad(", ".fit(")
-_FIT = ("fit",)
 _HOOKS = ("train_dataloader", "get_train_dataloader")
 
 
@@ -23,12 +22,8 @@ def loaders_on_line(place: Place) -> list[Loader]:
     script = place.script
     if script is None or place.line is None:
         return []
-    for statement in script.statements_on(place.line):
-        within = statement.iter if isinstance(statement, cst.For) else statement
-        found = _drawn_from(place, script, within)
-        if found:
-            return found
-    return []
+    places = (s.iter if isinstance(s, cst.For) else s for s in script.statements_on(place.line))
+    return next(filter(None, (_drawn_from(place, script, within) for within in places)), [])
 
 
 def training_loaders(place: Place) -> list[Loader]:
@@ -81,8 +76,7 @@ def _in_function(place: Place, script: Script, function: str | None) -> Iterator
         return
     wanted = function.replace("<locals>.", "").split(".")[-1]
     own = [n for n in loops(script) if isinstance(n, cst.For) and script.function_name(n) == wanted]
-    trained = [n for n in training_loops(script) if any(n is o for o in own)]
-    for loop in trained or own:
+    for loop in [n for n in training_loops(script) if n in own] or own:
         yield from _drawn_from(place, script, loop.iter)
     for call in script.all(cst.Call):
         if script.callee(call) == "next" and script.function_name(call) == wanted:
@@ -105,9 +99,7 @@ def _drawn_from(place: Place, script: Script, within: cst.CSTNode) -> list[Loade
 
 def _handed_over(place: Place, script: Script) -> Iterator[Loader]:
     """Loaders given to `trainer.fit(model, loader)` or `Trainer(train_dataloader=loader)`."""
-    for call in script.all(cst.Call):
-        if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in _FIT:
-            continue
+    for call, _ in method_calls(script, "fit"):
         given = argument(call, "train_dataloaders", 1) or argument(call, "train_dataloader", 1)
         if given is not None:
             yield from _drawn_from(place, script, given.value)
@@ -115,8 +107,5 @@ def _handed_over(place: Place, script: Script) -> Iterator[Loader]:
 
 def _for_validation(script: Script, call: cst.Call) -> bool:
     """Whether the name that a loader is bound to, or the function that returns it, says that it does not train."""
-    statement = script.statement_of(call)
-    names = [script.function_name(call)]
-    if isinstance(statement, cst.Assign):
-        names += [dotted(t.target) or "" for t in statement.targets]
-    return any(_NOT_TRAINING.search(part) for name in names for part in name.split("."))
+    names = [script.function_name(call), *assigned(script.statement_of(call))]
+    return any(_NOT_TRAINING.search(part) for name in names for part in (name or "").split("."))

@@ -26,7 +26,7 @@ def name_for(script: Script, qualified: str, at: cst.CSTNode) -> tuple[str, tupl
     """
     bound = [
         (full, name)
-        for name, full in _bindings(script)
+        for name, full, _ in bindings(script)
         if (full == qualified or (qualified.startswith(f"{full}.") and _reaches(full, qualified)))
         and not _rebound(script, name, at)
     ]
@@ -43,9 +43,9 @@ def name_for(script: Script, qualified: str, at: cst.CSTNode) -> tuple[str, tupl
         text, name, new = f"import {module or qualified}", qualified, "torch"
     else:
         text, name, new = f"from {module} import {leaf}", leaf, leaf
-        if _taken(script, new):
+        if _uses(script, new):
             text, name, new = f"import {module}", qualified, qualified.split(".")[0]
-    if _taken(script, new) and not _is_package(script, new):
+    if _uses(script, new) and not _is_package(script, new):
         raise NoEdit("display", f"the script has a {new} of its own, so {qualified} has no plain name in it")
     return name, (insert_after(script, anchor.body[-1], text, f"import {name}"),)
 
@@ -58,27 +58,19 @@ def last_import(
 
     With `before`, only lines above the top-level statement that holds this node count.
     """
-    last: cst.SimpleStatementLine | None = None
-    torch: cst.SimpleStatementLine | None = None
-    own: cst.SimpleStatementLine | None = None
+    found: list[tuple[cst.SimpleStatementLine, set[str]]] = []
     end = len(script.text) if before is None else script.span(before)[0]
     for statement in script.module.body:
-        if before is not script.module and script.span(statement)[1] > end:
+        beyond = before is not script.module and script.span(statement)[1] > end
+        if beyond or isinstance(statement, cst.FunctionDef | cst.ClassDef):
             break
-        if not isinstance(statement, cst.SimpleStatementLine):
-            if isinstance(statement, cst.FunctionDef | cst.ClassDef):
-                break
-            continue
-        node = statement.body[-1]
-        if not isinstance(node, cst.Import | cst.ImportFrom):
-            continue
-        if isinstance(node, cst.ImportFrom) and dotted(node.module or cst.Name("x")) == "__future__":
-            continue
-        last = statement
-        roots = {m.split(".")[0] for m in imported_modules(node)}
-        torch = statement if "torch" in roots else torch
-        own = statement if package in roots else own
-    return own or torch or last
+        node = statement.body[-1] if isinstance(statement, cst.SimpleStatementLine) else None
+        if isinstance(statement, cst.SimpleStatementLine) and isinstance(node, cst.Import | cst.ImportFrom):
+            found.append((statement, {module.split(".")[0] for module in imported_modules(node)}))
+    found = [(line, roots) for line, roots in found if roots != {"__future__"}]
+    own = [line for line, roots in found if package in roots]
+    torch = [line for line, roots in found if "torch" in roots]
+    return next(reversed(own or torch or [line for line, _ in found]), None)
 
 
 def below_imports(script: Script, anchor: cst.SimpleStatementLine, code: str, key: str) -> Edit:
@@ -89,26 +81,24 @@ def below_imports(script: Script, anchor: cst.SimpleStatementLine, code: str, ke
     return Edit(edit.start, edit.end, above + edit.text + ("\n" if following else ""), key, code)
 
 
-def _bindings(script: Script) -> Iterator[tuple[str, str]]:
-    """(name, what it stands for) of the imports at module level."""
+def bindings(script: Script) -> Iterator[tuple[str, str, cst.Import | cst.ImportFrom]]:
+    """(name, what it stands for, the statement) of the imports at module level."""
     for node in script.imports():
         line = script.parent(node)
-        if line is None or script.parent(line) is not script.module:
+        if line is None or script.parent(line) is not script.module or isinstance(node.names, cst.ImportStar):
             continue
-        if isinstance(node, cst.Import):
-            for alias in node.names:
-                full = dotted(alias.name) or ""
-                if alias.asname is not None:
-                    yield dotted(alias.asname.name) or "", full
-                else:
-                    yield full.split(".")[0], full.split(".")[0]
-                    if "." in full:
-                        yield full, full
-        elif not isinstance(node.names, cst.ImportStar) and not node.relative:
-            module = imported_modules(node)[0]
-            for alias in node.names:
-                full = f"{module}.{dotted(alias.name)}"
-                yield dotted(alias.asname.name if alias.asname else alias.name) or "", full
+        if isinstance(node, cst.ImportFrom) and node.relative:
+            continue
+        module = f"{imported_modules(node)[0]}." if isinstance(node, cst.ImportFrom) else ""
+        for alias in node.names:
+            full = f"{module}{dotted(alias.name)}"
+            if alias.asname is not None:
+                yield dotted(alias.asname.name) or "", full, node
+            elif module:
+                yield dotted(alias.name) or "", full, node
+            else:
+                for name in dict.fromkeys((full.split(".")[0], full)):
+                    yield name, name, node
 
 
 def _reaches(full: str, qualified: str) -> bool:
@@ -118,45 +108,22 @@ def _reaches(full: str, qualified: str) -> bool:
 
 def _rebound(script: Script, name: str, at: cst.CSTNode) -> bool:
     """Whether a function around a place gives a name another meaning."""
-    first = name.split(".")[0]
-    for function in [a for a in script.ancestors(at) if isinstance(a, cst.FunctionDef)]:
-        if any(p.name.value == first for p in script.all(cst.Param, within=function.params)):
-            return True
-        if any(dotted(t.target) == first for t in script.all(cst.AssignTarget, within=function)):
-            return True
-    return False
-
-
-def _taken(script: Script, name: str) -> bool:
-    """Whether a script uses an identifier for anything of its own or of another import."""
-    return bool(_uses(script, name))
+    around = [a for a in script.ancestors(at) if isinstance(a, cst.FunctionDef)]
+    bound = [dotted(t.target) for f in around for t in script.all(cst.AssignTarget, within=f)]
+    bound += [p.name.value for f in around for p in script.all(cst.Param, within=f.params)]
+    return name.split(".")[0] in bound
 
 
 def _uses(script: Script, name: str) -> list[cst.Name]:
-    """Where a name stands for a variable, or is bound by an import."""
-    return [
-        n
-        for n in script.variables(name)
-        if not any(_holds(script, outer, n) for a in script.ancestors(n) for outer in _unbound(a))
-    ]
-
-
-def _unbound(node: cst.CSTNode) -> list[cst.CSTNode]:
-    """The parts of an import statement that bind no name: `a.b` of `from a.b import c` and of `import a.b as c`."""
-    if isinstance(node, cst.ImportFrom) and node.module is not None:
-        return [node.module]
-    return [node.name] if isinstance(node, cst.ImportAlias) and node.asname is not None else []
-
-
-def _holds(script: Script, outer: cst.CSTNode, node: cst.CSTNode) -> bool:
-    (start, end), (first, last) = script.span(outer), script.span(node)
-    return start <= first and last <= end
+    """Where an identifier stands for a variable, or is bound by an import: not in the `a.b` of `from a.b import c` and of
+    `import a.b as c`."""
+    unbound: list[cst.CSTNode] = [a.name for a in script.all(cst.ImportAlias) if a.asname is not None]
+    unbound += [i.module for i in script.all(cst.ImportFrom) if i.module is not None]
+    return [n for n in script.variables(name) if not any(script.within(n, outer) for outer in unbound)]
 
 
 def _is_package(script: Script, name: str) -> bool:
     """Whether a name is an imported top-level package everywhere it is used."""
-    imported = any(bound == full == name for bound, full in _bindings(script))
-    targets = {id(t.target) for t in script.all(cst.AssignTarget)} | {
-        id(p.name) for p in script.all(cst.Param)
-    }
-    return imported and not any(id(u) in targets for u in _uses(script, name))
+    imported = any(bound == full == name for bound, full, _ in bindings(script))
+    targets = [t.target for t in script.all(cst.AssignTarget)] + [p.name for p in script.all(cst.Param)]
+    return imported and not any(use in targets for use in _uses(script, name))

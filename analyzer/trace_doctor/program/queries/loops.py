@@ -9,7 +9,7 @@ from typing import TypeVar
 import libcst as cst
 
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.script import Script, dotted
+from trace_doctor.program.script import Script, dotted, method_name, receiver
 
 Loop = cst.For | cst.While
 N = TypeVar("N", bound=cst.CSTNode)
@@ -26,25 +26,25 @@ def method_calls(
 ) -> Iterator[tuple[cst.Call, cst.BaseExpression]]:
     """Calls `receiver.method(...)` with their receivers."""
     for call in script.all(cst.Call, within):
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value == method:
-            yield call, call.func.value
+        if method_name(call) == method and (value := receiver(call)) is not None:
+            yield call, value
 
 
 def changes_in_place(call: cst.Call, name: str) -> bool:
     """`x.add_(...)`: whether a call changes what a name refers to."""
-    func = call.func
-    return isinstance(func, cst.Attribute) and func.attr.value.endswith("_") and dotted(func.value) == name
+    changed = receiver(call)
+    return changed is not None and (method_name(call) or "").endswith("_") and dotted(changed) == name
 
 
 def backward_values(script: Script, within: cst.CSTNode | None) -> list[cst.BaseExpression]:
     """What is differentiated: `loss` of `loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`."""
     found: list[cst.BaseExpression] = []
     for method in ("backward", "manual_backward"):
-        for call, receiver in method_calls(script, method, within):
-            inner = receiver if isinstance(receiver, cst.Call) else call
-            found += [a.value for a in inner.args if a.keyword is None] if inner.args else [receiver]
+        for call, value in method_calls(script, method, within):
+            inner = value if isinstance(value, cst.Call) else call
+            found += [a.value for a in inner.args if a.keyword is None] if inner.args else [value]
             if inner is call and call.args:
-                found.append(receiver)
+                found.append(value)
     return found
 
 
@@ -58,13 +58,9 @@ def trains(script: Script, loop: cst.CSTNode) -> bool:
     """Whether a loop calls `backward`, itself or in a function of this script that it calls."""
     if any(True for _ in method_calls(script, "backward", loop)):
         return True
-    for call in script.all(cst.Call, within=loop):
-        target = dataflow_of(script).definition(call.func)
-        if isinstance(target, cst.FunctionDef) and any(
-            True for _ in method_calls(script, "backward", target)
-        ):
-            return True
-    return False
+    called = (dataflow_of(script).definition(call.func) for call in script.all(cst.Call, within=loop))
+    functions = (target for target in called if isinstance(target, cst.FunctionDef))
+    return any(True for f in functions for _ in method_calls(script, "backward", f))
 
 
 def is_optimizer(script: Script, node: cst.BaseExpression) -> bool:
@@ -80,10 +76,10 @@ def is_optimizer(script: Script, node: cst.BaseExpression) -> bool:
 def optimizer_steps(script: Script, within: cst.CSTNode | None = None) -> list[tuple[cst.Call, str]]:
     """Calls that step an optimizer (`opt.step()`, `scaler.step(opt)`), with the optimizer's text."""
     found = []
-    for call, receiver in method_calls(script, "step", within):
+    for call, value in method_calls(script, "step", within):
         first = call.args[0].value if call.args and call.args[0].keyword is None else None
-        if is_optimizer(script, receiver):
-            found.append((call, script.code(receiver)))
+        if is_optimizer(script, value):
+            found.append((call, script.code(value)))
         elif first is not None and is_optimizer(script, first):
             found.append((call, script.code(first)))
     return found
@@ -96,12 +92,9 @@ def zero_grads(script: Script, within: cst.CSTNode | None = None) -> list[tuple[
 
 def enclosing_loop(script: Script, node: cst.CSTNode) -> Loop | None:
     """The innermost loop around a node, within its function."""
-    for up in script.ancestors(node):
-        if isinstance(up, cst.For | cst.While):
-            return up
-        if isinstance(up, cst.FunctionDef | cst.Lambda | cst.ClassDef):
-            return None
-    return None
+    kinds = (cst.For, cst.While, cst.FunctionDef, cst.Lambda, cst.ClassDef)
+    up = next((a for a in script.ancestors(node) if isinstance(a, kinds)), None)
+    return up if isinstance(up, cst.For | cst.While) else None
 
 
 def of_steps(found: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:

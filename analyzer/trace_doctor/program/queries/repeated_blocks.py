@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.script import Script, dotted, literal
+from trace_doctor.program.script import Script, assigned, literal
 
 _LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential")
 
@@ -33,27 +33,17 @@ def repeated_blocks(script: Script, owner: cst.ClassDef | None = None) -> list[B
         path = _path(script, call)
         if element is None or path is None or holder is None or (owner is not None and holder is not owner):
             continue
-        block = dataflow_of(script).definition(element.func)
-        found.append(
-            Blocks(
-                path,
-                holder,
-                call,
-                block if isinstance(block, cst.ClassDef) else None,
-                script.callee(call) == "torch.nn.Sequential",
-            )
-        )
+        definition = dataflow_of(script).definition(element.func)
+        block = definition if isinstance(definition, cst.ClassDef) else None
+        found.append(Blocks(path, holder, call, block, script.callee(call) == "torch.nn.Sequential"))
     return found
 
 
 def _element(call: cst.Call) -> cst.Call | None:
     """`Block(...)` of `[Block(...) for _ in ...]`, given as the list or spread into the arguments."""
-    if len(call.args) != 1:
-        return None
-    made = call.args[0].value
-    if not isinstance(made, cst.ListComp | cst.GeneratorExp):
-        return None
-    return made.elt if isinstance(made.elt, cst.Call) else None
+    made = call.args[0].value if len(call.args) == 1 else None
+    element = made.elt if isinstance(made, cst.ListComp | cst.GeneratorExp) else None
+    return element if isinstance(element, cst.Call) else None
 
 
 def _path(script: Script, call: cst.Call) -> str | None:
@@ -68,10 +58,9 @@ def _path(script: Script, call: cst.Call) -> str | None:
                 return None
             keys.append(key)
         elif isinstance(up, cst.Assign):
-            target = dotted(up.targets[0].target) if len(up.targets) == 1 else None
-            if target is None or not target.startswith("self."):
-                return None
-            return ".".join([target.removeprefix("self."), *reversed(keys)])
+            target = assigned(up)[0] or "" if len(up.targets) == 1 else ""
+            path = ".".join([target.removeprefix("self."), *reversed(keys)])
+            return path if target.startswith("self.") else None
         elif isinstance(up, cst.BaseStatement):
             return None
     return None

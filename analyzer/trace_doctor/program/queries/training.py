@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
@@ -13,7 +13,7 @@ from trace_doctor.program.edits import NoEdit, shares_line
 from trace_doctor.program.place import Place, candidate, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.loops import Loop, enclosing_loop, method_calls
-from trace_doctor.program.script import Script, argument, dotted, method_name
+from trace_doctor.program.script import Script, argument, assigned, dotted, method_name, receiver
 
 Home = Loop | cst.FunctionDef | cst.Module
 """what is run once per step: the loop, else the function that some loop calls"""
@@ -67,46 +67,48 @@ def home_of(script: Script, node: cst.CSTNode) -> Home:
 
 def find_step(place: Place) -> Step:
     """The one step that trains; of several, the one that the captured line is in. Raises NoEdit for none and several."""
-    found = [
-        (script, Step(script, home_of(script, call), call, loss, place.program))
-        for script in place.scripts
-        for call, receiver in method_calls(script, "backward")
-        if (loss := _differentiated(script, call, receiver)) is not None
-    ]
+    calls = [(s, c) for s in place.scripts for c, _ in method_calls(s, "backward")]
+    found = [(s, c) for s, c in calls if _differentiated(c) is not None]
     if (line := place.line) is not None and place.script is not None:
-        found = [(s, f) for s, f in found if s.covers(f.home, line)] or found
-    found = [(s, f) for s, f in found if not isinstance(f.home, cst.Module)] or found
-    if len(found) > 1:
-        raise NoEdit(
-            "ambiguous", f"{len(found)} places call backward()", [candidate(s, f.backward) for s, f in found]
-        )
-    step: Step = only(found, "", "no training step (a call of backward()) was found")[1]
-    return step
+        found = [(s, c) for s, c in found if s.covers(home_of(s, c), line)] or found
+    found = [(s, c) for s, c in found if not isinstance(home_of(s, c), cst.Module)] or found
+    script, call = only(found, "call backward()", "no training step (a call of backward()) was found")
+    loss = _differentiated(call)
+    assert loss is not None
+    return Step(script, home_of(script, call), call, loss, place.program)
 
 
-def _differentiated(
-    script: Script, call: cst.Call, receiver: cst.BaseExpression
-) -> cst.BaseExpression | None:
+def _differentiated(call: cst.Call) -> cst.BaseExpression | None:
     """`loss` of `loss.backward()` and `scaler.scale(loss).backward()`; None for a method of another kind."""
-    if isinstance(receiver, cst.Call):
-        scaled = method_name(receiver) == "scale" and len(receiver.args) == 1
-        return receiver.args[0].value if scaled else receiver
-    if dotted(receiver) is None or (call.args and call.args[0].keyword is None):
+    value = receiver(call)
+    if isinstance(value, cst.Call):
+        scaled = method_name(value) == "scale" and len(value.args) == 1
+        return value.args[0].value if scaled else value
+    if value is None or dotted(value) is None or (call.args and call.args[0].keyword is None):
         return None  # accelerator.backward(loss), engine.backward(loss), ctx.backward(grad)
-    return receiver
+    return value
 
 
-def refuse_frameworks(script: Script, instead: Mapping[str, str]) -> None:
-    """A framework that runs the loop has its own switch: raises NoEdit that names it."""
-    for framework, word in (
-        ("deepspeed", "deepspeed.initialize"),
-        ("accelerate", "Accelerator("),
-        ("lightning", "LightningModule"),
-        ("lightning", "Fabric("),
-        ("transformers", "Trainer("),
-    ):
-        if framework in script.frameworks and word in script.text and framework in instead:
-            raise NoEdit("display", f"{framework.capitalize()} has its own switch: {instead[framework]}")
+_RUNS_THE_LOOP = (
+    ("deepspeed", "deepspeed.initialize"),
+    ("accelerate", "Accelerator("),
+    ("lightning", "LightningModule"),
+    ("lightning", "Fabric("),
+    ("transformers", "Trainer("),
+)
+
+
+def refuse_done(
+    scripts: Sequence[Script], instead: Mapping[str, str], word: str = "", what: str = ""
+) -> None:
+    """Raises NoEdit where a framework runs the loop, which has its own switch `instead`, and where a `word` of a script
+    says that it uses `what` the edit would bring."""
+    for script in scripts:
+        for framework, sign in _RUNS_THE_LOOP:
+            if framework in script.frameworks and sign in script.text and framework in instead:
+                raise NoEdit("display", f"{framework.capitalize()} has its own switch: {instead[framework]}")
+        if word and word in script.text:
+            raise NoEdit("already", f"{script.name} uses {what or word} already")
 
 
 # ---------------------------------------------------------------------- the model
@@ -114,14 +116,11 @@ def refuse_frameworks(script: Script, instead: Mapping[str, str]) -> None:
 
 def model_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
     """Calls of a model inside a node, outermost first: every value it can have is a module that is no loss."""
-    script, found = step.script, []
-    for call in script.all(cst.Call, within=within):
-        if _LOSS_NAME.match((dotted(call.func) or "").rpartition(".")[2]):
-            continue
-        made = step.program.of(script, call.func)
-        if made and all(_is_model(step.program, *m) for m in made):
-            found.append(call)
-    return found
+    return [
+        call
+        for call in step.script.all(cst.Call, within=within)
+        if not _LOSS_NAME.match((dotted(call.func) or "").rpartition(".")[2]) and _all_models(step, call.func)
+    ]
 
 
 _READYING = frozenset(
@@ -136,13 +135,18 @@ _NO_FORWARD = re.compile(
 
 def part_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
     """Calls of a part of a model or of another method that computes: `model.encoder(images)`."""
-    script, found = step.script, []
-    for call in script.all(cst.Call, within=within):
-        if isinstance(call.func, cst.Attribute) and not _NO_FORWARD.fullmatch(call.func.attr.value):
-            made = step.program.of(script, call.func.value)
-            if made and all(_is_model(step.program, *m) for m in made):
-                found.append(call)
-    return found
+    return [
+        call
+        for call in step.script.all(cst.Call, within=within)
+        if (whole := receiver(call)) is not None
+        and not _NO_FORWARD.fullmatch(method_name(call) or "")
+        and _all_models(step, whole)
+    ]
+
+
+def _all_models(step: Step, node: cst.BaseExpression) -> bool:
+    made = step.program.of(step.script, node)
+    return bool(made) and all(_is_model(step.program, *m) for m in made)
 
 
 def _is_model(program: Project, script: Script, origin: cst.BaseExpression) -> bool:
@@ -172,8 +176,8 @@ def trained_classes(program: Project) -> Iterator[tuple[Script, cst.ClassDef]]:
     for script in program.mentioning(".parameters("):
         for call in script.all(cst.Call):
             if dataflow_of(script).is_optimizer(call):
-                for _, receiver in method_calls(script, "parameters", call):
-                    yield from _module_classes(program, script, receiver)
+                for _, model in method_calls(script, "parameters", call):
+                    yield from _module_classes(program, script, model)
 
 
 def _module_classes(
@@ -205,12 +209,8 @@ def find_model(step: Step) -> Model:
     script = step.script
     calls = model_calls(step, step.home)
     if not calls:
-        raise refusal(
-            script,
-            step.backward,
-            "which module the step trains cannot be told: its construction is not in these scripts",
-            kind="unresolved",
-        )
+        why = "which module the step trains cannot be told: its construction is not in these scripts"
+        raise refusal(script, step.backward, why, kind="unresolved")
     made = {id(o): (s, o) for c in calls for s, o in step.program.of(script, c.func)}
     if len(made) > 1:
         places = [candidate(s, o) for s, o in made.values()]
@@ -232,15 +232,13 @@ def _binding(script: Script, node: cst.BaseExpression, depth: int = 0) -> tuple[
             return _binding(script, passed[0], depth + 1)
     statements = [script.statement_of(b.value) for b in bound if script.callee(b.value) not in WRAPPERS]
     name = dotted(node)
-    found = [
-        s for s in statements if isinstance(s, cst.Assign) and [dotted(t.target) for t in s.targets] == [name]
-    ]
+    found = [s for s in statements if isinstance(s, cst.Assign) and assigned(s) == [name]]
     if not found or name is None or len(found) != len(statements):
         raise refusal(script, node, "the model is bound by no plain assignment")
     last: cst.BaseSmallStatement = found[0]
     block, index = script.block_of(last)
     for line in block.body[index + 1 :]:
-        if isinstance(line, cst.SimpleStatementLine) and _readies(script, line, name):
+        if isinstance(line, cst.SimpleStatementLine) and _readies(line, name):
             last = line.body[-1]
         elif not isinstance(line, cst.SimpleStatementLine) or _uses(script, line, name):
             break
@@ -251,25 +249,22 @@ def _binding(script: Script, node: cst.BaseExpression, depth: int = 0) -> tuple[
 
 def _passed(script: Script, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
     """What the one call of a function in this script passes for a parameter."""
-    parameters = [p.name.value for p in function.params.params]
-    callers = [c for c in script.all(cst.Call) if dataflow_of(script).definition(c.func) is function]
-    if len(callers) != 1 or name not in parameters:
+    names, tracked = [p.name.value for p in function.params.params], dataflow_of(script)
+    callers = [c for c in script.all(cst.Call) if tracked.definition(c.func) is function]
+    if len(callers) != 1 or name not in names:
         return []
-    method = dataflow_of(script).owner(function) is not None
-    given = argument(callers[0], name, parameters.index(name) - method)
+    given = argument(callers[0], name, names.index(name) - (tracked.owner(function) is not None))
     return [given.value] if given is not None else []
 
 
-def _readies(script: Script, line: cst.SimpleStatementLine, name: str) -> bool:
+def _readies(line: cst.SimpleStatementLine, name: str) -> bool:
     """`model = model.to(device)`, `model.train()`, `model.load_state_dict(...)`: what belongs to making a model."""
     node = line.body[0]
-    if len(line.body) > 1:
+    if len(line.body) > 1 or not isinstance(node, cst.Expr | cst.Assign):
         return False
-    value = node.value if isinstance(node, cst.Expr | cst.Assign) else None
-    if isinstance(node, cst.Assign) and [dotted(t.target) for t in node.targets] != [name]:
-        return False
-    func = value.func if isinstance(value, cst.Call) else None
-    return isinstance(func, cst.Attribute) and dotted(func.value) == name and func.attr.value in _READYING
+    made = receiver(node.value)
+    again = assigned(node) in ([], [name]) and made is not None and dotted(made) == name
+    return again and method_name(node.value) in _READYING
 
 
 def _uses(script: Script, node: cst.CSTNode, name: str) -> bool:
@@ -288,12 +283,21 @@ def whole_line(script: Script, node: cst.CSTNode) -> cst.SimpleStatementLine:
     return line
 
 
+def loss_assignments(step: Step) -> list[cst.Assign]:
+    """The assignments of a step before backward that give the loss its value."""
+    script, name = step.script, dotted(step.loss)
+    found = [a for a in script.all(cst.Assign, step.home) if name is not None and name in assigned(a)]
+    return [a for a in found if script.span(a)[1] <= script.span(step.backward)[0]]
+
+
+def lines_from(script: Script, node: cst.CSTNode, last: cst.SimpleStatementLine) -> Sequence[cst.CSTNode]:
+    """The statements of a block from the one that holds a node to `last`; none where no statement of it holds the node."""
+    block, end = script.block_of(last)
+    lines = block.body[: end + 1]
+    return next((lines[i:] for i, line in enumerate(lines) if script.within(node, line)), ())
+
+
 def outermost(script: Script, home: cst.CSTNode) -> cst.CSTNode:
     """The statement before which something is made once for all steps: the outermost loop of the function."""
-    found: cst.CSTNode = home
-    for up in script.ancestors(home):
-        if isinstance(up, cst.FunctionDef | cst.ClassDef):
-            break
-        if isinstance(up, cst.BaseCompoundStatement):
-            found = up
-    return found
+    around = script.between(home, script.nearest(home, cst.FunctionDef, cst.ClassDef))
+    return [home, *(up for up in around if isinstance(up, cst.BaseCompoundStatement))][-1]

@@ -11,7 +11,16 @@ import libcst as cst
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Edit
 from trace_doctor.program.project import Project
-from trace_doctor.program.script import Script, argument, dotted, literal, method_name
+from trace_doctor.program.script import (
+    Script,
+    argument,
+    assigned,
+    dotted,
+    key_of,
+    literal,
+    method_name,
+    receiver,
+)
 
 
 @dataclass(frozen=True)
@@ -26,17 +35,14 @@ class WhereSet:
     """what a user types on the command line to set it; empty where there is no such option"""
 
 
-def where_set(script: Script, node: cst.BaseExpression, project: Project | None = None) -> WhereSet | None:
+def where_set(script: Script, node: cst.BaseExpression, project: Project) -> WhereSet | None:
     """The one place that sets the value of an expression, or None when there is none or more than one."""
-    project = project or Project([script])
     found = project.of(script, _as_number(script, node))
     if len(found) != 1:
         return None
     home, made = found[0]
     origin = _as_number(home, made)
-    if origin is not made and isinstance(
-        origin, cst.Name | cst.Attribute
-    ):  # `x = int(x)` would ask for itself
+    if origin is not made and isinstance(origin, cst.Name | cst.Attribute):  # `x = int(x)` asks for itself
         further = project.of(home, origin)
         home, origin = further[0] if len(further) == 1 else (home, made)
     if isinstance(origin, cst.Subscript):
@@ -45,10 +51,8 @@ def where_set(script: Script, node: cst.BaseExpression, project: Project | None 
         return WhereSet(origin, "constant", home)
     if not isinstance(origin, cst.Attribute) or dotted(origin) is None:
         return None
-    for look in (_field_default, _parsed_field):
-        if (set_there := look(project, home, origin)) is not None:
-            return set_there
-    return _option_default(project, origin.attr.value)
+    found_there = _field_default(project, home, origin) or _parsed_field(project, home, origin)
+    return found_there or _option_default(project, origin.attr.value)
 
 
 def _as_number(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
@@ -60,7 +64,7 @@ def _as_number(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
 
 def _entry(project: Project, script: Script, node: cst.Subscript) -> WhereSet | None:
     """`config["key"]` of the one dictionary that `config` stands for, whose entry nothing changes."""
-    key = _key(node)
+    key = key_of(node)
     made = project.of(script, node.value) if key is not None else []
     home, mapping = made[0] if len(made) == 1 else (script, None)
     if not isinstance(mapping, cst.Dict):
@@ -68,20 +72,17 @@ def _entry(project: Project, script: Script, node: cst.Subscript) -> WhereSet | 
     for other in project.mentioning(f'"{key}"', f"'{key}'"):
         for item in other.all(cst.Subscript):
             changes = isinstance(other.parent(item), cst.AssignTarget | cst.AugAssign | cst.Del)
-            if changes and _key(item) == key:
+            if changes and key_of(item) == key:
                 return None
-    values = [e.value for e in mapping.elements if isinstance(e, cst.DictElement) and literal(e.key) == key]
-    if len(values) != 1 or len(mapping.elements) != sum(
-        isinstance(e, cst.DictElement) for e in mapping.elements
-    ):
+    plain = [e for e in mapping.elements if isinstance(e, cst.DictElement)]
+    values = [e.value for e in plain if literal(e.key) == key]
+    if len(values) != 1 or len(plain) != len(mapping.elements):
         return None
-    return WhereSet(values[0], "constant", home) if literal(values[0]) is not ... else None
+    return _literal_at(home, values[0], "constant")
 
 
-def _key(node: cst.Subscript) -> str | None:
-    index = node.slice[0].slice if len(node.slice) == 1 else None
-    key = literal(index.value) if isinstance(index, cst.Index) else None
-    return key if isinstance(key, str) else None
+def _literal_at(script: Script, value: cst.BaseExpression, how: str, flag: str = "") -> WhereSet | None:
+    return WhereSet(value, how, script, flag) if literal(value) is not ... else None
 
 
 def set_origin(origin: WhereSet, text: str, name: str) -> list[Edit]:
@@ -101,12 +102,12 @@ def set_origin(origin: WhereSet, text: str, name: str) -> list[Edit]:
     return edits
 
 
-def divided(origin: WhereSet, project: Project | None = None) -> tuple[Script, cst.BaseExpression] | None:
+def divided(origin: WhereSet, project: Project) -> tuple[Script, cst.BaseExpression] | None:
     """A division with the value in it: accumulation steps or a learning rate computed from a batch size. An option or a
     field is looked for in the whole program, a constant in the script that sets it."""
     home = origin.script
     name = _bound_name(origin)
-    others = project.mentioning(name) if project is not None and name and origin.how == "default" else ()
+    others = project.mentioning(name) if name and origin.how == "default" else ()
     for script in (home, *(s for s in others if s is not home)) if name else ():
         for operation in script.all(cst.BinaryOperation):
             if isinstance(operation.operator, cst.Divide | cst.FloorDivide | cst.Modulo):
@@ -128,9 +129,8 @@ def _bound_name(origin: WhereSet) -> str | None:
     if isinstance(target, cst.DictElement):
         key = literal(target.key)
         return key if isinstance(key, str) else None
-    if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
-        return dotted(statement.targets[0].target)
-    return dotted(statement.target) if isinstance(statement, cst.AnnAssign) else None
+    names = [dotted(statement.target)] if isinstance(statement, cst.AnnAssign) else assigned(statement)
+    return names[0] if len(names) == 1 else None
 
 
 def _operands(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
@@ -152,7 +152,7 @@ def _field_default(project: Project, script: Script, node: cst.Attribute) -> Whe
     if isinstance(call, cst.Call):
         passed = argument(call, node.attr.value)
         if passed is not None:
-            return WhereSet(passed.value, "constant", home) if literal(passed.value) is not ... else None
+            return _literal_at(home, passed.value, "constant")
         if any(a.star or a.keyword is None for a in call.args):
             return None
     return _default_in(*owner, node.attr.value)
@@ -166,14 +166,12 @@ def _parsed_field(project: Project, script: Script, node: cst.Attribute) -> Wher
     made = project.of(script, node.value)
     bound = dataflow_of(script).bound(node.value)
     item = bound[0].item if len(bound) == 1 else None
-    origin = made[0][1] if len(made) == 1 else None
+    home, origin = made[0] if len(made) == 1 else (script, None)
     if isinstance(origin, cst.Subscript) and isinstance(origin.slice[0].slice, cst.Index):
         index = literal(origin.slice[0].slice.value)
         origin, item = origin.value, index if isinstance(index, int) else None
-    if not isinstance(origin, cst.Call) or not isinstance(origin.func, cst.Attribute):
-        return None
-    home = made[0][0]
-    parsers = project.of(home, origin.func.value) if origin.func.attr.value in _PARSE else []
+    parser_node = receiver(origin) if method_name(origin) in _PARSE else None
+    parsers = project.of(home, parser_node) if parser_node is not None else []
     where, parser = parsers[0] if len(parsers) == 1 else (home, None)
     if not isinstance(parser, cst.Call):
         return None
@@ -182,14 +180,10 @@ def _parsed_field(project: Project, script: Script, node: cst.Attribute) -> Wher
         return None
     given = classes.value
     several = [e.value for e in given.elements] if isinstance(given, cst.Tuple | cst.List) else [given]
-    chosen = (
-        several[0]
-        if len(several) == 1
-        else several[item]
-        if item is not None and item < len(several)
-        else None
-    )
-    owner = project.class_named(where, chosen) if chosen is not None else None
+    item = 0 if len(several) == 1 else item
+    if item is None or item >= len(several):
+        return None
+    owner = project.class_named(where, several[item])
     return _default_in(*owner, node.attr.value, f"--{node.attr.value}") if owner is not None else None
 
 
@@ -203,7 +197,7 @@ def _default_in(where: Script, owner: cst.ClassDef, name: str, flag: str = "") -
             if isinstance(default, cst.Call) and where.callee(default) == "dataclasses.field":
                 given = argument(default, "default")
                 default = given.value if given is not None else default
-            return WhereSet(default, "default", where, flag) if literal(default) is not ... else None
+            return _literal_at(where, default, "default", flag)
     return None
 
 
@@ -221,27 +215,19 @@ def _option_default(project: Project, name: str) -> WhereSet | None:
     default, action = argument(call, "default"), argument(call, "action")
     if action is not None and literal(action.value) in ("store_true", "store_false"):
         return None  # another default would leave nothing that switches it back
-    if default is None or literal(default.value) is ...:
-        return None
-    return WhereSet(default.value, "default", script, _flag(call))
-
-
-def _names(call: cst.Call) -> list[str]:
-    found = [literal(a.value) for a in call.args if a.keyword is None]
-    return [f for f in found if isinstance(f, str)]
+    flag = _flag(call)
+    flag = flag if flag.startswith("-") else ""
+    return _literal_at(script, default.value, "default", flag) if default is not None else None
 
 
 def _flag(call: cst.Call) -> str:
-    names = [n for n in _names(call) if n.startswith("-")]
+    """The long name of an option, else its first; empty where it has none."""
+    found = [literal(a.value) for a in call.args if a.keyword is None]
+    names = [f for f in found if isinstance(f, str)]
     return next((n for n in names if n.startswith("--")), names[0] if names else "")
 
 
-def _destination(call: cst.Call) -> str | None:
+def _destination(call: cst.Call) -> object:
     """The attribute that argparse stores an option under."""
     explicit = argument(call, "dest")
-    if explicit is not None:
-        found = literal(explicit.value)
-        return found if isinstance(found, str) else None
-    names = _names(call)
-    long = next((n for n in names if n.startswith("--")), names[0] if names else None)
-    return long.lstrip("-").replace("-", "_") if long else None
+    return _flag(call).lstrip("-").replace("-", "_") if explicit is None else literal(explicit.value)
