@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.script import Script, argument, dotted, literal
+from trace_doctor.program.script import Script, argument, dotted, literal, method_name, positional, receiver
 
 _SAME_VALUES = (
     "view",
@@ -29,64 +29,45 @@ def flat(script: Script, node: cst.BaseExpression) -> str:
     return " ".join(script.code(node).split())
 
 
-def called(script: Script, call: cst.Call) -> tuple[str, str]:
-    """(qualified name, "") of a function of a module, ("", name) of a method of a value."""
-    if not isinstance(call.func, cst.Attribute):
-        return script.callee(call) or "", ""
+def called(script: Script, call: cst.Call) -> tuple[str, str, cst.BaseExpression | None]:
+    """(qualified name, "", None) of a function of a module, ("", name, receiver) of a method of a value."""
+    value = receiver(call)
+    if value is None:
+        return script.callee(call) or "", "", None
     name = (script.callee(call) or "") if dotted(call.func) is not None else ""
-    return name, "" if name else call.func.attr.value
+    return (name, "", None) if name else ("", method_name(call) or "", value)
 
 
 def is_minus_infinity(script: Script, node: cst.BaseExpression) -> bool:
+    sign, number = "-", node  # what the text of float() begins with, and what it is called for
     if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
-        return _is_infinity(script, node.expression)
-    return (
-        isinstance(node, cst.Call) and script.callee(node) == "float" and _text(node) in ("-inf", "-infinity")
-    )
-
-
-def _is_infinity(script: Script, node: cst.BaseExpression) -> bool:
-    if isinstance(node, cst.Call):
-        return script.callee(node) == "float" and _text(node) in ("inf", "infinity")
-    return script.qualified(node) in ("torch.inf", "math.inf", "numpy.inf")
-
-
-def _text(call: cst.Call) -> str:
-    value = literal(call.args[0].value) if len(call.args) == 1 else ...
-    return value.lower() if isinstance(value, str) else ""
+        sign, number = "", node.expression
+    if isinstance(number, cst.Call):
+        text = literal(number.args[0].value) if len(number.args) == 1 else ...
+        infinite = isinstance(text, str) and text.lower() in (f"{sign}inf", f"{sign}infinity")
+        return infinite and script.callee(number) == "float"
+    return not sign and script.qualified(number) in ("torch.inf", "math.inf", "numpy.inf")
 
 
 def kept(script: Script, masked: cst.BaseExpression) -> tuple[str | None, bool]:
     """(attn_mask, causal) for scores that are minus infinity where `masked` holds: attn_mask is True where kept."""
+    inner, text = _negated(masked), "{}"
     if isinstance(masked, cst.Comparison) and len(masked.comparisons) == 1:
         test = masked.comparisons[0]
         if isinstance(test.operator, cst.Equal) and literal(test.comparator) in (0, False):
-            if is_triangle(script, masked.left, lower=True):
-                return None, True
-            return f"{flat(script, masked.left)} != 0", False
-    inner = _negated(masked)
-    if inner is not None:
-        return (None, True) if is_triangle(script, inner, lower=True) else (flat(script, inner), False)
-    if is_triangle(script, masked, lower=False):
+            inner, text = masked.left, "{} != 0"
+    if inner is None:
+        simple = isinstance(masked, cst.Name | cst.Attribute | cst.Call | cst.Subscript)
+        text = "~{}" if simple else "~({})"
+    if is_triangle(script, inner or masked, lower=inner is not None):
         return None, True
-    text = flat(script, masked)
-    return (
-        f"~{text}"
-        if isinstance(masked, cst.Name | cst.Attribute | cst.Call | cst.Subscript)
-        else f"~({text})"
-    ), False
+    return text.format(flat(script, inner or masked)), False
 
 
 def _negated(node: cst.BaseExpression) -> cst.BaseExpression | None:
     if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.BitInvert):
         return node.expression
-    if (
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
-        and node.func.attr.value == "logical_not"
-    ):
-        return node.func.value
-    return None
+    return receiver(node) if method_name(node) == "logical_not" else None
 
 
 def added(script: Script, mask: cst.BaseExpression) -> tuple[str | None, bool]:
@@ -111,16 +92,15 @@ def is_triangle(
     if isinstance(node, cst.Subscript):
         return _keeps_corner(script, node) and again(node.value)
     if isinstance(node, cst.Call):
-        name, method = called(script, node)
+        name, method, value = called(script, node)
         if added and name.endswith("Transformer.generate_square_subsequent_mask"):
             return True
-        if name in ("torch.tril", "torch.triu") and node.args:
-            return _cut(script, node, name[6:], node.args[0].value, 1, lower=lower, added=added)
-        if method in ("tril", "triu") and isinstance(node.func, cst.Attribute):
-            return _cut(script, node, method, node.func.value, 0, lower=lower, added=added)
-        if method in _SAME_VALUES and isinstance(node.func, cst.Attribute):
-            return again(node.func.value)
-        return False
+        if value is not None and method in _SAME_VALUES:
+            return again(value)
+        side = "tril" if lower else "triu"
+        if name == f"torch.{side}" and node.args:
+            return _is_cut(script, node, node.args[0].value, 1, side, added=added)
+        return value is not None and method == side and _is_cut(script, node, value, 0, side, added=added)
     values = _values(script, node)
     return len(values) == 1 and values[0] is not node and again(values[0])
 
@@ -135,26 +115,19 @@ def _values(script: Script, node: cst.BaseExpression) -> list[cst.BaseExpression
     owner = script.nearest(node, cst.ClassDef)
     found = []
     for call in script.all(cst.Call, within=owner) if owner is not None else []:
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "register_buffer":
+        if method_name(call) == "register_buffer":
             name, value = argument(call, "name", 0), argument(call, "tensor", 1)
             if name is not None and value is not None and literal(name.value) == node.attr.value:
                 found.append(value.value)
     return found
 
 
-def _cut(
-    script: Script,
-    call: cst.Call,
-    side: str,
-    full: cst.BaseExpression,
-    place: int,
-    *,
-    lower: bool,
-    added: bool,
+def _is_cut(
+    script: Script, call: cst.Call, full: cst.BaseExpression, place: int, side: str, *, added: bool
 ) -> bool:
+    """Whether tril or triu is applied to a square of ones (`added`: of minus infinity), at the triangle's own diagonal."""
     diagonal = argument(call, "diagonal", place)
-    shift = 0 if diagonal is None else literal(diagonal.value)
-    if (side, shift) != (("tril", 0) if lower else ("triu", 1)):
+    if (0 if diagonal is None else literal(diagonal.value)) != (0 if side == "tril" else 1):
         return False
     if not isinstance(full, cst.Call):
         values = _values(script, full)
@@ -164,14 +137,13 @@ def _cut(
 
 def _is_square(script: Script, call: cst.Call, *, added: bool) -> bool:
     """`torch.ones(n, n)`, `torch.ones((n, n))`, `torch.full((n, n), -inf)`"""
-    name = script.callee(call)
-    positional = [a.value for a in call.args if a.keyword is None and not a.star]
-    if name != ("torch.full" if added else "torch.ones") or not positional:
+    given = positional(call)
+    if script.callee(call) != ("torch.full" if added else "torch.ones") or not given:
         return False
-    sizes = positional[:1] if added else positional
+    sizes = given[:1] if added else given
     if len(sizes) == 1 and isinstance(sizes[0], cst.Tuple | cst.List):
         sizes = [e.value for e in sizes[0].elements]
-    if added and (len(positional) < 2 or not is_minus_infinity(script, positional[1])):
+    if added and (len(given) < 2 or not is_minus_infinity(script, given[1])):
         return False
     return len(sizes) == 2 and flat(script, sizes[0]) == flat(script, sizes[1])
 
@@ -179,25 +151,12 @@ def _is_square(script: Script, call: cst.Call, *, added: bool) -> bool:
 def _keeps_corner(script: Script, node: cst.Subscript) -> bool:
     """`[:, :, :T, :T]`, `[:T, :T]`, `[None, None]`: the upper left square, or only more dimensions of size one."""
     parts = [e.slice for e in node.slice]
-    if all(
-        isinstance(p, cst.Index)
-        and literal(p.value) in (None, ...)
-        and flat(script, p.value) in ("None", "...")
-        for p in parts
-    ):
-        return True
-    if len(parts) < 2 or not all(
-        isinstance(p, cst.Slice) and p.lower is None and p.step is None for p in parts[-2:]
-    ):
-        return False
-    rows, columns = (p.upper for p in parts[-2:] if isinstance(p, cst.Slice))
-    same = rows is not None and columns is not None and flat(script, rows) == flat(script, columns)
-    leading = [
-        p for p in parts[:-2] if not (isinstance(p, cst.Slice) and p.upper is None and p.lower is None)
-    ]
-    return same and all(
-        isinstance(p, cst.Index) and flat(script, p.value) in ("None", "...") for p in leading
-    )
+    new = [isinstance(p, cst.Index) and flat(script, p.value) in ("None", "...") for p in parts]
+    whole = [isinstance(p, cst.Slice) and p.upper is None and p.lower is None for p in parts]
+    upper = [p.upper for p in parts[-2:] if isinstance(p, cst.Slice) and p.lower is None and p.step is None]
+    sizes = [flat(script, size) for size in upper if size is not None]
+    square = len(sizes) == 2 and sizes[0] == sizes[1]
+    return all(new) or (square and all(n or w for n, w in zip(new[:-2], whole[:-2], strict=True)))
 
 
 # ---------------------------------------------------------------------- the scale
@@ -218,19 +177,11 @@ def size_under_root(script: Script, node: cst.BaseExpression, *, inverse: bool) 
 
 def _root(script: Script, node: cst.BaseExpression, *, inverse: bool) -> cst.BaseExpression | None:
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
-        exponent = literal(node.right)
-        return node.left if exponent == (-0.5 if inverse else 0.5) else None
+        return node.left if literal(node.right) == (-0.5 if inverse else 0.5) else None
     if inverse:
-        one = (
-            isinstance(node, cst.BinaryOperation)
-            and isinstance(node.operator, cst.Divide)
-            and literal(node.left) == 1
-        )
-        return (
-            _root(script, node.right, inverse=False)
-            if one and isinstance(node, cst.BinaryOperation)
-            else None
-        )
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
+            return _root(script, node.right, inverse=False) if literal(node.left) == 1 else None
+        return None
     if isinstance(node, cst.Call) and script.callee(node) in _SQRT and len(node.args) == 1:
         inner = node.args[0].value
         if isinstance(inner, cst.Call) and script.callee(inner) == "torch.tensor" and inner.args:
@@ -244,37 +195,27 @@ def is_last_size(script: Script, size: cst.BaseExpression, *operands: cst.BaseEx
     made = dataflow_of(script).of(size)
     text = flat(script, made[0] if len(made) == 1 else size)
     for operand in operands:
-        name = flat(script, operand)
-        if text in (f"{name}.size(-1)", f"{name}.shape[-1]"):
-            return True
-        last = _last_size(script, operand)
-        if last is not None and _same(script, size, last):
+        name, shape = flat(script, operand), _shape(script, operand, 0)
+        if text in (f"{name}.size(-1)", f"{name}.shape[-1]") or (shape and _same(script, size, shape[0])):
             return True
     return False
 
 
 def _same(script: Script, a: cst.BaseExpression, b: cst.BaseExpression) -> bool:
-    if flat(script, a) == flat(script, b) and script.function_of(a) is script.function_of(b):
-        return True
+    """Whether two expressions, or what each was assigned, read alike in one function: `self.n // self.heads` of __init__."""
+
+    def alike(one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+        return flat(script, one) == flat(script, other) and script.function_of(one) is script.function_of(
+            other
+        )
+
     left, right = dataflow_of(script).of(a), dataflow_of(script).of(b)
-    if len(left) != 1 or len(right) != 1:
-        return False
-    if left[0] is right[0]:
-        return True
-    # `self.n // self.heads` here and there: attributes that __init__ sets once
-    return flat(script, left[0]) == flat(script, right[0]) and script.function_of(
-        left[0]
-    ) is script.function_of(right[0])
-
-
-def _last_size(script: Script, node: cst.BaseExpression, depth: int = 0) -> cst.BaseExpression | None:
-    """The last argument of the view or reshape that gave a tensor its shape, if nothing moved that dimension since."""
-    found = _shape(script, node, depth)
-    return found[0] if found else None
+    return alike(a, b) or (len(left) == len(right) == 1 and alike(left[0], right[0]))
 
 
 def _shape(script: Script, node: cst.BaseExpression, depth: int) -> tuple[cst.BaseExpression, int] | None:
-    """(last size, number of dimensions)"""
+    """(last size, number of dimensions) by the view or reshape that gave a tensor its shape, if nothing moved the last
+    dimension since."""
     if depth > 8:
         return None
     if isinstance(node, cst.Subscript):  # qkv[0] of a stacked projection
@@ -283,18 +224,14 @@ def _shape(script: Script, node: cst.BaseExpression, depth: int) -> tuple[cst.Ba
         return (inner[0], inner[1] - 1) if inner and single and inner[1] > 2 else None
     if isinstance(node, cst.Name | cst.Attribute):
         return _shape_of_variable(script, node, depth)
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    value, method = receiver(node), method_name(node) or ""
+    if value is None or not isinstance(node, cst.Call) or len(given := positional(node)) != len(node.args):
         return None
-    method = node.func.attr.value
-    positional = [a.value for a in node.args if a.keyword is None and not a.star]
-    if len(positional) != len(node.args):
-        return None
-    if method in ("view", "reshape") and positional:
-        given = positional[0]
-        sizes = [e.value for e in given.elements] if isinstance(given, cst.Tuple) else positional
+    if method in ("view", "reshape") and given:
+        sizes = [e.value for e in given[0].elements] if isinstance(given[0], cst.Tuple) else given
         return (sizes[-1], len(sizes)) if len(sizes) > 2 else None
-    inner = _shape(script, node.func.value, depth + 1)
-    return None if inner is None else _through(method, [literal(p) for p in positional], *inner)
+    inner = _shape(script, value, depth + 1)
+    return None if inner is None else _through(method, [literal(p) for p in given], *inner)
 
 
 def _shape_of_variable(
@@ -306,9 +243,7 @@ def _shape_of_variable(
         return None
     value = before[-1].value
     inner = _shape(script, value, depth + 1)
-    if before[-1].item is None or (isinstance(value, cst.Call) and _method(value) == "unbind"):
-        return inner
-    return None
+    return inner if before[-1].item is None or method_name(value) == "unbind" else None
 
 
 def _through(
@@ -323,7 +258,3 @@ def _through(
         or (method == "permute" and numbers and numbers[-1] in (-1, rank - 1))
     )
     return (last, rank) if kept else None
-
-
-def _method(call: cst.Call) -> str:
-    return call.func.attr.value if isinstance(call.func, cst.Attribute) else ""

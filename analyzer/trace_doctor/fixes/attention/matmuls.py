@@ -10,7 +10,7 @@ import libcst as cst
 
 from trace_doctor.fixes.attention.mask import called
 from trace_doctor.program.queries.loops import changes_in_place, names_in
-from trace_doctor.program.script import Script, literal, method_name
+from trace_doctor.program.script import Script, literal, method_name, positional, receiver
 
 _EINSUM = re.compile(r"(\w+),(\w+)->(\w+)")
 
@@ -59,16 +59,16 @@ def product(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.
     """(left, right) of `a @ b`, torch.matmul(a, b), torch.bmm(a, b), a.matmul(b), einsum("bij,bjd->bid", a, b)."""
     if isinstance(node, cst.BinaryOperation):
         return (node.left, node.right) if isinstance(node.operator, cst.MatrixMultiply) else None
-    if not isinstance(node, cst.Call) or any(a.star or a.keyword for a in node.args):
+    if not isinstance(node, cst.Call) or len(positional(node)) != len(node.args):
         return None
-    values = [a.value for a in node.args]
-    name, method = called(script, node)
-    if name in ("torch.matmul", "torch.bmm") and len(values) == 2:
-        return values[0], values[1]
-    if name == "torch.einsum" and len(values) == 3:
-        return (values[1], values[2]) if _einsum(values[0], transposed=False) else None
-    if method in ("matmul", "bmm") and len(values) == 1 and isinstance(node.func, cst.Attribute):
-        return node.func.value, values[0]
+    name, method, value = called(script, node)
+    match name or method, positional(node):
+        case "torch.matmul" | "torch.bmm", [left, right]:
+            return left, right
+        case "torch.einsum", [spec, left, right]:
+            return (left, right) if _einsum(spec, transposed=False) else None
+        case "matmul" | "bmm", [right] if value is not None:
+            return value, right
     return None
 
 
@@ -88,14 +88,11 @@ def _untransposed(script: Script, node: cst.BaseExpression) -> cst.BaseExpressio
         return node.value
     if not isinstance(node, cst.Call):
         return None
-    positional = [a.value for a in node.args if a.keyword is None]
-    if script.callee(node) == "torch.transpose" and len(positional) == 3:
-        inner, dims = positional[0], positional[1:]
-    elif isinstance(node.func, cst.Attribute) and node.func.attr.value in ("transpose", "swapaxes"):
-        inner, dims = node.func.value, positional
-    else:
-        return None
-    return inner if {literal(d) for d in dims} in ({-1, -2}, {2, 3}) else None
+    given = [a.value for a in node.args if a.keyword is None]
+    of_torch = script.callee(node) == "torch.transpose" and len(given) == 3
+    inner, dims = (given[0], given[1:]) if of_torch else (receiver(node), given)
+    known = of_torch or method_name(node) in ("transpose", "swapaxes")
+    return inner if known and {literal(d) for d in dims} in ({-1, -2}, {2, 3}) else None
 
 
 def _einsum(spec: cst.BaseExpression, *, transposed: bool) -> bool:
@@ -114,17 +111,14 @@ def _einsum(spec: cst.BaseExpression, *, transposed: bool) -> bool:
 
 def changes(statement: cst.BaseSmallStatement) -> str | None:
     """The name that `x = ...`, `x += ...` or `x.masked_fill_(...)` changes."""
+    changed: cst.BaseExpression | None = None
     if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
-        target: cst.BaseExpression = statement.targets[0].target
-        return target.value if isinstance(target, cst.Name) else None
-    if isinstance(statement, cst.AugAssign):
-        return statement.target.value if isinstance(statement.target, cst.Name) else None
-    if isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Call):
-        func = statement.value.func
-        filled = method_name(statement.value) == "masked_fill_"
-        receiver = func.value if filled and isinstance(func, cst.Attribute) else None
-        return receiver.value if isinstance(receiver, cst.Name) else None
-    return None
+        changed = statement.targets[0].target
+    elif isinstance(statement, cst.AugAssign):
+        changed = statement.target
+    elif isinstance(statement, cst.Expr) and method_name(statement.value) == "masked_fill_":
+        changed = receiver(statement.value)
+    return changed.value if isinstance(changed, cst.Name) else None
 
 
 def reads(script: Script, name: str, within: cst.CSTNode) -> list[cst.Name]:

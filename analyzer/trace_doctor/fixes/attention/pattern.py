@@ -6,6 +6,9 @@ the fused call never makes. What is not one of the known forms ends in a refusal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import libcst as cst
 
 from trace_doctor.fixes.attention.mask import (
@@ -32,9 +35,10 @@ from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import NoEdit
 from trace_doctor.program.place import refusal
 from trace_doctor.program.queries.loops import names_in
-from trace_doctor.program.script import Script, argument, dotted, literal
+from trace_doctor.program.script import Script, argument, assigned, dotted, literal
 
 _LAST = (-1, 3)
+_METHODS: dict[str, Kind] = {"mul": "multiply", "div": "divide", "add": "add"}
 
 
 def find_attention(script: Script, function: cst.FunctionDef) -> list[Attention]:
@@ -61,8 +65,8 @@ class _Chain:
         assert statement is not None
         self.block, self.at = script.block_of(statement)
         self.first = self.at
-        self.used: dict[str, int] = {}
-        """reads of each intermediate name by the chain itself"""
+        self.used: list[str] = []
+        """intermediate names"""
         self.moved: list[cst.BaseExpression] = []
 
     def refuse(self, why: str, node: cst.CSTNode) -> NoEdit:
@@ -82,13 +86,11 @@ class _Chain:
             return None
         if not isinstance(node, cst.Call):
             return None
-        name, method = called(script, node)
-        receiver = node.func.value if isinstance(node.func, cst.Attribute) else node.func
+        name, method, value = called(script, node)
         values = [a.value for a in node.args]
         if name in ("torch.softmax", "torch.nn.functional.softmax") or method == "softmax":
-            inner = receiver if method else next(iter(values), None)
-            dim = argument(node, "dim", 0 if method else 1)
-            dtype = argument(node, "dtype")
+            inner = value or next(iter(values), None)
+            dim, dtype = argument(node, "dim", 1 if value is None else 0), argument(node, "dtype")
             if inner is None or dim is None or literal(dim.value) not in _LAST:
                 return None
             if dtype is not None and script.qualified(dtype.value) not in ("torch.float32", "torch.float"):
@@ -96,17 +98,19 @@ class _Chain:
             return Layer("softmax", node), inner
         if self.is_dropout(node) and values:
             return Layer("dropout", node), values[0]
-        if method in ("masked_fill", "masked_fill_") and len(values) == 2:
-            return Layer("fill", node, self.filled(values[0], values[1], node)), receiver
         if name == "torch.where" and len(values) == 3:
             return Layer("fill", node, self.filled(values[0], values[2], node), keeps=True), values[1]
-        if method in ("mul", "div", "add") and len(values) == 1:
-            kinds: dict[str, Kind] = {"mul": "multiply", "div": "divide", "add": "add"}
-            return Layer(kinds[method], node, values[0]), receiver
-        if (method == "to" and len(values) == 1 and (dotted(values[0]) or "").endswith(".dtype")) or (
-            method in ("type_as", "float") and len(values) <= 1
-        ):
-            return Layer("cast", node), receiver
+        if value is None:
+            return None
+        match method, values:
+            case "masked_fill" | "masked_fill_", [mask, fill]:
+                return Layer("fill", node, self.filled(mask, fill, node)), value
+            case "mul" | "div" | "add", [operand]:
+                return Layer(_METHODS[method], node, operand), value
+            case ("to", [like]) if (dotted(like) or "").endswith(".dtype"):
+                return Layer("cast", node), value
+            case "type_as" | "float", [] | [_]:
+                return Layer("cast", node), value
         return None
 
     def filled(
@@ -120,11 +124,8 @@ class _Chain:
     def is_dropout(self, call: cst.Call) -> bool:
         if self.script.callee(call) == "torch.nn.functional.dropout":
             return True
-
-        def made(origin: cst.BaseExpression) -> bool:
-            return isinstance(origin, cst.Call) and self.script.callee(origin) == "torch.nn.Dropout"
-
-        return len(call.args) == 1 and dataflow_of(self.script).all_are(call.func, made)
+        made, name = dataflow_of(self.script).all_are, "torch.nn.Dropout"
+        return len(call.args) == 1 and made(call.func, lambda o: self.script.callee(o) == name)
 
     # ------------------------------------------------------------------ following names
 
@@ -133,19 +134,10 @@ class _Chain:
         simple one."""
         for index in range(before - 1, -1, -1):
             line = self.block.body[index]
-            inner, condition = line, None
-            if (
-                isinstance(line, cst.If)
-                and isinstance(line.body, cst.IndentedBlock)
-                and len(line.body.body) == 1
-            ):
-                inner, condition = line.body.body[0], line
-            if (
-                isinstance(inner, cst.SimpleStatementLine)
-                and len(inner.body) == 1
-                and changes(inner.body[0]) == name
-            ):
-                return index, inner.body[0], condition
+            condition = line if isinstance(line, cst.If) else None
+            statement = _single(condition.body.body if condition is not None else [line])
+            if statement is not None and changes(statement) == name:
+                return index, statement, condition
             if binds(self.script, line, name):
                 return None
         return None
@@ -160,19 +152,16 @@ class _Chain:
             step = self.layer(node, at) if not isinstance(node, cst.BinaryOperation) else None
         except NoEdit:
             return True
+        inner: list[tuple[cst.BaseExpression, int]] = []
         if step is not None:
-            reached = softmax and step[0].kind == "softmax"
-            return reached or self.leads(step[1], at, softmax=softmax, depth=depth + 1)
-        if isinstance(node, cst.BinaryOperation) and type(node.operator) in OPERATORS:
-            sides = (node.left, node.right)
-            return any(self.leads(s, at, softmax=softmax, depth=depth + 1) for s in sides)
-        place = self.change(node.value, at) if isinstance(node, cst.Name) else None
-        if place is None:
-            return False
-        statement = place[1]
-        if isinstance(statement, cst.Assign):
-            return self.leads(statement.value, place[0], softmax=softmax, depth=depth + 1)
-        return self.leads(node, place[0], softmax=softmax, depth=depth + 1)
+            if softmax and step[0].kind == "softmax":
+                return True
+            inner = [(step[1], at)]
+        elif isinstance(node, cst.BinaryOperation) and type(node.operator) in OPERATORS:
+            inner = [(node.left, at), (node.right, at)]
+        elif isinstance(node, cst.Name) and (place := self.change(node.value, at)) is not None:
+            inner = [(place[1].value if isinstance(place[1], cst.Assign) else node, place[0])]
+        return any(self.leads(n, before, softmax=softmax, depth=depth + 1) for n, before in inner)
 
     def layers(
         self, node: cst.BaseExpression
@@ -193,7 +182,7 @@ class _Chain:
             place = self.change(node.value, at)
             if place is None:
                 break
-            self.used[node.value] = self.used.get(node.value, 0) + 1
+            self.used.append(node.value)
             at, statement, condition = place
             self.first = min(self.first, at)
             self.found.drop.append(condition or statement)
@@ -211,22 +200,16 @@ class _Chain:
         """What a statement made a name from; an operation in place or under a condition is added to those found."""
         if isinstance(statement, cst.Assign) and condition is None:
             return statement.value
-        if isinstance(statement, cst.Assign):
-            step, inner = self.layer(statement.value, at) or (None, statement.value)
-        elif isinstance(statement, cst.AugAssign) and (kind := OPERATORS.get(type(statement.operator))):
-            step, inner = Layer(kind, statement, statement.value), statement.target
-        elif isinstance(statement, cst.Expr):
-            step, inner = self.layer(statement.value, at) or (None, statement.value)
-        else:
-            step, inner = None, name
-        if step is None or dotted(inner) != name.value:
+        step: tuple[Layer, cst.BaseExpression] | None = None
+        if isinstance(statement, cst.AugAssign):
+            kind = OPERATORS.get(type(statement.operator))
+            step = (Layer(kind, statement, statement.value), statement.target) if kind else None
+        elif isinstance(statement, cst.Assign | cst.Expr):
+            step = self.layer(statement.value, at)
+        if step is None or dotted(step[1]) != name.value:
             raise self.refuse("the scores are changed in a way that attention does not know", statement)
-        self.used[name.value] = self.used.get(name.value, 0)
-        found.append(
-            step
-            if condition is None
-            else Layer(step.kind, step.node, step.operand, step.keeps, self.given(condition))
-        )
+        layer, inner = step
+        found.append(layer if condition is None else replace(layer, unless_none=self.given(condition)))
         return inner
 
     def given(self, condition: cst.If) -> str:
@@ -256,11 +239,7 @@ class _Chain:
         for index, layer in enumerate(layers[softmax + 1 :]):
             if layer.kind in ("fill", "add"):
                 self.set_mask(layer, scaled_later=bool(factors))
-            elif (
-                layer.kind in ("multiply", "divide")
-                and layer.operand is not None
-                and layer.unless_none is None
-            ):
+            elif layer.kind in ("multiply", "divide") and layer.operand and layer.unless_none is None:
                 factors.append((layer.kind, layer.operand))
             elif layer.kind != "cast" or index:
                 raise self.refuse("this comes before the softmax in no known form of attention", layer.node)
@@ -268,11 +247,7 @@ class _Chain:
             factors.append(("multiply", query.right))
             query = query.left
         self.set_scale(factors, query, key)
-        self.found.query, self.found.key, self.found.value = (
-            self.keep(query),
-            self.keep(key),
-            self.keep(value),
-        )
+        self.found.query, self.found.key, self.found.value = map(self.keep, (query, key, value))
         self.check_reads()
         self.check_moved()
         return self.found
@@ -296,10 +271,9 @@ class _Chain:
         chance = "0.5" if p is None else self.keep(p.value)
         if p is not None and isinstance(p.value, cst.IfExp):
             chance = f"({chance})"
-        always = training is None or literal(training.value) is True
-        self.found.dropout = (
-            chance if always or training is None else f"{chance} if {self.keep(training.value)} else 0.0"
-        )
+        if training is not None and literal(training.value) is not True:
+            chance = f"{chance} if {self.keep(training.value)} else 0.0"
+        self.found.dropout = chance
 
     def set_mask(self, layer: Layer, *, scaled_later: bool) -> None:
         if self.found.mask is not None or self.found.causal:
@@ -343,33 +317,29 @@ class _Chain:
         """Nothing but the chain reads an intermediate result."""
         script = self.script
         begin, end = script.span(self.block.body[self.first])[0], script.span(self.block.body[self.at])[1]
-        final = script.statement_of(self.found.matmul)
-        for name in self.used:
+        operands = {n for node in self.moved for n in names_in(script, node)}
+        for name in dict.fromkeys(self.used):
             everywhere = reads(script, name, self.function)
-            kept_names = {n for node in self.moved for n in names_in(script, node)}
-            if name in kept_names:
+            if name in operands:
                 raise self.refuse(f"{name} is scores and operand at once", self.found.matmul)
-            rebound = isinstance(final, cst.Assign) and any(dotted(t.target) == name for t in final.targets)
+            rebound = name in assigned(script.statement_of(self.found.matmul))
             inside = [n for n in everywhere if begin <= script.span(n)[0] < end]
             after = [n for n in everywhere if script.span(n)[0] >= end]
             by_chain = sum(len(reads(script, name, line)) for line in (*self.found.drop, self.found.matmul))
             if len(inside) != by_chain or (after and not rebound):
-                raise self.refuse(
-                    f"{name} is read elsewhere as well, and the fused call does not make it",
-                    self.found.matmul,
-                )
+                why = f"{name} is read elsewhere as well, and the fused call does not make it"
+                raise self.refuse(why, self.found.matmul)
 
     def check_moved(self) -> None:
         """No statement in between gives an operand another value."""
         names = {n for node in self.moved for n in names_in(self.script, node)}
-        dropped = {id(d) for d in self.found.drop}
         for line in self.block.body[self.first : self.at]:
-            inner = (
-                line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else line
-            )
-            if (
-                id(inner) not in dropped
-                and id(line) not in dropped
-                and any(binds(self.script, line, n) for n in names)
-            ):
+            dropped = line in self.found.drop or _single([line]) in self.found.drop
+            if not dropped and any(binds(self.script, line, n) for n in names):
                 raise self.refuse("an operand gets another value between the products", line)
+
+
+def _single(lines: Sequence[cst.CSTNode]) -> cst.BaseSmallStatement | None:
+    """The small statement that stands alone on the only line there is."""
+    line = lines[0] if len(lines) == 1 else None
+    return line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import libcst as cst
 
 from trace_doctor.fixes.attention.matmuls import Attention
@@ -26,8 +24,7 @@ from trace_doctor.program.versions import TorchBounds
 )
 def use_sdpa(place: Place, params: Parameters) -> Change:
     """Replaces softmax(q @ k.T * scale + mask) @ v by scaled_dot_product_attention, where it is provably just that."""
-    found: list[tuple[Script, Any]] = []
-    attentions: list[Attention] = []
+    found: dict[cst.BaseExpression, tuple[Script, Attention]] = {}
     refused: list[NoEdit] = []
     for script in place.scripts:
         for function in script.all(cst.FunctionDef):
@@ -36,15 +33,14 @@ def use_sdpa(place: Place, params: Parameters) -> Change:
             if "scaled_dot_product_attention" in script.code(function):
                 continue  # written out only for a torch that has none
             try:
-                attentions += (here := find_attention(script, function))
+                found |= {a.matmul: (script, a) for a in find_attention(script, function)}
             except NoEdit as reason:
                 refused.append(reason)
-            else:
-                found += [(script, a.matmul) for a in here]
     if not found and refused:
         raise refused[0]
-    script, matmul = only(found, "compute attention", _missing(place))
-    return _change(script, next(a for a in attentions if a.matmul is matmul), place.torch)
+    places = [(script, matmul) for matmul, (script, _) in found.items()]
+    _, matmul = only(places, "compute attention", _missing(place))
+    return _change(*found[matmul], place.torch)
 
 
 def _missing(place: Place) -> str:
@@ -68,13 +64,10 @@ def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:
         query = f"{a.query} * ({a.scale} * {a.query}.size(-1) ** 0.5)".replace("(1.0 * ", "(")
     start, end = _range(script, a.matmul)
     text = _call(script, a, name, [query, a.key, a.value, *arguments], start, end)
-    edits = [*imports, Edit(start, end, text)]
-    for statement in a.drop:
-        if isinstance(statement, cst.If):
-            edits.append(Edit(*line_span(script, statement), ""))
-        else:
-            edits.append(remove(script, statement))
-    return Change(script, tuple(edits), script.line(a.matmul))
+    dropped = (
+        Edit(*line_span(script, s), "") if isinstance(s, cst.If) else remove(script, s) for s in a.drop
+    )
+    return Change(script, (*imports, Edit(start, end, text), *dropped), script.line(a.matmul))
 
 
 def _range(script: Script, matmul: cst.BaseExpression) -> tuple[int, int]:
