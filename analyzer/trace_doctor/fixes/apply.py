@@ -94,9 +94,8 @@ def recover(source: Path) -> list[str]:
         try:
             return [line for journal in journals if (line := _completed(journal))]
         except OSError as error:
-            raise UsageError(
-                f"cannot complete an interrupted edit: {error.strerror} ({error.filename})"
-            ) from None
+            why = f"cannot complete an interrupted edit: {error.strerror} ({error.filename})"
+            raise UsageError(why) from None
 
 
 def _completed(journal: Journal) -> str:
@@ -139,17 +138,10 @@ def _restore_missing(edit: Edit) -> None:
 
 
 def _told(edit: Edit) -> str:
-    states = edit.states()
-    parts = [
-        f"{', '.join(name for name, state in states.items() if state == kind)} {word}"
-        for kind, word in (
-            ("new", "edited"),
-            ("old", "not yet"),
-            ("other", "changed since"),
-            ("gone", "gone"),
-        )
-        if kind in states.values()
-    ]
+    states, parts = edit.states(), []
+    for kind, word in (("new", "edited"), ("old", "not yet"), ("other", "changed since"), ("gone", "gone")):
+        if names := [name for name, state in states.items() if state == kind]:
+            parts.append(f"{', '.join(names)} {word}")
     return f"an edit of {edit.root} was interrupted ({'; '.join(parts)})"
 
 
@@ -196,11 +188,10 @@ def _put_back(edit: Edit, entry: Entry) -> bool:
     """Whether a file is as it was before its exchange, or never left that state."""
     aside, place = edit.aside(entry), edit.path(entry)
     try:
-        if read_regular(place) != entry.new:
-            return (
-                read_regular(aside) == entry.new
-            )  # never exchanged, or put back: somebody else's change stays
-        exchange(aside, place)
+        if (
+            read_regular(place) == entry.new
+        ):  # else never exchanged, or put back: somebody else's change stays
+            exchange(aside, place)
         return read_regular(aside) == entry.new
     except OSError:
         return False
@@ -230,9 +221,8 @@ def _copy_attributes(path: Path, aside: Path) -> None:
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
             with contextlib.suppress(OSError):
-                os.setxattr(
-                    aside, name, os.getxattr(path, name, follow_symlinks=False), follow_symlinks=False
-                )
+                value = os.getxattr(path, name, follow_symlinks=False)
+                os.setxattr(aside, name, value, follow_symlinks=False)
 
 
 def _remove_asides(edit: Edit) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
 
 _CONTEXT = 3
 
@@ -18,8 +17,9 @@ def unified(path: str, before: bytes, after: bytes) -> bytes:
     tab = "\t" if " " in path else ""
     head += [f"--- {_quote('a/' + path)}{tab}", f"+++ {_quote('b/' + path)}{tab}"]
     body: list[str] = []
-    for group in _groups(a, b):
-        body.append(_range_line(group))
+    for group in difflib.SequenceMatcher(None, a, b, autojunk=False).get_grouped_opcodes(_CONTEXT):
+        (_, i1, _, j1, _), (_, _, i2, _, j2) = group[0], group[-1]
+        body.append(f"@@ -{_extent(i1, i2)} +{_extent(j1, j2)} @@\n")
         for tag, i1, i2, j1, j2 in group:
             if tag == "equal":
                 body += [" " + line for line in a[i1:i2]]
@@ -37,24 +37,7 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _closed(line: str) -> str:
-    return (
-        line
-        if line.endswith("\n")
-        else (line + "\n" if line.startswith("@@") else line + "\n\\ No newline at end of file\n")
-    )
-
-
-Opcode = tuple[str, int, int, int, int]
-
-
-def _groups(a: Sequence[str], b: Sequence[str]) -> list[list[Opcode]]:
-    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
-    return [list(group) for group in matcher.get_grouped_opcodes(_CONTEXT)]
-
-
-def _range_line(group: list[Opcode]) -> str:
-    first, last = group[0], group[-1]
-    return f"@@ -{_extent(first[1], last[2])} +{_extent(first[3], last[4])} @@"
+    return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 def _extent(start: int, stop: int) -> str:

@@ -93,17 +93,22 @@ def state_folder() -> Path:
     """The folder for journals, made where it is not there: the user's own, readable by nobody else. Raises UsageError
     where there is no such place."""
     folder = _state_home() / "trace-doctor"
-    try:
+    with _no_os_error(f"cannot keep a journal in {folder}"):
         for missing in reversed([up for up in (folder, *folder.parents) if not os.path.lexists(up)]):
             missing.mkdir(mode=0o700, exist_ok=True)
         _check(folder)
         if os.name == "posix" and folder.lstat().st_mode & 0o077:
             folder.chmod(0o700)
-    except OSError as error:
-        raise UsageError(
-            f"cannot keep a journal in {folder}: {error.strerror}; nothing was written"
-        ) from None
     return folder
+
+
+@contextlib.contextmanager
+def _no_os_error(what: str) -> Iterator[None]:
+    """Raises UsageError instead: `what` failed before anything was written."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}; nothing was written") from None
 
 
 def _check(folder: Path) -> None:
@@ -124,9 +129,8 @@ def _state_home() -> Path:
     try:
         home = Path.home()
     except RuntimeError:
-        raise UsageError(
-            "no home folder for a journal (XDG_STATE_HOME names another): nothing was written"
-        ) from None
+        why = "no home folder for a journal (XDG_STATE_HOME names another): nothing was written"
+        raise UsageError(why) from None
     return home / ("Library/Application Support" if sys.platform == "darwin" else ".local/state")
 
 
@@ -135,12 +139,8 @@ def begun(edit: Edit) -> Iterator[Journal]:
     """The journal, on disk before anything else happens, and locked while it is in use. It stays where the body ends without
     `done`. Raises UsageError."""
     folder = state_folder()
-    try:
+    with _no_os_error(f"cannot keep a journal in {folder}"):
         file, opened = _written(folder, msgspec.json.encode(edit))
-    except OSError as error:
-        raise UsageError(
-            f"cannot keep a journal in {folder}: {error.strerror}; nothing was written"
-        ) from None
     with opened:
         yield Journal(file, edit)
 
@@ -215,15 +215,12 @@ def remove_halves() -> None:
 def _found(pattern: str) -> list[Path]:
     """Files of the state folder, where there is one. Raises UsageError where that is not the user's alone."""
     folder = _state_home() / "trace-doctor"
-    try:
-        _check(folder)
-        return sorted(folder.glob(pattern))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise UsageError(
-            f"cannot look for journals in {folder}: {error.strerror}; nothing was written"
-        ) from None
+    with _no_os_error(f"cannot look for journals in {folder}"):
+        try:
+            _check(folder)
+            return sorted(folder.glob(pattern))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
 
 def _unusable(file: Path) -> str:
@@ -239,19 +236,17 @@ def _read(file: Path, opened: BinaryIO) -> Edit:
         edit = msgspec.json.decode(content, type=Edit)
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         raise UsageError(unusable) from None
-    sound = os.path.isabs(edit.root) and edit.entries and edit.digest == _digest(edit.root, edit.entries)
-    for entry in edit.entries:
-        inner = PurePosixPath(entry.name)
-        sound = (
-            sound
-            and "\0" not in edit.root + entry.name
-            and not inner.is_absolute()
-            and ".." not in inner.parts
-        )
-        sound = sound and inner.name != "" and re.match(_TEMPORARY, entry.temporary) is not None
-    if not sound:
+    whole = os.path.isabs(edit.root) and edit.entries and edit.digest == _digest(edit.root, edit.entries)
+    if not whole or "\0" in edit.root or not all(map(_sound, edit.entries)):
         raise UsageError(unusable)
     return edit
+
+
+def _sound(entry: Entry) -> bool:
+    """Whether an entry names a file below the root, and one that can be written aside."""
+    inner = PurePosixPath(entry.name)
+    inside = not inner.is_absolute() and ".." not in inner.parts and inner.name != ""
+    return inside and "\0" not in entry.name and re.match(_TEMPORARY, entry.temporary) is not None
 
 
 def _digest(root: str, entries: Sequence[Entry]) -> str:

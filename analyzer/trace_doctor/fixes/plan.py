@@ -46,12 +46,8 @@ class Plan:
     def only(self, chosen: Iterable[Planned]) -> Plan:
         """The plan with just these fixes ready."""
         keep = {(c.finding.id, c.index) for c in chosen}
-        items = [
-            i
-            if i.status != "ready" or (i.finding.id, i.index) in keep
-            else replace(i, status="held", why="not chosen")
-            for i in self.items
-        ]
+        others = {id(i) for i in self.of("ready") if (i.finding.id, i.index) not in keep}
+        items = (replace(i, status="held", why="not chosen") if id(i) in others else i for i in self.items)
         return replace(self, items=tuple(items))
 
     @cached_property
@@ -67,11 +63,9 @@ class Plan:
             assert item.change is not None
             for file, changes in item.change.files:
                 found.setdefault(file.name, (file, []))[1].append(changes)
+        edits = ((name, file, editing.union(groups)) for name, (file, groups) in sorted(found.items()))
         try:
-            return {
-                name: (file, checked(file, editing.union(groups)))
-                for name, (file, groups) in sorted(found.items())
-            }
+            return {name: (file, checked(file, changes)) for name, file, changes in edits}
         except NoEdit as refused:
             raise UsageError(f"these fixes cannot be made together ({refused.why}): choose fewer") from None
 
@@ -86,10 +80,8 @@ class Plan:
     def _said(self, name: str) -> str:
         """One line for each fix of a file; what a capture put into a title cannot start a line of its own."""
         mine = [i for i in self.of("ready") if i.change and name in [f.name for f, _ in i.change.files]]
-        lines = [f"# {i.safety}: {i.label} {i.finding.name}: {i.fix.title}" for i in mine]
-        return "".join(
-            "".join(c if c.isprintable() else " " for c in no_commands(line)) + "\n" for line in lines
-        )
+        lines = [no_commands(f"# {i.safety}: {i.label} {i.finding.name}: {i.fix.title}") for i in mine]
+        return "".join("".join(c if c.isprintable() else " " for c in line) + "\n" for line in lines)
 
 
 def plan(
@@ -112,7 +104,9 @@ def plan(
     excerpts = {name: dict(lines) for name, lines in result.source_excerpts.items()}
     source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts)
     planned = list(_all_resolved((f for f in result.findings if selected(f, select)), source_))
-    items = together([_held(item, unsafe) for item in planned])
+    held = {id(i) for i in planned if not unsafe and i.status == "ready" and i.safety == "unsafe"}
+    why = "unsafe: needs --unsafe-fixes"
+    items = together([replace(i, status="held", why=why) if id(i) in held else i for i in planned])
     return Plan(tree, prefix, tuple(items), tuple(tree.unreadable[name] for name in sorted(tree.unreadable)))
 
 
@@ -185,9 +179,8 @@ def _parameters(mod: Codemod, fix: Fix) -> Parameters:
     try:
         return mod.parameters(fix.params)
     except msgspec.ValidationError as error:
-        raise NoEdit(
-            "unresolved", f"{mod.name} takes no such parameters: {one_line(str(error))[:150]}"
-        ) from None
+        why = f"{mod.name} takes no such parameters: {one_line(str(error))[:150]}"
+        raise NoEdit("unresolved", why) from None
 
 
 def _accepted(change: Change, torch: TorchBounds) -> None:
@@ -224,9 +217,8 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     tree = source.tree
     own = _named(finding, fix, tree) or source.named
     names = tree.imports.program(own) if own else training_files(tree)
-    anywhere = Place(
-        (), torch=source.torch, project=Project.of_tree(tree, names), packages=_packages(tree, names)
-    )
+    project = Project.of_tree(tree, names)
+    anywhere = Place((), torch=source.torch, project=project, packages=_packages(tree, names))
     place = _place(_target(mod, finding, fix, params), source, anywhere)
     if settings_first(mod.name) and (change := in_framework(place or anywhere, mod.name, params)):
         return change
@@ -234,12 +226,10 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
         return mod.run(replace(anywhere, scripts=entry_scripts(tree, own, mod.words)), params)
     places = [place] if place is not None else []
     if place is None or mod.elsewhere:
-        scripts = _scripts(mod, params, tree, names)
-        places += [
-            replace(anywhere, scripts=some)
-            for some in ([s for s in scripts if s.name in own], scripts)
-            if some
-        ]
+        words = (params.mentions,) if params.mentions else mod.words or ("torch",)
+        scripts = tree.mentioning(*words, among=names)
+        wider = ([s for s in scripts if s.name in own], scripts)
+        places += [replace(anywhere, scripts=some) for some in wider if some]
     missing = NoEdit("unresolved", f"no script of the program holds what {mod.name} looks for")
     for attempt in places:
         try:
@@ -271,10 +261,8 @@ def _once(mod: Codemod, place: Place, params: Parameters, change: Change) -> Cha
 
 
 def _packages(tree: SourceTree, names: list[str]) -> dict[str, tuple[int, int]]:
-    scripts = (
-        tree.data(n).decode("utf-8", "replace") for n in names if b"check_min_version(" in tree.data(n)
-    )
-    return minimum_versions(_requirements(tree.root), scripts)
+    checking = (tree.data(n) for n in names if b"check_min_version(" in tree.data(n))
+    return minimum_versions(_requirements(tree.root), (data.decode("utf-8", "replace") for data in checking))
 
 
 def _place(target: Target | None, source: _Source, anywhere: Place) -> Place | None:
@@ -286,9 +274,8 @@ def _place(target: Target | None, source: _Source, anywhere: Place) -> Place | N
     if not names and tree.single is not None:
         return None
     if not names:
-        raise NoEdit(
-            "unresolved", f"the capture names {_short(target.file)}, which is not below the source folder"
-        )
+        why = f"the capture names {_short(target.file)}, which is not below the source folder"
+        raise NoEdit("unresolved", why)
     if len(names) > 1:
         doubts = [Candidate(name, target.line or 1, "") for name in names]
         raise NoEdit("ambiguous", f"{_short(target.file)} can be {len(names)} files", doubts)
@@ -326,36 +313,20 @@ def _target(mod: Codemod, finding: Finding, fix: Fix, params: Parameters) -> Tar
     return Target(file=location.file, line=location.line, function=location.function)
 
 
-def _scripts(mod: Codemod, params: Parameters, tree: SourceTree, names: list[str]) -> list[Script]:
-    """Scripts of a program that can hold what a codemod looks for."""
-    words = (params.mentions,) if params.mentions else mod.words or ("torch",)
-    return tree.mentioning(*words, among=names)
-
-
 def _named_files(result: Result, tree: SourceTree) -> list[str]:
     """Scripts that any finding of the result points into."""
-    return sorted(
-        {name for f in result.findings for fix in f.fixes or [_NO_FIX] for name in _named(f, fix, tree)}
-    )
+    places = [(f, fix) for f in result.findings for fix in (None, *f.fixes)]
+    return sorted({name for finding, fix in places for name in _named(finding, fix, tree)})
 
 
-_NO_FIX = Fix(title="", kind="advice")
-
-
-def _named(finding: Finding, fix: Fix, tree: SourceTree) -> list[str]:
+def _named(finding: Finding, fix: Fix | None, tree: SourceTree) -> list[str]:
     """Scripts that a finding and its fix point into, where that is certain."""
     found = set()
-    for place in (fix.target, finding.location):
+    for place in (fix.target if fix is not None else None, finding.location):
         if place is not None and place.file and is_user_frame(place.file):
             names = tree.matches(place.file, place.function, place.line)
             found |= set(names) if len(names) == 1 else set()
     return sorted(found)
-
-
-def _held(item: Planned, unsafe: bool) -> Planned:
-    if item.status == "ready" and item.safety == "unsafe" and not unsafe:
-        return replace(item, status="held", why="unsafe: needs --unsafe-fixes")
-    return item
 
 
 def _short(path: str) -> str:
@@ -364,12 +335,10 @@ def _short(path: str) -> str:
 
 
 def _requirements(root: Path) -> list[str]:
-    texts = []
-    for pattern in ("requirements*.txt", "pyproject.toml", "environment*.y*ml", "setup.cfg"):
-        for path in sorted(root.glob(pattern)):
-            if path.is_file() and not path.is_symlink() and path.stat().st_size < 200_000:
-                texts.append(path.read_text(encoding="utf-8", errors="replace"))
-    return texts
+    patterns = ("requirements*.txt", "pyproject.toml", "environment*.y*ml", "setup.cfg")
+    paths = [path for pattern in patterns for path in sorted(root.glob(pattern))]
+    plain = (p for p in paths if p.is_file() and not p.is_symlink() and p.stat().st_size < 200_000)
+    return [path.read_text(encoding="utf-8", errors="replace") for path in plain]
 
 
 def git_prefix(root: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
@@ -69,14 +69,10 @@ def together(items: list[Planned]) -> list[Planned]:
             a, b = items[earlier], items[later]
             assert a.change is not None and b.change is not None
             pairs = [(x, y) for f, x in a.change.files for g, y in b.change.files if f.name == g.name]
-            if not pairs:
-                continue
-            same = _edits_of(b.change) <= _edits_of(a.change)
+            same = bool(pairs) and _edits_of(b.change) <= _edits_of(a.change)
             contradict = any(editing.clash(x, y) for x, y in pairs)
-            kin = a.finding.id == b.finding.id or (
-                a.finding.code == b.finding.code and a.fix.codemod == b.fix.codemod
-            )
-            if same or (contradict and kin):
+            kin = a.finding.code == b.finding.code and a.fix.codemod == b.fix.codemod
+            if same or (contradict and (kin or a.finding.id == b.finding.id)):
                 covered[later] = f"{a.label} does this already" if same else f"an alternative to {a.label}"
                 break
             if contradict:
@@ -84,14 +80,12 @@ def together(items: list[Planned]) -> list[Planned]:
                 refused.setdefault(later, f"contradicts {a.label}")
         else:
             kept.append(later)
-    out = []
-    for index, item in enumerate(items):
-        if index in covered:
-            item = replace(item, status="covered", why=covered[index])
-        elif index in refused:
-            item = replace(item, status="conflict", why=refused[index])
-        out.append(item)
-    return _parsing(out)
+    return _parsing(_with_status(_with_status(items, refused, "conflict"), covered, "covered"))
+
+
+def _with_status(items: list[Planned], why: Mapping[int, str], status: Status) -> list[Planned]:
+    """Those by their number get a status and the reason for it."""
+    return [replace(item, status=status, why=why[n]) if n in why else item for n, item in enumerate(items)]
 
 
 def _parsing(items: list[Planned]) -> list[Planned]:
@@ -109,10 +103,7 @@ def _parsing(items: list[Planned]) -> list[Planned]:
         for a, b in pairs or combinations(mine, 2):
             for one, other in ((a, b), (b, a)):
                 refused.setdefault(one, f"together with {items[other].label} it would leave no valid file")
-    return [
-        replace(item, status="conflict", why=refused[n]) if n in refused else item
-        for n, item in enumerate(items)
-    ]
+    return _with_status(items, refused, "conflict")
 
 
 def _parse(name: str, items: Sequence[Planned]) -> bool:
