@@ -95,13 +95,15 @@ def _with(text: str, key: str, setting: str, where: Candidate) -> str:
 def _extend_outside(place: Place, key: str, setting: str) -> Change | None:
     """What starts the script sets the variable: a default in the script would do nothing."""
     found = assigned(place, ALLOCATOR_VARIABLES)
-    lacking = [a for a in found if setting not in a.text.replace(" ", "").split(",")]
+    lacking = [a for a in found if not a.says(setting)]
     if not found:
         return None
     if len(lacking) > 1:
         raise NoEdit("ambiguous", f"{len(lacking)} places set the allocator", [a.candidate for a in lacking])
     one = lacking[0] if lacking else found[0]
-    if one.dynamic:
+    if not lacking:
+        raise NoEdit("already", f"{one.candidate.file}:{one.candidate.line} sets {setting} already")
+    if one.text is None or one.end is None:
         raise NoEdit("display", f"add {setting} to what this line sets", [one.candidate])
     new = _with(one.text, key, setting, one.candidate)
     edit = Edit(one.start, one.end, new, "allocator-setting", setting)

@@ -1,4 +1,8 @@
-"""Variables that launch scripts, images and job descriptions set before a script starts."""
+"""Variables that launch scripts, images and job descriptions set before a script starts.
+
+A value is edited only where its line is plainly one statement, or one plain scalar of YAML or JSON. Every other line that
+names the variable is shown: quotes, arrays and here-documents are the business of a shell.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +10,50 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import yaml
+
 from trace_doctor.fixes.frameworks.launchers import CONFIG, SHELL, commands, shown
 from trace_doctor.program.edits import Candidate
 from trace_doctor.program.place import Place
 from trace_doctor.program.text_file import TextFile
 
-_TEXT = r"""(?P<quote>["']?)(?P<value>(?:(?<=")[^"\n]*|(?<=')[^'\n]*|(?<!["'])[^\s"'#;&|\\]*))(?P=quote)"""
-_FORMS = (
-    rf"(?<![\w$.{{-])(?:NAME)=(?!=){_TEXT}",  # export NAME=..., env NAME=... python, ENV NAME=..., - NAME=...
-    rf"(?<![\w$.{{-])(?:NAME)[ \t]*(?::=|\?=|:[ \t]|[ \t]=[ \t]){_TEXT}",  # make, YAML
-    rf"^[ \t]*(?:ENV|env|setenv)[ \t]+(?:NAME)[ \t]+(?!=){_TEXT}",
-    rf"name:[ \t]*[\"']?(?:NAME)[\"']?[ \t]*\r?\n[ \t]*value:[ \t]*{_TEXT}",
-    rf'"(?:NAME)"[ \t]*:[ \t]*{_TEXT}',
+_PLAIN = r"[\w.:,/+-]+"
+_OTHERS = rf"(?:\w+=(?:{_PLAIN}|\"{_PLAIN}\"|'{_PLAIN}')[ \t]+)*"
+_STATEMENT = re.compile(
+    rf"""[ \t]*(?P<sets>(?:export|ENV)[ \t]+)?(?:env[ \t]+)?{_OTHERS}(?P<name>\w+)=(?P<quote>["']?)(?P<value>{_PLAIN})(?P=quote)"""
+    rf"""(?(sets)[ \t]*(?:[ \t]{_OTHERS}\w+=(?:{_PLAIN}|"{_PLAIN}"|'{_PLAIN}')[ \t]*)?(?:[ \t]\#.*)?\r?$|[ \t]+[\w./"$])"""
 )
+_CLOSED = re.compile(
+    r"""(?:[^'"\\#]|(?<=\S)\#|\\.|'[^']*'|"(?:[^"\\]|\\.)*+")*+(?:\\|(?<!\S)\#.*)?\r?$""", re.DOTALL
+)
+"""a line at whose end no quote is open; it may go on below"""
 
 
 @dataclass(frozen=True)
 class Assigned:
-    """One place that sets a variable: characters [start, end) of the file are its value, without quotes."""
+    """One place that names a variable: characters [start, end) of the file are its value, without quotes. Where it cannot
+    be told, `start` is the place itself and `end` is None."""
 
     file: TextFile
     start: int
-    end: int
+    end: int | None
 
     @property
-    def text(self) -> str:
-        return self.file.text[self.start : self.end]
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether the value is put together when the command runs."""
-        return re.search(r"[$`{]", self.text) is not None
+    def text(self) -> str | None:
+        return None if self.end is None else self.file.text[self.start : self.end]
 
     @property
     def candidate(self) -> Candidate:
         return shown(self.file, self.start)
 
+    def says(self, option: str) -> bool:
+        """Whether the option is among those of the value, or of the line where the value is not known."""
+        text = self.candidate.code if self.text is None else self.text
+        return option in re.split(r"[,'\"\s=]+", text)
+
 
 def assigned(place: Place, names: Sequence[str]) -> list[Assigned]:
-    """Places that set one of these variables for the program, in files that start it or start nothing else."""
+    """Places that set, or may set, one of these variables for the program, in files that start it or start nothing else."""
     found = []
     for file in place.program.files(*SHELL, *CONFIG):
         if any(name in file.text for name in names) and _concerns(place, file):
@@ -61,15 +70,65 @@ def _concerns(place: Place, file: TextFile) -> bool:
 
 
 def _in_file(file: TextFile, names: Sequence[str]) -> Iterator[Assigned]:
-    name = "|".join(map(re.escape, names))
-    spans = {
-        match.span("value")
-        for form in _FORMS
-        for match in re.finditer(form.replace("NAME", name), file.text, re.MULTILINE)
-        if not _commented(file, match.start())
-    }
-    for start, end in sorted(spans):
-        yield Assigned(file, start, end)
+    values = _scalars(file) if file.name.endswith(CONFIG) else {}
+    for match in re.finditer(rf"(?<![\w$.-])(?<!\${{)(?:{'|'.join(map(re.escape, names))})(?!\w)", file.text):
+        at = match.start()
+        if _commented(file, at):
+            continue
+        span = values.get(at) if file.name.endswith(CONFIG) else _statement(file, at)
+        yield Assigned(file, *(span or (at, None)))
+
+
+def _statement(file: TextFile, at: int) -> tuple[int, int] | None:
+    """The value of what one line of a shell, or of an image, sets and nothing above can reach into."""
+    line = file.line_starts[file.line_of(at) - 1]
+    above = file.text[:line]
+    match = _STATEMENT.match(file.line_text(file.line_of(at)))
+    if match is None or line + match.start("name") != at or re.search(r"<<|=\(", above):
+        return None
+    lines = above.split("\n")[:-1]
+    if not all(map(_CLOSED.match, lines)) or (lines and lines[-1].rstrip("\r").endswith("\\")):
+        return None
+    return line + match.start("value"), line + match.end("value")
+
+
+def _scalars(file: TextFile) -> dict[int, tuple[int, int]]:
+    """The values of `NAME: value`, and of `name: NAME` with `value: value`, by where the name begins. What has a tag, an
+    anchor or several lines is not written as what it means."""
+    try:
+        todo = list(yaml.compose_all(file.text, Loader=yaml.SafeLoader))
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return {}
+    found, seen = {}, set()
+    while todo:
+        node = todo.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if not isinstance(node, yaml.MappingNode):
+            todo += node.value
+            continue
+        todo += [part for pair in node.value for part in pair]
+        members = {key.value: value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+        pairs = [
+            *node.value,
+            *([(members["name"], members["value"])] if {"name", "value"} <= members.keys() else []),
+        ]
+        for name, value in pairs:
+            span = _written(file, value, bare=not node.flow_style)
+            if isinstance(name, yaml.ScalarNode) and span is not None:
+                found[name.start_mark.index + (name.style is not None)] = span
+    return found
+
+
+def _written(file: TextFile, node: yaml.Node, *, bare: bool) -> tuple[int, int] | None:
+    start, end = node.start_mark.index, node.end_mark.index
+    text = file.text[start:end]
+    if not isinstance(node, yaml.ScalarNode) or not re.fullmatch(_PLAIN, node.value):
+        return None
+    if text in (f'"{node.value}"', f"'{node.value}'"):
+        return start + 1, end - 1
+    return (start, end) if bare and text == node.value else None
 
 
 def _commented(file: TextFile, at: int) -> bool:
