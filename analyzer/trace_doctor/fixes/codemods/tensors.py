@@ -49,7 +49,7 @@ def detach_accumulation(place: Place, params: Parameters) -> Change:
     """Adds detach() where a loss is kept in a running sum or list, which would keep its graph.
 
     The line of the place is the one that keeps it, or the one that computed it: a snapshot knows only the latter. Safe
-    where the script alone shows that it is a loss.
+    where the script alone shows that it is a loss, and that what is kept is only read as a number.
     """
     named = place.line is not None
     found = [(s, v) for s in place.scripts for t, v in _sums(s) if _keeps_graph(s, t, v, named=named)]
@@ -61,8 +61,52 @@ def detach_accumulation(place: Place, params: Parameters) -> Change:
     if isinstance(value, cst.BinaryOperation) and not value.lpar:
         start = script.outer_span(value)[0]
         edits = [Edit(start, start, "("), Edit(end, end, ").detach()")]
-    plain = any(_keeps_graph(script, t, v, named=False) for t, v in _sums(script) if v is value)
+    kept = [t for t, v in _sums(script) if v is value]
+    plain = any(_keeps_graph(script, t, value, named=False) and _only_read(script, t, value) for t in kept)
     return Change(script, tuple(edits), script.line(value), "safe" if plain else "unsafe")
+
+
+def _only_read(script: Script, target: cst.BaseExpression, value: cst.BaseExpression) -> bool:
+    """Whether each use of a collection, of what is taken from it and of what is made from it is one that needs no graph."""
+    home, kept = script.function_of(value), script.code(target)
+    names = _made_from(script, home, kept)
+    own = home is None or any(
+        dotted(t.target) == kept for a in script.all(cst.Assign, within=home) for t in a.targets
+    )
+    if any("." in name for name in names - {kept}) or not ("." in kept or own):
+        return False  # others hold it as well
+    here = script.all(cst.Name, within=home) if "." not in kept else script.all(cst.Attribute)
+    uses = [n for n in here if dotted(n) in names]
+    return all(_needs_no_graph(script, use, names) for use in uses)
+
+
+def _needs_no_graph(script: Script, use: cst.CSTNode, names: set[str]) -> bool:
+    """Follows an expression outwards, to the call that reads it or the statement that binds it to one of the names."""
+    node: cst.CSTNode = use
+    while (parent := script.parent(node)) is not None:
+        if isinstance(parent, cst.Call):
+            method = (
+                parent.func.attr.value if isinstance(parent.func, cst.Attribute) else script.callee(parent)
+            )
+            if method in (*_OUT_OF_GRAPH, *_READS) or _LOG_CALLS.fullmatch(dotted(parent.func) or ""):
+                return True
+            if method not in _COMPUTES and not (method in _CHANGES and node is parent.func):
+                return False
+        elif isinstance(parent, cst.Assign):
+            return all(dotted(t.target) in names for t in parent.targets)
+        elif isinstance(parent, cst.AugAssign):
+            return dotted(parent.target) in names
+        elif isinstance(parent, cst.AnnAssign):
+            return node is parent.target
+        elif isinstance(parent, cst.Expr | cst.Del | cst.Global | cst.If | cst.While):
+            return True
+        elif isinstance(
+            parent,
+            cst.CompFor | cst.Lambda | cst.NamedExpr | cst.BaseSmallStatement | cst.BaseCompoundStatement,
+        ):
+            return False
+        node = parent
+    return False
 
 
 def _made_or_kept_at(script: Script, value: cst.BaseExpression, line: int) -> bool:
@@ -119,6 +163,11 @@ def _loss_root(value: cst.BaseExpression) -> str | None:
     return dotted(value)
 
 
+_READS = ("print", "len", "str", "repr", "format", "float", "int", "round", "isfinite", "isnan", "plot")
+"""calls that want a number, or the length"""
+_COMPUTES = ("stack", "cat", "sum", "mean", "tensor", "min", "max", "sqrt", "cpu")
+"""calls whose value is looked at in its turn"""
+_CHANGES = ("append", "extend", "clear")
 _OUT_OF_GRAPH = ("item", "tolist", "numpy", "detach")
 
 
