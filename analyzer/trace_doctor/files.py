@@ -33,9 +33,12 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     return open(number, "rb")
 
 
-def read_regular(path: Path) -> bytes:
-    """All bytes of a file. Raises OSError as `open_regular` does."""
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """All bytes of a file. Raises OSError as `open_regular` does, and for a file of more than `most` bytes, of which not
+    one is read."""
     with open_regular(path) as file:
+        if most is not None and os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB")
         return file.read()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from trace_doctor.gate.baseline import Baseline, read_baseline
 from trace_doctor.model import Finding, Fix, Result
 from trace_doctor.reporters import FORMATS, render
 from trace_doctor.reporters.embedded_json import LARGEST, embedded
-from trace_doctor.reporters.saved import read_saved
+from trace_doctor.reporters.saved import is_of_treat, is_page_of_ours, read_saved
 
 SCRIPT = """\
 import torch
@@ -240,3 +241,30 @@ def test_a_page_with_another_result_that_nobody_sees_is_refused(
     file.write_text(page.replace("<body>", f"<body>{around[0]}{healthy}{around[1]}", 1), encoding="utf-8")
     with pytest.raises(NotACapture, match=r"holds 2 trace-doctor results"):
         read_saved(file)
+
+
+@pytest.mark.parametrize("suffix", [".html", ".json"])
+def test_what_is_larger_than_any_result_is_none_and_is_not_read(
+    tmp_path: Path, rich_result: Result, suffix: str
+) -> None:
+    """It may be the user's, and take minutes and all memory to read."""
+    file = tmp_path / f"report{suffix}"
+    file.write_text(render(rich_result, suffix[1:], zoom=False), encoding="utf-8")
+    assert read_saved(file).summary == rich_result.summary
+    os.truncate(file, LARGEST + 1)
+    assert not is_page_of_ours(file, Result) and not is_of_treat(file)
+    with pytest.raises(NotACapture, match=f"report{suffix}: larger than 256 MiB"):
+        read_saved(file)
+
+
+def test_a_page_that_is_cut_in_its_result_says_so(tmp_path: Path, rich_result: Result) -> None:
+    page = render(rich_result, "html", zoom=False)
+    file = tmp_path / "report.html"
+    file.write_text(page[: page.index('id="result">') + 500], encoding="utf-8")
+    with pytest.raises(NotACapture, match=r"report\.html: the page ends in the middle of its"):
+        read_saved(file)
+
+
+def test_what_has_no_name_is_named_all_the_same() -> None:
+    with pytest.raises(NotACapture, match=r"\.: (not a regular file|Permission denied)"):
+        read_saved(Path("."))

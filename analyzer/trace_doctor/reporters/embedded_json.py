@@ -16,8 +16,9 @@ from trace_doctor.errors import NotACapture
 from trace_doctor.model.html_safe_json import html_safe
 
 LARGEST = 1 << 28
-"""Nothing unpacks to more: a result is a thousandth of it"""
-_ELEMENT = re.compile(r'<script type="application/(json|gzip)" id="result">(.*?)</script>', re.DOTALL)
+"""No result is larger, nor a page of ours or what one unpacks to: a result is a thousandth of it"""
+_BEGIN = r'<script type="application/(json|gzip)" id="result">'
+_ELEMENT = re.compile(rf"{_BEGIN}(.*?)</script>", re.DOTALL)
 
 
 def embedded(data: bytes, room: int) -> str:
@@ -40,6 +41,8 @@ def extract(page: str) -> bytes:
     """What `embedded` was given. Raises NotACapture when the page holds no result, or several: one of them may stand where
     nobody sees it, as in a comment."""
     matches = _ELEMENT.findall(page)
+    if not matches and re.search(_BEGIN, page):
+        raise NotACapture("the page ends in the middle of its trace-doctor result")
     if len(matches) != 1:
         raise NotACapture(
             f"the page holds {len(matches) or 'no'} trace-doctor result{'s' if matches else ''}"

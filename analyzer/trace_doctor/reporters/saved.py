@@ -11,11 +11,9 @@ from trace_doctor.errors import NotACapture, UnusableResult
 from trace_doctor.files import open_regular, read_regular
 from trace_doctor.model import SCHEMA_VERSION, Result, Tool
 from trace_doctor.model.treatment import Treatment
-from trace_doctor.reporters.embedded_json import extract
+from trace_doctor.reporters.embedded_json import LARGEST, extract
 
 _PATCHES = (b"# safe: ", b"# unsafe: ")
-_LARGEST_OF_TREAT = 64 << 20
-"""bytes; its pages have a few MB"""
 
 
 class _Head(msgspec.Struct):
@@ -30,37 +28,38 @@ def read_saved(path: Path) -> Result:
 
     Raises, in one line, NotACapture where there is none, UnusableResult for one that is damaged or asks for what no fix
     does."""
+    name = path.name or str(path)  # `.` has no name
     try:
-        data = read_regular(path)
+        data = read_regular(path, LARGEST)
     except OSError as error:
-        raise NotACapture(f"{path.name}: {error.strerror or 'cannot be read'}") from error
+        raise NotACapture(f"{name}: {error.strerror or 'cannot be read'}") from error
     try:
         if data.lstrip()[:1] == b"<":
             data = extract(data.decode())
         schema = msgspec.json.decode(data, type=_Head).schema_version
     except NotACapture as error:
-        raise NotACapture(f"{path.name}: {error}") from error
+        raise NotACapture(f"{name}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise NotACapture(f"{path.name} is no trace-doctor result: {error}") from error
+        raise NotACapture(f"{name} is no trace-doctor result: {error}") from error
     if schema < 1:
-        raise UnusableResult(f"{path.name}: schema {schema} is none that trace-doctor ever wrote")
+        raise UnusableResult(f"{name}: schema {schema} is none that trace-doctor ever wrote")
     if schema > SCHEMA_VERSION:
         raise UnusableResult(
-            f"{path.name}: written by a newer trace-doctor (schema {schema}, this one reads {SCHEMA_VERSION})"
+            f"{name}: written by a newer trace-doctor (schema {schema}, this one reads {SCHEMA_VERSION})"
         )
     try:
         return Result.from_json(data)
     except UnusableResult as error:
-        raise UnusableResult(f"{path.name}: {error}") from error
+        raise UnusableResult(f"{name}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UnusableResult(f"{path.name} is no trace-doctor result: {error}") from error
+        raise UnusableResult(f"{name} is no trace-doctor result: {error}") from error
 
 
 def is_page_of_ours(path: Path, kind: type[Result] | type[Treatment]) -> bool:
     """Whether a file is a page that was made of a result or of a treatment: what it embeds is one. A generator's name
     anybody can write."""
     try:
-        data = read_regular(path)
+        data = read_regular(path, LARGEST)
         if not data.startswith(b"<!doctype html>"):
             return False
         embedded = extract(data.decode())
@@ -105,9 +104,9 @@ def is_of_treat(path: Path) -> bool:
         if is_patch_of_ours(path):
             return True
         with open_regular(path) as file:
-            known = file.read(1) in (b"<", b"{") and path.stat().st_size <= _LARGEST_OF_TREAT
+            known = file.read(1) in (b"<", b"{")
         if not known or is_page_of_ours(path, Treatment):
             return known
-        return msgspec.json.decode(read_regular(path), type=Treatment).tool.name == Tool().name
+        return msgspec.json.decode(read_regular(path, LARGEST), type=Treatment).tool.name == Tool().name
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
