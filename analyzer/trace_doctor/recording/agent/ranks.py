@@ -20,7 +20,8 @@ LEAD = 3
 
 
 def rank_and_size(modules: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Rank and number of ranks: as torch.distributed says where it is initialised, else as launchers say."""
+    """Rank and number of ranks: as torch.distributed says where it is initialised, else as launchers say. A process
+    that its variables make no rank of their world (`RANK=-1`) is alone."""
     distributed = modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
@@ -30,9 +31,11 @@ def rank_and_size(modules: Mapping[str, Any], environment: Mapping[str, str] = o
         ("SLURM_PROCID", "SLURM_NTASKS"),
     ):
         try:
-            return int(environment[rank]), int(environment[size])
+            said = int(environment[rank]), int(environment[size])
         except (KeyError, ValueError):
             continue
+        if 0 <= said[0] < said[1]:
+            return said
     return 0, 1
 
 
