@@ -169,6 +169,17 @@ def test_no_part_of_a_secret_is_left_in_what_a_program_says(secret: str, seed: i
             )
 
 
+@pytest.mark.parametrize("user", ["", "b", "ab", "bob"])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+def test_a_secret_inside_what_is_encoded_is_hidden(user: str, encode: Callable[[bytes], bytes]) -> None:
+    """As the header of a login has it: where in it the secret begins decides what it looks like."""
+    secret = "Kj8>hd?z91pLmmXy72"
+    header = encode(f"{user}:{secret}:tail".encode()).decode()
+    said = without_secrets(f"401 for Basic {header}", ["train.py", "--token", secret], {})
+    shown = said.removeprefix("401 for Basic ")
+    assert "***" in shown and len(shown.replace("***", "")) <= len(header) - len(secret) * 8 // 6 + 2
+
+
 def test_names_and_known_words_stay_in_what_a_program_says() -> None:
     command = ["train.py", "--learning_rte=swordfish77", "-c", "raise ValueError('swordfish88')"]
     said = without_secrets("train.py: --learning_rte=swordfish77: ValueError: wordfish8", command, {})

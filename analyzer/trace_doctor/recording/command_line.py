@@ -162,8 +162,9 @@ def _forms(value: str) -> Iterator[str]:
         if len(piece) >= _PART:
             raw = piece.encode("utf-8", "surrogateescape")
             yield piece
-            yield base64.b64encode(raw).decode()
-            yield base64.urlsafe_b64encode(raw).decode()
+            for ahead, mixed in ((0, 0), (1, 2), (2, 3)):  # bytes before it, as in base64 of `user:password`
+                text = base64.b64encode(bytes(ahead) + raw).decode()[mixed:]
+                yield from (text, text.replace("+", "-").replace("/", "_"))
             yield raw.hex()
             yield raw.hex().upper()
             yield quote(raw, safe="")
