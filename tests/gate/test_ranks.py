@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from made_captures import healthy, job
 
+from trace_doctor.testing import SnapshotBuilder
+
 Run = Callable[..., Any]
 
 
@@ -42,6 +44,14 @@ def test_several_ranks_but_not_all(repository: Path, run: Run, layout: str) -> N
     assert "rank 2" in done.result.gate.verdict
     assert run("check", "logs", "--allow-partial").code == 0
     assert run("check", "logs", "--rank", 1).code == 0, "one that was asked for"
+
+
+def test_a_snapshot_of_a_rank_is_not_its_trace(repository: Path, run: Run) -> None:
+    job(repository / "logs", [0], 2)
+    b = SnapshotBuilder()
+    b.train()
+    b.write(repository / "logs" / "rank1.snapshot.pickle")
+    assert [run("check", "logs", "--ranks", n).code for n in (1, 2, "all")] == [0, 3, 3]
 
 
 def test_a_run_that_lacks_ranks_beside_a_whole_one(repository: Path, run: Run) -> None:

@@ -38,7 +38,10 @@ def fewer_ranks(result: Result, expected: str = "", before: int = 0) -> list[str
 
 
 def _read(result: Result) -> set[int]:
-    return {*result.ranks.read, *(i.rank for i in result.inputs)}
+    """Where any rank has a trace, a rank of which there is a snapshot alone does not count."""
+    ranks = {kind: {i.rank for i in result.inputs if i.kind == kind} for kind in ("trace", "snapshot")}
+    snapshots = ranks["snapshot"] - ranks["trace"] if ranks["trace"] else set()
+    return {*result.ranks.read, *(i.rank for i in result.inputs)} - snapshots
 
 
 def _ranks(count: int) -> str:
