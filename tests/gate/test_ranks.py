@@ -46,6 +46,16 @@ def test_several_ranks_but_not_all(repository: Path, run: Run, layout: str) -> N
     assert run("check", "logs", "--rank", 1).code == 0, "one that was asked for"
 
 
+def test_a_folder_for_each_machine(repository: Path, run: Run) -> None:
+    for machine in range(2):
+        job(repository / "logs" / f"node{machine}", range(2 * machine, 2 * machine + 2), 4)
+    assert run("check", "logs", "--ranks", "all").code == 0
+    (repository / "logs" / "node1" / "rank3.json").unlink()
+    done = run("check", "logs")
+    assert done.code == 3
+    assert "1 of 4 ranks was read in node1" in " ".join((done.err + done.out).split())
+
+
 def test_a_snapshot_of_a_rank_is_not_its_trace(repository: Path, run: Run) -> None:
     job(repository / "logs", [0], 2)
     b = SnapshotBuilder()

@@ -109,10 +109,14 @@ def _of_recording(recording: RecordedRanks, only: int | None) -> Iterable[str]:
 
 
 def _of_worlds(summaries: Sequence[RankSummary]) -> Iterable[str]:
-    """Several ranks of a job, but not all: of one folder, or of all folders with jobs of that size together."""
+    """Several ranks of a job, but not all: of one folder, or of all folders with jobs of that size together. Folders that
+    hold each rank once are one job, as where each machine writes its own."""
     folders = _jobs(summaries)
     together: dict[int, set[int]] = {}
     for folder, (ranks, world) in folders.items():
+        parts = [r for r, w in folders.values() if w == world]
+        if sum(map(len, parts)) == len(set().union(*parts)) == world > len(ranks):
+            continue
         together.setdefault(world, set()).update(ranks)
         most = max((len(r) for f, (r, _) in folders.items() if f != folder), default=1)
         if _in_part(ranks, world) or (most > 1 == len(ranks) < world):
