@@ -62,5 +62,7 @@ def test_a_general_advice_is_left_out_beside_others_and_what_is_alike_is_said_on
 def test_a_backward_that_says_nothing_is_treated_as_the_forward_that_it_most_likely_belongs_to() -> None:
     (fix,) = advised(BACKWARD, LOSS, twins={0: 1})
     assert "Compute the loss in chunks" in fix
+    (fix,) = advised(BACKWARD, LOSS, FORWARD, twins={0: 1})
+    assert "Compute the loss in chunks" in fix
     (fix,) = advised(SLICES, LOSS, twins={0: 1})
     assert "split or unbind" in fix
