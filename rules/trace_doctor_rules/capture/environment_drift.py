@@ -74,6 +74,9 @@ class EnvironmentDrift(Rule):
             lambda: _job(cuda_driver_version="12040", cuda_runtime_version="?"),
             shown="1 | NVIDIA H100 80GB HBM3 | not recorded | 12.4",
         ),
+        Invalid(
+            "another GPU of two", lambda: _job(gpu="NVIDIA A100-SXM4-80GB")[:2], message="The 2 ranks differ"
+        ),
         Invalid("another GPU", lambda: _job(gpu="NVIDIA A100-SXM4-80GB"), message="GPU", severity="warning"),
         Invalid(
             "another driver",

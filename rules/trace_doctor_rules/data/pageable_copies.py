@@ -169,6 +169,7 @@ class PageableCopies(TimeRule):
             after=_PATCHED,
         ),
         Invalid("one step", lambda: _training(steps=1), confidence="medium", message="1 copy to"),
+        Invalid("two steps", lambda: _training(steps=2), confidence="high"),
         Invalid("without marks of steps", lambda: _training(marked=False), severity="info", confidence="low"),
         Invalid("a queue that stands still", lambda: _training(stall=4000), severity="info", confidence="low"),
         Invalid("for a moment", lambda: _training(stall=150), confidence="medium", thresholds={"max_unattributed": 1e-3}),

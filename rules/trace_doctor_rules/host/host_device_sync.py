@@ -249,6 +249,7 @@ class HostDeviceSync(TimeRule):
             confidence="medium",
             thresholds={"max_unattributed": 1e-4},
         ),
+        Invalid("for longer than the replay explains", lambda: _training(stacks=True, stall=300, steps=40), severity="info"),
         Invalid("in all steps but one", lambda: _training(missing=3), message="5 times in 6 steps"),
         Invalid("one after the other", lambda: _training(sync="one after the other"), message="and 1 more place block the host"),
         Invalid("three in a row", lambda: _training(sync="three"), message="and 2 more places block the host"),
