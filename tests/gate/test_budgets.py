@@ -81,8 +81,22 @@ def test_why_a_limit_could_not_be_held() -> None:
     ):
         code, said = judged(now, five, before)
         assert (code, why in said) == (3, True), said
-    code, said = judged(replace(runs(100), outcomes=[]), {"TD101": "5%"})
-    assert (code, "the rule was not selected" in said) == (3, True), said
+    failed, blind = (Outcome(code="TD101", name="x", outcome=kind) for kind in ("error", "skipped"))
+    rule = {"TD101": {"max_regression": "5%"}}
+    for before, now, table, why in (
+        (None, replace(runs(100), outcomes=[]), {"TD101": "5%"}, "the rule was not selected"),
+        (None, replace(runs(100), outcomes=[failed]), {"TD101": "5%"}, "error"),
+        (replace(runs(100), outcomes=[blind]), runs(100), rule, "the baseline's captures could not tell"),
+    ):
+        code, said = judged(now, table, before)
+        assert (code, why in said) == (3, True), said
+
+
+def test_a_step_of_few_repeats_shows_no_noise() -> None:
+    """Two steps do not tell how much a step varies."""
+    few = runs(106, mad_ms=30)
+    few = replace(few, inputs=[replace(i, pace=replace(i.pace, steps=2)) for i in few.inputs if i.pace])
+    assert judged(few, {"step_time": {"max_regression": "5%"}}, runs(100))[0] == 1
 
 
 def test_of_the_ranks_of_one_run_the_slowest_counts() -> None:

@@ -335,6 +335,20 @@ def test_what_was_measured_stands_beside_the_one_finding_that_promised_of_it() -
     ]
 
 
+@pytest.mark.parametrize("plain", [(100, 50), (100, None), (None, 50)])
+def test_steps_without_the_profiler_count_where_both_sides_have_them(
+    plain: tuple[float | None, float | None],
+) -> None:
+    sides = []
+    for ms in plain:
+        pace = m.Pace(steps=9, median_us=ms * 1e3, mad_us=1.0) if ms is not None else None
+        profiled = m.Pace(steps=3, median_us=200_000.0, mad_us=1.0)
+        sides.append(result(inputs=[trace(plain=pace, pace=profiled)], steps=steps(200, 200, 200)))
+    made = verify(*sides).step_time
+    assert made.change_us == (-50_000 if None not in plain else 0)
+    assert ("without the profiler" in made.how) == (None not in plain)
+
+
 @pytest.mark.parametrize("known", ["before", "after"])
 def test_a_peak_that_one_side_lacks_is_not_compared(known: str) -> None:
     peak, none = m.Summary(peak_allocated_bytes=6 << 30), m.Summary()
