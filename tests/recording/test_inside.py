@@ -94,6 +94,27 @@ def test_a_second_recording_is_another_one(tmp_path: Path, train: Callable[[], f
     assert len(set(folders)) == 2
 
 
+@pytest.mark.parametrize("step", [0, 5])
+def test_nothing_is_written_into_a_folder_that_has_taken_the_recordings_place(
+    tmp_path: Path, train: Callable[[], float], step: int
+) -> None:
+    """Before the recorder has written anything, and in the middle of it."""
+    users = tmp_path / "users"
+    users.mkdir()
+    for name in ("steps.csv", "rank0.steps.csv", "rank0.light.json.gz", "environment.json"):
+        (users / name).write_text("mine")
+    with trace_doctor.record(tmp_path / "logs", **SHORT) as recording:
+        for n in range(15):
+            if n == step and (folder := recording.folder) is not None:
+                folder.rename(tmp_path / "moved")
+                folder.symlink_to(users)
+            train()
+            recording.step()
+    assert {path.name: path.read_text() for path in users.iterdir()} == dict.fromkeys(
+        ("steps.csv", "rank0.steps.csv", "rank0.light.json.gz", "environment.json"), "mine"
+    )
+
+
 def test_an_exception_goes_through_and_is_written_down(tmp_path: Path, train: Callable[[], float]) -> None:
     recording = trace_doctor.record(tmp_path, **SHORT)
 

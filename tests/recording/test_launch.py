@@ -85,6 +85,33 @@ def test_folders_of_one_second_are_apart(tmp_path: Path) -> None:
     assert len({new_folder(tmp_path) for _ in range(3)}) == 3
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a folder in use is moved")
+@pytest.mark.parametrize("replaced", ["os.symlink({users!r}, folder)", "os.rename({users!r}, folder)"])
+@pytest.mark.parametrize(("code", "ends"), [(0, 125), (3, 3)])
+def test_nothing_is_written_into_a_folder_that_has_taken_the_recordings_place(
+    tmp_path: Path, replaced: str, code: int, ends: int
+) -> None:
+    users = tmp_path / "users"
+    users.mkdir()
+    for name in ("recording.json", "steps.csv", "rank0.steps.csv", "options.json"):
+        (users / name).write_text("rank,step,phase,milliseconds,loss\n0,1,timing,2.0,\n")
+    (users / "rank0.recording.json").write_text('{"rank": 0}')
+    before = {path.name: path.read_bytes() for path in users.iterdir()}
+    program = f"""
+import os, subprocess, sys
+folder = os.path.dirname(os.environ["{OPTIONS_VARIABLE}"])
+os.rename(folder, folder + ".moved")
+{replaced.format(users=str(users))}
+subprocess.run([sys.executable, "-c", "1"])
+sys.exit({code})"""
+    recorded = run(tmp_path, program)
+    assert (recorded.exit_code, recorded.empty, recorded.steps) == (ends, ends == 125, {})
+    assert recorded.warnings == (
+        "the recording could not be finished: another folder has taken the place of the recording's",
+    )
+    assert {path.name: path.read_bytes() for path in recorded.folder.iterdir()} == before
+
+
 HANGS = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -195,6 +222,7 @@ def test_a_busy_machine_is_not_blamed_on_the_script(tmp_path: Path, waited: floa
 
 
 def test_processes_speak_in_whole_lines(tmp_path: Path) -> None:
+    (tmp_path / process_log.PRESENCE_FILE).touch()
     say = f"from trace_doctor.recording import process_log; [process_log.say({str(tmp_path)!r}, str(i), 'x' * 600) for i in range(200)]"
     for process in [subprocess.Popen([sys.executable, "-c", say]) for _ in range(2)]:
         process.wait()

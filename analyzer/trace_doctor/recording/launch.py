@@ -109,7 +109,9 @@ def record_command(
     """
     folder = Path(options.folder)
     try:
+        whole_files.hold(folder)
         options.write(folder / OPTIONS_FILE)
+        (folder / process_log.PRESENCE_FILE).write_bytes(b"")
         whole_files.write(folder / COMMAND_FILE, command_line.masked(command, cwd) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write a recording to {folder}: {error.strerror or error}") from None
@@ -124,7 +126,7 @@ def record_command(
             leave_nothing=leave_nothing,
         )
     except UsageError:  # nothing ran
-        for name in (OPTIONS_FILE, COMMAND_FILE, OUTPUT_FILE):
+        for name in (OPTIONS_FILE, COMMAND_FILE, OUTPUT_FILE, process_log.PRESENCE_FILE):
             (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # there is more in it
             folder.rmdir()
@@ -132,9 +134,7 @@ def record_command(
     try:
         _mask_compile_logs(folder, command, os.environ if env is None else env)
         return _sum_up(command, options, ended)
-    except (
-        OSError
-    ) as error:  # the disk is full, or the script took the folder away: the script's own end still counts
+    except OSError as error:  # the disk is full, or the script took the folder away or put another in its place: the script's own end still counts
         code = 0 if ended.why is not None else ended.exit_code
         return Recorded(
             folder=folder,
@@ -177,6 +177,7 @@ def _mask_compile_logs(folder: Path, command: Sequence[str], environment: Mappin
 
 def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Recorded:
     folder = Path(options.folder)
+    whole_files.check(folder)
     recording = read(folder)
     steps_csv.join(folder, list(recording.ranks) if recording else [])
     enough = recording is not None and all(r.ended == "enough" for r in recording.ranks.values())
@@ -206,6 +207,7 @@ def _sum_up(command: Sequence[str], options: RecordOptions, ended: Ended) -> Rec
         waited_for_cpu=dict(ended.waited),
     )
     whole_files.write(folder / RECORDING_FILE, text)
+    whole_files.check(folder)
     for name in (OPTIONS_FILE, PLAN_FILE, process_log.PRESENCE_FILE):
         (folder / name).unlink(missing_ok=True)
     return recorded

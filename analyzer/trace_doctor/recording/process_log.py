@@ -15,11 +15,11 @@ STARTED, TORCH, FAILED, SECOND = "started", "torch", "failed", "second"
 
 
 def say(folder: str, event: str, why: str = "") -> None:
-    """Adds a line of this process. A single write to a file opened for appending: lines of processes do not mix.
-    Never raises: a recording without it is still one."""
+    """Adds a line of this process, where the launcher has made the file. A single write to a file opened for appending:
+    lines of processes do not mix. Never raises: a recording without it is still one."""
     line = json.dumps({"pid": os.getpid(), "event": event, "why": why[:500]}) + "\n"
     try:
-        file = os.open(os.path.join(folder, PRESENCE_FILE), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        file = os.open(os.path.join(folder, PRESENCE_FILE), os.O_WRONLY | os.O_APPEND)
         try:
             os.write(file, line.encode())
         finally:

@@ -24,5 +24,6 @@ def join(folder: Path, ranks: list[int]) -> None:
     if not lines:
         return
     whole_files.write(folder / STEPS_FILE, header + "".join(lines))
+    whole_files.check(folder)
     for rank in ranks:
         (folder / rank_steps_file(rank)).unlink(missing_ok=True)

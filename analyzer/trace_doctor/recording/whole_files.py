@@ -14,10 +14,30 @@ from pathlib import Path
 _UNFINISHED = ".unfinished."
 _ASIDE = re.compile(re.escape(_UNFINISHED) + r"(.+)\.\d+(?:\.[a-z.]+)?", re.DOTALL)
 """others may write beside it, under its name and an ending"""
+_held: dict[Path, tuple[int, int]] = {}
+"""folders that this process records into, by device and inode"""
+
+
+def hold(folder: Path) -> None:
+    """From now on nothing is written to this place but into the folder that is there now. Raises OSError."""
+    _held[folder] = _identity(folder)
+
+
+def check(folder: Path) -> None:
+    """Raises OSError where a held folder is gone, or another one has taken its place: what lies there is not ours to
+    replace."""
+    if folder in _held and _identity(folder) != _held[folder]:
+        raise OSError(0, "another folder has taken the place of the recording's")
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    state = folder.stat()
+    return state.st_dev, state.st_ino
 
 
 def aside(path: Path) -> Path:
-    """Where this process writes what is to take the place of `path`."""
+    """Where this process writes what is to take the place of `path`. Raises OSError as `check` does."""
+    check(path.parent)
     return path.with_name(f"{_UNFINISHED}{path.name}.{os.getpid()}")
 
 

@@ -86,7 +86,8 @@ class CommandRunner:
             folder.mkdir(parents=True)
         recorded = self._run(setup, self._options(folder))
         if not recorded.steps:
-            raise RunFailed("no step was seen: no optimizer step, and no call of a module")
+            why = "".join(f"; {warning}" for warning in recorded.warnings[:1])
+            raise RunFailed(f"no step was seen: no optimizer step, and no call of a module{why}")
         if name == "before":
             self._settle(recorded)
         return folder

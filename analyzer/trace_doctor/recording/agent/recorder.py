@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trace_doctor.recording import machine
+from trace_doctor.recording import machine, whole_files
 from trace_doctor.recording.agent.losses import Losses, total
 from trace_doctor.recording.agent.memory import MemoryHistory, peak_allocated
 from trace_doctor.recording.agent.status import Status, StepTable
@@ -137,6 +137,7 @@ class Recorder:
     def discard(self) -> None:
         """Nothing of this counts: leaves no capture behind."""
         self.let_go()
+        whole_files.check(self.status.folder)
         for name in self.status.said["files"].values():
             (self.status.folder / name).unlink(missing_ok=True)
         self.table.path.unlink(missing_ok=True)
@@ -298,6 +299,7 @@ class Recorder:
 
     def _count_file(self, role: Role) -> None:
         name = capture_file(self.status.rank, role)
+        whole_files.check(self.status.folder)
         size = (self.status.folder / name).stat().st_size
         if size > self._room():
             (self.status.folder / name).unlink()

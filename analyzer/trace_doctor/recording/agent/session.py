@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trace_doctor.recording import process_log
+from trace_doctor.recording import process_log, whole_files
 from trace_doctor.recording.agent import ending, ranks
 from trace_doctor.recording.agent.losses import Losses
 from trace_doctor.recording.agent.memory import MemoryHistory
@@ -46,6 +46,7 @@ class Session:
         self.torch = torch
         self.options = options
         self.folder = Path(options.folder)
+        whole_files.hold(self.folder)
         self.recorder: Recorder | None = None
         self.passive = False
         self.done = False

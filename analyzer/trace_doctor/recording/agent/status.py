@@ -98,6 +98,7 @@ class StepTable:
     def __init__(self, folder: Path, rank: int) -> None:
         self.path = folder / rank_steps_file(rank)
         self.rank = rank
+        whole_files.check(folder)
         self.path.write_text(",".join(STEPS_COLUMNS) + "\n", encoding="utf-8")
 
     def add(self, rows: list[tuple[int, Phase, float, float | None]]) -> None:
@@ -106,5 +107,6 @@ class StepTable:
             f"{self.rank},{step},{phase},{round(ms, 6)!r},{'' if loss is None else repr(loss)}\n"
             for step, phase, ms, loss in rows
         ]
+        whole_files.check(self.path.parent)
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write("".join(lines))
