@@ -55,6 +55,45 @@ def test_another_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert output(run(tmp_path, "print(customized)")) == "True\n"
 
 
+@pytest.mark.parametrize("name", ["json", "typing", "contextlib", "pathlib", "re", "statistics"])
+@pytest.mark.parametrize("place", ["{}.py", "{}/__init__.py", "path/{}.py"])
+def test_a_module_of_the_scripts_own_comes_before_the_librarys(tmp_path: Path, name: str, place: str) -> None:
+    """Beside the script, or on PYTHONPATH. The recorder has loaded the library's by then."""
+    module = tmp_path / place.format(name)
+    module.parent.mkdir(exist_ok=True)
+    module.write_text("mine = True\n")
+    (tmp_path / "train.py").write_text(f"import {name}, sys; sys.exit(3 if {name}.mine else 4)")
+    recorded = record_command(
+        [sys.executable, str(tmp_path / "train.py")],
+        RecordOptions(new_folder(tmp_path / "logs")),
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "path")},
+        quiet_output=True,
+    )
+    assert (recorded.exit_code, output(recorded)) == (3, "")
+    assert "loaded the recorder" not in str(recorded.warnings), "and records all the same"
+
+
+@pytest.mark.torch
+def test_the_recorder_does_not_take_a_module_of_the_scripts_for_the_librarys(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the torch extra")
+    (tmp_path / "statistics.py").touch()
+    (tmp_path / "train.py").write_text("""
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(12):
+    model(torch.randn(2, 8)).square().mean().backward()
+    optimizer.step()
+""")
+    recorded = record_command(
+        [sys.executable, "train.py"],
+        RecordOptions(new_folder(tmp_path / "logs"), phases=("warmup", "timing")),
+        cwd=tmp_path,
+        quiet_output=True,
+    )
+    assert (recorded.exit_code, len(recorded.steps.get(0, ()))) == (0, 12), output(recorded)
+
+
 @pytest.mark.parametrize(
     ("program", "flags", "why"),
     [

@@ -10,12 +10,44 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _record() -> None:
-    """Loads trace_doctor from where this file lies, whatever Python's path is, and waits for torch."""
-    import importlib.util
-
+    """Loads the recorder with the standard library's modules, and leaves to the script those that it has of its own under
+    the name of one: what the recorder has loaded would be in their way."""
     options_file = os.environ.get("TRACE_DOCTOR_RECORD")
     if not options_file:
         return
+    given = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    argument = (getattr(sys, "argv", None) or [""])[0]  # Python puts the script's folder on its path later
+    here = os.curdir if argument in ("", "-c", "-m") else os.path.dirname(os.path.realpath(argument))
+    theirs = {name for folder in {here, *given} - {_HERE} for name in _modules(folder)}
+    path, before = sys.path[:], {*sys.modules}
+    sys.path[:] = [p for p in path if os.path.abspath(p) not in given]
+    try:
+        _load(options_file, whole=bool(theirs))
+    finally:
+        sys.path[:] = path
+        for name in {*sys.modules} - before:
+            if name.partition(".")[0] in theirs:
+                del sys.modules[name]
+
+
+def _modules(folder: str) -> list[str]:
+    """Names of the standard library's that modules in a folder have."""
+    try:
+        names = {*os.listdir(folder)}
+    except OSError:
+        return []
+    return [
+        name
+        for name in getattr(sys, "stdlib_module_names", ())  # Python 3.10 and later
+        if f"{name}.py" in names
+        or (name in names and os.path.isfile(os.path.join(folder, name, "__init__.py")))
+    ]
+
+
+def _load(options_file: str, whole: bool) -> None:
+    """From where this file lies, whatever Python's path is, and waits for torch. `whole`: nothing is loaded later."""
+    import importlib.util
+
     if "trace_doctor" not in sys.modules:
         package = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
         spec = importlib.util.spec_from_file_location(
@@ -29,6 +61,8 @@ def _record() -> None:
     from trace_doctor.recording import process_log
     from trace_doctor.recording.agent.waiting import wait_for_torch
 
+    if whole:
+        importlib.import_module("trace_doctor.recording.agent.session")
     process_log.say(os.path.dirname(options_file), process_log.STARTED)
     wait_for_torch(options_file)
 
