@@ -30,6 +30,7 @@ class Examination:
 
     @property
     def rank(self) -> int:
+        """The rank of the capture."""
         return self.summary.rank
 
 

@@ -171,6 +171,7 @@ class Merged:
 
     @property
     def findings(self) -> list[Finding]:
+        """The findings alone, by their numbers."""
         return [finding for finding, _ in self.numbered]
 
     def removals(self, number: int) -> list[tuple[str, Removal]]:

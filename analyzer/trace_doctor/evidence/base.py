@@ -56,6 +56,7 @@ class Facts:
 
     @property
     def rank(self) -> int:
+        """The rank of the capture."""
         return self.capture.rank
 
     @property
@@ -77,17 +78,17 @@ class Facts:
         return self.capture.snapshot
 
     def __getitem__(self, kind: type[E]) -> E:
-        made = self._made.get(kind)
-        if made is None:
+        built = self._made.get(kind)
+        if built is None:
             try:
-                made = self._remembered(kind) if kind.kept else kind.build(self)
+                built = self._remembered(kind) if kind.kept else kind.build(self)
             except NotCaptured as missing:
-                made = missing
-            self._made[kind] = made
-        if isinstance(made, NotCaptured):
-            raise NotCaptured(made.reason, made.capture)
-        assert isinstance(made, kind)
-        return made
+                built = missing
+            self._made[kind] = built
+        if isinstance(built, NotCaptured):
+            raise NotCaptured(built.reason, built.capture)
+        assert isinstance(built, kind)
+        return built
 
     def _remembered(self, kind: type[E]) -> E:
         known = self.run.derived
@@ -95,9 +96,9 @@ class Facts:
         if names.keys() <= known.keys():
             restored: Callable[..., E] = kind
             return restored(run=self.run, **{column: known[name] for name, column in names.items()})
-        made = kind.build(self)
-        known.update({name: getattr(made, column) for name, column in names.items()})
-        return made
+        evidence = kind.build(self)
+        known.update({name: getattr(evidence, column) for name, column in names.items()})
+        return evidence
 
     def get(self, kind: type[E]) -> E | None:
         """The evidence, or None where it was not captured."""

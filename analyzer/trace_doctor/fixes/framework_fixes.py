@@ -196,7 +196,7 @@ def _by_hand(place: Place) -> bool:
 def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, str]) -> Change | None:
     if "empty_cache" in wanted:
         return _no_empty_cache(place)
-    made: list[Call] = []
+    calls: list[Call] = []
     parsed: list[Call] = []
     for script, trainer in trainers:
         told = Arguments(place.program, script, trainer, {}).find("args")  # a second model may come before it
@@ -204,12 +204,12 @@ def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, st
         for home, origin in place.program.of(given.script, given.value) if given is not None else ():
             if isinstance(origin, cst.Call) and _is_parser(place.program, home, origin):
                 parsed.append((home, origin))
-            elif isinstance(origin, cst.Call) and _is_arguments(origin) and (home, origin) not in made:
-                made.append((home, origin))
+            elif isinstance(origin, cst.Call) and _is_arguments(origin) and (home, origin) not in calls:
+                calls.append((home, origin))
     if "num_workers" in wanted:
         _refuse_iterable(place)
-    if made and not parsed:
-        script, call = only(made, "construct the Trainer's arguments", "")
+    if calls and not parsed:
+        script, call = only(calls, "construct the Trainer's arguments", "")
         if "log_every" in wanted and Arguments(place.program, script, call, {}).find("logging_steps") is None:
             return None  # every 500 steps by default
         if "accumulate" in wanted:

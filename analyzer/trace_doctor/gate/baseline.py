@@ -86,10 +86,12 @@ class Baseline(Struct, frozen=True, kw_only=True):
         )
 
     def words(self) -> str:
+        """What it holds: `2 findings, 3 figures`."""
         counts = ((len(self.findings), "finding"), (len(self.figures), "figure"))
         return ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts)
 
     def to_json(self) -> str:
+        """As it is written, with a line break at the end."""
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2).decode() + "\n"
 
 
@@ -114,6 +116,7 @@ def place(finding: Finding) -> str:
 
 
 def devices(result: Result) -> list[str]:
+    """Names of the devices of all traces, each once."""
     return sorted({i.device_name or "no GPU" for i in result.inputs if i.kind == "trace"})
 
 

@@ -36,19 +36,19 @@ def defaults_against(result: Result, baseline: Baseline, budgets: Budgets) -> tu
 def judge(result: Result, limit: Limit, budgets: Budgets, baseline: Baseline | None) -> Budget:
     """One budget on one result. Without evidence it is undecided, never passed."""
     values, missing = _values(result, limit)
-    made = Budget(name=limit.name, unit=limit.unit, level=limit.level, status="undecided", values=values)
+    budget = Budget(name=limit.name, unit=limit.unit, level=limit.level, status="undecided", values=values)
     if not values:
-        return _decided(made, how=missing)
-    found = AGGREGATES[budgets.aggregate](values)
+        return _decided(budget, how=missing)
+    figure = AGGREGATES[budgets.aggregate](values)
     allowed = [] if limit.at_most is None else [limit.at_most]
     how = [] if limit.at_most is None else ["limit: the budget"]
     if limit.compares:
         before = _before(limit, budgets, baseline)
         if isinstance(before, str):
-            return _decided(made, how=before, found=found)
+            return _decided(budget, how=before, found=figure)
         if baseline is not None and limit.unit == "us" and baseline.devices != devices(result):
             was, now = ", ".join(baseline.devices) or "it names none", ", ".join(devices(result))
-            return _decided(made, how=f"the baseline is of another device ({was}; now {now})", found=found)
+            return _decided(budget, how=f"the baseline is of another device ({was}; now {now})", found=figure)
         middle, deviation = before
         noise = budgets.noise * max(deviation, spread(result, limit.name) if limit.rule is None else 0.0)
         room = {
@@ -59,20 +59,20 @@ def judge(result: Result, limit: Limit, budgets: Budgets, baseline: Baseline | N
         widest = max(room, key=lambda k: room[k])
         allowed.append(middle + room[widest])
         how.append(f"limit: the baseline + {widest}")
-        made = _decided(made, baseline=middle, noise=noise)
+        budget = _decided(budget, baseline=middle, noise=noise)
     limit_is = min(allowed)
-    hindered = _hindered(result, limit, found, limit_is) if found > limit_is else ""
+    hindered = _hindered(result, limit, figure, limit_is) if figure > limit_is else ""
     if hindered:
-        return _decided(made, how=hindered, found=found)
-    status = "failed" if found > limit_is else "passed"
-    return _decided(made, status=status, found=found, limit=limit_is, how=how[allowed.index(limit_is)])
+        return _decided(budget, how=hindered, found=figure)
+    status = "failed" if figure > limit_is else "passed"
+    return _decided(budget, status=status, found=figure, limit=limit_is, how=how[allowed.index(limit_is)])
 
 
-def _hindered(result: Result, limit: Limit, found: float, at_most: float) -> str:
+def _hindered(result: Result, limit: Limit, figure: float, at_most: float) -> str:
     """Why a figure above its limit says nothing: on a quieter machine it may be below. Empty where it speaks."""
     without = MEASURES[limit.name].unhindered if limit.rule is None else None
     waited = waited_for_cpu(result)
-    if without is None or waited < BUSY or without(found, waited) > at_most:
+    if without is None or waited < BUSY or without(figure, waited) > at_most:
         return ""
     return (
         f"training waited {waited:.0%} of the time for a CPU, so other programs may be to blame: record it again on "
@@ -92,9 +92,9 @@ def _values(result: Result, limit: Limit) -> tuple[list[float], str]:
         return [], "the rule was not selected"
     if outcome.outcome in ("skipped", "error"):
         return [], outcome.reason or outcome.outcome
-    mine = [(f.input, cost(f)) for f in result.findings if f.code == limit.name]
+    costs = [(f.input, cost(f)) for f in result.findings if f.code == limit.name]
     looked = [(n, 0.0) for n in (outcome.inputs if outcome.inputs is not None else range(len(result.inputs)))]
-    return largest(result, [*looked, *mine]), "no capture could be looked at"
+    return largest(result, [*looked, *costs]), "no capture could be looked at"
 
 
 def _before(limit: Limit, budgets: Budgets, baseline: Baseline | None) -> tuple[float, float] | str:

@@ -46,8 +46,8 @@ def _version(source: Input) -> str:
 def comparable(before: Result, after: Result) -> list[str]:
     """One sentence for each doubt, the gravest first; empty where nothing recorded speaks against comparing."""
     unread = [*_unread("BEFORE", before), *_unread("AFTER", after)]
-    found = [*_identical(before, after), *unread, *_machine(before, after), *_work(before, after)]
-    return [*found, *_recording(before, after), *_settings(before, after)]
+    reasons = [*_identical(before, after), *unread, *_machine(before, after), *_work(before, after)]
+    return [*reasons, *_recording(before, after), *_settings(before, after)]
 
 
 def _identical(before: Result, after: Result) -> Iterator[str]:
@@ -105,8 +105,8 @@ def _most(result: Result, what: str) -> float | None:
 def _recording(before: Result, after: Result) -> Iterator[str]:
     sources = [sorted({i.step_source for i in r.inputs if i.step_source}) for r in (before, after)]
     if all(sources) and sources[0] != sources[1]:
-        said = [", ".join(_SOURCES.get(s, s) for s in side) for side in sources]
-        yield f"steps are marked by {said[0]} before, by {said[1]} after"
+        names = [", ".join(_SOURCES.get(s, s) for s in side) for side in sources]
+        yield f"steps are marked by {names[0]} before, by {names[1]} after"
     for option, name in _OPTIONS.items():
         a, b = (_recorded(r, option) for r in (before, after))
         if a is not None and b is not None and a != b:

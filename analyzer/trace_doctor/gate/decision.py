@@ -40,6 +40,7 @@ class Terms:
     """what was not read or is missing is said, and decides nothing"""
 
     def against(self, baseline: Baseline) -> Terms:
+        """The same terms with another baseline."""
         return replace(self, baseline=baseline)
 
 
@@ -91,8 +92,8 @@ def decide(result: Result, terms: Terms | None = None) -> Gate:
     missing = partial(result, terms)
     undecided = [] if terms.allow_partial else list(missing)
     undecided += _nothing_captured(result) or nothing_judged(result)
-    asked = terms.baseline is not None or terms.budgets.limits
-    if asked and not result.outcomes and all(b.status == "undecided" for b in budgets):
+    needs_result = terms.baseline is not None or terms.budgets.limits
+    if needs_result and not result.outcomes and all(b.status == "undecided" for b in budgets):
         undecided.append("no rule was selected, and no budget and no figure of a baseline was decided")
     undecided += [why for why in _undecided(result, terms.require) if why not in undecided]
     broken = [b for b in [*budgets, *worse] if b.status == "failed" and b.level == "error"]
@@ -136,13 +137,13 @@ def _known(result: Result, baseline: Baseline | None) -> set[str]:
     if baseline is None:
         return set()
     allowed = {k.fingerprint: k.count for k in baseline.findings}
-    seen: Counter[tuple[str, int]] = Counter()
-    found = set()
+    occurrences: Counter[tuple[str, int]] = Counter()
+    ids = set()
     for finding in result.findings:
-        seen[finding.fingerprint, finding.input] += 1
-        if seen[finding.fingerprint, finding.input] <= allowed.get(finding.fingerprint, 0):
-            found.add(finding.id)
-    return found
+        occurrences[finding.fingerprint, finding.input] += 1
+        if occurrences[finding.fingerprint, finding.input] <= allowed.get(finding.fingerprint, 0):
+            ids.add(finding.id)
+    return ids
 
 
 def _worse(result: Result, finding: Finding, terms: Terms) -> Budget | None:
@@ -191,14 +192,14 @@ def _nothing_captured(result: Result) -> list[str]:
 
 def _undecided(result: Result, require: Sequence[str]) -> list[str]:
     outcomes = {o.code: o for o in result.outcomes}
-    found = []
+    reasons = []
     for code in sorted({r.code for selector in require for r in resolve(selector)}):
         outcome = outcomes.get(code)
         if outcome is None:
-            found.append(f"{code} (not selected)")
+            reasons.append(f"{code} (not selected)")
         elif outcome.outcome in ("skipped", "error"):
-            found.append(f"{code} ({outcome.reason})")
-    return found
+            reasons.append(f"{code} ({outcome.reason})")
+    return reasons
 
 
 def _verdict(

@@ -36,7 +36,7 @@ def difference(before: Result, after: Result, *, ranks: str = "", allow_partial:
     warnings = comparable(before, after)
     judge = _Judge(before, after, step, bool(warnings))
     limits: list[str] = []
-    made = Difference(
+    comparison = Difference(
         tool=after.tool,
         verdict="",
         before=side(before),
@@ -59,7 +59,7 @@ def difference(before: Result, after: Result, *, ranks: str = "", allow_partial:
         rules=_rules(before, after),
         limits=limits,
     )
-    return replace(made, verdict=_verdict(made))
+    return replace(comparison, verdict=_verdict(comparison))
 
 
 class _Judge:
@@ -78,8 +78,8 @@ class _Judge:
         if not before or not after:
             return []
         names = dict.fromkeys([*before.samples, *after.samples])
-        made = [self.change(n, before.of(n), after.of(n), unit, (kinds or {}).get(n, "")) for n in names]
-        return [c for c in made if c.before or c.after]
+        changes = [self.change(n, before.of(n), after.of(n), unit, (kinds or {}).get(n, "")) for n in names]
+        return [c for c in changes if c.before or c.after]
 
     def change(self, name: str, a: Sample, b: Sample, unit: Unit, kind: str = "") -> Change:
         moved = b.value - a.value
@@ -130,18 +130,18 @@ def _peak(judge: _Judge, before: Result, after: Result) -> list[Change]:
 
 def _rules(before: Result, after: Result) -> list[RuleChange]:
     outcomes = [{o.code: o for o in r.outcomes} for r in (before, after)]
-    found = []
+    changes = []
     for code in sorted({*outcomes[0], *outcomes[1]}):
         a, b = (side.get(code) for side in outcomes)
-        mine = [[f for f in r.findings if f.code == code] for r in (before, after)]
-        made = _rule(code, a, b, mine[0], mine[1])
-        if (made.before, made.findings_before, made.cost_before) != (
-            made.after,
-            made.findings_after,
-            made.cost_after,
+        by_side = [[f for f in r.findings if f.code == code] for r in (before, after)]
+        change = _rule(code, a, b, by_side[0], by_side[1])
+        if (change.before, change.findings_before, change.cost_before) != (
+            change.after,
+            change.findings_after,
+            change.cost_after,
         ):
-            found.append(made)
-    return found
+            changes.append(change)
+    return changes
 
 
 def _rule(
@@ -175,19 +175,23 @@ _SAID = {
 }
 
 
-def _verdict(made: Difference) -> str:
-    step, gone = made.step_time, made.count("gone")
-    said = _SAID[step.verdict]
+def _verdict(difference: Difference) -> str:
+    step, gone = difference.step_time, difference.count("gone")
+    sentence = _SAID[step.verdict]
     if step.before is not None and step.change_us is not None and step.verdict in ("faster", "slower"):
-        said = f"{abs(step.change_us) / step.before.median_us:.1%} {said}" if step.before.median_us else said
-    peak = _peak_words(made.memory.allocated_before, made.memory.allocated_after)
+        sentence = (
+            f"{abs(step.change_us) / step.before.median_us:.1%} {sentence}"
+            if step.before.median_us
+            else sentence
+        )
+    peak = _peak_words(difference.memory.allocated_before, difference.memory.allocated_after)
     if peak:
-        said = peak if step.verdict == "not_captured" else f"{said}, {peak}"
-    new = sum(f.checked_before for f in made.new)
+        sentence = peak if step.verdict == "not_captured" else f"{sentence}, {peak}"
+    new = sum(f.checked_before for f in difference.new)
     moved = [f"{n} finding{'s' if n > 1 else ''} {word}" for n, word in ((gone, "gone"), (new, "new")) if n]
-    said = ", ".join([said, *(moved or ["no finding came or went"])])
-    said = f"{said}; not all of both sides was compared" if made.undecided else said
-    return said[0].upper() + said[1:]
+    sentence = ", ".join([sentence, *(moved or ["no finding came or went"])])
+    sentence = f"{sentence}; not all of both sides was compared" if difference.undecided else sentence
+    return sentence[0].upper() + sentence[1:]
 
 
 def _peak_words(before: int | None, after: int | None) -> str:

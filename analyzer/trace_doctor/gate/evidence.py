@@ -27,14 +27,14 @@ _MOST_NAMED = 8
 def fewer_ranks(result: Result, expected: str = "", before: int = 0) -> list[str]:
     """Why fewer ranks were read than `--ranks` (a number, or all of the job) expects, or than the baseline has."""
     read, world = len(_read(result)), result.ranks.world
-    found = []
+    reasons = []
     if expected == "all" and world is None:
-        found.append("--ranks all: no capture says how many ranks the job has; give --ranks N")
-    elif expected and read < (wanted := world or 0 if expected == "all" else int(expected)):
-        found.append(f"{_ranks(read)} read, --ranks {expected} expects {wanted}")
+        reasons.append("--ranks all: no capture says how many ranks the job has; give --ranks N")
+    elif expected and read < (requested := world or 0 if expected == "all" else int(expected)):
+        reasons.append(f"{_ranks(read)} read, --ranks {expected} expects {requested}")
     if read < before:
-        found.append(f"{_ranks(read)} read, the baseline has {before}")
-    return found
+        reasons.append(f"{_ranks(read)} read, the baseline has {before}")
+    return reasons
 
 
 def _read(result: Result) -> set[int]:
@@ -79,11 +79,11 @@ def not_whole(before: Result, after: Result, expected: str) -> list[str]:
 def _lacks(ranks: Collection[int], other: str) -> list[str]:
     if not ranks:
         return []
-    said = _listed(sorted(ranks))
+    numbers = _listed(sorted(ranks))
     return [
-        f"rank {said} was not read, {other} has it"
+        f"rank {numbers} was not read, {other} has it"
         if len(ranks) == 1
-        else f"ranks {said} were not read, {other} has them"
+        else f"ranks {numbers} were not read, {other} has them"
     ]
 
 
@@ -105,13 +105,13 @@ def not_looked_for(before: Result, after: Result) -> list[str]:
 
 def hidden(before: Result, after: Result) -> list[str]:
     """Settings by which AFTER may leave out, or take for a note, what BEFORE's would have shown."""
-    found = [
+    names = [
         name
         for name, hides in _HIDES.items()
         if (was := _setting(before, name)) != (now := _setting(after, name)) and hides(was, now)
     ]
     return (
-        [f"AFTER: other settings than BEFORE, which may hide findings: {', '.join(found)}"] if found else []
+        [f"AFTER: other settings than BEFORE, which may hide findings: {', '.join(names)}"] if names else []
     )
 
 
@@ -164,5 +164,5 @@ _HIDES = {
 
 
 def _listed(names: Collection[object]) -> str:
-    shown = ", ".join(str(n) for n in list(names)[:_MOST_NAMED])
-    return shown + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
+    text = ", ".join(str(n) for n in list(names)[:_MOST_NAMED])
+    return text + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")

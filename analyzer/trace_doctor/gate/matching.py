@@ -43,16 +43,16 @@ def _again(finding: Finding, before: Result, same: dict[str, Finding]) -> Findin
 def _same(before: Sequence[Finding], after: Sequence[Finding]) -> dict[str, Finding]:
     """Id of a finding of BEFORE -> the finding of AFTER: of the same fingerprint (the same rank's first); then of the
     same rule, where one of the two does not know its place in the script."""
-    found: dict[str, Finding] = {}
-    left = {f.id: f for f in after}
+    pairs: dict[str, Finding] = {}
+    unmatched = {f.id: f for f in after}
     for alike in (_same_rank, _same_fingerprint, _one_without_place):
         for finding in before:
-            if finding.id in found:
+            if finding.id in pairs:
                 continue
-            other = next((f for f in left.values() if alike(finding, f)), None)
+            other = next((f for f in unmatched.values() if alike(finding, f)), None)
             if other is not None:
-                found[finding.id] = left.pop(other.id)
-    return found
+                pairs[finding.id] = unmatched.pop(other.id)
+    return pairs
 
 
 def _same_fingerprint(a: Finding, b: Finding) -> bool:

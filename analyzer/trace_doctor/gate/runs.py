@@ -20,23 +20,23 @@ Run = tuple[str, int]
 def runs_of(result: Result) -> dict[int, Run]:
     """The run that each input belongs to. The files of a recording, light and detailed, are of one run."""
     count: Counter[tuple[str, str, str | None, int]] = Counter()
-    found = {}
+    runs = {}
     for number, source in enumerate(result.inputs):
         folder = str(PurePosixPath(source.path).parent)
-        mine = (folder, source.kind, source.role, source.rank)
-        found[number] = (folder, count[mine])
-        count[mine] += 1
-    return found
+        key = (folder, source.kind, source.role, source.rank)
+        runs[number] = (folder, count[key])
+        count[key] += 1
+    return runs
 
 
 def largest(result: Result, figures: Iterable[tuple[int, float | None]]) -> list[float]:
     """Of (input, figure) pairs the largest of each run, in the order of the runs. Unknown figures are left out."""
     runs = runs_of(result)
-    found: dict[Run, float] = {}
+    by_run: dict[Run, float] = {}
     for number, value in figures:
         if value is not None and number in runs:
-            found[runs[number]] = max(value, found.get(runs[number], value))
-    return [found[run] for run in sorted(found)]
+            by_run[runs[number]] = max(value, by_run.get(runs[number], value))
+    return [by_run[run] for run in sorted(by_run)]
 
 
 @dataclass(frozen=True)

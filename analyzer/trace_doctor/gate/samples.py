@@ -32,6 +32,7 @@ class Figures:
     rest: Sample = Sample(0.0)
 
     def add(self, name: str, place: Place, sample: Sample) -> None:
+        """Adds the figure of one place."""
         self.samples[name].append((place, sample))
 
     def of(self, name: str) -> Sample:
@@ -70,24 +71,24 @@ def parts_of(row: TimeLedgerRow) -> dict[str, int]:
 
 def time_parts(result: Result) -> Figures:
     """us per steady step of each part of the ledger; of the window where there are no steps."""
-    found = Figures()
+    figures = Figures()
     for row in result.time_ledger:
         if row.phase != "steady":
             continue
         for part, ns in parts_of(row).items():
             error = _error(row.step_sd_us.get(part), row.steps)
-            found.add(part, (row.rank, row.device), Sample(ns / max(row.steps, 1) / 1e3, error))
-    return found
+            figures.add(part, (row.rank, row.device), Sample(ns / max(row.steps, 1) / 1e3, error))
+    return figures
 
 
 def peak_parts(result: Result) -> Figures:
     """Live bytes at the peak by category."""
-    found = Figures()
+    figures = Figures()
     for row in result.memory_ledger:
         for category in row.by_category.__struct_fields__:
             value = float(getattr(row.by_category, category))
-            found.add(category, (row.rank, row.device), Sample(value))
-    return found
+            figures.add(category, (row.rank, row.device), Sample(value))
+    return figures
 
 
 def kernels(result: Result) -> Figures:
@@ -116,14 +117,14 @@ def _listed(
         lists[row.input][row.rank, device][row.name] = Sample(
             value, _error(row.step_sd_us, pace.steps if pace else 0)
         )
-    found = Figures()
-    names = {name for places in lists.values() for mine in places.values() for name in mine}
+    figures = Figures()
+    names = {name for places in lists.values() for own in places.values() for name in own}
     for number, places in lists.items():
-        listed = [sample.value for mine in places.values() for sample in mine.values()]
+        listed = [sample.value for own in places.values() for sample in own.values()]
         count = known(result.inputs[number].work) if number < len(result.inputs) else None
         rest = Sample(0.0) if count == len(listed) else Sample(min(listed), at_most=True)
-        found.rest = max(found.rest, rest, key=lambda s: (s.value, s.at_most))
-        for place, mine in places.items():
+        figures.rest = max(figures.rest, rest, key=lambda s: (s.value, s.at_most))
+        for place, own in places.items():
             for name in sorted(names):
-                found.add(name, place, mine.get(name, rest))
-    return found
+                figures.add(name, place, own.get(name, rest))
+    return figures

@@ -28,8 +28,8 @@ def _profiled(result: Result) -> StepTime | None:
     captures: dict[int, dict[int, list[float]]] = {}
     for row in result.steps:
         if not row.warmup:
-            mine = captures.setdefault(row.rank, {}).setdefault(row.input, [])
-            mine.append(row.dur_us if row.pace_us is None else row.pace_us)
+            own_steps = captures.setdefault(row.rank, {}).setdefault(row.input, [])
+            own_steps.append(row.dur_us if row.pace_us is None else row.pace_us)
     times = [_of_rank(rank, list(runs.values())) for rank, runs in sorted(captures.items())]
     return max(times, key=lambda t: t.median_us, default=None)
 
@@ -85,16 +85,18 @@ def _change(before: StepTime | None, after: StepTime | None, what: str) -> StepC
         return StepChange(before=before, after=after, how=f"no steps in what was recorded {missing}")
     change = after.median_us - before.median_us
     noise = max(3 * hypot(before.noise_us, after.noise_us), LEAST_CHANGE * before.median_us)
-    made = StepChange(before=before, after=after, change_us=change, noise_us=noise)
+    step_change = StepChange(before=before, after=after, change_us=change, noise_us=noise)
     few = min(before.steps, after.steps)
     if few < LEAST_STEPS:
-        return _judged(made, "too_few_steps", f"{few} steady steps on a side do not show how much they vary")
+        return _judged(
+            step_change, "too_few_steps", f"{few} steady steps on a side do not show how much they vary"
+        )
     how = f"{what}; noise is three standard errors, at least 2 %"
     if before.captures == after.captures == 1:
         how += "; one recording on each side does not show how much runs differ"
     if abs(change) <= noise:
-        return _judged(made, "within_noise", how)
-    return _judged(made, "faster" if change < 0 else "slower", how)
+        return _judged(step_change, "within_noise", how)
+    return _judged(step_change, "faster" if change < 0 else "slower", how)
 
 
 def _judged(change: StepChange, verdict: str, how: str) -> StepChange:

@@ -47,9 +47,11 @@ class Comment:
 
     @property
     def where(self) -> str:
+        """`file:line`."""
         return f"{self.file}:{self.line}"
 
     def covers(self, finding: Finding) -> bool:
+        """Whether the comment speaks of this finding: of its rule, at one of the lines it is for."""
         at = finding.location
         return (
             at.file == self.file
@@ -79,20 +81,20 @@ class Suppressions:
     def silenced(self, findings: Sequence[Finding], locate: Locate) -> list[Suppressed]:
         """The findings that are silenced. They are located only where there is a comment that could mean one."""
         located = {f.id: f.location for f in locate(findings)} if self.comments else {}
-        found = []
+        silenced = []
         for finding in findings:
             placed = _at(finding, located.get(finding.id, finding.location))
             comment = next((c for c in self.comments if c.covers(placed)), None)
             entry = next((e for e in self.entries if e.covers(placed)), None)
             if comment is not None:
-                found.append(
+                silenced.append(
                     Suppressed(finding=placed, kind="comment", where=comment.where, reason=comment.reason)
                 )
             elif entry is not None:
-                found.append(
+                silenced.append(
                     Suppressed(finding=placed, kind="config", where=entry.key, reason=self.entries[entry])
                 )
-        return found
+        return silenced
 
     def said(self, result: Result) -> list[str]:
         """What was silenced, by what, and which entries found nothing to silence although their rule could look."""
@@ -137,7 +139,7 @@ def _of_script(tree: SourceTree, name: str, notes: list[str]) -> list[Comment]:
     script = tree.script(name)
     if script is None:
         return []
-    found = []
+    comments = []
     tokens = tokenize.generate_tokens(io.StringIO(script.text).readline)
     statement: list[int] = []  # lines of tokens since the last statement ended
     waiting: list[tuple[int, re.Match[str]]] = []
@@ -155,13 +157,13 @@ def _of_script(tree: SourceTree, name: str, notes: list[str]) -> list[Comment]:
                     )
             elif token.type in (tokenize.NEWLINE, tokenize.ENDMARKER):
                 first, last = min(statement, default=line), max(statement, default=line)
-                found += [_comment(name, at, first, last, match, notes) for at, match in waiting]
+                comments += [_comment(name, at, first, last, match, notes) for at, match in waiting]
                 statement, waiting = [], []
             elif token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
                 statement += [line, token.end[0]]
     except (tokenize.TokenError, IndentationError, SyntaxError):
         notes.append(f"{name}: comments behind line {max(statement, default=1)} were not read")
-    return [c for c in found if c is not None]
+    return [c for c in comments if c is not None]
 
 
 def _comment(

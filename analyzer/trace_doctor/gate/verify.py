@@ -39,25 +39,25 @@ def verify(
     Findings below `fail_on` are notes: without `chosen` they are followed but decide only where BEFORE has nothing else,
     and what AFTER only notes is no failure.
     """
-    asked = [f for f in before.findings if chosen is None or f.id in chosen]
-    followed, new = follow(before, after, asked)
+    requested = [f for f in before.findings if chosen is None or f.id in chosen]
+    followed, new = follow(before, after, requested)
     change = step_times(before, after)
     memory = memory_change(before, after)
-    promise = _promise(before, asked, followed, change, memory)
+    promise = _promise(before, requested, followed, change, memory)
     deciding = followed if chosen is not None else _deciding(followed, fail_on)
     missing = not_whole(before, after, ranks)
     undecided = [*([] if allow_partial else missing), *not_judged(before, after), *hidden(before, after)]
     undecided += not_looked_for(before, after) if fail_on != "never" else []
     code, verdict = _decide(deciding, new, fail_on, undecided)
-    if not code and (left := sum(f.fate != "gone" and f not in deciding for f in followed)):
-        verdict += f"; {left} note{'s are' if left > 1 else ' is'} not"
+    if not code and (remaining := sum(f.fate != "gone" and f not in deciding for f in followed)):
+        verdict += f"; {remaining} note{'s are' if remaining > 1 else ' is'} not"
     return Verification(
         tool=after.tool,
         code=code,
         verdict=verdict,
         before=side(before),
         after=side(after),
-        findings=_measured(asked, followed, promise),
+        findings=_measured(requested, followed, promise),
         new=new,
         step_time=change,
         memory=memory,
@@ -105,9 +105,9 @@ def _decide(
     bad = [f.id for f in new if f.checked_before and fail_on != "never" and _counts(f.severity, fail_on)]
     unknown = [f.id for f in followed if f.fate == "not_captured"]
     if there or bad:
-        said = [f"{', '.join(there)} not gone"] * bool(there) + [f"{', '.join(bad)} new"] * bool(bad)
-        said += [f"could not decide the rest: {'; '.join(undecided[:3])}"] * bool(undecided)
-        return 1, f"verify failed: {'; '.join(said)}"
+        parts = [f"{', '.join(there)} not gone"] * bool(there) + [f"{', '.join(bad)} new"] * bool(bad)
+        parts += [f"could not decide the rest: {'; '.join(undecided[:3])}"] * bool(undecided)
+        return 1, f"verify failed: {'; '.join(parts)}"
     blind = [f"AFTER does not show whether {', '.join(unknown)} is gone"] * bool(unknown)
     if blind or undecided:
         return 3, f"verify could not decide: {'; '.join([*blind, *undecided[:3]])}"
@@ -124,6 +124,7 @@ def _decide(
 
 
 def memory_change(before: Result, after: Result) -> MemoryChange:
+    """The peaks on both sides, bytes; None where they were not captured."""
     return MemoryChange(
         allocated_before=before.summary.peak_allocated_bytes,
         allocated_after=after.summary.peak_allocated_bytes,
@@ -134,18 +135,18 @@ def memory_change(before: Result, after: Result) -> MemoryChange:
 
 def _promise(
     before: Result,
-    asked: Sequence[Finding],
+    requested: Sequence[Finding],
     followed: Sequence[Followed],
     change: StepChange,
     memory: MemoryChange,
 ) -> Promise:
     """What the findings that are gone promised, together. Measured is all that changed, whatever changed it."""
     went = {f.id for f in followed if f.fate == "gone"}
-    gone = [f for f in asked if f.id in went]
-    timed = [f for f in gone if f.saving and f.saving.time_us_per_step]
-    sized = [f.saving.bytes for f in gone if f.saving and f.saving.bytes]
-    made = Promise(
-        findings=[f.id for f in gone],
+    resolved = [f for f in requested if f.id in went]
+    timed = [f for f in resolved if f.saving and f.saving.time_us_per_step]
+    sized = [f.saving.bytes for f in resolved if f.saving and f.saving.bytes]
+    promise = Promise(
+        findings=[f.id for f in resolved],
         measured_us=None if change.change_us is None else -change.change_us,
         bytes=max(sized, default=None),
         measured_bytes=None
@@ -153,9 +154,9 @@ def _promise(
         else memory.allocated_before - memory.allocated_after,
     )
     if not timed:
-        return made
+        return promise
     if (replayed := _replayed(before, timed)) is not None:
-        return replace(made, time_us_per_step=replayed[0], basis=replayed[1].basis, how=replayed[2])
+        return replace(promise, time_us_per_step=replayed[0], basis=replayed[1].basis, how=replayed[2])
     faults: dict[str, Saving] = {}  # recorded several times, a fault still promises once: the most it did
     for f in timed:
         assert f.saving is not None
@@ -164,7 +165,7 @@ def _promise(
     total, step = sum(map(_time, faults.values())), before.summary.step_us
     alone = len(faults) == 1
     return replace(
-        made,
+        promise,
         time_us_per_step=total if step is None else min(total, step),
         basis=next(iter(faults.values())).basis if alone else "bound",
         how="what the finding claims" if alone else "the sum of what the findings claim, at most the step",
@@ -184,21 +185,21 @@ def _replayed(before: Result, timed: Sequence[Finding]) -> tuple[float, WhatIf, 
     faults = {f.fingerprint for f in timed}
     best: tuple[float, WhatIf, str] | None = None
     for number in sorted({w.input for w in before.what_if}):
-        mine = [w for w in before.what_if if w.input == number]
+        own_rows = [w for w in before.what_if if w.input == number]
         here = {f.id for f in timed if f.input == number}
-        today = next((w for w in mine if not w.fixes), None)
-        alone = {w.fixes[0]: w for w in mine if len(w.fixes) == 1}
+        today = next((w for w in own_rows if not w.fixes), None)
+        alone = {w.fixes[0]: w for w in own_rows if len(w.fixes) == 1}
         if (
             today is None
             or not here <= set(alone)
             or {f.fingerprint for f in timed if f.id in here} != faults
         ):
             continue
-        exact = next((w for w in mine if set(w.fixes) == here), None)
+        exact = next((w for w in own_rows if set(w.fixes) == here), None)
         if exact is not None:
             found = (today.step_us - exact.step_us, exact, "one re-timing of the captured steps without them")
         else:
-            least = min(mine, key=lambda w: w.step_us)
+            least = min(own_rows, key=lambda w: w.step_us)
             total = sum(today.step_us - alone[i].step_us for i in here)
             found = (
                 min(total, today.step_us - least.step_us),
@@ -210,9 +211,9 @@ def _replayed(before: Result, timed: Sequence[Finding]) -> tuple[float, WhatIf, 
     return best
 
 
-def _measured(asked: Sequence[Finding], followed: Sequence[Followed], promise: Promise) -> list[Followed]:
+def _measured(requested: Sequence[Finding], followed: Sequence[Followed], promise: Promise) -> list[Followed]:
     """Measured changes beside a promise, where only one fault that went can have made them."""
-    faults = {f.id: f.fingerprint for f in asked}
+    faults = {f.id: f.fingerprint for f in requested}
 
     def alone(quantity: Literal["time_us_per_step", "bytes"]) -> str | None:
         moved = [f for f in followed if f.fate in ("gone", "smaller")]

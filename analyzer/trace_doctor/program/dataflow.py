@@ -99,14 +99,14 @@ def walk(
 ) -> list[tuple[Script, cst.BaseExpression]]:
     """Where the trails end that lead back from a value, at most `depth` steps away; each place once."""
     found: dict[int, tuple[Script, cst.BaseExpression]] = {}
-    seen: set[tuple[int, int | None]] = set()
+    visited: set[tuple[int, int | None]] = set()
     open_ = [(start, 0)]
     while open_:
         trail, steps = open_.pop()
         script, node, item = trail
-        if (id(node), item) in seen:
+        if (id(node), item) in visited:
             continue
-        seen.add((id(node), item))
+        visited.add((id(node), item))
         nexts = step(trail) if steps < depth else []
         if not nexts:
             found.setdefault(id(node), (script, node))

@@ -133,11 +133,11 @@ def clash(a: Iterable[Edit], b: Iterable[Edit]) -> bool:
     return any(_contradict(left, right) for left in a for right in b if left.identity != right.identity)
 
 
-def _contradict(left: Edit, right: Edit) -> bool:
+def _contradict(edit: Edit, right: Edit) -> bool:
     """Whether two edits mean the same thing otherwise, overlap, or move what the other stands at."""
-    overlap = left.start < right.end and right.start < left.end
-    moved = _moves_start_of(left, right) or _moves_start_of(right, left)
-    return left.identity[0] == right.identity[0] or overlap or moved
+    overlap = edit.start < right.end and right.start < edit.end
+    moved = _moves_start_of(edit, right) or _moves_start_of(right, edit)
+    return edit.identity[0] == right.identity[0] or overlap or moved
 
 
 def _moves_start_of(wrapped: Edit, other: Edit) -> bool:

@@ -46,27 +46,27 @@ def nesting(text: str) -> int:
     """An upper bound of how deep the syntax tree of a script is below a statement: what can open a level and has not
     been closed or parted by a comma, at the worst place. Infinite where strings cannot be told from code for sure."""
     worst, total, counts, elifs, at = 0, 0, [0], 0, 0
-    while (found := _PIECE.search(text, at)) is not None:
-        at = found.end()
-        if (quote := found["quote"]) is not None:
+    while (match := _PIECE.search(text, at)) is not None:
+        at = match.end()
+        if (quote := match["quote"]) is not None:
             end = _ENDS[quote].match(text, at)
             inside = text[at : end.end() - len(quote)] if end else ""
-            if end is None or (found["format"] and not _plain_format(inside)):
+            if end is None or (match["format"] and not _plain_format(inside)):
                 return sys.maxsize
             at = end.end()
-            grown = 1 + (len(_SIGN.findall(inside)) if found["format"] else 0)
-        elif found["open"]:
+            grown = 1 + (len(_SIGN.findall(inside)) if match["format"] else 0)
+        elif match["open"]:
             counts.append(0)
             grown = 0
-        elif found["close"]:
+        elif match["close"]:
             total -= counts.pop() if len(counts) > 1 else 0
             grown = 1
-        elif found["other"]:
+        elif match["other"]:
             grown = 1
-        elif found["comma"] or (found["line"] and len(counts) == 1):
+        elif match["comma"] or (match["line"] and len(counts) == 1):
             total -= counts[-1]
             counts[-1], grown = 0, 0
-            elifs += bool(found["elif"])
+            elifs += bool(match["elif"])
         else:
             continue
         counts[-1] += grown

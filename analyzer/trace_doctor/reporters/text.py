@@ -218,8 +218,8 @@ def _time_row(terminal: Terminal, row: TimeLedgerRow, name: str, gutter: int) ->
     idle = row.idle_ns.total()
     causes = _largest(msgspec.structs.asdict(row.idle_ns))
     parts = [f"{BUSY[k].label} {share(v / window)}" for k, v in busy.items() if v]
-    causes_shown = [f"{IDLE[k].label} {share(v / window)}" for k, v in causes if v / window >= 0.01][:5]
-    inside = f" ({', '.join(causes_shown)})" if causes_shown else ""
+    main_causes = [f"{IDLE[k].label} {share(v / window)}" for k, v in causes if v / window >= 0.01][:5]
+    inside = f" ({', '.join(main_causes)})" if main_causes else ""
     if idle:
         parts.append(f"{'waiting' if row.device < 0 else 'idle'} {share(idle / window)}{inside}")
     label = terminal.clean(f"  {name}")

@@ -30,8 +30,8 @@ def judged(trial: Trial) -> tuple[bool, str]:
     return True, said + _unseen(shown)
 
 
-def _losses(shown: Effects, trial: Trial) -> str:
-    losses = shown.losses
+def _losses(effects: Effects, trial: Trial) -> str:
+    losses = effects.losses
     if losses is None or losses.verdict in ("same", "close"):
         return ""
     if losses.verdict == "differ":
@@ -49,8 +49,8 @@ def _busy(trial: Trial) -> str:
     return f"; training waited {median(waited):.0%} of the time for a CPU: a quieter machine may show one"
 
 
-def _unseen(shown: Effects) -> str:
-    unseen = shown.losses is not None and shown.losses.verdict == "not_seen"
+def _unseen(effects: Effects) -> str:
+    unseen = effects.losses is not None and effects.losses.verdict == "not_seen"
     return "; no loss was seen to compare" if unseen else ""
 
 

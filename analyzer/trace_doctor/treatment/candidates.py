@@ -26,6 +26,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
+        """What the fix is called in messages."""
         return self.item.label
 
     @property
@@ -43,6 +44,7 @@ class Setup:
     chosen: tuple[Candidate, ...] = ()
 
     def with_(self, candidate: Candidate) -> Setup:
+        """The same with one fix more."""
         return replace(self, chosen=(*self.chosen, candidate))
 
     @property
@@ -56,10 +58,12 @@ class Setup:
 
     @property
     def environment(self) -> dict[str, str]:
+        """Variables that its fixes set."""
         return {name: value for c in self.chosen for name, value in c.environment}
 
     @property
     def arguments(self) -> list[str]:
+        """Arguments that its fixes add to the command."""
         return [a for c in self.chosen for a in c.arguments]
 
     def refuses(self, candidate: Candidate) -> str:
@@ -76,25 +80,25 @@ def candidates(plan: Plan) -> tuple[list[Candidate], list[ByHand]]:
 
     A variable or an option is tried only where no edit does the same.
     """
-    found: list[Candidate] = []
-    left: list[ByHand] = []
+    candidates: list[Candidate] = []
+    by_hands: list[ByHand] = []
     for item in plan.items:
         if item.status == "held":
-            left.append(_by_hand(item, item.why))
+            by_hands.append(_by_hand(item, item.why))
         elif item.change is not None and item.status in ("ready", "covered", "conflict"):
             if item.fix.codemod in _CHANGE_THE_STEP:
-                left.append(
+                by_hands.append(
                     _by_hand(item, "it changes how much a step does, so times per step cannot judge it")
                 )
             else:
-                found.append(Candidate(replace(item, status="ready", why="")))
+                candidates.append(Candidate(replace(item, status="ready", why="")))
         elif (made := _outside(item)) is not None:
-            found.append(made)
+            candidates.append(made)
         elif _concerns(item, plan):
-            left.append(_by_hand(item, item.why or "it is advice, to be followed by hand"))
-    edited = {c.item.finding.id for c in found if c.item.change is not None}
-    tried = [c for c in found if c.item.change is not None or c.item.finding.id not in edited]
-    return sorted(tried, key=lambda c: -c.predicted), left
+            by_hands.append(_by_hand(item, item.why or "it is advice, to be followed by hand"))
+    edited = {c.item.finding.id for c in candidates if c.item.change is not None}
+    tried = [c for c in candidates if c.item.change is not None or c.item.finding.id not in edited]
+    return sorted(tried, key=lambda c: -c.predicted), by_hands
 
 
 def _concerns(item: Planned, plan: Plan) -> bool:

@@ -27,6 +27,7 @@ class Confined:
         self._mount = mount_of(self._root)
 
     def close(self) -> None:
+        """Ends its use; the folder stays."""
         with suppress(OSError):
             os.close(self._root)
 
@@ -56,10 +57,12 @@ class Confined:
             return os.readlink(last, dir_fd=folder)
 
     def make_folder(self, name: str) -> None:
+        """Makes a folder in it. Raises OSError, also where a link lies on the way."""
         with self._parent(name) as (folder, last):
             os.mkdir(last, dir_fd=folder)
 
     def make_link(self, name: str, where: str) -> None:
+        """Makes a link in it that leads to `where`. Raises OSError, also where a link lies on the way."""
         with self._parent(name) as (folder, last):
             os.symlink(where, last, dir_fd=folder)
 

@@ -276,7 +276,7 @@ def _stays(where: str, name: str) -> bool:
     return ".." not in parts[ups:] and ups <= name.count("/")
 
 
-def copy_file(root: Path, name: str, tree: Confined, to: str, done: Copied) -> bool:
+def copy_file(root: Path, name: str, tree: Confined, to: str, copied: Copied) -> bool:
     """Copies one file with its mode and times; False where it changed meanwhile, so that the copy may be of no moment.
 
     No link is followed on either side. What cannot be read is only noted. Raises OSError where the copy cannot be written.
@@ -297,18 +297,18 @@ def copy_file(root: Path, name: str, tree: Confined, to: str, done: Copied) -> b
     except OSError as error:
         if error.errno in _OURS_TO_TELL:
             raise
-        done.unreadable.append(name)
+        copied.unreadable.append(name)
         with suppress(OSError):
             tree.remove(to)
         return True
     made = tree.state(to)
     if made is None:
         raise OSError(errno.ENOENT, "the copy was taken away")
-    done.files[name] = state(made)
-    done.originals[name] = stamp(before) if data is None else digest(data, before.st_mode)
+    copied.files[name] = state(made)
+    copied.originals[name] = stamp(before) if data is None else digest(data, before.st_mode)
     if data is not None and os.fsencode(root) in data:
         text = data.decode("utf-8", "surrogateescape")
-        done.mentioning |= {name} if mention(str(root)).search(text) else set()
+        copied.mentioning |= {name} if mention(str(root)).search(text) else set()
     return settled
 
 

@@ -79,6 +79,7 @@ class CommandRunner:
         self.steps = Steps(0, 1)
 
     def record(self, setup: Setup, name: str) -> Path:
+        """Records the command with this setup; the folder of the recording."""
         if self._recordings is None:
             folder = self._scratch.new_folder(f"recordings/{name}")
         else:
@@ -93,6 +94,7 @@ class CommandRunner:
         return folder
 
     def time(self, setup: Setup) -> Measured:
+        """Runs the command with this setup without a profiler: its step times, peak and losses."""
         name = f"runs/{next(self._numbers)}"
         folder = self._scratch.new_folder(name)
         steps = self.steps

@@ -67,11 +67,11 @@ class Originals:
 
     def _now(self, most: float = inf) -> dict[str, Stamp]:
         found, left = dict(self._below(self.root, "")), most
-        seen: set[str] = set()
+        visited: set[str] = set()
         for link, target in self.behind.items():
-            if target is None or target in seen or link in self.overlooked or self._not_data(target):
+            if target is None or target in visited or link in self.overlooked or self._not_data(target):
                 continue
-            seen.add(target)
+            visited.add(target)
             states: dict[str, Stamp] = {}
             with suppress(OSError):
                 states[_as_file(link, target)] = stamp(os.stat(target))

@@ -71,18 +71,18 @@ def remove_folder(parent: int, name: str) -> list[Left]:
 
 def empty(here: int) -> list[Left]:
     """Deletes all that is in an open folder; what is left."""
-    left: list[Left] = []
+    lefts: list[Left] = []
     for _ in range(_PASSES):
-        left = _pass(here)
-        if all(one.mounted for one in left) if left else not os.listdir(here):
+        lefts = _pass(here)
+        if all(one.mounted for one in lefts) if lefts else not os.listdir(here):
             break
-    return left
+    return lefts
 
 
 def _pass(here: int) -> list[Left]:
     """Folders in it are moved up beside each other first: neither the stack nor the descriptors grow with the depth."""
     mount, moved = mount_of(here), 0
-    left: list[Left] = []
+    lefts: list[Left] = []
     todo = os.listdir(here)
     while todo:
         one = todo.pop()
@@ -92,9 +92,9 @@ def _pass(here: int) -> list[Left]:
                 continue
             inner = _own_folder(here, one, mount)
         except OSError as error:
-            left.append(_left(here, one, one, error, mount))
+            lefts.append(_left(here, one, one, error, mount))
             continue
-        stays = len(left)
+        stays = len(lefts)
         try:
             for name in os.listdir(inner):
                 try:
@@ -105,15 +105,15 @@ def _pass(here: int) -> list[Left]:
                     os.rename(name, to, src_dir_fd=inner, dst_dir_fd=here)
                     todo.append(to)
                 except OSError as error:
-                    left.append(_left(inner, name, f"{one}/{name}", error, mount))
+                    lefts.append(_left(inner, name, f"{one}/{name}", error, mount))
         finally:
             os.close(inner)
-        if len(left) == stays:
+        if len(lefts) == stays:
             try:
                 os.rmdir(one, dir_fd=here)
             except OSError as error:
-                left.append(_left(here, one, one, error, mount))
-    return left
+                lefts.append(_left(here, one, one, error, mount))
+    return lefts
 
 
 def _left(parent: int, name: str, told: str, error: OSError, mount: Mount) -> Left:

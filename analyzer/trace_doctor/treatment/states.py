@@ -20,6 +20,7 @@ Stamp = int | bytes
 
 
 def state(info: os.stat_result) -> State:
+    """What tells whether a file is as it was, without reading it."""
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, stat.S_IMODE(info.st_mode)
 
 

@@ -61,6 +61,7 @@ class Clock:
         self.started = self.now()
 
     def spent(self) -> float:
+        """Seconds since the treatment began."""
         return self.now() - self.started
 
     def run(self, measure: Callable[[], Measured]) -> Measured:
@@ -129,10 +130,12 @@ class Trial:
         return [v for v in sides[0] if v], [v for v in sides[1] if v]
 
     def losses(self) -> LossCheck:
+        """Whether the losses of both sides agree."""
         sides = [[run.losses for run in side] for side in (self.before, self.after)]
         return agreement(sides[0], sides[1], self.safety, self.rules.loss_tolerance)
 
     def effects(self) -> Effects:
+        """What the pairs of runs so far show."""
         pairs = min(len(self.before), len(self.after))
         if not pairs:
             return Effects()

@@ -54,9 +54,9 @@ class Environments(JobEvidence, frozen=True):
                 "the trace of one rank only",
                 "record the same steps on every rank and analyse the folder with all traces",
             )
-        seen = [summary[Environment].values for summary in ranks]
-        kinds = [what for what in seen[0] if any(s[what] for s in seen)]
-        return cls(tuple(summary.rank for summary in ranks), {k: tuple(s[k] for s in seen) for k in kinds})
+        by_rank = [summary[Environment].values for summary in ranks]
+        kinds = [what for what in by_rank[0] if any(s[what] for s in by_rank)]
+        return cls(tuple(summary.rank for summary in ranks), {k: tuple(s[k] for s in by_rank) for k in kinds})
 
 
 def _environment(run: Run) -> dict[str, str]:

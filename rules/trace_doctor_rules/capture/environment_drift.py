@@ -88,35 +88,35 @@ class EnvironmentDrift(Rule):
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        seen = ctx[Environments]
-        if ctx.rank != seen.ranks[0] or not seen.differing:
+        environments = ctx[Environments]
+        if ctx.rank != environments.ranks[0] or not environments.differing:
             return
-        serious = set(seen.differing) - {"CUDA driver"}
-        said = [
-            f"{what} ({' / '.join(dict.fromkeys(filter(None, seen.values[what])))})"
-            for what in seen.differing
+        serious = set(environments.differing) - {"CUDA driver"}
+        differences = [
+            f"{what} ({' / '.join(dict.fromkeys(filter(None, environments.values[what])))})"
+            for what in environments.differing
         ]
         yield Claim(
-            message=f"The {len(seen.ranks)} ranks differ in {listed(said)}.",
+            message=f"The {len(environments.ranks)} ranks differ in {listed(differences)}.",
             confidence="high",
             severity="warning" if serious else "info",
             evidence=[
                 Table(
                     title="What each rank ran on",
-                    columns=[Column("rank", "count"), *(Column(what) for what in seen.values)],
+                    columns=[Column("rank", "count"), *(Column(what) for what in environments.values)],
                     rows=[
-                        [rank, *(of[i] or "not recorded" for of in seen.values.values())]
-                        for i, rank in enumerate(seen.ranks)
+                        [rank, *(of[i] or "not recorded" for of in environments.values.values())]
+                        for i, rank in enumerate(environments.ranks)
                     ],
                 )
             ],
             fixes=[
                 techniques.one_image(
-                    seen.dockerfile(),
+                    environments.dockerfile(),
                     "record all ranks again: TD005 is gone",
-                    torch=seen.usual("PyTorch"),
-                    cuda=seen.usual("CUDA runtime"),
+                    torch=environments.usual("PyTorch"),
+                    cuda=environments.usual("CUDA runtime"),
                 )
             ],
-            key=",".join(seen.differing),
+            key=",".join(environments.differing),
         )

@@ -33,16 +33,16 @@ class Gathers(Evidence, frozen=True):
         if not facts[Parallelism].fsdp:
             raise NotCaptured("no FSDP in the trace", "record a rank that trains with FSDP")
         run, own = facts.run, facts[Collectives]
-        mine = np.array([kind_of(name) == "all-gather" for name, _ in own.keys])
+        is_gather = np.array([kind_of(name) == "all-gather" for name, _ in own.keys])
         spans = facts[Steps].spans("steady")
-        start = own.start[mine]
+        start = own.start[is_gather]
         counts = [int(np.searchsorted(start, b) - np.searchsorted(start, a)) for a, b in spans]
         inside = (start >= spans[0][0]) & (start < spans[-1][1])
-        sizes = [size for args in run.args(own.rows[mine][inside]) if (size := _bytes(args)) is not None]
+        sizes = [size for args in run.args(own.rows[is_gather][inside]) if (size := _bytes(args)) is not None]
         return cls(
             steps=facts[Steps].count,
             per_step=float(np.median(counts)),
-            ns=int((own.end[mine] - start)[inside].sum()),
+            ns=int((own.end[is_gather] - start)[inside].sum()),
             bytes=max(sizes, default=None),
         )
 

@@ -238,9 +238,11 @@ class ExposedCollectives(Rule):
 
 def _transfer(ctx: Context) -> int | None:
     """Exposed transfer of this rank per step, ns; None where other ranks were not recorded."""
-    seen = ctx.get(RankedCollectives)
+    ranked_collectives = ctx.get(RankedCollectives)
     return (
-        seen.transfer_ns[seen.ranks.index(ctx.rank)] if seen is not None and ctx.rank in seen.ranks else None
+        ranked_collectives.transfer_ns[ranked_collectives.ranks.index(ctx.rank)]
+        if ranked_collectives is not None and ctx.rank in ranked_collectives.ranks
+        else None
     )
 
 

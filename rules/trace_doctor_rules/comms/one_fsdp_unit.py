@@ -83,29 +83,29 @@ class OneFsdpUnit(Rule):
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        seen = ctx[Gathers]
-        if seen.steps < self.min_steps or not 1 <= seen.per_step <= self.most_per_step:
+        gathers = ctx[Gathers]
+        if gathers.steps < self.min_steps or not 1 <= gathers.per_step <= self.most_per_step:
             return
-        what = f" of {seen.bytes / 1e9:.1f} GB" if seen.bytes else ""
+        what = f" of {gathers.bytes / 1e9:.1f} GB" if gathers.bytes else ""
         yield Claim(
             message=(
-                f"FSDP gathers the whole model at once: {seen.per_step:g} all-gather{'s' if seen.per_step > 1 else ''}"
-                f"{what} in each step, {milliseconds(seen.ns / seen.steps / 1e3)} together."
+                f"FSDP gathers the whole model at once: {gathers.per_step:g} all-gather{'s' if gathers.per_step > 1 else ''}"
+                f"{what} in each step, {milliseconds(gathers.ns / gathers.steps / 1e3)} together."
             ),
             confidence="medium",
             saving=Saving(
-                bytes=seen.bytes,
+                bytes=gathers.bytes,
                 basis="model",
                 how="the gathered parameters: with units only those of one are there",
             )
-            if seen.bytes
+            if gathers.bytes
             else None,
             severity="info",
             evidence=[
                 table(
                     "All-gathers of the steady steps",
                     {"steps": "count", "a step": "count", "largest": "bytes", "together": "us"},
-                    [[seen.steps, seen.per_step, seen.bytes, seen.ns / 1e3]],
+                    [[gathers.steps, gathers.per_step, gathers.bytes, gathers.ns / 1e3]],
                 )
             ],
             fixes=[

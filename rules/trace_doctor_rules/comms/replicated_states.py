@@ -98,16 +98,16 @@ class ReplicatedStates(Rule):
             parts = [held[kind] for kind in ("optimizer_state", "gradients", "parameters")]
             if not peak or sum(parts) < self.min_share * peak:
                 continue
-            gone = [int(sum(parts[:stage]) * (1 - 1 / world)) for stage in (1, 2, 3)]
+            saved_bytes = [int(sum(parts[:stage]) * (1 - 1 / world)) for stage in (1, 2, 3)]
             yield Claim(
                 message=(
                     f"Each of {world} ranks keeps {size(sum(parts))} of parameters, gradients and optimizer state "
-                    f"({sum(parts) / peak:.0%} of its peak); shared among them the peak falls by up to {size(gone[2])}."
+                    f"({sum(parts) / peak:.0%} of its peak); shared among them the peak falls by up to {size(saved_bytes[2])}."
                 ),
                 confidence="medium",
                 saving=Saving(
-                    bytes=gone[2],
-                    share_of_peak=gone[2] / peak,
+                    bytes=saved_bytes[2],
+                    share_of_peak=saved_bytes[2] / peak,
                     basis="model",
                     how=f"ZeRO-3 leaves 1/{world} of parameters, gradients and optimizer state on each rank",
                 ),
@@ -117,9 +117,9 @@ class ReplicatedStates(Rule):
                         "What sharing frees on each rank",
                         {"shared": "text", "frees": "bytes", "of the peak": "share"},
                         [
-                            ["optimizer state (ZeRO-1)", gone[0], gone[0] / peak],
-                            ["and gradients (ZeRO-2)", gone[1], gone[1] / peak],
-                            ["and parameters (ZeRO-3, FSDP)", gone[2], gone[2] / peak],
+                            ["optimizer state (ZeRO-1)", saved_bytes[0], saved_bytes[0] / peak],
+                            ["and gradients (ZeRO-2)", saved_bytes[1], saved_bytes[1] / peak],
+                            ["and parameters (ZeRO-3, FSDP)", saved_bytes[2], saved_bytes[2] / peak],
                         ],
                     )
                 ],

@@ -172,22 +172,24 @@ class Straggler(Rule):
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        seen, steps = ctx[RankedCollectives], ctx[Steps]
-        late = _late(seen, self.min_caused)
-        if not late or ctx.rank != seen.ranks[late[0]]:
+        collectives, steps = ctx[RankedCollectives], ctx[Steps]
+        late = _late(collectives, self.min_caused)
+        if not late or ctx.rank != collectives.ranks[late[0]]:
             return
-        others = [i for i in range(len(seen.ranks)) if i not in late]
-        waited = median(seen.wait_ns[i] for i in others) - median(seen.wait_ns[i] for i in late)
+        others = [i for i in range(len(collectives.ranks)) if i not in late]
+        waited = median(collectives.wait_ns[i] for i in others) - median(collectives.wait_ns[i] for i in late)
         share = waited / steps.step_ns if steps.step_ns else 0.0
-        caused = sum(seen.caused_ns[i] for i in late) / sum(seen.caused_ns)
-        matched = sum(m.start.shape[1] for m in seen.matches)
+        caused = sum(collectives.caused_ns[i] for i in late) / sum(collectives.caused_ns)
+        matched = sum(m.start.shape[1] for m in collectives.matches)
         if share < self.min_share:
             return
-        if _standard_errors(seen, late, others) < self.min_errors:
+        if _standard_errors(collectives, late, others) < self.min_errors:
             return
         ranks = ctx[Ranks]
-        causes = ranks.excess([seen.ranks[i] for i in late], self.min_explained * waited, self.max_causes)
-        who = named([seen.ranks[i] for i in late])
+        causes = ranks.excess(
+            [collectives.ranks[i] for i in late], self.min_explained * waited, self.max_causes
+        )
+        who = named([collectives.ranks[i] for i in late])
         pronoun, again = ("they spend", "them") if len(late) > 1 else ("it spends", "it")
         because = f"; {pronoun} that longer in {listed(causes)}" if causes else ""
         confidence: Confidence = "medium" if steps.count > 1 or matched >= self.many else "low"
@@ -204,30 +206,30 @@ class Straggler(Rule):
                 basis="bound",
                 how="the median wait of the other ranks in collectives beside no compute, less what the late ranks wait",
             ),
-            evidence=[_waits(seen, late), ranks.table()],
+            evidence=[_waits(collectives, late), ranks.table()],
             fixes=[_advice(who, causes)],
             key="straggler",
         )
 
 
-def _late(seen: RankedCollectives, min_caused: float) -> list[int]:
+def _late(ranked_collectives: RankedCollectives, min_caused: float) -> list[int]:
     """Positions of the ranks that wait least and together cause enough of the waiting: up to half of all ranks, cut
     where the waits rise most. Empty where no such half does."""
-    order = np.argsort(seen.wait_ns, kind="stable")
+    order = np.argsort(ranked_collectives.wait_ns, kind="stable")
     half = len(order) // 2
-    caused = np.array(seen.caused_ns)
+    caused = np.array(ranked_collectives.caused_ns)
     enough = caused[order[:half]].cumsum() >= min_caused * caused.sum()
     if not enough.any() or not caused.any():
         return []
-    rises = np.diff(np.array(seen.wait_ns)[order[: half + 1]])
+    rises = np.diff(np.array(ranked_collectives.wait_ns)[order[: half + 1]])
     return sorted(order[: int(np.where(enough, rises, -1).argmax()) + 1].tolist())
 
 
-def _standard_errors(seen: RankedCollectives, late: list[int], others: list[int]) -> float:
+def _standard_errors(ranked_collectives: RankedCollectives, late: list[int], others: list[int]) -> float:
     """How far the others' excess wait is from nothing: its mean over its standard error. With two steps either they
     or the collectives may show it: where ranks meet often, they may be late to the same one of each step."""
     excess, when = [], []
-    for match in seen.matches:
+    for match in ranked_collectives.matches:
         early = np.isin(match.members, others)
         if early.all() or not early.any():
             continue
@@ -236,7 +238,7 @@ def _standard_errors(seen: RankedCollectives, late: list[int], others: list[int]
     if not excess:
         return 0.0
     values, at = np.concatenate(excess), np.concatenate(when)
-    borders = [s.end for s in seen.members[late[0]][Steps].steady[:-1]]
+    borders = [s.end for s in ranked_collectives.members[late[0]][Steps].steady[:-1]]
     if not borders:
         return _errors(values)
     steps = np.bincount(np.searchsorted(borders, at), weights=values, minlength=len(borders) + 1)
@@ -251,8 +253,8 @@ def _errors(values: npt.NDArray[np.number]) -> float:
     return float(values.mean()) / error if error else float("inf")
 
 
-def _waits(seen: RankedCollectives, late: list[int]) -> Table:
-    everything = max(sum(seen.caused_ns), 1)
+def _waits(ranked_collectives: RankedCollectives, late: list[int]) -> Table:
+    everything = max(sum(ranked_collectives.caused_ns), 1)
     return table(
         "Collectives of a steady step on each rank, beside no compute",
         {
@@ -265,12 +267,12 @@ def _waits(seen: RankedCollectives, late: list[int]) -> Table:
         [
             [
                 rank,
-                seen.wait_ns[i] / 1e3,
-                seen.transfer_ns[i] / 1e3,
-                seen.caused_ns[i] / everything,
+                ranked_collectives.wait_ns[i] / 1e3,
+                ranked_collectives.transfer_ns[i] / 1e3,
+                ranked_collectives.caused_ns[i] / everything,
                 "yes" if i in late else "",
             ]
-            for i, rank in enumerate(seen.ranks)
+            for i, rank in enumerate(ranked_collectives.ranks)
         ],
     )
 

@@ -32,11 +32,11 @@ class RepeatedBlocks(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run = facts.run
-        seen: dict[str, set[str]] = defaultdict(set)
+        visited: dict[str, set[str]] = defaultdict(set)
         for name in run.names:
-            if found := _MODULE.fullmatch(name):
-                seen[found.group(1)].add(found.group(2))
-        if not seen or not run.is_cat(Cat.PYTHON).any():
+            if match := _MODULE.fullmatch(name):
+                visited[match.group(1)].add(match.group(2))
+        if not visited or not run.is_cat(Cat.PYTHON).any():
             raise NotCaptured("no modules in the stacks", "profile(with_stack=True)")
-        blocks = [(k, len(v)) for k, v in seen.items() if not _BUILDING.fullmatch(k)]
+        blocks = [(k, len(v)) for k, v in visited.items() if not _BUILDING.fullmatch(k)]
         return cls(tuple(sorted(blocks, key=lambda b: (_WHOLE.search(b[0]) is None, -b[1], b[0]))))

@@ -104,11 +104,11 @@ class ColdStart(Rule):
             return
         blocks = ctx.get(RepeatedBlocks)
         repeated = blocks.largest(self.min_instances) if blocks is not None else None
-        said = f"; the model repeats {repeated[0]} {repeated[1]} times" if repeated else ""
+        repeats = f"; the model repeats {repeated[0]} {repeated[1]} times" if repeated else ""
         longest = sorted(compilations, key=lambda c: c.start - c.end)[:10]
         verify = "start again: the first steps take less time"
         yield Claim(
-            message=f"torch.compile worked {two_figures(took / 1e3)} of the {two_figures(length / 1e3)} captured{said}.",
+            message=f"torch.compile worked {two_figures(took / 1e3)} of the {two_figures(length / 1e3)} captured{repeats}.",
             confidence="high",
             severity="info",
             evidence=[

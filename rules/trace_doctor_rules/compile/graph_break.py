@@ -254,77 +254,77 @@ class GraphBreak(Rule):
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         ordinal: dict[str, int] = {}
-        for found in ctx[CompileEvents].shown_breaks:
-            name = f"{found.function or found.outermost}"
+        for graph_break in ctx[CompileEvents].shown_breaks:
+            name = f"{graph_break.function or graph_break.outermost}"
             ordinal[name] = ordinal.get(name, 0) + 1
-            yield self._claim(ctx, found, f"{name}#{ordinal[name]}")
+            yield self._claim(ctx, graph_break, f"{name}#{ordinal[name]}")
 
-    def _claim(self, ctx: Context, found: Break, key: str) -> Claim:
+    def _claim(self, ctx: Context, graph_break: Break, key: str) -> Claim:
         moments = ctx[Moments]
-        removal = Removal(host_spans=found.gaps)
-        outcome = ctx[Replay].without(removal) if found.gaps else None
-        confidence, severity = self._sure(found, outcome, on_gpu=ctx[Replay].graph is not None)
-        gaps = [(start, end) for _, start, end in found.gaps]
+        removal = Removal(host_spans=graph_break.gaps)
+        outcome = ctx[Replay].without(removal) if graph_break.gaps else None
+        confidence, severity = self._sure(graph_break, outcome, on_gpu=ctx[Replay].graph is not None)
+        gaps = [(start, end) for _, start, end in graph_break.gaps]
         return Claim(
-            message=_message(found, outcome),
+            message=_message(graph_break, outcome),
             confidence=confidence,
             severity=severity,
             saving=outcome.saving() if outcome else None,
             location=Location(
-                file=found.file,
-                line=found.line,
-                function=found.function,
+                file=graph_break.file,
+                line=graph_break.line,
+                function=graph_break.function,
                 ts_us=moments.ts_us(gaps[0][0]) if gaps else None,
             ),
-            evidence=_tables(ctx, found),
+            evidence=_tables(ctx, graph_break),
             spans=moments.longest(gaps, "between two pieces"),
-            fixes=_fixes(found),
-            removal=removal if found.gaps else None,
+            fixes=_fixes(graph_break),
+            removal=removal if graph_break.gaps else None,
             owned=gaps,
             key=key,
         )
 
     def _sure(
-        self, found: Break, outcome: ReplayOutcome | None, on_gpu: bool
+        self, graph_break: Break, outcome: ReplayOutcome | None, on_gpu: bool
     ) -> tuple[Confidence, Severity | None]:
-        if found.whole or not found.pieces:
+        if graph_break.whole or not graph_break.pieces:
             return "medium", "info"
-        placed = found.line is not None
-        if not placed and (found.chain < self.min_chain or found.calls < self.min_calls):
+        placed = graph_break.line is not None
+        if not placed and (graph_break.chain < self.min_chain or graph_break.calls < self.min_calls):
             return "low", "info"
         small = outcome is None or outcome.share_of_step < self.min_share
-        severity: Severity | None = "info" if small or _deliberate(found) else None
+        severity: Severity | None = "info" if small or _deliberate(graph_break) else None
         if on_gpu and (outcome is None or outcome.basis != "replay"):
             return "low", severity
         return ("high" if placed and on_gpu else "medium"), severity
 
 
-def _deliberate(found: Break) -> bool:
+def _deliberate(graph_break: Break) -> bool:
     """The script asks for this break."""
-    return any(re.search(r"compiler\.disable|graph_break\(\)", b.reason) for b in found.logged)
+    return any(re.search(r"compiler\.disable|graph_break\(\)", b.reason) for b in graph_break.logged)
 
 
 # -- words -----------------------------------------------------------------------------------------------------
 
 
-def _message(found: Break, outcome: ReplayOutcome | None) -> str:
+def _message(graph_break: Break, outcome: ReplayOutcome | None) -> str:
     """One sentence: what is cut, where, why, how often, what it costs."""
-    reason = f" ({found.logged[0].reason})" if found.logged else ""
-    if found.whole and found.line:
+    reason = f" ({graph_break.logged[0].reason})" if graph_break.logged else ""
+    if graph_break.whole and graph_break.line:
         return (
-            f"{found.function} breaks at {found.file}:{found.line}{reason} and is not compiled at all: "
+            f"{graph_break.function} breaks at {graph_break.file}:{graph_break.line}{reason} and is not compiled at all: "
             "it runs eagerly inside a compiled function."
         )
-    if found.whole:
+    if graph_break.whole:
         return (
-            f"{found.function} (defined at {found.file}:{found.defined}) is not compiled at all: torch.compile gave it up, and "
+            f"{graph_break.function} (defined at {graph_break.file}:{graph_break.defined}) is not compiled at all: torch.compile gave it up, and "
             "it runs eagerly; the line that breaks was not captured."
         )
-    if not found.pieces:
-        return f"{found.function} leaves its graph at {found.file}:{found.line}{reason}; nothing compiled follows."
-    who = found.function or f"The compiled function of region {found.outermost}"
-    where = f" at {found.file}:{found.line}{reason}" if found.line else ""
-    per_call = found.pieces / max(found.calls, 1)
+    if not graph_break.pieces:
+        return f"{graph_break.function} leaves its graph at {graph_break.file}:{graph_break.line}{reason}; nothing compiled follows."
+    who = graph_break.function or f"The compiled function of region {graph_break.outermost}"
+    where = f" at {graph_break.file}:{graph_break.line}{reason}" if graph_break.line else ""
+    per_call = graph_break.pieces / max(graph_break.calls, 1)
     pieces = f"{per_call:.0f} more piece{'s' if per_call >= 1.5 else ''}"
     cost = (
         f"up to {two_figures(outcome.saved_us_per_step)} of a step ({outcome.share_of_step:.1%}) pass between the pieces, "
@@ -334,14 +334,14 @@ def _message(found: Break, outcome: ReplayOutcome | None) -> str:
         if outcome is None
         else "the time between the pieces is hidden behind other work"
     )
-    unknown = "" if found.line else "; the line was not captured"
-    return f"{who} is cut{where} into {pieces} in each of {found.calls} calls: {cost}{unknown}."
+    unknown = "" if graph_break.line else "; the line was not captured"
+    return f"{who} is cut{where} into {pieces} in each of {graph_break.calls} calls: {cost}{unknown}."
 
 
-def _tables(ctx: Context, found: Break) -> list[Table]:
+def _tables(ctx: Context, graph_break: Break) -> list[Table]:
     regions = ctx[CompileEvents].regions.all
     rows = []
-    for compile_id in found.regions:
+    for compile_id in graph_break.regions:
         runs = [r for r in regions if r.compile_id == compile_id]
         frame = next((r.frame for r in runs if r.frame), None)
         took = sum(r.end - r.start for r in runs) / 1e3 / max(len(runs), 1)
@@ -350,18 +350,18 @@ def _tables(ctx: Context, found: Break) -> list[Table]:
         rows.append([compile_id, name, len(runs), depth, took])
     tables = [
         table(
-            "Pieces behind the break" if found.gaps else "Compiled code that ends there",
+            "Pieces behind the break" if graph_break.gaps else "Compiled code that ends there",
             {"region": "code", "function": "code", "runs": "count", "nested": "count", "takes": "us"},
             rows,
         )
     ]
-    if found.logged:
-        said = {(b.gb, b.reason): b for b in found.logged}.values()
+    if graph_break.logged:
+        reasons = {(b.gb, b.reason): b for b in graph_break.logged}.values()
         tables.append(
             table(
                 "What PyTorch says (TORCH_TRACE)",
                 {"id": "code", "reason": "text", "explanation": "text", "hint": "text"},
-                [[b.gb, b.reason, b.explanation, next(iter(b.hints), "")] for b in said],
+                [[b.gb, b.reason, b.explanation, next(iter(b.hints), "")] for b in reasons],
             )
         )
     return tables
@@ -372,13 +372,15 @@ def _tables(ctx: Context, found: Break) -> list[Table]:
 _VERIFY = "record the same steps again: TD501 should be gone; or run with TORCH_LOGS=graph_breaks, which names every break"
 
 
-def _fixes(found: Break) -> list[Fix]:
-    if found.line is None:
+def _fixes(graph_break: Break) -> list[Fix]:
+    if graph_break.line is None:
         return [_FIND_THE_LINE, techniques.forbid_graph_breaks()]
-    hints = dict.fromkeys(hint for b in found.logged for hint in b.hints)
+    hints = dict.fromkeys(hint for b in graph_break.logged for hint in b.hints)
     return [
         techniques.keep_in_graph(
-            _VERIFY, Target(file=found.file, line=found.line, function=found.function), hints
+            _VERIFY,
+            Target(file=graph_break.file, line=graph_break.line, function=graph_break.function),
+            hints,
         ),
         techniques.forbid_graph_breaks(),
     ]

@@ -13,18 +13,18 @@ from trace_doctor_rules import techniques
 _COUNT = "count the samples of one epoch with and without workers: the numbers must agree"
 
 
-def workers_that_keep_up(seen: DataWaits, headroom: float) -> int:
+def workers_that_keep_up(data_waits: DataWaits, headroom: float) -> int:
     """As many as load while the rest of a step runs; `headroom`: times as many, for workers share cores."""
-    rest = max(seen.length - seen.exposed, 1)
-    return max(2, ceil(headroom * seen.loading / rest))
+    rest = max(data_waits.length - data_waits.exposed, 1)
+    return max(2, ceil(headroom * data_waits.loading / rest))
 
 
 def load_in_workers(
-    seen: DataWaits, workers: int, verify: str, target: Target | None, *, indexed: bool
+    data_waits: DataWaits, workers: int, verify: str, target: Target | None, *, indexed: bool
 ) -> list[Fix]:
     """For a loader without any. `indexed`: every sample has a number, so that workers share them by themselves."""
-    lengths = [end - start for start, end in seen.waits]
-    pin, prefetch = seen.device is not None, 4 if max(lengths) > 2 * median(lengths) else 2
+    lengths = [end - start for start, end in data_waits.waits]
+    pin, prefetch = data_waits.device is not None, 4 if max(lengths) > 2 * median(lengths) else 2
     fixes = [
         techniques.start_workers(workers, verify, pin=pin, prefetch=prefetch, target=target),
         techniques.start_workers_in_trainer(workers, verify, pin=pin, prefetch=prefetch),
@@ -33,17 +33,18 @@ def load_in_workers(
     return fixes if indexed else [*fixes, techniques.shard_iterable(_COUNT)]
 
 
-def more_workers(seen: DataWaits, verify: str) -> Fix:
-    rest = (seen.length - seen.exposed) / seen.count
+def more_workers(data_waits: DataWaits, verify: str) -> Fix:
+    """For a loader whose workers are late."""
+    rest = (data_waits.length - data_waits.exposed) / data_waits.count
     late = (
-        f"The workers are late by {milliseconds(seen.per_step / 1e3)} a step, so they need about "
-        f"{ceil((seen.per_step + rest) / max(rest, 1) * 10) / 10:g} times the throughput."
+        f"The workers are late by {milliseconds(data_waits.per_step / 1e3)} a step, so they need about "
+        f"{ceil((data_waits.per_step + rest) / max(rest, 1) * 10) / 10:g} times the throughput."
     )
-    return techniques.more_workers(late, verify, pin=seen.device is not None)
+    return techniques.more_workers(late, verify, pin=data_waits.device is not None)
 
 
-def work_ahead(seen: DataWaits, verify: str) -> Fix:
+def work_ahead(data_waits: DataWaits, verify: str) -> Fix:
     """For loaders of other kinds."""
     return techniques.work_ahead(
-        f"The loop waits {milliseconds(seen.per_step / 1e3)} a step for this loader.", verify
+        f"The loop waits {milliseconds(data_waits.per_step / 1e3)} a step for this loader.", verify
     )

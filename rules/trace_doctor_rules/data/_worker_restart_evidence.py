@@ -42,6 +42,7 @@ class Border(Struct, frozen=True):
 
     @property
     def length(self) -> int:
+        """How long the border lasts, ns."""
         return self.end - self.start
 
 
@@ -74,7 +75,7 @@ class WorkerRestarts(Evidence, frozen=True):
         for place in np.flatnonzero(_untrained(facts, between)).tolist():
             last, first = rows[place : place + 2].tolist()
             begin, end = int(run.end[last]), int(run.ts[first])
-            made = iterators[(run.ts[iterators] >= begin) & (run.ts[iterators] < end)]
+            restarts = iterators[(run.ts[iterators] >= begin) & (run.ts[iterators] < end)]
             borders.append(
                 Border(
                     place=place,
@@ -84,7 +85,7 @@ class WorkerRestarts(Evidence, frozen=True):
                     starting=end - begin,
                     waiting=int(run.dur[first]),
                     operators=int(operators[place]),
-                    iterator=int(run.dur[made].max(initial=0)),
+                    iterator=int(run.dur[restarts].max(initial=0)),
                 )
             )
         return cls(tuple(borders), run.dur[rows], loading.thread, bool(len(frames)))

@@ -235,8 +235,8 @@ class CpuTensorThenCopy(TimeRule):
         """Ten times, or in every step (one may lack it) of two or more."""
         starts = np.sort(copies.run.ts[copies.maker[members]])
         spans = np.array(ctx[Steps].spans("steady"), dtype=np.int64)
-        seen = int((np.diff(np.searchsorted(starts, spans)) > 0).sum())
-        return len(members) >= self.min_times or seen >= max(2, ctx[Steps].count - 1)
+        steps_with = int((np.diff(np.searchsorted(starts, spans)) > 0).sum())
+        return len(members) >= self.min_times or steps_with >= max(2, ctx[Steps].count - 1)
 
     def _claim(
         self,

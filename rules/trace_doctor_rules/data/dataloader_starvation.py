@@ -250,88 +250,97 @@ class DataLoaderStarvation(TimeRule):
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        seen = ctx[DataWaits]
-        if seen.exposed < self.min_share * seen.length or seen.lasting_share < self.min_share:
+        data_waits = ctx[DataWaits]
+        if (
+            data_waits.exposed < self.min_share * data_waits.length
+            or data_waits.lasting_share < self.min_share
+        ):
             return
-        if not self._late(seen):
+        if not self._late(data_waits):
             return
         replay, loading = ctx[Replay], ctx[DataLoading]
-        removal = Removal(host_spans=tuple((loading.thread, s, e) for s, e in seen.waits))
+        removal = Removal(host_spans=tuple((loading.thread, s, e) for s, e in data_waits.waits))
         outcome = replay.without(removal)
         if outcome.share_of_step < self.min_saving:
             return
-        confidence, why = self._confidence(ctx, seen, outcome)
+        confidence, why = self._confidence(ctx, data_waits, outcome)
         site = _site(ctx)
         moments = ctx[Moments]
-        longest = max(seen.waits, key=lambda w: w[1] - w[0])
+        longest = max(data_waits.waits, key=lambda w: w[1] - w[0])
         yield Claim(
-            message=_message(seen, outcome, site, why),
+            message=_message(data_waits, outcome, site, why),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving(),
-            location=location(site, device=seen.device, ts_us=moments.ts_us(longest[0])),
-            evidence=_tables(ctx, seen, outcome),
-            spans=moments.longest(seen.owned, "waiting for data", device=seen.device),
-            fixes=self._fixes(seen, replay.cores, site, indexed=loading.indexed),
+            location=location(site, device=data_waits.device, ts_us=moments.ts_us(longest[0])),
+            evidence=_tables(ctx, data_waits, outcome),
+            spans=moments.longest(data_waits.owned, "waiting for data", device=data_waits.device),
+            fixes=self._fixes(data_waits, replay.cores, site, indexed=loading.indexed),
             removal=removal,
-            owned=seen.owned,
+            owned=data_waits.owned,
             key="loader",
         )
 
-    def _late(self, seen: DataWaits) -> bool:
+    def _late(self, data_waits: DataWaits) -> bool:
         """Whether a wait is more than handing over a batch that is ready. Of workers a short one only where short waits are
         a large part of most of several steps of a GPU: on the CPU training takes the workers' cores."""
-        mean = seen.exposed / max(len(seen.waits), 1)
-        if seen.kind != "workers" or mean >= self.min_worker_wait_us * 1e3:
+        mean = data_waits.exposed / max(len(data_waits.waits), 1)
+        if data_waits.kind != "workers" or mean >= self.min_worker_wait_us * 1e3:
             return mean >= self.min_wait_us * 1e3
-        long = sum(s.exposed >= self.min_wait_us * 1e3 for s in seen.steps)
+        long = sum(s.exposed >= self.min_wait_us * 1e3 for s in data_waits.steps)
         return (
-            seen.device is not None
-            and len(seen.waits) >= self.min_waits
-            and long * 2 >= len(seen.steps)
-            and min(seen.exposed / seen.length, seen.lasting_share) >= self.min_worker_share
+            data_waits.device is not None
+            and len(data_waits.waits) >= self.min_waits
+            and long * 2 >= len(data_waits.steps)
+            and min(data_waits.exposed / data_waits.length, data_waits.lasting_share) >= self.min_worker_share
         )
 
-    def _confidence(self, ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> tuple[Confidence, str]:
+    def _confidence(
+        self, ctx: Context, data_waits: DataWaits, outcome: ReplayOutcome
+    ) -> tuple[Confidence, str]:
         """How sure, and what to say where it is less than sure."""
-        if seen.device is not None and outcome.basis != "replay":
+        if data_waits.device is not None and outcome.basis != "replay":
             return "low", "the replay does not explain this capture well"
-        if len(seen.waits) < 2:
+        if len(data_waits.waits) < 2:
             return "low", "seen in one batch only"
         if ctx[Steps].source == "none":
             return "low", "the capture shows no steps"
         if self.much_unattributed(ctx):
             return "medium", "much of the idle time has no known cause"
         if (
-            seen.kind == "workers"
-            and seen.device is None
-            and seen.exposed < self.min_worker_share * seen.length
+            data_waits.kind == "workers"
+            and data_waits.device is None
+            and data_waits.exposed < self.min_worker_share * data_waits.length
         ):
             return "low", "training takes the workers' cores"
-        if seen.kind == "workers" and seen.exposed < self.min_worker_wait_us * 1e3 * len(seen.waits):
+        if data_waits.kind == "workers" and data_waits.exposed < self.min_worker_wait_us * 1e3 * len(
+            data_waits.waits
+        ):
             return "medium", "part of it may be handing over, which larger batches make rarer"
-        if len(seen.slow) * 2 < len(seen.steps):
-            doubt = f"{len(seen.slow)} of {len(seen.steps)} steps wait that long"
-            if self._held_up(seen):
+        if len(data_waits.slow) * 2 < len(data_waits.steps):
+            doubt = f"{len(data_waits.slow)} of {len(data_waits.steps)} steps wait that long"
+            if self._held_up(data_waits):
                 return "low", f"{doubt}: others may have held it up"
             return "medium", doubt
-        return ("high" if seen.device is not None else "medium"), ""
+        return ("high" if data_waits.device is not None else "medium"), ""
 
-    def _held_up(self, seen: DataWaits) -> bool:
+    def _held_up(self, data_waits: DataWaits) -> bool:
         """Whether a loader that works in the training process, on a CPU alone, takes long in the slow steps only: what it
         does, it does in each."""
-        if seen.device is not None or seen.kind != "in_process":
+        if data_waits.device is not None or data_waits.kind != "in_process":
             return False
-        others = set(seen.steps) - set(seen.slow)
+        others = set(data_waits.steps) - set(data_waits.slow)
         return sum(s.exposed for s in others) < self.min_share * sum(s.takes for s in others)
 
-    def _fixes(self, seen: DataWaits, cores: int | None, site: Site | None, *, indexed: bool) -> list[Fix]:
-        if seen.kind == "workers":
-            return [more_workers(seen, _VERIFY)]
-        if seen.kind != "in_process":
-            return [work_ahead(seen, _VERIFY)]
-        workers = min(workers_that_keep_up(seen, self.headroom), cores or self.most_workers)
-        return load_in_workers(seen, workers, _VERIFY, site.target if site else None, indexed=indexed)
+    def _fixes(
+        self, data_waits: DataWaits, cores: int | None, site: Site | None, *, indexed: bool
+    ) -> list[Fix]:
+        if data_waits.kind == "workers":
+            return [more_workers(data_waits, _VERIFY)]
+        if data_waits.kind != "in_process":
+            return [work_ahead(data_waits, _VERIFY)]
+        workers = min(workers_that_keep_up(data_waits, self.headroom), cores or self.most_workers)
+        return load_in_workers(data_waits, workers, _VERIFY, site.target if site else None, indexed=indexed)
 
 
 _VERIFY = "record the same steps again: TD101 should no longer fire, and the step should be shorter"
@@ -350,26 +359,26 @@ _WHO: dict[LoaderKind, str] = {
 }
 
 
-def _message(seen: DataWaits, outcome: ReplayOutcome, site: Site | None, doubt: str) -> str:
+def _message(data_waits: DataWaits, outcome: ReplayOutcome, site: Site | None, doubt: str) -> str:
     """One sentence: what waits, how long, why, and what a step could take."""
-    who = "The GPU" if seen.device is not None else "The main thread"
+    who = "The GPU" if data_waits.device is not None else "The main thread"
     where = f" in {site}" if site else ""
     text = (
-        f"{who} waits for data for {milliseconds(seen.per_step / 1e3)} of a step{where}, because "
-        f"{_WHO[seen.kind]}: {outcome.promise}"
+        f"{who} waits for data for {milliseconds(data_waits.per_step / 1e3)} of a step{where}, because "
+        f"{_WHO[data_waits.kind]}: {outcome.promise}"
     )
     return f"{text}; {doubt}." if doubt else f"{text}."
 
 
-def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table]:
-    resource = "GPU idle" if seen.device is not None else "main thread waits"
+def _tables(ctx: Context, data_waits: DataWaits, outcome: ReplayOutcome) -> list[Table]:
+    resource = "GPU idle" if data_waits.device is not None else "main thread waits"
     tables = [
         Table.with_units(
             "Data loading in each steady step, longest wait first",
             {"step": "count", "takes": "us", "inside the loader": "us", f"of it {resource}": "us"},
             [
                 [s.step, s.takes / 1e3, s.inside / 1e3, s.exposed / 1e3]
-                for s in sorted(seen.steps, key=lambda s: (-s.exposed, s.step))
+                for s in sorted(data_waits.steps, key=lambda s: (-s.exposed, s.step))
             ],
         ),
         outcome.table("What if the next batch were always ready", "without waiting for data"),
@@ -381,7 +390,7 @@ def _tables(ctx: Context, seen: DataWaits, outcome: ReplayOutcome) -> list[Table
             Table.with_units(
                 "What the loader's time goes to (from the stacks)",
                 {"part": "text", "per step": "us", "of the loader": "share"},
-                [[part, ns / seen.count / 1e3, ns / max(seen.loading, 1)] for part, ns in ranked],
+                [[part, ns / data_waits.count / 1e3, ns / max(data_waits.loading, 1)] for part, ns in ranked],
             )
         )
     return tables

@@ -262,12 +262,12 @@ def _tables(
             [
                 [
                     name,
-                    round(len(mine) / count, 2),
-                    float(run.dur[copies.row[mine]].sum()) / count / 1e3,
-                    float(copies.exposed[mine].sum()) / count / 1e3,
-                    float(copies.faster[mine].sum()) / count / 1e3,
+                    round(len(own_rows) / count, 2),
+                    float(run.dur[copies.row[own_rows]].sum()) / count / 1e3,
+                    float(copies.exposed[own_rows].sum()) / count / 1e3,
+                    float(copies.faster[own_rows].sum()) / count / 1e3,
                 ]
-                for name, mine in rows.items()
+                for name, own_rows in rows.items()
             ],
         ),
         outcome.table("What if copies came from pinned memory and did not wait", "pinned"),

@@ -79,13 +79,14 @@ class SyncSite(Struct, frozen=True):
 
     @property
     def idle_ns(self) -> int:
+        """Idle time of the device that is charged to it, ns."""
         return int((self.idle[:, 1] - self.idle[:, 0]).sum())
 
     @property
     def name(self) -> str:
         """The operators for people: outermost and innermost."""
-        shown = " → ".join(self.path[:1] + self.path[1:][-1:])
-        return f"{shown} (the few long waits)" if self.long else shown
+        text = " → ".join(self.path[:1] + self.path[1:][-1:])
+        return f"{text} (the few long waits)" if self.long else text
 
 
 class SyncSites(Evidence, frozen=True):
@@ -113,11 +114,11 @@ class SyncSites(Evidence, frozen=True):
         facts, run, rows = self._facts, self._facts.run, self.rows
         timeline, steady = facts[GpuTimeline], facts[Steps].spans("steady")
         device_wide = run.is_named(is_device_synchronize)[rows]
-        held = [covered(pairs(run.ts[rows], run.end[rows]), timeline.busy(d)) for d in timeline.devices]
+        busy_ns = [covered(pairs(run.ts[rows], run.end[rows]), timeline.busy(d)) for d in timeline.devices]
         charged = _Charged(facts[IdleCauses].ledger, steady)
         parents, paths = _operators(facts, rows)
         call_sites = facts.get(CallSites)
-        lost = np.max(held, axis=0)
+        lost = np.max(busy_ns, axis=0)
         places: dict[tuple[tuple[str, ...], Site | None], list[int]] = {}
         for i, path in enumerate(paths):
             site = call_sites.site(int(rows[i])) if call_sites is not None else None
@@ -136,7 +137,7 @@ class SyncSites(Evidence, frozen=True):
                 rows=tuple(rows[members].tolist()),
                 times=len({int(parents[m]) for m in members}),
                 steps=_steps_with(run.ts[rows[members]], steady),
-                held_ns=max(int(on_device[members].sum()) for on_device in held),
+                held_ns=max(int(on_device[members].sum()) for on_device in busy_ns),
                 idle=charged.to(rows[members]),
                 long=long,
             )
@@ -223,8 +224,8 @@ class _Charged:
     def to(self, rows: I64) -> I64:
         """What is charged to these calls (ascending), on the device that idled most for them."""
         first, behind = np.searchsorted(self._rows, rows), np.searchsorted(self._rows, rows, side="right")
-        found = [self._chosen[a:b] for a, b in zip(first.tolist(), behind.tolist(), strict=True) if b > a]
-        mine = np.sort(np.concatenate([self._chosen[:0], *found]))
+        parts = [self._chosen[a:b] for a, b in zip(first.tolist(), behind.tolist(), strict=True) if b > a]
+        mine = np.sort(np.concatenate([self._chosen[:0], *parts]))
         on, best = self._ledger.device[mine], NOTHING
         for device in np.unique(on).tolist():
             pieces = pairs(self._ledger.start[mine[on == device]], self._ledger.end[mine[on == device]])

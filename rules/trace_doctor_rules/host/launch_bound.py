@@ -200,51 +200,55 @@ class LaunchBound(TimeRule):
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        seen = ctx[HostBound]
-        if seen.kernels < self.min_kernels or seen.median_kernel_us >= self.max_kernel_us:
+        host_bound = ctx[HostBound]
+        if host_bound.kernels < self.min_kernels or host_bound.median_kernel_us >= self.max_kernel_us:
             return
-        if seen.own_share < self.min_share or seen.own <= seen.other:
+        if host_bound.own_share < self.min_share or host_bound.own <= host_bound.other:
             return
-        if seen.halved.share_of_step < self.min_saving or not (self._lasts(seen) or self._plainly(seen)):
+        if host_bound.halved.share_of_step < self.min_saving or not (
+            self._lasts(host_bound) or self._plainly(host_bound)
+        ):
             return
-        moments, outcome = ctx[Moments], seen.halved
-        owned = spans_of(seen.owned)
-        confidence = self._confidence(ctx, seen)
+        moments, outcome = ctx[Moments], host_bound.halved
+        owned = spans_of(host_bound.owned)
+        confidence = self._confidence(ctx, host_bound)
         yield Claim(
-            message=_message(seen, lasts=self._lasts(seen)),
+            message=_message(host_bound, lasts=self._lasts(host_bound)),
             confidence=confidence,
             severity="info" if confidence == "low" else None,
             saving=outcome.saving(),
-            location=location(None, device=seen.device, ts_us=moments.ts_us(owned[0][0])),
-            evidence=_tables(ctx, seen),
-            spans=moments.longest(owned, "waiting for a launch", device=seen.device),
-            fixes=_fixes(fused=seen.by_cause.get("optimizer", 0) >= self.min_optimizer_share * seen.own),
+            location=location(None, device=host_bound.device, ts_us=moments.ts_us(owned[0][0])),
+            evidence=_tables(ctx, host_bound),
+            spans=moments.longest(owned, "waiting for a launch", device=host_bound.device),
+            fixes=_fixes(
+                fused=host_bound.by_cause.get("optimizer", 0) >= self.min_optimizer_share * host_bound.own
+            ),
             removal=HALF,
             owned=owned,
             key="launches",
         )
 
-    def _lasts(self, seen: HostBound) -> bool:
+    def _lasts(self, host_bound: HostBound) -> bool:
         """Whether so much is to be had without what recording stacks costs, too."""
-        return seen.lasting >= self.min_saving
+        return host_bound.lasting >= self.min_saving
 
-    def _plainly(self, seen: HostBound) -> bool:
+    def _plainly(self, host_bound: HostBound) -> bool:
         """Whether the GPU waits for so long that it is worth a note whatever the stacks cost."""
-        return seen.own_share >= self.min_share_with_stacks
+        return host_bound.own_share >= self.min_share_with_stacks
 
-    def _confidence(self, ctx: Context, seen: HostBound) -> Confidence:
+    def _confidence(self, ctx: Context, host_bound: HostBound) -> Confidence:
         steps = ctx[Steps]
-        if seen.halved.basis != "replay" or steps.source == "none" or not self._lasts(seen):
+        if host_bound.halved.basis != "replay" or steps.source == "none" or not self._lasts(host_bound):
             return "low"
-        doubts = seen.stacks + (steps.count < 2) + self.much_unattributed(ctx)
+        doubts = host_bound.stacks + (steps.count < 2) + self.much_unattributed(ctx)
         return ("high", "medium", "low")[min(doubts, 2)]
 
 
-def _message(seen: HostBound, *, lasts: bool) -> str:
+def _message(host_bound: HostBound, *, lasts: bool) -> str:
     doubt = "" if lasts else "; Python stacks were recorded, and without them the host may be fast enough"
     return (
-        f"The GPU waits for the host to launch {seen.kernels:,} kernels (median {seen.median_kernel_us:.1f} µs): it idles "
-        f"{seen.own_share:.0%} of the step meanwhile. With half the host work {seen.halved.promise}{doubt}."
+        f"The GPU waits for the host to launch {host_bound.kernels:,} kernels (median {host_bound.median_kernel_us:.1f} µs): it idles "
+        f"{host_bound.own_share:.0%} of the step meanwhile. With half the host work {host_bound.halved.promise}{doubt}."
     )
 
 
@@ -255,15 +259,15 @@ _CAUSES = {
 }
 
 
-def _tables(ctx: Context, seen: HostBound) -> list[Table]:
+def _tables(ctx: Context, host_bound: HostBound) -> list[Table]:
     count = ctx[Steps].count
     return [
         Table.with_units(
             "What the host does while the GPU waits (per steady step)",
             {"host": "text", "GPU idle": "us", "of the step": "share"},
             [
-                [_CAUSES[cause], ns / count / 1e3, ns / max(seen.length, 1)]
-                for cause, ns in sorted(seen.by_cause.items(), key=lambda item: -item[1])
+                [_CAUSES[cause], ns / count / 1e3, ns / max(host_bound.length, 1)]
+                for cause, ns in sorted(host_bound.by_cause.items(), key=lambda item: -item[1])
             ],
         ),
         Table.with_units(
@@ -271,13 +275,13 @@ def _tables(ctx: Context, seen: HostBound) -> list[Table]:
             {"kernels a step": "count", "median kernel": "us", "step per kernel": "us"},
             [
                 [
-                    round(seen.kernels / count, 1),
-                    seen.median_kernel_us,
-                    seen.length / max(seen.kernels, 1) / 1e3,
+                    round(host_bound.kernels / count, 1),
+                    host_bound.median_kernel_us,
+                    host_bound.length / max(host_bound.kernels, 1) / 1e3,
                 ]
             ],
         ),
-        seen.halved.table("What if the host did its work in half the time", "half the host work"),
+        host_bound.halved.table("What if the host did its work in half the time", "half the host work"),
     ]
 
 

@@ -141,15 +141,19 @@ class TensorIndexingLoop(Rule):
     ]  # fmt: skip
 
     def check(self, ctx: Context) -> Iterator[Claim]:
-        seen, replay, count = ctx[OperatorLoops], ctx[Replay], ctx[Steps].count
-        for loop in seen.loops:
+        loops, replay, count = ctx[OperatorLoops], ctx[Replay], ctx[Steps].count
+        for loop in loops.loops:
             if loop.steps < max(1, count - 1) or (
                 loop.repetition_ns > self.max_operator_us * 1e3 * len(loop.group)
             ):
                 continue
             removal = Removal(
                 host_spans=tuple(
-                    (seen.thread, start + first, min(end, start + first + (repeats - 1) * loop.repetition_ns))
+                    (
+                        loops.thread,
+                        start + first,
+                        min(end, start + first + (repeats - 1) * loop.repetition_ns),
+                    )
                     for (start, end), first, repeats in zip(loop.spans, loop.first, loop.repeats, strict=True)
                 )
             )

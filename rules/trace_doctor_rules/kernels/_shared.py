@@ -30,11 +30,11 @@ def by_model(
     count = kernels.steps if one_step else 1
     outcome = replay.without(_left_out(kernels, mask))
     length = max(replay.window[1] - replay.window[0], 1)
-    wanted = float(kernels.ns[mask].sum()) * count * part / length
-    share = min(wanted, outcome.share_of_step * count, 1.0)
+    saved_ns = float(kernels.ns[mask].sum()) * count * part / length
+    share = min(saved_ns, outcome.share_of_step * count, 1.0)
     us = kernels.us_per_step(mask) * count
     how = f"{two_figures(us)} of {_noun(kernels)}s a step, of which {part:.0%} may go: {assumed}"
-    if share < wanted:
+    if share < saved_ns:
         how += (
             f"; capped at {two_figures(share * outcome.before_us)}, for without these kernels a step would gain no more"
             if share

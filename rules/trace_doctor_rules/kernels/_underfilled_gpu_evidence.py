@@ -43,8 +43,8 @@ class KernelGrids(Evidence, frozen=True):
                 "the file does not tell how many blocks the kernels have",
                 "torch.profiler with CUPTI (torch 1.8.1 and later) writes grid and blocks per SM by itself",
             )
-        told = ~np.isnan(known)
-        return cls(places[told], known[told], kernels)
+        is_known = ~np.isnan(known)
+        return cls(places[is_known], known[is_known], kernels)
 
 
 def _typical(facts: Facts, kernels: Kernels) -> I64:
@@ -66,9 +66,9 @@ def _longest(kernels: Kernels, places: I64) -> I64:
 
 
 def _blocks_per_sm(args: Mapping[str, Any], multiprocessors: int | None) -> float:
-    told = args.get("blocks per SM", args.get("blocks per sm"))
-    if isinstance(told, int | float) and 0 < told < MOST_COUNTED:
-        return float(told)
+    value = args.get("blocks per SM", args.get("blocks per sm"))
+    if isinstance(value, int | float) and 0 < value < MOST_COUNTED:
+        return float(value)
     grid = args.get("grid")
     if multiprocessors and isinstance(grid, list) and grid and all(map(is_count, grid)):
         return prod(grid) / multiprocessors

@@ -58,16 +58,16 @@ def _refused(facts: Facts, calls: list[int]) -> tuple[str, ...]:
     if inputs is None:
         return ()
     on_gpu = facts[AttentionChains].kernels.on_gpu
-    return tuple(sorted({_reason(given, on_gpu=on_gpu) for given in inputs.of(calls)} - {""}))
+    return tuple(sorted({_reason(operands, on_gpu=on_gpu) for operands in inputs.of(calls)} - {""}))
 
 
-def _reason(given: Inputs, *, on_gpu: bool) -> str:
+def _reason(inputs: Inputs, *, on_gpu: bool) -> str:
     """The CPU's kernel takes doubles, large heads and masks."""
-    kind, query = given.type(0), given.shape(0)
+    kind, query = inputs.type(0), inputs.shape(0)
     if on_gpu and kind in ("double", "c10::complex<float>"):
         return f"no fused kernel takes {kind}"
     if on_gpu and query and query[-1] > _LARGEST_HEAD:
         return f"heads of {query[-1]} numbers are too large"
     if len(query) not in (0, 4):
         return f"fused kernels want four dimensions, not {len(query)}"
-    return "with a mask, which the flash kernel does not take" if on_gpu and given.shape(3) else ""
+    return "with a mask, which the flash kernel does not take" if on_gpu and inputs.shape(3) else ""

@@ -41,6 +41,7 @@ class Update:
 
     @property
     def who(self) -> str:
+        """What updates, for messages."""
         return f"{self.optimizer}.step()" if self.optimizer else "A loop"
 
     @property
@@ -61,10 +62,10 @@ def by_optimizers(work: OptimizerWork) -> Iterator[Update]:
             yield Update(optimizer, _of_each(run, marks, operators), spans, 3)
 
 
-def by_hand(found: UpdateLoops) -> Iterator[Update]:
+def by_hand(update_loops: UpdateLoops) -> Iterator[Update]:
     """Loops of the user's own, inside the step() of a class of theirs or of none."""
-    run = found.run
-    for loop in found.loops:
+    run = update_loops.run
+    for loop in update_loops.loops:
         if loop.optimizer not in FOREACH | OTHERS:
             spans = tuple((int(run.ts[rows[0]]), int(run.end[rows[-1]])) for rows in loop.runs)
             yield Update(loop.optimizer, loop.runs, spans, min(len(loop.names), 3), loop)

@@ -43,8 +43,8 @@ class GradientFills(Evidence, frozen=True):
         except NotCaptured:
             if not loops:
                 raise
-        found = sorted([*marked, *((rows, "") for rows in loops)], key=lambda each: int(each[0][0]))
-        runs, names = (tuple(rows for rows, _ in found), tuple(name for _, name in found))
+        fills = sorted([*marked, *((rows, "") for rows in loops)], key=lambda each: int(each[0][0]))
+        runs, names = (tuple(rows for rows, _ in fills), tuple(name for _, name in fills))
         return cls(runs, names, run, facts[Nesting], facts[Launches])
 
     @property
@@ -80,8 +80,8 @@ def _loops(facts: Facts) -> list[I64]:
     first = np.flatnonzero(new)
     behind = np.append(first[1:], len(ops))
     long = zero[first] & (behind - first >= TENSORS)
-    found = []
+    loops = []
     for a, b in zip(first[long].tolist(), behind[long].tolist(), strict=True):
         if over_parameters(run, ops[a:b], b - a, gradients.get(int(step[a]), 0)):
-            found.append(ops[a:b])
-    return found
+            loops.append(ops[a:b])
+    return loops

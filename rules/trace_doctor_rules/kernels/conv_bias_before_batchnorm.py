@@ -47,10 +47,10 @@ def _training(
     for _ in range(4):
         with b.step():
             for n in range(layers):
-                given = [image, weight, [64] if bias else [], [], [], [], []]
+                dims = [image, weight, [64] if bias else [], [], [], [], []]
                 with (
                     b.python("model.py", 30 + n % places, "forward"),
-                    b.op(conv, dims=given, types=["float"] * 3),
+                    b.op(conv, dims=dims, types=["float"] * 3),
                 ):
                     _convolve(b, bias and added)
                 if between:
@@ -138,10 +138,10 @@ class ConvBiasBeforeBatchnorm(Rule):
         inputs, nesting = ctx[OperatorInputs], ctx[Nesting]
         run = nesting.run
         pairs = _pairs(nesting, inputs)
-        given = inputs.of([row for pair in pairs for row in pair])
+        operands = inputs.of([row for pair in pairs for row in pair])
         found = [
             (conv, of_conv)
-            for (conv, _), of_conv, of_norm in zip(pairs, given[::2], given[1::2], strict=True)
+            for (conv, _), of_conv, of_norm in zip(pairs, operands[::2], operands[1::2], strict=True)
             if _undone(of_conv, of_norm)
         ]
         if len(found) < self.min_layers:
@@ -165,7 +165,7 @@ class ConvBiasBeforeBatchnorm(Rule):
             severity="info",
             saving=saving,
             location=location(site, ts_us=ctx[Moments].ts_us(int(run.ts[convolutions[0]]))),
-            evidence=[_table([given for _, given in found])],
+            evidence=[_table([operands for _, operands in found])],
             spans=ctx[Moments].longest(
                 zip(run.ts[convolutions].tolist(), run.end[convolutions].tolist(), strict=True),
                 "convolution with a bias before batch norm",
@@ -179,12 +179,12 @@ def _pairs(nesting: Nesting, inputs: OperatorInputs) -> list[tuple[int, int]]:
     """Convolutions of the typical step with the batch norm that is the next operator of their thread."""
     run = nesting.run
     norms = inputs.typical(run.named(_NORM.__eq__))
-    found = []
+    pairs = []
     for conv in inputs.typical(run.named(_CONVOLUTIONS.__contains__)).tolist():
-        mine = norms[(run.thread[norms] == run.thread[conv]) & (run.ts[norms] >= run.end[conv])]
-        if len(mine) and not _operator_between(nesting, conv, int(mine[0])):
-            found.append((conv, int(mine[0])))
-    return found
+        own_norms = norms[(run.thread[norms] == run.thread[conv]) & (run.ts[norms] >= run.end[conv])]
+        if len(own_norms) and not _operator_between(nesting, conv, int(own_norms[0])):
+            pairs.append((conv, int(own_norms[0])))
+    return pairs
 
 
 def _operator_between(nesting: Nesting, conv: int, norm: int) -> bool:
@@ -205,8 +205,8 @@ def _site(ctx: Context, convolutions: Rows) -> Site | None:
     sites = ctx.get(CallSites)
     if sites is None:
         return None
-    found = {sites.site(int(row)) for row in convolutions.tolist()}
-    return found.pop() if len(found) == 1 else None
+    call_sites = {sites.site(int(row)) for row in convolutions.tolist()}
+    return call_sites.pop() if len(call_sites) == 1 else None
 
 
 def _saving(ctx: Context, part: float) -> Saving | None:
@@ -225,10 +225,10 @@ def _saving(ctx: Context, part: float) -> Saving | None:
     )
 
 
-def _table(found: list[Inputs]) -> Table:
+def _table(convolutions: list[Inputs]) -> Table:
     counted: dict[tuple[str, str], int] = {}
-    for given in found:
-        key = ("x".join(map(str, given.shape(0))), "x".join(map(str, given.shape(1))))
+    for operands in convolutions:
+        key = ("x".join(map(str, operands.shape(0))), "x".join(map(str, operands.shape(1))))
         counted[key] = counted.get(key, 0) + 1
     return table(
         "Convolutions with a bias before a batch norm (in a typical step)",

@@ -207,8 +207,8 @@ def _images(ctx: Context, kernels: Kernels, converting: Bool) -> int | None:
     time: dict[int, int] = {}
     of_time = dict(zip(operators.tolist(), ns.tolist(), strict=True))
     rows = inputs.typical(operators).tolist()
-    for row, given in zip(rows, inputs.of(rows), strict=True):
-        size = max((len(shape) for shape, _ in given.tensors()), default=0)
+    for row, operands in zip(rows, inputs.of(rows), strict=True):
+        size = max((len(shape) for shape, _ in operands.tensors()), default=0)
         time[size] = time.get(size, 0) + of_time[row]
     return max(time, key=lambda size: time[size], default=None)
 

@@ -243,11 +243,11 @@ class ManySmallGemms(Rule):
         if not forward:
             return
         shapes = {_sizes(p) for p in forward}
-        found = forward + [p for p in products if p.backward and _sizes(p) in shapes]
-        mask = np.isin(kernels.operator, np.array([p.operator for p in found], dtype=np.int64))
-        ns = sum(p.ns for p in found)
+        gemms = forward + [p for p in products if p.backward and _sizes(p) in shapes]
+        mask = np.isin(kernels.operator, np.array([p.operator for p in gemms], dtype=np.int64))
+        ns = sum(p.ns for p in gemms)
         per_step = kernels.total / kernels.steps
-        if ns < self.min_share * per_step or not self._small(kernels, found, ns / mask.sum()):
+        if ns < self.min_share * per_step or not self._small(kernels, gemms, ns / mask.sum()):
             return
         assumed = (
             "one grouped product fills the GPU where each of these fills a part of it"
@@ -288,7 +288,9 @@ class ManySmallGemms(Rule):
             inputs.typical(run.named(names.__contains__))
             for names in (_PRODUCTS, _ATTENTION, _ROUTING, _JOINS, _PICKS)
         )
-        tensors = np.array([len(given.tensors()) for given in inputs.of(joins.tolist())], dtype=np.int64)
+        tensors = np.array(
+            [len(operands.tensors()) for operands in inputs.of(joins.tolist())], dtype=np.int64
+        )
         joins, tensors = joins[tensors >= least], tensors[tensors >= least]
         groups: dict[tuple[tuple[str, int, int], int], list[Product]] = defaultdict(list)
         for p in products:
@@ -322,7 +324,7 @@ class ManySmallGemms(Rule):
         if _between(everything, rows).max() > self.max_beside:
             return False
         inside = picks[slice(*np.searchsorted(picks, rows[[0, -1]]).tolist())]
-        long = [len(loop) in given.shape(0) for given in ctx[OperatorInputs].of(inside.tolist())]
+        long = [len(loop) in operands.shape(0) for operands in ctx[OperatorInputs].of(inside.tolist())]
         picked = _between(inside[np.array(long, dtype=bool)], rows) > 0
         return bool(picked.mean() >= self.min_shown)
 
@@ -335,11 +337,11 @@ class ManySmallGemms(Rule):
         passed = np.searchsorted(everything, joins[at]) - np.searchsorted(everything, last, side="right")
         return bool(passed <= self.max_beside and tensors[at] == len(loop))
 
-    def _small(self, kernels: Work, found: Sequence[Product], mean_ns: float) -> bool:
+    def _small(self, kernels: Work, gemms: Sequence[Product], mean_ns: float) -> bool:
         """By time on a GPU, whose clock nobody else moves; on a CPU by size."""
         if kernels.on_gpu:
             return mean_ns <= self.max_us * 1e3
-        return sum(p.flop for p in found) <= self.max_flop_on_cpu * len(found)
+        return sum(p.flop for p in gemms) <= self.max_flop_on_cpu * len(gemms)
 
 
 _VERIFY = "record the same steps again: one product stands for each loop, and the step is shorter"
@@ -347,10 +349,10 @@ _VERIFY = "record the same steps again: one product stands for each loop, and th
 
 def _everywhere(ctx: Context, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """These loops of one typical step, and the same loops in the others, where stacks tell which they are."""
-    seen = ctx.get(OperatorLoops)
-    mine, others = intervals(spans), list(spans)
-    for loop in seen.loops if seen is not None else ():
-        if (covered(np.array(loop.spans), mine) > 0).any():
+    operator_loops = ctx.get(OperatorLoops)
+    own_spans, others = intervals(spans), list(spans)
+    for loop in operator_loops.loops if operator_loops is not None else ():
+        if (covered(np.array(loop.spans), own_spans) > 0).any():
             others += loop.spans
     return others
 
@@ -402,11 +404,11 @@ def _table(loops: Sequence[Sequence[Product]], per_step: float) -> Table:
             [
                 name,
                 f"{inner} x {columns}",
-                f"{min(p.rows for p in mine)} to {max(p.rows for p in mine)}",
-                len(mine),
-                sum(p.ns for p in mine) / 1e3,
-                sum(p.ns for p in mine) / max(per_step, 1),
+                f"{min(p.rows for p in own)} to {max(p.rows for p in own)}",
+                len(own),
+                sum(p.ns for p in own) / 1e3,
+                sum(p.ns for p in own) / max(per_step, 1),
             ]
-            for (name, inner, columns), mine in ranked
+            for (name, inner, columns), own in ranked
         ],
     )

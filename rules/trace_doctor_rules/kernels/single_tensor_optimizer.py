@@ -349,13 +349,13 @@ def _confidence(ctx: Context, outcome: ReplayOutcome, update: Update) -> Confide
 
 def _saving(outcome: ReplayOutcome, of: int, *, on_gpu: bool) -> Saving:
     """A bound even where the replay is good: how long one update of all parameters takes is an assumption."""
-    left = {1: "all", 2: "half"}.get(of, "a third")
+    share = {1: "all", 2: "half"}.get(of, "a third")
     whose = "kernels'" if on_gpu else "operators'"
     return Saving(
         time_us_per_step=outcome.saved_us_per_step,
         share_of_step=outcome.share_of_step,
         basis="bound",
-        how=f"{outcome.how}; {left} of the {whose} time is left for one update of all parameters",
+        how=f"{outcome.how}; {share} of the {whose} time is left for one update of all parameters",
     )
 
 

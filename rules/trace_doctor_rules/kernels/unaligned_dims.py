@@ -198,10 +198,10 @@ class UnalignedDims(Rule):
         saving = by_model(kernels, replay, mask, part, assumed, one_step=True)
         longest = max(bad, key=lambda p: p.ns)
         site = _site(ctx, bad)
-        shown = ", ".join(str(n) for n in sorted(_used(bad, sizes), reverse=True)[:4])
+        odd_sizes = ", ".join(str(n) for n in sorted(_used(bad, sizes), reverse=True)[:4])
         yield Claim(
             message=(
-                f"Half-precision products with sizes that are no multiple of {self.multiple} ({shown})"
+                f"Half-precision products with sizes that are no multiple of {self.multiple} ({odd_sizes})"
                 f"{f' in {site}' if site else ''} take {two_figures(ns / 1e3)} of a step, {ns / per_step:.0%} of the kernels' "
                 f"time; padded, {promise(saving)}."
             ),
@@ -222,8 +222,8 @@ class UnalignedDims(Rule):
 
     def _unaligned(self, p: Product, sizes: set[int]) -> bool:
         """In forward the rows are batch and tokens; in backward any of the three may be a weight's size."""
-        mine = (p.inner, p.columns) if not p.backward else (p.rows, p.inner, p.columns)
-        return any(n in sizes for n in mine)
+        dims = (p.inner, p.columns) if not p.backward else (p.rows, p.inner, p.columns)
+        return any(n in sizes for n in dims)
 
     def _part(self, bad: Sequence[Product], good: Sequence[Product]) -> tuple[float, str]:
         """How much of their time goes, and why."""

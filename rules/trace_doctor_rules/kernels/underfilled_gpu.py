@@ -192,12 +192,12 @@ def _memory(ctx: Context, kernels: Kernels) -> tuple[int, int]:
 
 
 def _table(kernels: Kernels, grids: KernelGrids, few: np.ndarray) -> Table:
-    found: dict[str, tuple[int, int, float]] = {}
+    by_name: dict[str, tuple[int, int, float]] = {}
     for place, blocks in zip(grids.places[few].tolist(), grids.blocks_per_sm[few].tolist(), strict=True):
         name, ns = kernels.run.text(int(kernels.rows[place])), int(kernels.ns[place])
-        count, time, weighted = found.get(name, (0, 0, 0.0))
-        found[name] = (count + 1, time + ns, weighted + ns * blocks)
-    ranked = sorted(found.items(), key=lambda item: (-item[1][1], item[0]))
+        count, time, weighted = by_name.get(name, (0, 0, 0.0))
+        by_name[name] = (count + 1, time + ns, weighted + ns * blocks)
+    ranked = sorted(by_name.items(), key=lambda item: (-item[1][1], item[0]))
     return table(
         "Kernels with few blocks (in a typical step)",
         {"kernel": "code", "times": "count", "time": "us", "of the multiprocessors": "share"},

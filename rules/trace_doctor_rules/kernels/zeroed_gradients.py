@@ -160,8 +160,8 @@ class ZeroedGradients(Rule):
         fills, steps, replay = ctx[GradientFills], ctx[Steps], ctx[Replay]
         operators, when = fills.operators, list(fills.spans)
         run = fills.run
-        held = np.unique(steps.steady_at(run.ts[operators]))
-        if len(held) < max(min(self.min_steps, steps.count), 1):
+        steps_with = np.unique(steps.steady_at(run.ts[operators]))
+        if len(steps_with) < max(min(self.min_steps, steps.count), 1):
             return
         removal = Removal(
             host_spans=tuple((int(run.thread[operators[0]]), s, e) for s, e in when),
@@ -204,7 +204,9 @@ def _gradient_bytes(ctx: Context, fills: GradientFills) -> int | None:
         if len(typical := inputs.typical(rows)):
             once.setdefault(name, typical)
     filled = [row for each in once.values() for row in each.tolist()]
-    return sum(tensor_bytes(*tensor) for given in inputs.of(filled) for tensor in given.tensors()) or None
+    return (
+        sum(tensor_bytes(*tensor) for operands in inputs.of(filled) for tensor in operands.tensors()) or None
+    )
 
 
 def _site(ctx: Context, operators: Rows) -> Site | None:
@@ -228,13 +230,14 @@ def _message(
 
 
 def _saving(outcome: ReplayOutcome, size: int | None) -> Saving:
-    made = outcome.saving()
+    saving = outcome.saving()
     return Saving(
-        time_us_per_step=made.time_us_per_step,
-        share_of_step=made.share_of_step,
+        time_us_per_step=saving.time_us_per_step,
+        share_of_step=saving.share_of_step,
         bytes=size,
-        basis=made.basis,
-        how=made.how + ("; the bytes are those of the gradients that one zero_grad() fills" if size else ""),
+        basis=saving.basis,
+        how=saving.how
+        + ("; the bytes are those of the gradients that one zero_grad() fills" if size else ""),
     )
 
 

@@ -37,38 +37,40 @@ def repeats(device: DeviceBlocks, moment: int, *, min_stacks: int, min_explained
     full = int(history.bytes_over_time(activations)[: moment + 1].argmax())
     alive = np.flatnonzero(activations & history.alive(full))
     stacks, which, counts = np.unique(history.stack[alive], return_inverse=True, return_counts=True)
-    held = np.bincount(which, weights=history.size[alive], minlength=len(stacks)).astype(np.int64)
-    count = _layers(counts, held, min_explained)
+    bytes_by_stack = np.bincount(which, weights=history.size[alive], minlength=len(stacks)).astype(np.int64)
+    count = _layers(counts, bytes_by_stack, min_explained)
     if count is None:
         return None
-    order = np.argsort(-held, kind="stable")
+    order = np.argsort(-bytes_by_stack, kind="stable")
     order = order[_fits(counts[order], count)]
     if len(order) < min_stacks:
         return None
-    return Repeats(count, stacks[order].astype(np.int64), counts[order] // count, int(held[order].sum()))
+    return Repeats(
+        count, stacks[order].astype(np.int64), counts[order] // count, int(bytes_by_stack[order].sum())
+    )
 
 
-def peak_when_recomputed(device: DeviceBlocks, found: Repeats, stale: StaleGraphs) -> int:
+def peak_when_recomputed(device: DeviceBlocks, repeats: Repeats, stale: StaleGraphs) -> int:
     """The highest live bytes if every layer kept the last block it makes, from which the next one starts,
     and nothing else from its own end until backward comes to it. What is stale is gone before the next forward."""
     history = device.history
-    made = np.flatnonzero(_recorded(device) & np.isin(history.stack, found.stacks))
-    made = made[np.lexsort((history.born[made], history.stack[made]))]
-    stacks, begins, counts = np.unique(history.stack[made], return_index=True, return_counts=True)
-    nth = np.arange(len(made)) - np.repeat(begins, counts)
-    each = found.per_layer[np.argsort(found.stacks)][np.searchsorted(np.sort(found.stacks), stacks)]
+    blocks = np.flatnonzero(_recorded(device) & np.isin(history.stack, repeats.stacks))
+    blocks = blocks[np.lexsort((history.born[blocks], history.stack[blocks]))]
+    stacks, begins, counts = np.unique(history.stack[blocks], return_index=True, return_counts=True)
+    nth = np.arange(len(blocks)) - np.repeat(begins, counts)
+    each = repeats.per_layer[np.argsort(repeats.stacks)][np.searchsorted(np.sort(repeats.stacks), stacks)]
     number = nth // np.repeat(each, counts)
-    order = np.lexsort((history.born[made], number))
-    block, first = made[order], np.flatnonzero(np.diff(number[order], prepend=-1))
+    order = np.lexsort((history.born[blocks], number))
+    block, first = blocks[order], np.flatnonzero(np.diff(number[order], prepend=-1))
     last = np.append(first[1:], len(block)) - 1
     dies = history.freed.copy()
     dies[stale.blocks] = stale.until + 1  # gone with the others, and no layer of it is ever there again
     freed = np.where(dies[block] < history.n, dies[block], history.n + 1)
-    gone = history.born[block[last]] + 1
-    back = np.maximum(np.minimum.reduceat(freed, first), gone)
+    freed_at = history.born[block[last]] + 1
+    back = np.maximum(np.minimum.reduceat(freed, first), freed_at)
     size = np.add.reduceat(history.size[block], first) - history.size[block[last]]
     less = np.zeros(history.n + 2, dtype=np.int64)
-    np.add.at(less, gone, size)
+    np.add.at(less, freed_at, size)
     np.subtract.at(less, back, size)
     live = history.live_without(stale.blocks, stale.until)
     return int((live - np.cumsum(less)[: history.n + 1]).max())

@@ -73,7 +73,7 @@ def of_history(history: DeviceHistory, snapshot: Snapshot) -> tuple[Burst, ...]:
         if caused_by(s, snapshot) == "empty_cache"
         and not any(_GRAPH_CAPTURE.search(f.filename) for f in snapshot.frames_of(s))
     }
-    mine = [int(g) for g in gives if int(history.entry_stack[g]) in stacks]
+    own = [int(g) for g in gives if int(history.entry_stack[g]) in stacks]
     allocations = np.cumsum(history.action == Action.ALLOC)
     return tuple(
         Burst(
@@ -83,21 +83,21 @@ def of_history(history: DeviceHistory, snapshot: Snapshot) -> tuple[Burst, ...]:
             int(history.entry_size[run].sum()),
             stack=int(history.entry_stack[run[0]]),
         )
-        for run in _runs(mine, lambda a, b: bool(allocations[a] == allocations[b]))
+        for run in _runs(own, lambda a, b: bool(allocations[a] == allocations[b]))
     )
 
 
 def _in_frames(run: Run, calls: DriverCalls, frames: Sequence[int]) -> tuple[Burst, ...]:
     """Frames of empty_cache() in which at least one segment was given back."""
-    found = []
+    bursts = []
     for row in frames:
         inside = (
             (calls.thread == run.thread[row]) & (calls.start >= run.ts[row]) & (calls.end <= run.end[row])
         )
         count = int((inside & ~calls.takes).sum())
         if count:
-            found.append(Burst(int(run.ts[row]), int(run.end[row]), count, row=row))
-    return tuple(found)
+            bursts.append(Burst(int(run.ts[row]), int(run.end[row]), count, row=row))
+    return tuple(bursts)
 
 
 def _outside_operators(run: Run, nesting: Nesting, calls: DriverCalls) -> tuple[Burst, ...]:
@@ -106,10 +106,10 @@ def _outside_operators(run: Run, nesting: Nesting, calls: DriverCalls) -> tuple[
     operators = run.is_cat(Cat.CPU_OP)
     outside = gives[~nesting.inside(calls.row[gives], operators)]
     starts = np.sort(run.ts[operators])
-    done = np.searchsorted(starts, calls.start)  # operators begun before each call
+    behind = np.searchsorted(starts, calls.start)  # operators begun before each call
     return tuple(
         Burst(int(calls.start[b[0]]), int(calls.end[b[-1]]), len(b), row=int(calls.row[b[0]]))
-        for b in _runs(outside.tolist(), lambda i, j: bool(done[i] == done[j]))
+        for b in _runs(outside.tolist(), lambda i, j: bool(behind[i] == behind[j]))
     )
 
 

@@ -32,6 +32,7 @@ class Growth(Struct, frozen=True):
 
     @property
     def rises(self) -> I64:
+        """Bytes more from one step to the next."""
         return np.diff(self.live)
 
 
@@ -43,11 +44,11 @@ def growth(device: DeviceBlocks) -> Growth | None:
         ends, of = [end for _, end in phases.spans(Stage.BACKWARD)], "backward"
     if not ends:
         return None
-    held = history.live - history.bytes_over_time(device.classes.where(WORKSPACES))
+    live = history.live - history.bytes_over_time(device.classes.where(WORKSPACES))
     interval = np.searchsorted(np.array(ends), history.born, side="right") - 1
     inside = (history.born >= ends[0]) & (history.born < ends[-1])
     added = inside & history.alive(ends[-1]) & ~device.classes.where(WORKSPACES)
-    return Growth(tuple(ends), of, held[np.array(ends)], added, interval)
+    return Growth(tuple(ends), of, live[np.array(ends)], added, interval)
 
 
 def explaining_frame(device: DeviceBlocks, g: Growth, share: float) -> tuple[Site, Bool] | None:
@@ -58,26 +59,26 @@ def explaining_frame(device: DeviceBlocks, g: Growth, share: float) -> tuple[Sit
     stacks, history = device.stacks, device.history
     blocks = np.flatnonzero(g.added)
     rises = g.rises
-    held: dict[StackFrame, Counter[int]] = {}
+    by_frame: dict[StackFrame, Counter[int]] = {}
     depth: dict[StackFrame, int] = {}
     frames_of = {int(s): _user_frames(device, int(s)) for s in np.unique(history.stack[blocks])}
     for block in blocks:
         for level, frame in enumerate(frames_of[int(history.stack[block])]):
-            held.setdefault(frame, Counter())[int(g.interval[block])] += int(history.size[block])
+            by_frame.setdefault(frame, Counter())[int(g.interval[block])] += int(history.size[block])
             depth[frame] = max(depth.get(frame, 0), level)
     everywhere = _in_every_stack(device)
     fitting = [
         frame
-        for frame, by_interval in held.items()
+        for frame, by_interval in by_frame.items()
         if frame not in everywhere
         and all(by_interval[i] >= share * rise for i, rise in enumerate(rises.tolist()))
     ]
     if not fitting:
         return None
-    best = min(fitting, key=lambda f: (-depth[f], -sum(held[f].values()), f))
-    mine = np.zeros(len(history.size), dtype=np.bool_)
-    mine[[b for b in blocks if best in frames_of[int(history.stack[b])]]] = True
-    return stacks.site_of(best), mine
+    best = min(fitting, key=lambda f: (-depth[f], -sum(by_frame[f].values()), f))
+    own_blocks = np.zeros(len(history.size), dtype=np.bool_)
+    own_blocks[[b for b in blocks if best in frames_of[int(history.stack[b])]]] = True
+    return stacks.site_of(best), own_blocks
 
 
 def _user_frames(device: DeviceBlocks, stack: int) -> list[StackFrame]:
@@ -87,9 +88,9 @@ def _user_frames(device: DeviceBlocks, stack: int) -> list[StackFrame]:
 
 
 def _in_every_stack(device: DeviceBlocks) -> frozenset[StackFrame]:
-    found: frozenset[StackFrame] | None = None
+    common: frozenset[StackFrame] | None = None
     for stack in np.unique(device.history.entry_stack).tolist():
         frames = frozenset(_user_frames(device, stack))
         if frames:
-            found = frames if found is None else found & frames
-    return found or frozenset()
+            common = frames if common is None else common & frames
+    return common or frozenset()

@@ -57,16 +57,16 @@ def remedies(
 ) -> list[Fix]:
     """Fixes for memory made by these stacks, the largest first. `twins`: for a stack of backward, the forward stack
     that it most likely belongs to."""
-    found: dict[str, Fix] = {}
+    fixes: dict[str, Fix] = {}
     for stack in made_by:
         kind = kind_of(stacks, stack)
         if kind == OTHER and twins and stack in twins:
             kind = kind_of(stacks, twins[stack])
-        if kind not in found:
-            found[kind] = _fix(kind, stacks, stack, target)
-    if len(found) > 1:
-        found.pop(OTHER, None)
-    return list(found.values())
+        if kind not in fixes:
+            fixes[kind] = _fix(kind, stacks, stack, target)
+    if len(fixes) > 1:
+        fixes.pop(OTHER, None)
+    return list(fixes.values())
 
 
 def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> Fix:

@@ -92,11 +92,11 @@ def how_full(memory: DeviceMemory, device: DeviceBlocks) -> str:
 def make_up(blocks: DeviceBlocks, moment: int, title: str) -> Table:
     """Live bytes by category at a moment, largest first."""
     total = int(blocks.history.live[moment])
-    held = sorted(((v, k) for k, v in blocks.at(moment).items() if v), reverse=True)
+    rows = sorted(((v, k) for k, v in blocks.at(moment).items() if v), reverse=True)
     return table(
         title,
         {"category": "text", "live": "bytes", "share": "share"},
-        [[name.replace("_", " "), bytes_, bytes_ / total] for bytes_, name in held],
+        [[name.replace("_", " "), bytes_, bytes_ / total] for bytes_, name in rows],
     )
 
 

@@ -36,6 +36,7 @@ class Risen(Struct, frozen=True):
 
     @property
     def rises(self) -> I64:
+        """Bytes more from one step to the next."""
         return np.diff(self.live)
 
 
@@ -52,25 +53,25 @@ class TraceGrowth(Evidence, frozen=True):
         events, ends = facts.run.memory, [s.end for s in facts[Steps].steps]
         if not (events.addr > 0).any():
             raise NotCaptured("no allocations were recorded", ADVICE)
-        found = []
+        growths = []
         for device in np.unique(events.device).tolist():
             rows = np.flatnonzero(events.device == device)
-            held = np.cumsum(events.bytes[rows])
+            live = np.cumsum(events.bytes[rows])
             at = np.searchsorted(events.ts[rows], ends)
-            kept = rows[_never_freed(events.addr[rows], events.bytes[rows])]
-            step = np.searchsorted(ends, events.ts[kept])
+            unfreed = rows[_never_freed(events.addr[rows], events.bytes[rows])]
+            step = np.searchsorted(ends, events.ts[unfreed])
             inside = (step > 0) & (step < len(ends))
-            found.append(
+            growths.append(
                 Risen(
                     device=device,
-                    live=np.append(0, held)[at],
-                    peak=max(int(events.total_allocated[rows].max()), int(held.max())),
+                    live=np.append(0, live)[at],
+                    peak=max(int(events.total_allocated[rows].max()), int(live.max())),
                     step=step[inside],
-                    size=events.bytes[kept][inside],
-                    ts=events.ts[kept][inside],
+                    size=events.bytes[unfreed][inside],
+                    ts=events.ts[unfreed][inside],
                 )
             )
-        return cls(tuple(found), facts[Nesting], facts[Threads].main, facts.get(CallSites))
+        return cls(tuple(growths), facts[Nesting], facts[Threads].main, facts.get(CallSites))
 
     def explained(self, risen: Risen, share: float) -> bool:
         """Whether blocks that each step has left behind make up at least this share of what it added."""
@@ -81,17 +82,17 @@ class TraceGrowth(Evidence, frozen=True):
         """The innermost function of the user in which at least this share of every rise was allocated."""
         if self.sites is None:
             return None
-        held: dict[Site, Counter[int]] = {}
+        by_site: dict[Site, Counter[int]] = {}
         depth: dict[Site, int] = {}
         rows = self.nesting.innermost(self.main, risen.ts)
         for row, step, size in zip(rows.tolist(), risen.step.tolist(), risen.size.tolist(), strict=True):
             stack = self.sites.stack(row) if row >= 0 else ()
             for level, site in enumerate(reversed(stack)):
-                held.setdefault(site, Counter())[step] += size
+                by_site.setdefault(site, Counter())[step] += size
                 depth[site] = max(depth.get(site, 0), level)
         least = {step: share * rise for step, rise in enumerate(risen.rises.tolist(), 1)}
-        fitting = [s for s, by_step in held.items() if all(by_step[i] >= v for i, v in least.items())]
-        return max(fitting, key=lambda s: (depth[s], sum(held[s].values()), str(s)), default=None)
+        fitting = [s for s, by_step in by_site.items() if all(by_step[i] >= v for i, v in least.items())]
+        return max(fitting, key=lambda s: (depth[s], sum(by_site[s].values()), str(s)), default=None)
 
 
 class AllocationRecord(Evidence, frozen=True):

@@ -234,33 +234,35 @@ class ActivationBound(Rule):
         evidence, memory = ctx[MemoryBlocks], ctx[DeviceMemory]
         for device in memory.tightest(evidence.devices, self.nearly_full):
             moment, stale = memory.moment(device), stale_graphs(device)
-            kept = device.classes.where(ACTIVATIONS) & device.history.alive(moment)
-            kept[stale.blocks[stale.until < moment]] = False  # TD411 speaks of these
-            found = repeats(
+            activations = device.classes.where(ACTIVATIONS) & device.history.alive(moment)
+            activations[stale.blocks[stale.until < moment]] = False  # TD411 speaks of these
+            layers = repeats(
                 device, moment, min_stacks=self.min_stacks, min_explained=min(self.min_explained, 1.0)
             )
             live = int(device.history.live_without(stale.blocks, stale.until)[moment])
-            held = int(device.history.size[kept].sum())
-            if held >= self.min_share * live and _trains(device, kept, found):
-                yield self._claim(memory, device, stale, kept, found, sure=evidence.frames_kind == "all")
+            activation_bytes = int(device.history.size[activations].sum())
+            if activation_bytes >= self.min_share * live and _trains(device, activations, layers):
+                yield self._claim(
+                    memory, device, stale, activations, layers, sure=evidence.frames_kind == "all"
+                )
 
     def _claim(
         self,
         memory: DeviceMemory,
         device: DeviceBlocks,
         stale: StaleGraphs,
-        kept: Mask,
+        activations: Mask,
         found: Repeats | None,
         *,
         sure: bool,
     ) -> Claim:
         history, moment = device.history, memory.moment(device)
-        unused = _let_go(device, kept)
+        unused = _let_go(device, activations)
         saving = None if found is None else _saving(device, found, stale, unused=unused)
         site = None if found is None else self._site(device, int(found.stacks[0]), unused=unused)
         layers = f"; {found.count} layers keep {size(found.bytes)} for backward" if found is not None else ""
         layers += ", which never comes: their graph is let go unused" if unused else ""
-        held = int(history.size[kept].sum())
+        activation_bytes = int(history.size[activations].sum())
         live = int(history.live_without(stale.blocks, stale.until)[moment])
         where = where_tightest(memory, device)
         where += " without the forward before" if live < history.live[moment] else ""
@@ -268,7 +270,7 @@ class ActivationBound(Rule):
         if found is not None:
             evidence.append(_table(device, found))
         return Claim(
-            message=f"Activations hold {size(held)} of the {size(live)} live {where} ({held / live:.0%}){layers}"
+            message=f"Activations hold {size(activation_bytes)} of the {size(live)} live {where} ({activation_bytes / live:.0%}){layers}"
             f"{how_full(memory, device)}.",
             confidence="high" if sure else "medium",
             severity="warning" if memory.pressed(device, self.nearly_full) else "info",
@@ -290,24 +292,24 @@ class ActivationBound(Rule):
         return stacks.module_caller(stack) if unused else stacks.user_site(stack)
 
 
-def _trains(device: DeviceBlocks, kept: Mask, found: Repeats | None) -> bool:
+def _trains(device: DeviceBlocks, activations: Mask, layers: Repeats | None) -> bool:
     """Kept for a backward: the record has one, whole layers have left their activations for it, or a compiled forward
     returned them for it."""
-    if device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER, Stage.ZERO_GRAD) or found is not None:
+    if device.phases.has(Stage.BACKWARD, Stage.OPTIMIZER, Stage.ZERO_GRAD) or layers is not None:
         return True
     stacks = device.stacks
-    return _most(device, kept, stacks.marked(stacks.for_backward, device.history.stack))
+    return _most(device, activations, stacks.marked(stacks.for_backward, device.history.stack))
 
 
-def _let_go(device: DeviceBlocks, kept: Mask) -> bool:
+def _let_go(device: DeviceBlocks, activations: Mask) -> bool:
     """Most of them went with a graph that no backward used."""
-    return _most(device, kept, device.classes.reason == Reason.LET_GO)
+    return _most(device, activations, device.classes.reason == Reason.LET_GO)
 
 
-def _most(device: DeviceBlocks, kept: Mask, blocks: Mask) -> bool:
+def _most(device: DeviceBlocks, activations: Mask, blocks: Mask) -> bool:
     """Whether these are more than half of what is kept."""
     size = device.history.size
-    return int(size[kept & blocks].sum()) * 2 > int(size[kept].sum())
+    return int(size[activations & blocks].sum()) * 2 > int(size[activations].sum())
 
 
 def _recomputes(device: DeviceBlocks) -> bool:
@@ -315,24 +317,30 @@ def _recomputes(device: DeviceBlocks) -> bool:
     return any(_CHECKPOINT.search(f.filename) for f in device.stacks.snapshot.frames)
 
 
-def _saving(device: DeviceBlocks, found: Repeats, stale: StaleGraphs, *, unused: bool) -> Saving | None:
+def _saving(device: DeviceBlocks, repeats: Repeats, stale: StaleGraphs, *, unused: bool) -> Saving | None:
     before = int(device.history.live_without(stale.blocks, stale.until).max())
-    without = min(peak_when_recomputed(device, found, stale), before)
+    without = min(peak_when_recomputed(device, repeats, stale), before)
     if without == before:
         return None
     until_then = "the graph goes" if unused else "backward comes to it"
-    change = f"when each of {found.count} layers keeps only the last block it makes until {until_then}"
+    change = f"when each of {repeats.count} layers keeps only the last block it makes until {until_then}"
     return peak_saving(before, without, change)
 
 
-def _table(device: DeviceBlocks, found: Repeats) -> Table:
+def _table(device: DeviceBlocks, repeats: Repeats) -> Table:
     history, stacks = device.history, device.stacks
     rows = [
-        (device.place(s), stacks.op(s) or "", n, int(history.size[history.stack == s].max()), n * found.count)
-        for s, n in zip(found.stacks.tolist(), found.per_layer.tolist(), strict=True)
+        (
+            device.place(s),
+            stacks.op(s) or "",
+            n,
+            int(history.size[history.stack == s].max()),
+            n * repeats.count,
+        )
+        for s, n in zip(repeats.stacks.tolist(), repeats.per_layer.tolist(), strict=True)
     ]
     return table(
-        f"What each of {found.count} layers keeps for backward",
+        f"What each of {repeats.count} layers keeps for backward",
         {
             "allocated at": "location",
             "operator": "code",

@@ -309,15 +309,18 @@ def _site(blocks: DeviceBlocks | None, episodes: Sequence[Episode], cause: str) 
     if cause == "empty_cache":
         stacks = [e.stack for e in episodes if e.cause == cause]
         return blocks.stacks.user_site(max(sorted(set(stacks)), key=stacks.count))
-    asked = asked_again(blocks.history, episodes)
-    best = max(sorted(asked), key=lambda stack: sum(asked[stack]), default=None)
+    by_stack = asked_again(blocks.history, episodes)
+    best = max(sorted(by_stack), key=lambda stack: sum(by_stack[stack]), default=None)
     return None if best is None else blocks.stacks.user_site(best)
 
 
 def _askers(blocks: DeviceBlocks, episodes: Sequence[Episode]) -> Table:
-    asked = asked_again(blocks.history, episodes)
-    order = sorted(asked, key=lambda stack: (-sum(asked[stack]), stack))
-    rows = [(blocks.place(s), len(asked[s]), min(asked[s]), max(asked[s]), len(set(asked[s]))) for s in order]
+    by_stack = asked_again(blocks.history, episodes)
+    order = sorted(by_stack, key=lambda stack: (-sum(by_stack[stack]), stack))
+    rows = [
+        (blocks.place(s), len(by_stack[s]), min(by_stack[s]), max(by_stack[s]), len(set(by_stack[s])))
+        for s in order
+    ]
     return table(
         "Allocations for which memory was taken again",
         {
@@ -350,12 +353,12 @@ def _call_table(calls: DriverCalls) -> Table:
     took = (calls.end - calls.start) / 1e3
     rows = []
     for name in sorted(set(calls.name)):
-        mine = np.array([n == name for n in calls.name])
-        rows.append((name, int(mine.sum()), float(took[mine].sum())))
+        own = np.array([n == name for n in calls.name])
+        rows.append((name, int(own.sum()), float(took[own].sum())))
     return table("Driver calls of the capture", {"call": "text", "calls": "count", "time": "us"}, rows)
 
 
 def _fixes(cause: str, site: Site | None, settings: Mapping[str, object]) -> list[Fix]:
-    kept = [techniques.keep_the_cache(_VERIFY, target(site))] if cause == "empty_cache" else []
+    fixes = [techniques.keep_the_cache(_VERIFY, target(site))] if cause == "empty_cache" else []
     shapes = techniques.steady_shapes("segments are taken in the first step only")
-    return [*kept, *expandable_segments(settings), shapes]
+    return [*fixes, *expandable_segments(settings), shapes]

@@ -194,21 +194,21 @@ class EmptyCacheInLoop(Rule):
         emptying = ctx[CacheEmptying]
         for device, bursts in emptying.by_device.items():
             if emptying.source == "trace":
-                mine = self._steady(ctx, bursts, named=emptying.named)
-                if len(mine) >= self.min_bursts:
-                    yield self._of_trace(ctx, mine, named=emptying.named)
-            elif mine := self._one_line(ctx, device, bursts):
-                yield self._of_snapshot(ctx, device, mine)
+                steady_bursts = self._steady(ctx, bursts, named=emptying.named)
+                if len(steady_bursts) >= self.min_bursts:
+                    yield self._of_trace(ctx, steady_bursts, named=emptying.named)
+            elif steady_bursts := self._one_line(ctx, device, bursts):
+                yield self._of_snapshot(ctx, device, steady_bursts)
 
     def _one_line(self, ctx: Context, device: int, bursts: Sequence[Burst]) -> list[Burst]:
         """Those of the line that makes most of them, where they are enough."""
         stacks = ctx[MemoryStacks]
         lines = [stacks.user_site(b.stack) for b in bursts]
         site, count = Counter(lines).most_common(1)[0] if lines else (None, 0)
-        mine = [b for b, line in zip(bursts, lines, strict=True) if line == site]
-        given = sum(b.bytes or 0 for b in mine)
+        own = [b for b, line in zip(bursts, lines, strict=True) if line == site]
+        freed_bytes = sum(b.bytes or 0 for b in own)
         most = next((d.max_reserved for d in ctx[AllocatorActivity].devices if d.device == device), None)
-        return mine if count >= self.min_bursts and given >= self.min_share * (most or 0) else []
+        return own if count >= self.min_bursts and freed_bytes >= self.min_share * (most or 0) else []
 
     def _steady(self, ctx: Context, bursts: Sequence[Burst], *, named: bool) -> list[Burst]:
         """Those of steady steps. Where only the absence of an operator tells, there have to be steps, and the burst in
@@ -221,9 +221,9 @@ class EmptyCacheInLoop(Rule):
 
     def _of_snapshot(self, ctx: Context, device: int, bursts: Sequence[Burst]) -> Claim:
         site = ctx[MemoryStacks].user_site(bursts[0].stack)
-        given = sum(b.bytes or 0 for b in bursts)
+        freed_bytes = sum(b.bytes or 0 for b in bursts)
         activity = ctx[AllocatorActivity]
-        taken = [
+        episodes = [
             (e.given, e.taken + 1)
             for d in activity.devices
             if d.device == device
@@ -231,13 +231,13 @@ class EmptyCacheInLoop(Rule):
             if e.cause == "empty_cache"
         ]
         claim = Claim(
-            message=f"torch.cuda.empty_cache() gives memory back {times(len(bursts))} in the record, {size(given)} in all"
-            + (f", which is taken again {times(len(taken))}." if taken else "."),
+            message=f"torch.cuda.empty_cache() gives memory back {times(len(bursts))} in the record, {size(freed_bytes)} in all"
+            + (f", which is taken again {times(len(episodes))}." if episodes else "."),
             confidence="high",
             location=location(site, device=device),
             evidence=[_table(bursts)],
             fixes=[techniques.keep_the_cache(_VERIFY, target(site))],
-            owned=taken or [(b.start, b.end) for b in bursts],
+            owned=episodes or [(b.start, b.end) for b in bursts],
             key="snapshot",
         )
         return cost_of(ctx, activity.calls).added_to(claim)

@@ -180,32 +180,32 @@ class Fragmentation(Rule):
         for device, reserved in known:
             failure = memory.failures.get(device.device)
             unused = int(reserved.max()) - device.history.peak_bytes
-            grown = unused >= max(self.min_bytes, self.min_share * int(reserved.max()))
-            grown &= int(reserved[0]) < int(reserved.max())
-            if grown or (failure is not None and failure.fits_if_packed):
-                yield _claim(device, reserved, failure, unused if grown else None)
+            is_large = unused >= max(self.min_bytes, self.min_share * int(reserved.max()))
+            is_large &= int(reserved[0]) < int(reserved.max())
+            if is_large or (failure is not None and failure.fits_if_packed):
+                yield _claim(device, reserved, failure, unused if is_large else None)
 
 
 def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unused: int | None) -> Claim:
     history = device.history
     failed = failure if failure is not None and failure.fits_if_packed else None
-    taken = growths(history)
-    last = int(taken[reserved[taken + 1].argmax()]) if len(taken) else 0
+    growth = growths(history)
+    last = int(growth[reserved[growth + 1].argmax()]) if len(growth) else 0
     stack = failed.stack if failed is not None else asker(history, last)
     site = device.stacks.site(stack)
     most = int(reserved.max())
-    said = []
+    parts = []
     if unused is not None:
-        said.append(
+        parts.append(
             f"{size(most)} are reserved at most, {size(history.peak_bytes)} in use: {unused / most:.0%} of it never is"
         )
     if failed is not None:
-        said.append(
-            f"{'a' if said else 'A'} request of {size(failed.requested)} failed that would have fitted: {size(failed.device_free or 0)} were free on the "
+        parts.append(
+            f"{'a' if parts else 'A'} request of {size(failed.requested)} failed that would have fitted: {size(failed.device_free or 0)} were free on the "
             f"device and {size(failed.cached or 0)} in the cache, in pieces of at most {size(failed.largest_gap or 0)}"
         )
     return Claim(
-        message=f"{'; '.join(said)}{already(history.settings)}.",
+        message=f"{'; '.join(parts)}{already(history.settings)}.",
         confidence="high",
         severity="warning",
         saving=Saving(
@@ -226,16 +226,16 @@ def _claim(device: DeviceBlocks, reserved: Bytes, failure: Failure | None, unuse
 def _growths(device: DeviceBlocks, reserved: Bytes) -> Table:
     """The largest requests for which a segment was taken although the cache had as many free bytes."""
     history = device.history
-    taken = growths(history)
-    free = reserved[taken] - history.live[taken]
-    needless = free >= history.entry_size[taken]
-    chosen = taken[needless][np.argsort(-history.entry_size[taken][needless], kind="stable")]
+    growth = growths(history)
+    free = reserved[growth] - history.live[growth]
+    needless = free >= history.entry_size[growth]
+    chosen = growth[needless][np.argsort(-history.entry_size[growth][needless], kind="stable")]
     rows = [
         (device.place(asker(history, at)), int(history.entry_size[at]), held, live, held - live)
         for at in chosen.tolist()
         for held, live in [(int(reserved[at]), int(history.live[at]))]
     ]
-    title = f"Segments taken while as many bytes were free in the cache ({len(rows)} of {len(taken)})"
+    title = f"Segments taken while as many bytes were free in the cache ({len(rows)} of {len(growth)})"
     return table(
         title,
         {"for": "location", "segment": "bytes", "reserved": "bytes", "live": "bytes", "free": "bytes"},

@@ -203,8 +203,10 @@ class MemoryGrowth(Rule):
             return
         if evidence.frames_kind in ("none", "cpp"):
             raise NotCaptured("no Python frames were recorded, so no place can be named", CAPTURE_ADVICE)
-        grown = [(d, growth(d)) for d in evidence.devices]
-        long_enough = [(d, g) for d, g in grown if g is not None and len(g.boundaries) >= self.min_boundaries]
+        by_device = [(d, growth(d)) for d in evidence.devices]
+        long_enough = [
+            (d, g) for d, g in by_device if g is not None and len(g.boundaries) >= self.min_boundaries
+        ]
         if not long_enough:
             raise NotCaptured(
                 f"the record has fewer than {self.min_boundaries} step boundaries", CAPTURE_ADVICE
@@ -213,19 +215,19 @@ class MemoryGrowth(Rule):
             least = max(self.min_bytes, self.min_share * device.history.peak_bytes)
             if not (g.rises >= least).all():
                 continue
-            found = explaining_frame(device, g, self.one_frame)
-            if found is not None:
-                yield self._claim(ctx, device, g, *found, sure=evidence.frames_kind == "all")
+            site_and_blocks = explaining_frame(device, g, self.one_frame)
+            if site_and_blocks is not None:
+                yield self._claim(ctx, device, g, *site_and_blocks, sure=evidence.frames_kind == "all")
 
-    def _of_trace(self, found: TraceGrowth) -> Iterator[Claim]:
+    def _of_trace(self, trace_growth: TraceGrowth) -> Iterator[Claim]:
         """Without a snapshot: the trace's own events tell how much, and stacks in which function."""
-        if max(len(d.live) for d in found.devices) < self.min_boundaries:
+        if max(len(d.live) for d in trace_growth.devices) < self.min_boundaries:
             raise NotCaptured(f"the trace has fewer than {self.min_boundaries} steps", TRACE_ADVICE)
-        for risen in found.devices:
+        for risen in trace_growth.devices:
             least = max(self.min_bytes, self.min_share * risen.peak)
-            if not (risen.rises >= least).all() or not found.explained(risen, self.one_frame):
+            if not (risen.rises >= least).all() or not trace_growth.explained(risen, self.one_frame):
                 continue
-            site, per_step = found.site(risen, self.one_frame), int(np.median(risen.rises))
+            site, per_step = trace_growth.site(risen, self.one_frame), int(np.median(risen.rises))
             where = f", allocated in {site}" if site is not None else ""
             of = "the host" if risen.device < 0 else f"device {risen.device}"
             live = list(enumerate(risen.live.tolist(), 1))
@@ -254,10 +256,10 @@ class MemoryGrowth(Rule):
         without = history.peak_without(blocks, freed=ends[g.interval[blocks] + 1] - 1)
         fall = history.peak_bytes - without
         until = _steps_left(device, ctx.options.device_bytes, per_step)
-        left = f", {until:,} steps until the device is full" if until is not None else ""
+        outlook = f", {until:,} steps until the device is full" if until is not None else ""
         return Claim(
             message=f"Live memory rises by {size(per_step)} a step over {len(ends)} steps (measured after {g.of}), allocated at "
-            f"{site}{left}.",
+            f"{site}{outlook}.",
             confidence="high" if sure else "medium",
             severity=None if fall else "warning",
             saving=peak_saving(

@@ -81,11 +81,11 @@ def _in_backward(node: str = "CatBackward0", size: int = 300, forward: int = 20)
     b = SnapshotBuilder()
     for _ in range(3):
         with b.forward(line=31):
-            kept = [b.alloc(forward * MIB) for _ in range(20)]
+            activations = [b.alloc(forward * MIB) for _ in range(20)]
         with b.backward(node):
             b.temporary(size * MIB, size * MIB)
         with b.backward():
-            b.free(*kept)
+            b.free(*activations)
         with b.optimizer_step():
             pass
     return b
@@ -300,11 +300,11 @@ class MemorySpike(Rule):
         site = device.stacks.site(stacks[0])
         forward = device.stacks.site(twins[stacks[0]]) if site is None and stacks[0] in twins else None
         place = site or forward
-        held = int(history.size[at_peak].sum())
+        peak_bytes = int(history.size[at_peak].sum())
         what = f"{device.place(stacks[0])}" + (f" ({op})" if op and op not in device.place(stacks[0]) else "")
         of = f", by its size of {forward}" if forward is not None else ""
         return Claim(
-            message=f"Short-lived blocks hold {size(held)} of the {size(history.peak_bytes)} at the peak, first of all from "
+            message=f"Short-lived blocks hold {size(peak_bytes)} of the {size(history.peak_bytes)} at the peak, first of all from "
             f"{what}{of}; without them the peak falls by {size(fall)}.",
             confidence="high" if sure else "medium",
             saving=peak_saving(
@@ -347,26 +347,29 @@ def _group(
     history = device.history
     of_peak = short & np.isin(place, sorted(set(place[at_peak])))
     large = history.size == int(history.size[at_peak].max())
-    found, more = of_peak.copy(), at_peak
+    members, more = of_peak.copy(), at_peak
     while more.any():
-        found |= short & np.isin(place, sorted(set(place[more])))
-        highest = int(history.live_without(found).argmax())
-        more = short & ~found & history.alive(highest) & large
-    first = int(history.born[found & large].min())
-    there = history.bytes_over_time(found & large)[first:-1] > 0
-    return of_peak if there[history.action[first:] == 1].mean() > max_presence else found
+        members |= short & np.isin(place, sorted(set(place[more])))
+        highest = int(history.live_without(members).argmax())
+        more = short & ~members & history.alive(highest) & large
+    first = int(history.born[members & large].min())
+    there = history.bytes_over_time(members & large)[first:-1] > 0
+    return of_peak if there[history.action[first:] == 1].mean() > max_presence else members
 
 
 def _largest_first(device: DeviceBlocks, blocks: Mask) -> list[int]:
     """Stacks of some blocks, those of the function that holds most first."""
     stacks = device.history.stack[blocks]
     sizes = device.history.size[blocks]
-    held = {int(s): int(sizes[stacks == s].sum()) for s in np.unique(stacks)}
-    functions = {s: _function(device, s) for s in held}
+    bytes_by_stack = {int(s): int(sizes[stacks == s].sum()) for s in np.unique(stacks)}
+    functions = {s: _function(device, s) for s in bytes_by_stack}
     by_function = Counter[str]()
-    for s, count in held.items():
+    for s, count in bytes_by_stack.items():
         by_function[functions[s]] += count
-    return sorted(held, key=lambda s: (-by_function[functions[s]], -held[s], device.stacks.op_site(s), s))
+    return sorted(
+        bytes_by_stack,
+        key=lambda s: (-by_function[functions[s]], -bytes_by_stack[s], device.stacks.op_site(s), s),
+    )
 
 
 def _function(device: DeviceBlocks, stack: int) -> str:
@@ -380,14 +383,14 @@ def _twins(device: DeviceBlocks, blocks: Mask) -> dict[int, int]:
     phases = device.phases
     recorded = history.born >= (phases.first[0] if len(phases.first) else history.n)
     forward = recorded & (phases.stage[phases.of(history.born)] == Stage.FORWARD)
-    found: dict[int, int] = {}
+    twins: dict[int, int] = {}
     backward = stacks.stages(history.stack) == Stage.BACKWARD
     for block in np.flatnonzero(blocks & backward):
         alike = history.stack[forward & ~backward & (history.size == history.size[block])]
         if len(alike):
             values, counts = np.unique(alike, return_counts=True)
-            found.setdefault(int(history.stack[block]), int(values[counts.argmax()]))
-    return found
+            twins.setdefault(int(history.stack[block]), int(values[counts.argmax()]))
+    return twins
 
 
 def _table(device: DeviceBlocks, blocks: Mask, twins: dict[int, int]) -> Table:

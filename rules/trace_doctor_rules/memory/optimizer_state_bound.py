@@ -117,20 +117,20 @@ class OptimizerStateBound(Rule):
         evidence, memory = ctx[MemoryBlocks], ctx[DeviceMemory]
         for device in memory.tightest(evidence.devices, self.nearly_full):
             moment = memory.moment(device)
-            held = device.at(moment)["optimizer_state"]
-            if held >= self.min_share * int(device.history.live[moment]):
-                yield self._claim(memory, device, held, sure=evidence.frames_kind == "all")
+            state_bytes = device.at(moment)["optimizer_state"]
+            if state_bytes >= self.min_share * int(device.history.live[moment]):
+                yield self._claim(memory, device, state_bytes, sure=evidence.frames_kind == "all")
 
-    def _claim(self, memory: DeviceMemory, device: DeviceBlocks, held: int, *, sure: bool) -> Claim:
+    def _claim(self, memory: DeviceMemory, device: DeviceBlocks, state_bytes: int, *, sure: bool) -> Claim:
         history, moment = device.history, memory.moment(device)
         where = where_tightest(memory, device)
         live = int(history.live[moment])
         state = device.classes.where(OPTIMIZER_STATE)
-        gone = (1 - self.left) * history.bytes_over_time(state)
-        after = int((history.live - gone).max())
+        saved_bytes = (1 - self.left) * history.bytes_over_time(state)
+        after = int((history.live - saved_bytes).max())
         alive = state & history.alive(moment)
         return Claim(
-            message=f"The optimizer keeps {size(held)} of the {size(live)} live {where} ({held / live:.0%})"
+            message=f"The optimizer keeps {size(state_bytes)} of the {size(live)} live {where} ({state_bytes / live:.0%})"
             f"{how_full(memory, device)}.",
             confidence="high" if sure else "medium",
             severity="warning" if memory.pressed(device, self.nearly_full) else "info",

@@ -36,7 +36,7 @@ def _workspace() -> SnapshotBuilder:
     b.held(40 * MIB)
     for step in range(4):
         with b.forward():
-            kept = b.alloc(60 * MIB)
+            workspace = b.alloc(60 * MIB)
         with b.backward():
             if step == 0:
                 b.alloc(
@@ -47,7 +47,7 @@ def _workspace() -> SnapshotBuilder:
                     ],
                 )
             gradient = b.alloc(40 * MIB)
-            b.free(kept)
+            b.free(workspace)
         with b.optimizer_step():
             b.temporary(MIB)
         with b.zero_grad():
@@ -59,10 +59,10 @@ def _only_forward_and_backward(stacks: Literal["all", "python"]) -> SnapshotBuil
     b = SnapshotBuilder(stacks=stacks)
     for _ in range(3):
         with b.forward():
-            kept = b.alloc(100 * MIB)
+            gradients = b.alloc(100 * MIB)
         with b.backward():
             b.alloc(50 * MIB)
-            b.free(kept)
+            b.free(gradients)
     return b
 
 
@@ -201,10 +201,10 @@ class RetainedGradients(Rule):
     def _large(self, device: DeviceBlocks, r: Retention) -> bool:
         return r.bytes >= self.min_bytes and r.bytes >= self.min_share * device.history.peak_bytes
 
-    def _claim(self, device: DeviceBlocks, found: Sequence[Retention], *, sure: bool) -> Claim:
+    def _claim(self, device: DeviceBlocks, retentions: Sequence[Retention], *, sure: bool) -> Claim:
         history = device.history
-        most = max(found, key=lambda r: (r.bytes, -r.backward))
-        without = min(peak_when_freed(device, found), history.peak_bytes)
+        most = max(retentions, key=lambda r: (r.bytes, -r.backward))
+        without = min(peak_when_freed(device, retentions), history.peak_bytes)
         fall = history.peak_bytes - without
         stepped = device.phases.has(Stage.OPTIMIZER)
         how = (
@@ -227,7 +227,7 @@ class RetainedGradients(Rule):
             if fall
             else None,
             location=location(site, device=device.device),
-            evidence=[_table(device, found), make_up(device, history.peak, "Live at the peak")],
+            evidence=[_table(device, retentions), make_up(device, history.peak, "Live at the peak")],
             fixes=[_fix(how, site)],
             key=how,
         )
@@ -238,7 +238,7 @@ def _site(device: DeviceBlocks, how: str) -> Site | None:
     return device.caller(Stage.ZERO_GRAD if how == "after_forward" else Stage.OPTIMIZER)
 
 
-def _table(device: DeviceBlocks, found: Sequence[Retention]) -> Table:
+def _table(device: DeviceBlocks, retentions: Sequence[Retention]) -> Table:
     ends = device.phases.step_ends
     return table(
         "Gradients alive at the last allocation of a forward",
@@ -250,7 +250,7 @@ def _table(device: DeviceBlocks, found: Sequence[Retention]) -> Table:
                 r.bytes,
                 "between forward and backward" if r.cleared == "after_forward" else "not before backward",
             ]
-            for r in found
+            for r in retentions
         ],
     )
 

@@ -73,12 +73,12 @@ def _still_there() -> SnapshotBuilder:
     b = SnapshotBuilder(annotate=False)
     b.held(400 * MIB)
     for script in ("model.py", "score.py"):
-        made = []
+        blocks = []
         for _ in range(12):
             for line in range(6):
                 with b.forward(f"/home/me/{script}", 30 + line):
-                    made.append(b.alloc(20 * MIB))
-    b.free(*made)
+                    blocks.append(b.alloc(20 * MIB))
+    b.free(*blocks)
     return b
 
 
@@ -124,11 +124,11 @@ def _one_ahead() -> SnapshotBuilder:
 
 
 def _layers(b: SnapshotBuilder) -> list[Any]:
-    made = []
+    blocks = []
     for line in range(4):
         with b.forward("/home/me/model.py", 30 + line):
-            made.append(b.alloc(60 * MIB))
-    return made
+            blocks.append(b.alloc(60 * MIB))
+    return blocks
 
 
 def _no_frames() -> SnapshotBuilder:
@@ -253,30 +253,32 @@ class StaleGraph(Rule):
                 "no Python frames were recorded, so forwards cannot be told apart", CAPTURE_ADVICE
             )
         for device in evidence.devices:
-            found = stale_graphs(device)
+            graphs = stale_graphs(device)
             least = max(self.min_bytes, self.min_share * device.history.peak_bytes)
-            if found.most(device) >= least and len(found.forwards) >= self.min_forwards:
-                yield _claim(device, found, self.min_graph)
+            if graphs.most(device) >= least and len(graphs.forwards) >= self.min_forwards:
+                yield _claim(device, graphs, self.min_graph)
 
 
-def _claim(device: DeviceBlocks, found: StaleGraphs, min_graph: int) -> Claim:
+def _claim(device: DeviceBlocks, stale_graphs: StaleGraphs, min_graph: int) -> Claim:
     history = device.history
-    without = min(history.peak_without(found.blocks, freed=found.until), history.peak_bytes)
+    without = min(history.peak_without(stale_graphs.blocks, freed=stale_graphs.until), history.peak_bytes)
     fall = history.peak_bytes - without
-    site = _caller(device, found)
+    site = _caller(device, stale_graphs)
     mask = np.zeros(len(history.size), dtype=np.bool_)
-    mask[found.blocks] = True
-    graph = found.inference and any(_is_graph(device, found, f, min_graph) for f in found.forwards.tolist())
+    mask[stale_graphs.blocks] = True
+    graph = stale_graphs.inference and any(
+        _is_graph(device, stale_graphs, f, min_graph) for f in stale_graphs.forwards.tolist()
+    )
     how = (
         "the output holds its graph, though no backward runs"
         if graph
         else "no backward needs them"
-        if found.inference
+        if stale_graphs.inference
         else "backward does not need them any more"
     )
     at = f" by a variable of {site}" if site is not None else ""
     return Claim(
-        message=f"Up to {size(found.most(device))} of a forward stay until the next one has ended, held{at}: {how}.",
+        message=f"Up to {size(stale_graphs.most(device))} of a forward stay until the next one has ended, held{at}: {how}.",
         confidence="medium",
         severity=None if fall and graph else "info",
         saving=peak_saving(history.peak_bytes, without, "when these blocks are freed before the next forward")
@@ -284,7 +286,7 @@ def _claim(device: DeviceBlocks, found: StaleGraphs, min_graph: int) -> Claim:
         else None,
         location=location(site, device=device.device),
         evidence=[
-            holders(device.holders(mask), f"Left behind by {len(found.forwards)} forwards"),
+            holders(device.holders(mask), f"Left behind by {len(stale_graphs.forwards)} forwards"),
             make_up(device, history.peak, "Live at the peak"),
         ],
         fixes=[techniques.release_output(_VERIFY, target(site), inference=graph)],
@@ -292,26 +294,26 @@ def _claim(device: DeviceBlocks, found: StaleGraphs, min_graph: int) -> Claim:
     )
 
 
-def _is_graph(device: DeviceBlocks, found: StaleGraphs, forward: int, least: int) -> bool:
+def _is_graph(device: DeviceBlocks, stale_graphs: StaleGraphs, forward: int, least: int) -> bool:
     """Whether what one forward left behind is the graph of it. One older than the record is known by just that."""
     history = device.history
-    mine = found.blocks[found.forward == forward]
-    stacks, born = history.stack[mine], history.born[mine]
+    blocks = stale_graphs.blocks[stale_graphs.forward == forward]
+    stacks, born = history.stack[blocks], history.born[blocks]
     if (stacks < 0).any() or len(np.unique(stacks)) >= least:
         return True
-    made = history.size[(history.born >= born.min()) & (history.born <= born.max())]
-    return len(mine) >= least and 2 * int(history.size[mine].sum()) > int(made.sum())
+    sizes = history.size[(history.born >= born.min()) & (history.born <= born.max())]
+    return len(blocks) >= least and 2 * int(history.size[blocks].sum()) > int(sizes.sum())
 
 
-def _caller(device: DeviceBlocks, found: StaleGraphs) -> Site | None:
+def _caller(device: DeviceBlocks, stale_graphs: StaleGraphs) -> Site | None:
     """The line of the script that called the model, that of most bytes; of a graph older than the record, the line that
     made the next one."""
-    history, held = device.history, Counter[Site]()
-    known = found.blocks[history.stack[found.blocks] >= 0]
-    made = known if len(known) else np.flatnonzero(device.classes.where(ACTIVATIONS) & (history.stack >= 0))
-    sizes = np.bincount(history.stack[made], weights=history.size[made])
-    for stack in np.unique(history.stack[made]).tolist():
+    history, by_site = device.history, Counter[Site]()
+    known = stale_graphs.blocks[history.stack[stale_graphs.blocks] >= 0]
+    blocks = known if len(known) else np.flatnonzero(device.classes.where(ACTIVATIONS) & (history.stack >= 0))
+    sizes = np.bincount(history.stack[blocks], weights=history.size[blocks])
+    for stack in np.unique(history.stack[blocks]).tolist():
         site = device.stacks.module_caller(stack)
         if site is not None:
-            held[site] += int(sizes[stack])
-    return max(held, key=lambda site: (held[site], str(site)), default=None)
+            by_site[site] += int(sizes[stack])
+    return max(by_site, key=lambda site: (by_site[site], str(site)), default=None)

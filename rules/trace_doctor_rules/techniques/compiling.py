@@ -9,11 +9,11 @@ from trace_doctor_rules._shared import LAST_BITS, advice, patch
 
 
 def compile_model(verify: str, mode: str | None = None) -> Fix:
-    given = f', mode="{mode}"' if mode else ""
+    mode_argument = f', mode="{mode}"' if mode else ""
     return patch(
         "Compile the model",
         "compile-model",
-        f"model = torch.compile(model{given})\n"
+        f"model = torch.compile(model{mode_argument})\n"
         '# HF: TrainingArguments(torch_compile=True); Accelerate: TorchDynamoPlugin(backend="inductor")',
         f"{LAST_BITS}; the first steps compile; changing shapes compile again"
         + ("; outputs are overwritten by the next call (CUDA graphs)" if mode == "reduce-overhead" else ""),
@@ -86,8 +86,8 @@ _BY_LINE = """What helps depends on what stands on {file}:{line}:
 def keep_in_graph(verify: str, place: Target, hints: Iterable[str] = ()) -> Fix:
     """`place`: the line that breaks the graph; `hints`: what PyTorch's own log says of it."""
     text = _BY_LINE.format(file=place.file, line=place.line)
-    if said := "".join(f"\n- {hint}" for hint in hints):
-        text += f"\nPyTorch's own hints:{said}"
+    if lines := "".join(f"\n- {hint}" for hint in hints):
+        text += f"\nPyTorch's own hints:{lines}"
     return patch(
         f"Keep {place.file}:{place.line} inside the graph",
         "graph-break-line",

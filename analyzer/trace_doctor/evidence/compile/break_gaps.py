@@ -25,14 +25,14 @@ class Between:
     def __init__(self, run: Run, nesting: Nesting, regions: Regions, others: I64) -> None:
         self._regions = regions
         self._sibling = _siblings_before(regions)
-        taken = [others]
+        covers = [others]
         if not len(run.gpu):  # without a device, operators are the work itself
-            taken.append(run.named(lambda n: not n.startswith(DYNAMO), Cat.CPU_OP))
-        rows = np.concatenate(taken)
+            covers.append(run.named(lambda n: not n.startswith(DYNAMO), Cat.CPU_OP))
+        rows = np.concatenate(covers)
         self._free = {
-            int(t): complement(union(pairs(run.ts[mine], run.end[mine])), -_EVER, _EVER)
+            int(t): complement(union(pairs(run.ts[own_rows], run.end[own_rows])), -_EVER, _EVER)
             for t in {r.thread for r in regions.all}
-            for mine in (rows[run.thread[rows] == t],)
+            for own_rows in (rows[run.thread[rows] == t],)
         }
         outers = np.array(
             [r.row for r, c in zip(regions.all, regions.children, strict=True) if c], dtype=np.int64
@@ -43,12 +43,12 @@ class Between:
 
     def gaps(self, pieces: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
         """Before each of these regions (ascending): (thread, start, end) ns."""
-        found: list[tuple[int, int, int]] = []
+        gaps: list[tuple[int, int, int]] = []
         for thread, some in groupby(pieces, key=lambda p: self._regions.all[p].thread):
             spans = [(self._behind_compiled(p), self._regions.all[p].start) for p in some]
             free, _, _ = overlaps(np.array(spans, dtype=np.int64), self._free[thread])
-            found += zip(repeat(thread), free[:, 0].tolist(), free[:, 1].tolist(), strict=False)
-        return tuple(found)
+            gaps += zip(repeat(thread), free[:, 0].tolist(), free[:, 1].tolist(), strict=False)
+        return tuple(gaps)
 
     def _behind_compiled(self, piece: int) -> int:
         """When the compiled code before this piece ended; else what else ran since the piece before it."""
@@ -63,13 +63,13 @@ class Between:
 
 def _siblings_before(regions: Regions) -> dict[int, Region]:
     """For each region that is not the first in another: of those before it there, the one that ended last."""
-    found: dict[int, Region] = {}
+    siblings: dict[int, Region] = {}
     for children in regions.children:
         for before, child in pairwise(children):
-            found[child] = max(
-                regions.all[before], found.get(before, regions.all[before]), key=lambda r: r.end
+            siblings[child] = max(
+                regions.all[before], siblings.get(before, regions.all[before]), key=lambda r: r.end
             )
-    return found
+    return siblings
 
 
 def _is_call(name: str) -> bool:

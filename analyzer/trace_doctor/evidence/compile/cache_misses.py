@@ -33,16 +33,16 @@ def find_misses(run: Run, compiled: I64) -> tuple[CacheMiss, ...]:
     rows = run.named(lambda n: n == _LOOKUP)
     answers = np.union1d(compiled, run.named(is_compile))
     python = np.flatnonzero(run.is_cat(Cat.PYTHON))
-    found: list[CacheMiss] = []
+    cache_misses: list[CacheMiss] = []
     for thread in np.unique(run.thread[rows]):
-        mine = rows[run.thread[rows] == thread]
+        own_rows = rows[run.thread[rows] == thread]
         begun = run.ts[answers[run.thread[answers] == thread]]
         frames = python[run.thread[python] == thread]
-        following = np.append(run.ts[mine][1:], np.iinfo(np.int64).max)
-        vain = np.searchsorted(begun, following) == np.searchsorted(begun, run.end[mine])
-        first = np.searchsorted(run.ts[frames], run.end[mine])
-        for row, at in zip(mine[vain].tolist(), first[vain].tolist(), strict=True):
+        following = np.append(run.ts[own_rows][1:], np.iinfo(np.int64).max)
+        vain = np.searchsorted(begun, following) == np.searchsorted(begun, run.end[own_rows])
+        first = np.searchsorted(run.ts[frames], run.end[own_rows])
+        for row, at in zip(own_rows[vain].tolist(), first[vain].tolist(), strict=True):
             frame = python_frame(run.text(int(frames[at]))) if at < len(frames) else None
             called = frame if frame is not None and is_user_frame(frame.file) else None
-            found.append(CacheMiss(int(run.ts[row]), int(run.end[row]), called))
-    return tuple(sorted(found, key=lambda miss: miss.start))
+            cache_misses.append(CacheMiss(int(run.ts[row]), int(run.end[row]), called))
+    return tuple(sorted(cache_misses, key=lambda miss: miss.start))

@@ -74,20 +74,21 @@ class CompileEvents(Evidence, frozen=True):
         breaks = find_breaks(run, nesting, regions, telling, np.concatenate(others), logged)
         breaks += run_eagerly(run, nesting, regions, roots, logged)
         breaks += only_logged(regions, breaks, logged)
-        shown = _Shown(facts.options.source, regions)
+        shown_file = _Shown(facts.options.source, regions)
         graphs = run.named(is_graph_call, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)
         misses = _steady_misses(facts, regions, graphs)
         if not (breaks or regions.all or len(graphs) or misses):
             breaks = given_up(run, nesting)
         return cls(
             regions=regions,
-            breaks=tuple(replace(b, file=shown(b.file) if b.file else None) for b in breaks),
+            breaks=tuple(replace(b, file=shown_file(b.file) if b.file else None) for b in breaks),
             compilations=tuple(
-                replace(c, frame=replace(c.frame, file=shown(c.frame.file))) if c.frame else c
+                replace(c, frame=replace(c.frame, file=shown_file(c.frame.file))) if c.frame else c
                 for c in compilations
             ),
             misses=tuple(
-                replace(m, frame=replace(m.frame, file=shown(m.frame.file))) if m.frame else m for m in misses
+                replace(m, frame=replace(m.frame, file=shown_file(m.frame.file))) if m.frame else m
+                for m in misses
             ),
             has_ids=any(r.frame_id is not None for r in regions.all),
             graphs_run=len(graphs),
@@ -181,8 +182,8 @@ def _agrees(log: CompileLog, regions: Regions) -> bool:
     for region in regions.all:
         if region.compile_id is None:
             continue
-        said = frames.get(region.compile_id)
-        if said is None or (region.frame and region.frame.function != said.function):
+        frame = frames.get(region.compile_id)
+        if frame is None or (region.frame and region.frame.function != frame.function):
             return False
     return True
 

@@ -40,6 +40,7 @@ class Region(Struct, frozen=True, array_like=True):
 
     @property
     def compile_id(self) -> str | None:
+        """`0/1`, as logs of torch write it; None where the name has no number."""
         return None if self.frame_id is None else f"{self.frame_id}/{self.recompile_id}"
 
     @property
@@ -56,16 +57,17 @@ class Regions(Struct, frozen=True, array_like=True):
 
     @property
     def roots(self) -> tuple[int, ...]:
+        """Indices of the regions that lie in no other."""
         return tuple(i for i, r in enumerate(self.all) if r.parent < 0)
 
     def below(self, at: int) -> list[int]:
         """The regions inside this one, itself not included."""
-        found: list[int] = []
+        inner: list[int] = []
         open_ = list(self.children[at])
         while open_:
-            found.append(open_.pop())
-            open_ += self.children[found[-1]]
-        return sorted(found)
+            inner.append(open_.pop())
+            open_ += self.children[inner[-1]]
+        return sorted(inner)
 
     def named(self, logged: Mapping[str, Frame]) -> Regions:
         """With the functions of a log where the trace has no stacks, by compile id."""
@@ -76,11 +78,12 @@ class Regions(Struct, frozen=True, array_like=True):
 @lru_cache(maxsize=4096)
 def resumed_at(frame: Frame | None) -> Frame | None:
     """The broken function and line that a continuation's name tells; None if the frame is no continuation."""
-    found = RESUME.fullmatch(frame.function) if frame else None
-    return Frame(frame.file, int(found.group(2)), found.group(1)) if found and frame else None
+    match = RESUME.fullmatch(frame.function) if frame else None
+    return Frame(frame.file, int(match.group(2)), match.group(1)) if match and frame else None
 
 
 def is_region(name: str) -> bool:
+    """Whether an event of this name is a call of compiled code."""
     return _REGION.fullmatch(name) is not None
 
 
@@ -89,7 +92,7 @@ def read_regions(run: Run) -> Regions:
     rows = run.named(is_region, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)
     rows = rows[np.argsort(run.thread[rows], kind="stable")]
     ids = {int(n): _ids(run.names[n]) for n in np.unique(run.name[rows])}
-    made: list[Region] = []
+    regions: list[Region] = []
     children: list[list[int]] = []
     open_: list[int] = []
     for row, thread, start, end, name, first in zip(
@@ -101,7 +104,7 @@ def read_regions(run: Run) -> Regions:
         _own_functions(run, rows).tolist(),
         strict=True,
     ):
-        while open_ and (made[open_[-1]].thread != thread or made[open_[-1]].end <= start):
+        while open_ and (regions[open_[-1]].thread != thread or regions[open_[-1]].end <= start):
             open_.pop()
         parent = open_[-1] if open_ else -1
         region = Region(
@@ -112,22 +115,22 @@ def read_regions(run: Run) -> Regions:
             frame_id=ids[name][0],
             recompile_id=ids[name][1],
             parent=parent,
-            depth=made[parent].depth + 1 if open_ else 0,
+            depth=regions[parent].depth + 1 if open_ else 0,
             frame=python_frame(run.names[first]) if first >= 0 else None,
         )
         if parent >= 0:
-            children[parent].append(len(made))
-        open_.append(len(made))
-        made.append(region)
+            children[parent].append(len(regions))
+        open_.append(len(regions))
+        regions.append(region)
         children.append([])
-    return Regions(tuple(made), tuple(tuple(c) for c in children))
+    return Regions(tuple(regions), tuple(tuple(c) for c in children))
 
 
 def _ids(name: str) -> tuple[str | None, int | None]:
     """Numbers of the function and of its compilation."""
-    found = _REGION.fullmatch(name)
-    assert found is not None
-    return found.group(1), int(found.group(2)) if found.group(2) else None
+    match = _REGION.fullmatch(name)
+    assert match is not None
+    return match.group(1), int(match.group(2)) if match.group(2) else None
 
 
 def _own_functions(run: Run, rows: I64) -> I64:
@@ -135,11 +138,11 @@ def _own_functions(run: Run, rows: I64) -> I64:
     it; else -1."""
     python = np.flatnonzero(run.is_cat(Cat.PYTHON))
     begun = np.searchsorted(run.ts, run.ts[rows])
-    found = np.full(len(rows), -1, dtype=np.int64)
+    functions = np.full(len(rows), -1, dtype=np.int64)
     for thread in np.unique(run.thread[rows]) if len(python) else ():
         here, some = np.flatnonzero(run.thread[rows] == thread), python[run.thread[python] == thread]
         at = np.searchsorted(some, begun[here])
         here, first = here[at < len(some)], some[at[at < len(some)]]
         own = (run.ts[first] < run.end[rows[here]]) & (2 * run.dur[first] >= run.dur[rows[here]])
-        found[here[own]] = run.name[first[own]]
-    return found
+        functions[here[own]] = run.name[first[own]]
+    return functions

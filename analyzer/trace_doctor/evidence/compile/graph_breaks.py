@@ -92,22 +92,22 @@ def find_breaks(
 
     `others`: rows of calls that wait for the device, and of compilations; that time is theirs, not the break's.
     """
-    found: dict[_Key, _Found] = {}
+    by_key: dict[_Key, _Found] = {}
     eager = _EagerResumes(run, regions)
     for root in roots:
         owners = _Owners(regions, root, logged, eager)
         chain = max((regions.all[i].depth for i in regions.below(root)), default=0) - regions.all[root].depth
         for piece, key in owners.of.items():
-            here = found.setdefault(key, _Found())
+            here = by_key.setdefault(key, _Found())
             here.roots.add(root)
             here.pieces.append(piece)
             here.chain = max(here.chain, chain)
             here.callee = here.callee or owners.callee.get(key)
             here.defined = here.defined or owners.defined.get(key)
-    if not found:
+    if not by_key:
         return ()
     between = Between(run, nesting, regions, others)
-    made = [
+    breaks = [
         Break(
             function=key.function,
             file=key.file,
@@ -122,9 +122,9 @@ def find_breaks(
             gaps=between.gaps(sorted(here.pieces)),
             logged=tuple(b for b in logged if key.line and _same_place(b, key)),
         )
-        for key, here in found.items()
+        for key, here in by_key.items()
     ]
-    return tuple(sorted(made, key=lambda b: (b.file or "", b.line or 0, b.function or "", b.outermost)))
+    return tuple(sorted(breaks, key=lambda b: (b.file or "", b.line or 0, b.function or "", b.outermost)))
 
 
 class _Owners:
@@ -189,9 +189,14 @@ class _Owners:
     def _unplaced(self, parent: int, child: int) -> _Key:
         """A region without continuation behind it: the log may know the line; the trace knows the function at best."""
         above, below = self._regions.all[parent], self._regions.all[child]
-        said = next((b for b in self._logged if b.compile_id == above.compile_id and b.site), None)
-        if said and said.site:
-            return _Key(said.site.function or None, said.site.file, said.site.line, self._outermost)
+        logged_break = next((b for b in self._logged if b.compile_id == above.compile_id and b.site), None)
+        if logged_break and logged_break.site:
+            return _Key(
+                logged_break.site.function or None,
+                logged_break.site.file,
+                logged_break.site.line,
+                self._outermost,
+            )
         frame = above.resumes or above.frame
         if frame is None:
             return _Key(None, None, None, self._outermost)
@@ -233,7 +238,7 @@ def run_eagerly(
     Dynamo gives up on a whole function when it breaks inside a loop or a context manager. Only stacks show it, and
     only a log knows the line.
     """
-    found: dict[tuple[str, Frame], _Found] = {}
+    by_place: dict[tuple[str, Frame], _Found] = {}
     calls_graph = _calls_graph(run, regions)
     for root in roots:
         for at in (root, *regions.below(root)):
@@ -242,27 +247,27 @@ def run_eagerly(
                 continue
             frame = _eager_function(run, nesting, region)
             if frame is not None:
-                here = found.setdefault((regions.all[root].frame_id or "", frame), _Found())
+                here = by_place.setdefault((regions.all[root].frame_id or "", frame), _Found())
                 here.roots.add(root)
                 here.pieces.append(at)
-    made = []
-    for (outermost, frame), here in sorted(found.items(), key=lambda kv: (kv[0][1].file, kv[0][1].line)):
-        said = tuple(b for b in logged if b.skips_frame and b.site and _is_in(b.site, frame))
-        made.append(
+    breaks = []
+    for (outermost, frame), here in sorted(by_place.items(), key=lambda kv: (kv[0][1].file, kv[0][1].line)):
+        reasons = tuple(b for b in logged if b.skips_frame and b.site and _is_in(b.site, frame))
+        breaks.append(
             Break(
                 function=frame.function,
                 file=frame.file,
-                line=next((b.site.line for b in said if b.site), None),
+                line=next((b.site.line for b in reasons if b.site), None),
                 defined=frame.line,
                 calls=len(here.roots),
                 pieces=len(here.pieces),
                 regions=_ids(regions, here.pieces),
                 outermost=outermost,
-                logged=said,
+                logged=reasons,
                 whole=True,
             )
         )
-    return tuple(made)
+    return tuple(breaks)
 
 
 def given_up(run: Run, nesting: Nesting) -> tuple[Break, ...]:
@@ -287,23 +292,23 @@ def only_logged(regions: Regions, known: Sequence[Break], logged: Sequence[Logge
     """
     ran = {r.compile_id for r in regions.all}
     places = {(b.function, b.line) for b in known if b.line is not None}
-    found: dict[LogFrame, list[LoggedBreak]] = {}
-    for said in logged:
-        if said.site is None or (said.site.function, said.site.line) in places:
+    by_frame: dict[LogFrame, list[LoggedBreak]] = {}
+    for logged_break in logged:
+        if logged_break.site is None or (logged_break.site.function, logged_break.site.line) in places:
             continue
-        if said.compile_id in ran or said.skips_frame or not ran - {None}:
-            found.setdefault(said.site, []).append(said)
+        if logged_break.compile_id in ran or logged_break.skips_frame or not ran - {None}:
+            by_frame.setdefault(logged_break.site, []).append(logged_break)
     return tuple(
         Break(
             function=site.function or None,
             file=site.file,
             line=site.line,
-            regions=tuple(dict.fromkeys(b.compile_id for b in said)),
-            outermost=said[0].compile_id.rsplit("/", 1)[0],
-            logged=tuple(said),
-            whole=any(b.skips_frame for b in said),
+            regions=tuple(dict.fromkeys(b.compile_id for b in logged_break)),
+            outermost=logged_break[0].compile_id.rsplit("/", 1)[0],
+            logged=tuple(logged_break),
+            whole=any(b.skips_frame for b in logged_break),
         )
-        for site, said in sorted(found.items(), key=lambda kv: (kv[0].file, kv[0].line))
+        for site, logged_break in sorted(by_frame.items(), key=lambda kv: (kv[0].file, kv[0].line))
     )
 
 
@@ -342,8 +347,8 @@ def _calls_graph(run: Run, regions: Regions) -> list[bool]:
     return found.tolist()
 
 
-def _same_place(said: LoggedBreak, key: _Key) -> bool:
-    site = said.site
+def _same_place(logged_break: LoggedBreak, key: _Key) -> bool:
+    site = logged_break.site
     return (
         site is not None and key.file is not None and site.line == key.line and same_file(site.file, key.file)
     )

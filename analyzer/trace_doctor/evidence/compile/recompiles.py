@@ -43,6 +43,7 @@ class Compilation(Struct, frozen=True):
 
     @property
     def ns(self) -> int:
+        """How long it took."""
         return self.end - self.start
 
     @property
@@ -58,6 +59,7 @@ class Compilation(Struct, frozen=True):
 
     @property
     def frame_id(self) -> str | None:
+        """The number of the function, the same for all its compilations; None where it is not known."""
         return self.compile_id.rsplit("/", 1)[0] if self.compile_id and "/" in self.compile_id else None
 
 
@@ -74,34 +76,34 @@ def find_compilations(
         return ()
     ids = _compile_ids(run, rows, regions)
     shapes = _InputShapes(run, nesting, regions)
-    made = []
+    compilations = []
     for row in rows.tolist():
-        found = _TIMED.fullmatch(run.text(row))
-        assert found is not None
+        match = _TIMED.fullmatch(run.text(row))
+        assert match is not None
         compile_id = ids.get(row)
         region = shapes.first_run(compile_id, int(run.end[row])) if compile_id else None
         reasons = tuple(logged_reasons.get(compile_id or "", ()))
-        asked = region if _OF_A_FRAME.fullmatch(found.group(1)) and not reasons else None
-        inputs = shapes.compared(asked) if asked else None
-        made.append(
+        unexplained = region if _OF_A_FRAME.fullmatch(match.group(1)) and not reasons else None
+        inputs = shapes.compared(unexplained) if unexplained else None
+        compilations.append(
             Compilation(
                 row=row,
                 thread=int(run.thread[row]),
                 start=int(run.ts[row]),
                 end=int(run.end[row]),
-                what=found.group(1),
+                what=match.group(1),
                 compile_id=compile_id,
                 frame=region.frame if region and region.frame else logged_frames.get(compile_id or ""),
                 changed=reasons or inputs or (),
                 same_shapes=inputs == (),
             )
         )
-    return tuple(made)
+    return tuple(compilations)
 
 
 def _is_compiling(name: str) -> bool:
-    found = _TIMED.fullmatch(name)
-    return found is not None and _NOT_COMPILING.fullmatch(found.group(1)) is None
+    match = _TIMED.fullmatch(name)
+    return match is not None and _NOT_COMPILING.fullmatch(match.group(1)) is None
 
 
 def _compile_ids(run: Run, rows: I64, regions: Regions) -> dict[int, str]:
@@ -109,7 +111,7 @@ def _compile_ids(run: Run, rows: I64, regions: Regions) -> dict[int, str]:
     data = run.named(lambda n: _COMPILE_ID.search(n) is not None)
     said_on = {int(t): data[run.thread[data] == t] for t in np.unique(run.thread[data])}
     run_on = _ByStart(regions, lambda r: r.thread if r.compile_id else None)
-    found: dict[int, str] = {}
+    by_row: dict[int, str] = {}
     behind: dict[int, int] = {}  # thread -> end of the compilation before
     for row in rows.tolist():
         thread, start, end = int(run.thread[row]), int(run.ts[row]), int(run.end[row])
@@ -119,14 +121,14 @@ def _compile_ids(run: Run, rows: I64, regions: Regions) -> dict[int, str]:
         behind[thread] = end
         if len(near):
             at = int(np.searchsorted(run.ts[near], start, side="right")) - 1
-            said = _COMPILE_ID.search(run.text(int(near[max(at, 0)])))
-            assert said is not None
-            found[row] = said.group(1)
+            match = _COMPILE_ID.search(run.text(int(near[max(at, 0)])))
+            assert match is not None
+            by_row[row] = match.group(1)
         elif _OF_A_FRAME.fullmatch(run.text(row).removesuffix(" (dynamo_timed)")):
             region = run_on.from_(thread, end)
             if region is not None and region.compile_id is not None:
-                found[row] = region.compile_id
-    return found
+                by_row[row] = region.compile_id
+    return by_row
 
 
 class _ByStart:
@@ -180,7 +182,7 @@ class _InputShapes:
         inside = rows[first:behind]
         operators = inside[self._run.cat[inside] == Cat.CPU_OP]
         called = [r for r in operators.tolist() if self._run.text(r).startswith("CompiledFunction")][:1]
-        for said in self._run.args(called):
-            dims = said.get("Input Dims")
+        for arguments in self._run.args(called):
+            dims = arguments.get("Input Dims")
             return list(map(str, dims)) if isinstance(dims, list) else []
         return []

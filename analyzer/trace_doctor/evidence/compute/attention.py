@@ -94,8 +94,8 @@ def _backward(kernels: Work, places: I64) -> Bool:
     run = kernels.run
     names = [run.names[i] for i in run.name[kernels.rows[places]].tolist()]
     operators = kernels.operator[places].tolist()
-    said = [f"{n} {run.text(o) if o >= 0 else ''}".lower() for n, o in zip(names, operators, strict=True)]
-    return np.array(["backward" in text for text in said], dtype=bool)
+    texts = [f"{n} {run.text(o) if o >= 0 else ''}".lower() for n, o in zip(names, operators, strict=True)]
+    return np.array(["backward" in text for text in texts], dtype=bool)
 
 
 def _extent(order: I64, apart: _Gaps, behind: I64, backward: Bool) -> tuple[Bool, Bool]:
@@ -119,8 +119,8 @@ def _is_softmax(kernels: Work) -> Bool:
     named = kernels.named(
         lambda n: "softmax" in n.lower() and "log_softmax" not in n and not is_log_softmax(n)
     )
-    asked = kernels.launched_by(lambda n: _SOFTMAX.fullmatch(n) is not None)
-    return (named | asked) & ~kernels.launched_by(lambda n: "log_softmax" in n or "cross_entropy" in n)
+    by_operator = kernels.launched_by(lambda n: _SOFTMAX.fullmatch(n) is not None)
+    return (named | by_operator) & ~kernels.launched_by(lambda n: "log_softmax" in n or "cross_entropy" in n)
 
 
 def _by_hand(kernels: Work, order: I64, first: I64, last: I64) -> I64:
@@ -146,14 +146,14 @@ def _by_hand(kernels: Work, order: I64, first: I64, last: I64) -> I64:
 def _batched_by_grid(kernels: Work, rows: I64, unknown: Bool, behind: I64) -> Bool:
     """Which products of unknown operators (a CUDA graph is launched as a whole) are batched: those on both sides of a
     softmax whose grids have the same depth, of 2 or more."""
-    found = np.zeros(len(rows), dtype=bool)
+    batched = np.zeros(len(rows), dtype=bool)
     behind = np.unique(behind[(behind > 0) & (behind < len(rows))])
     behind = behind[unknown[behind - 1] & unknown[behind]][:MOST_LOOKED_AT]
-    wanted = np.stack([behind - 1, behind], axis=1).ravel()
-    depth = [_depth(args) for args in kernels.run.args(kernels.rows[rows[wanted]].tolist())]
+    neighbours = np.stack([behind - 1, behind], axis=1).ravel()
+    depth = [_depth(args) for args in kernels.run.args(kernels.rows[rows[neighbours]].tolist())]
     for place, before, after in zip(behind.tolist(), depth[::2], depth[1::2], strict=True):
-        found[[place - 1, place]] |= before == after > 1
-    return found
+        batched[[place - 1, place]] |= before == after > 1
+    return batched
 
 
 def _depth(args: dict[str, Any]) -> int:
@@ -176,11 +176,11 @@ def _products(kernels: Work, order: I64) -> tuple[I64, I64, Bool, Bool]:
     places = np.flatnonzero(batched | other)
     operators = kernels.operator[order[places]]
     new = np.ones(len(places), dtype=bool)
-    told = known[places]
-    new[1:] = (operators[1:] != operators[:-1]) | (operators[1:] < 0) | ~told[1:]
+    is_known = known[places]
+    new[1:] = (operators[1:] != operators[:-1]) | (operators[1:] < 0) | ~is_known[1:]
     starts = np.flatnonzero(new)
     ends = np.append(starts[1:], len(places))[: len(starts)] - 1
-    return places[starts], places[ends], batched[places[starts]], ~told[starts]
+    return places[starts], places[ends], batched[places[starts]], ~is_known[starts]
 
 
 class _Gaps(Struct, frozen=True):
@@ -233,10 +233,10 @@ def _fitting(facts: Facts, kernels: Work, order: I64, softmax: I64, first: I64, 
     known = np.isin(over, inputs.typical(over[over >= 0])) & (into >= 0)
     known &= own[over] & multiplies[into]
     pairs = np.stack([over[known], into[known]], axis=1)
-    given = inputs.of(pairs.ravel().tolist())
+    operands = inputs.of(pairs.ravel().tolist())
     fits = [
         _elements(a) in {prod(s) for s, _ in b.tensors()}
-        for a, b in zip(given[::2], given[1::2], strict=True)
+        for a, b in zip(operands[::2], operands[1::2], strict=True)
     ]
     keep[known] = fits
     if len(fits) and not any(fits):  # what does not fit in one step does not in the others
@@ -256,6 +256,7 @@ def _score_bytes(facts: Facts, kernels: Work, softmax: I64) -> int | None:
     operators = np.unique(kernels.operator[softmax])
     rows = inputs.typical(operators[operators >= 0])
     sizes = [
-        max((tensor_bytes(*t) for t in given.tensors()), default=0) for given in inputs.of(rows.tolist())
+        max((tensor_bytes(*t) for t in operands.tensors()), default=0)
+        for operands in inputs.of(rows.tolist())
     ]
     return sum(sizes) or None

@@ -41,12 +41,12 @@ class Kernels(Evidence, frozen=True):
     def build(cls, facts: Facts) -> Self:
         run, timeline, steps = facts.run, facts[GpuTimeline], facts[Steps]
         steady = intervals(steps.spans("steady"))
-        found = []
+        parts = []
         for device in timeline.devices:
             rows = timeline.rows(device, COMPUTE)
             ns = covered(pairs(run.ts[rows], run.end[rows]), steady)
-            found.append((int(ns.sum()), -device, rows[ns > 0], ns[ns > 0]))
-        _, device, rows, ns = max(found, key=lambda f: f[:2])
+            parts.append((int(ns.sum()), -device, rows[ns > 0], ns[ns > 0]))
+        _, device, rows, ns = max(parts, key=lambda f: f[:2])
         operators = _operators(run, facts[Nesting], facts[Launches], rows)
         return cls(-device, rows, ns, operators, steps.count, run, facts[Nesting])
 
@@ -86,6 +86,7 @@ class Kernels(Evidence, frozen=True):
         return float(self.ns[mask].sum()) / self.total if self.total else 0.0
 
     def us_per_step(self, mask: Bool) -> float:
+        """Time of some of the kernels in a steady step, us on average."""
         return float(self.ns[mask].sum()) / self.steps / 1e3
 
     def by_operator(self, mask: Bool) -> tuple[I64, I64]:
@@ -119,6 +120,7 @@ class Kernels(Evidence, frozen=True):
 
     @cached_property
     def device_name(self) -> str:
+        """As the file has it; empty where it has none."""
         return self.run.device_names.get(self.device, "")
 
     @cached_property
@@ -147,9 +149,9 @@ class Kernels(Evidence, frozen=True):
 def _operators(run: Run, nesting: Nesting, launches: Launches, rows: I64) -> I64:
     """The innermost operator around the launch of each GPU row."""
     at = np.searchsorted(run.gpu, rows)
-    found = launches.launch[at].astype(np.int64)
+    operator = launches.launch[at].astype(np.int64)
     while True:
-        rising = np.flatnonzero((found >= 0) & (run.cat[np.maximum(found, 0)] != Cat.CPU_OP))
+        rising = np.flatnonzero((operator >= 0) & (run.cat[np.maximum(operator, 0)] != Cat.CPU_OP))
         if not len(rising):
-            return found
-        found[rising] = nesting.parent[found[rising]]
+            return operator
+        operator[rising] = nesting.parent[operator[rising]]

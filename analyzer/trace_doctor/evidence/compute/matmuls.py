@@ -34,6 +34,7 @@ class Product(Struct, frozen=True):
 
     @property
     def flop(self) -> float:
+        """Multiplications and additions."""
         return 2.0 * self.rows * self.inner * self.columns
 
 
@@ -53,13 +54,15 @@ class Products(Evidence, frozen=True):
         backward = nesting.inside(
             rows, run.is_named(lambda n: is_backward(n) or n.startswith("CompiledFunctionBackward"))
         )
-        found = []
-        for row, given, back in zip(rows.tolist(), inputs.of(rows.tolist()), backward.tolist(), strict=True):
+        products = []
+        for row, operands, back in zip(
+            rows.tolist(), inputs.of(rows.tolist()), backward.tolist(), strict=True
+        ):
             name = run.text(row)
             first = _FIRST[name]
-            left, right = given.shape(first), given.shape(first + 1)
-            if len(left) == 2 and len(right) == 2 and left[1] == right[0]:
-                half = given.type(first) in _HALF and given.type(first + 1) in _HALF
+            left_shape, right = operands.shape(first), operands.shape(first + 1)
+            if len(left_shape) == 2 and len(right) == 2 and left_shape[1] == right[0]:
+                half = operands.type(first) in _HALF and operands.type(first + 1) in _HALF
                 thread = int(run.thread[row])
-                found.append(Product(row, name, *left, right[1], half, back, spent[row], thread))
-        return cls(tuple(found))
+                products.append(Product(row, name, *left_shape, right[1], half, back, spent[row], thread))
+        return cls(tuple(products))

@@ -97,26 +97,26 @@ class OperatorLoops(Evidence, frozen=True):
             parts = before >= 0 and bool(unbinding[ops[before]]) and frame[before] == frame[edges[0]]
             if parts or any(map(_INDEXING.fullmatch, names)):
                 groups.setdefault((site, _rotated(names)), []).append(edges)
-        found = []
+        loops = []
         for (site, names), executions in groups.items():
             begins = [run.ts[ops[edges[:-1]]] for edges in executions]
             begin = [int(each[0]) for each in begins]
             end = [int(run.end[ops[edges[-1] - 1]]) for edges in executions]
             starts = np.sort(np.array(begin))
-            held = np.diff(np.searchsorted(starts, np.array(spans, dtype=np.int64))) > 0
-            found.append(
+            holds_one = np.diff(np.searchsorted(starts, np.array(spans, dtype=np.int64))) > 0
+            loops.append(
                 OperatorLoop(
                     site=site,
                     group=names,
                     repeats=tuple(len(each) for each in begins),
                     spans=tuple(zip(begin, end, strict=True)),
                     first=tuple(int(each[1] - each[0]) for each in begins),
-                    steps=int(held.sum()),
+                    steps=int(holds_one.sum()),
                     repetition_ns=int(np.median(np.concatenate([np.diff(each) for each in begins]))),
                 )
             )
-        found.sort(key=lambda loop: (-sum(e - s for s, e in loop.spans), str(loop.site), loop.group))
-        return cls(tuple(found), main, run)
+        loops.sort(key=lambda loop: (-sum(e - s for s, e in loop.spans), str(loop.site), loop.group))
+        return cls(tuple(loops), main, run)
 
 
 def _operators(facts: Facts, run: Run, main: int) -> I64:
@@ -137,13 +137,13 @@ def _frames(run: Run, nesting: Nesting, ops: I64) -> I64:
     return _callers(run, nesting, at, user)
 
 
-def _climbed(nesting: Nesting, at: I64, wanted: Bool) -> I64:
+def _climbed(nesting: Nesting, at: I64, mask: Bool) -> I64:
     """The innermost wanted event at or around each of these, -1 without one."""
-    climbing = np.flatnonzero((at >= 0) & ~wanted[np.maximum(at, 0)])
+    climbing = np.flatnonzero((at >= 0) & ~mask[np.maximum(at, 0)])
     while len(climbing):
         at[climbing] = nesting.parent[at[climbing]]
         above = at[climbing]
-        climbing = climbing[(above >= 0) & ~wanted[np.maximum(above, 0)]]
+        climbing = climbing[(above >= 0) & ~mask[np.maximum(above, 0)]]
     return at
 
 
@@ -166,16 +166,18 @@ def _callers(run: Run, nesting: Nesting, frame: I64, user: Bool) -> I64:
 def _executions(names: I64, frame: I64, *, branches: bool) -> list[tuple[I64, tuple[int, ...]]]:
     """The loops, in order: the place at which each repetition begins and the one behind the last, and the names that
     come in each repetition."""
-    taken = np.zeros(len(names), dtype=bool)
-    found = [(edges, tuple(names[edges[0] : edges[1]].tolist())) for edges in _periodic(names, frame, taken)]
+    covered = np.zeros(len(names), dtype=bool)
+    executions = [
+        (edges, tuple(names[edges[0] : edges[1]].tolist())) for edges in _periodic(names, frame, covered)
+    ]
     if branches:
-        found += _branched(names, frame, taken)
-    return sorted(found, key=lambda loop: int(loop[0][0]))
+        executions += _branched(names, frame, covered)
+    return sorted(executions, key=lambda loop: int(loop[0][0]))
 
 
-def _periodic(names: I64, frame: I64, taken: Bool) -> list[I64]:
+def _periodic(names: I64, frame: I64, covered: Bool) -> list[I64]:
     """Stretches in which a group of names repeats under one frame; the shortest period wins. They are marked as taken."""
-    found = []
+    executions = []
     for period in range(1, LONGEST + 1):
         if len(names) < period * LEAST:
             break
@@ -186,34 +188,34 @@ def _periodic(names: I64, frame: I64, taken: Bool) -> list[I64]:
         for begin, end in zip(begins[long].tolist(), ends[long].tolist(), strict=True):
             repeats = (end - begin) // period + 1
             stretch = slice(begin, begin + period * repeats)
-            if not taken[stretch].any():
-                taken[stretch] = True
-                found.append(begin + period * np.arange(repeats + 1))
-    return found
+            if not covered[stretch].any():
+                covered[stretch] = True
+                executions.append(begin + period * np.arange(repeats + 1))
+    return executions
 
 
-def _branched(names: I64, frame: I64, taken: Bool) -> list[tuple[I64, tuple[int, ...]]]:
+def _branched(names: I64, frame: I64, covered: Bool) -> list[tuple[I64, tuple[int, ...]]]:
     """Loops whose body has branches: an operator that comes again and again under one frame, after no more than a small
     group, and most of what lies between is the same each time. The rarest such operator comes once in a repetition."""
-    at = np.flatnonzero(~taken)
+    at = np.flatnonzero(~covered)
     at = at[np.lexsort((at, names[at], frame[at]))]
     near = (np.diff(at) <= LONGEST) & (np.diff(names[at]) == 0) & (np.diff(frame[at]) == 0)
     edges = np.diff(np.concatenate([[0], near.astype(np.int8), [0]]))
     begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-    found = []
+    executions = []
     for n in np.argsort(ends - begins, kind="stable").tolist():
         anchors = at[begins[n] : ends[n] + 1]
-        if len(anchors) <= LEAST or taken[anchors[0] : anchors[-1]].any():
+        if len(anchors) <= LEAST or covered[anchors[0] : anchors[-1]].any():
             continue
         bodies = [names[a:b].tolist() for a, b in pairwise(anchors.tolist())]
         counts = Counter(name for body in bodies for name in set(body))
         core = {name for name, count in counts.items() if count >= ALWAYS * len(bodies)}
         same = sum(name in core for body in bodies for name in body)
         if len(core) > 1 and same >= ALIKE * sum(map(len, bodies)):
-            taken[anchors[0] : anchors[-1]] = True
+            covered[anchors[0] : anchors[-1]] = True
             usual = Counter(map(tuple, bodies)).most_common(1)[0][0]
-            found.append((anchors, tuple(name for name in usual if name in core)))
-    return found
+            executions.append((anchors, tuple(name for name in usual if name in core)))
+    return executions
 
 
 def _rotated(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -67,8 +67,8 @@ class Operators(Evidence, frozen=True):
 
     def _row(self, n: int) -> OperatorRow:
         run, steps, name = self._facts.run, self._facts[Steps], int(self.names[n])
-        mine = slice(self._first[n], self._behind[n])
-        rows, own = self._rows[mine], self._own[mine]
+        own_rows = slice(self._first[n], self._behind[n])
+        rows, own = self._rows[own_rows], self._own[own_rows]
         by_step = np.zeros(len(steps.steady), dtype=np.int64)
         if steps.steps:
             step = steps.steady_at(run.ts[rows])
@@ -90,8 +90,8 @@ def self_time(run: Run, nesting: Nesting, rows: I64) -> I64:
     counts = np.zeros(len(run) + 1, dtype=bool)  # the last one, -1, is no event
     counts[rows] = True
     inside = np.flatnonzero(counts[nesting.parent])
-    held = np.bincount(
+    inner_ns = np.bincount(
         np.searchsorted(rows, nesting.parent[inside]), weights=run.dur[inside], minlength=len(rows)
     )
-    own: I64 = np.maximum(run.dur[rows] - held.astype(np.int64), 0)
+    own: I64 = np.maximum(run.dur[rows] - inner_ns.astype(np.int64), 0)
     return own

@@ -66,8 +66,8 @@ class OptimizerWork(Evidence, frozen=True):
 
 def optimizer_class(name: str) -> str:
     """`AdamW` of `Optimizer.step#AdamW.step`; empty for other names."""
-    found = _CLASS.match(name)
-    return found.group(1) if found else ""
+    match = _CLASS.match(name)
+    return match.group(1) if match else ""
 
 
 def launched_in(run: Run, nesting: Nesting, launches: Launches, rows: I64) -> I64:

@@ -79,7 +79,7 @@ class UpdateLoops(Evidence, frozen=True):
         ops, step, mark = plain_operators(facts)
         gradients = gradients_by_step(facts)
         update = run.name_ids(lambda n: _UPDATE.fullmatch(n) is not None)
-        found: dict[tuple[str, tuple[str, ...], Site | None], list[I64]] = defaultdict(list)
+        by_loop: dict[tuple[str, tuple[str, ...], Site | None], list[I64]] = defaultdict(list)
         for first, behind in _runs(run, ops, step, mark):
             rows = ops[first:behind]
             ids, counts = np.unique(run.name[rows], return_counts=True)
@@ -91,8 +91,8 @@ class UpdateLoops(Evidence, frozen=True):
                 continue
             names = tuple(sorted(run.names[i] for i in ids.tolist()))
             optimizer = optimizer_class(run.text(of)) if of >= 0 else ""
-            found[optimizer, names, sites.site(int(rows[0])) if sites is not None else None].append(rows)
-        loops = [UpdateLoop(o, names, site, tuple(runs)) for (o, names, site), runs in found.items()]
+            by_loop[optimizer, names, sites.site(int(rows[0])) if sites is not None else None].append(rows)
+        loops = [UpdateLoop(o, names, site, tuple(runs)) for (o, names, site), runs in by_loop.items()]
         loops.sort(key=lambda loop: (-sum(map(len, loop.runs)), loop.optimizer, loop.names, str(loop.site)))
         return cls(tuple(loops), run, facts[Nesting], facts[Launches])
 
@@ -127,16 +127,16 @@ def _tensors(run: Run, names: I32, counts: I64, update: I32) -> int:
 
 def _runs(run: Run, ops: I64, step: I64, mark: I64) -> list[tuple[int, int]]:
     """[first, behind) of elementwise operators that follow each other within one step, and one optimizer or none."""
-    wanted: Bool = np.isin(
+    elementwise: Bool = np.isin(
         run.name[ops], run.name_ids(lambda n: is_view(n) or _ELEMENTWISE.fullmatch(n) is not None)
     )
     if not len(ops):
         return []
     new = np.ones(len(ops), dtype=np.bool_)
-    new[1:] = (wanted[1:] != wanted[:-1]) | (step[1:] != step[:-1]) | (mark[1:] != mark[:-1])
+    new[1:] = (elementwise[1:] != elementwise[:-1]) | (step[1:] != step[:-1]) | (mark[1:] != mark[:-1])
     first = np.flatnonzero(new)
     behind = np.append(first[1:], len(ops))
-    long = wanted[first] & (behind - first >= LEAST)
+    long = elementwise[first] & (behind - first >= LEAST)
     return list(zip(first[long].tolist(), behind[long].tolist(), strict=True))
 
 
@@ -155,5 +155,5 @@ def over_parameters(run: Run, rows: I64, tensors: int, gradients: int) -> bool:
     if gradients >= TENSORS and tensors % gradients == 0:
         return True
     probed = rows[:: max(1, len(rows) // _PROBED)][:_PROBED]
-    first = {shape for said in run.args(probed.tolist()) for shape in shapes(said)[:1]}
+    first = {shape for arguments in run.args(probed.tolist()) for shape in shapes(arguments)[:1]}
     return len(first - {()}) > 1

@@ -54,6 +54,7 @@ class Work(Kernels, frozen=True):
 
     @property
     def on_gpu(self) -> bool:
+        """Whether the work is kernels, and not operators of a CPU."""
         return self.device != CPU
 
     @property
@@ -99,13 +100,15 @@ def _computing(run: Run, nesting: Nesting, threads: Threads) -> I64:
     )
     rows = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks)
     rows = rows[np.isin(run.thread[rows], [threads.main, *threads.autograd])]
-    mine = np.zeros(len(run), dtype=bool)
-    mine[rows] = True
+    is_chosen = np.zeros(len(run), dtype=bool)
+    is_chosen[rows] = True
     above = nesting.parent[rows].astype(np.int64)
     rising = np.flatnonzero(above >= 0)
-    while len(rising := rising[~mine[above[rising]]]):
+    while len(rising := rising[~is_chosen[above[rising]]]):
         above[rising] = further = nesting.parent[above[rising]]
         rising = rising[further >= 0]
     inner = above >= 0
-    held = np.bincount(np.searchsorted(rows, above[inner]), weights=run.dur[rows[inner]], minlength=len(rows))
-    return nesting.outermost(rows[2 * held <= run.dur[rows]])
+    inner_ns = np.bincount(
+        np.searchsorted(rows, above[inner]), weights=run.dur[rows[inner]], minlength=len(rows)
+    )
+    return nesting.outermost(rows[2 * inner_ns <= run.dur[rows]])

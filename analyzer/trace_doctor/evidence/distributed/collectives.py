@@ -73,7 +73,7 @@ class Collectives(Evidence, frozen=True):
         rows = rows[run.dur[rows] > 0]
         if not len(rows):
             raise NotCaptured("no collective in the trace", "record a rank of a distributed run")
-        said = run.args(rows)
+        arguments = run.args(rows)
         window = facts[Steps].window
         start, end = run.ts[rows], run.end[rows]
         compute = union(np.concatenate([parts[0] for parts in exposed(facts).values()]))
@@ -82,8 +82,10 @@ class Collectives(Evidence, frozen=True):
         lasting = intersect(alone, intervals(facts[Steps].spans("steady")))
         return cls(
             rows=rows,
-            keys=tuple((run.text(row), _group(args)) for row, args in zip(rows.tolist(), said, strict=True)),
-            sequence=np.array([_sequence(args) for args in said], dtype=np.int64),
+            keys=tuple(
+                (run.text(row), _group(args)) for row, args in zip(rows.tolist(), arguments, strict=True)
+            ),
+            sequence=np.array([_sequence(args) for args in arguments], dtype=np.int64),
             start=start,
             end=end,
             alone=alone,
@@ -95,12 +97,12 @@ class Collectives(Evidence, frozen=True):
 
 def _set_up(length: I64, steady: Bool) -> Bool:
     """Which of the collectives sets up a communicator: the longest of the steady steps, where it stands out."""
-    found = np.zeros(len(length), dtype=bool)
+    setup = np.zeros(len(length), dtype=bool)
     if steady.sum() > 1:
         longest = int(np.argmax(np.where(steady, length, -1)))
         others = np.delete(length, longest)[np.delete(steady, longest)]
-        found[longest] = length[longest] >= max(FIRST_USE * length[steady].sum(), SEVERAL * others.max())
-    return found
+        setup[longest] = length[longest] >= max(FIRST_USE * length[steady].sum(), SEVERAL * others.max())
+    return setup
 
 
 def kind_of(name: str) -> str:
@@ -189,21 +191,21 @@ class RankedCollectives(JobEvidence, frozen=True):
 
 def _kinds(members: list[RankSummary]) -> list[Key]:
     """What at least two ranks have, in the order first seen."""
-    seen: dict[Key, int] = {}
+    rank_counts: dict[Key, int] = {}
     for summary in members:
         for key in dict.fromkeys(summary[Collectives].keys):
-            seen[key] = seen.get(key, 0) + 1
-    return [key for key, ranks in seen.items() if ranks > 1]
+            rank_counts[key] = rank_counts.get(key, 0) + 1
+    return [key for key, ranks in rank_counts.items() if ranks > 1]
 
 
 def _matched(members: list[RankSummary], key: Key) -> Match | None:
     """The collectives of one kind in the steady steps of all ranks that have it; None where they do not fit together. They
     are counted from the end of the capture, or from where the first of the captures ended."""
-    found = [_steady(summary, key) for summary in members]
-    taking = [i for i, (start, _, _) in enumerate(found) if len(start)]
+    by_rank = [_steady(summary, key) for summary in members]
+    taking = [i for i, (start, _, _) in enumerate(by_rank) if len(start)]
     if len(taking) < 2:
         return None
-    own = [found[i] for i in taking]
+    own = [by_rank[i] for i in taking]
     for places in _places([numbers for _, _, numbers in own], *_in_common(own)):
         start = np.array([each[0][at] for each, at in zip(own, places, strict=True)])
         end = np.array([each[1][at] for each, at in zip(own, places, strict=True)])
@@ -226,11 +228,11 @@ def _places(numbers: list[I64], counts: list[int], all_of: list[int]) -> Iterato
         yield [np.arange(end - least, end) for end in ends]
 
 
-def _in_common(found: list[tuple[I64, I64, I64]]) -> tuple[list[int], list[int]]:
+def _in_common(by_rank: list[tuple[I64, I64, I64]]) -> tuple[list[int], list[int]]:
     """How many collectives each rank began before the first of the captures ended, and how many it has."""
-    ended = min(int(end.max()) for _, end, _ in found)
-    return [int(np.searchsorted(start, ended)) for start, _, _ in found], [
-        len(start) for start, _, _ in found
+    ended = min(int(end.max()) for _, end, _ in by_rank)
+    return [int(np.searchsorted(start, ended)) for start, _, _ in by_rank], [
+        len(start) for start, _, _ in by_rank
     ]
 
 
@@ -249,8 +251,8 @@ def _together(start: I64, end: I64) -> Bool:
 def _steady(summary: RankSummary, key: Key) -> tuple[I64, I64, I64]:
     """(start, end, number) of the collectives of a kind from the first steady step on."""
     own = summary[Collectives]
-    mine = np.array([k == key for k in own.keys]) & (own.start >= summary[Steps].spans("steady")[0][0])
-    return own.start[mine], own.end[mine], own.sequence[mine]
+    of_kind = np.array([k == key for k in own.keys]) & (own.start >= summary[Steps].spans("steady")[0][0])
+    return own.start[of_kind], own.end[of_kind], own.sequence[of_kind]
 
 
 def _alone(members: list[RankSummary], i: int, matches: list[Match]) -> tuple[int, int]:

@@ -80,12 +80,12 @@ class Ranks(JobEvidence, frozen=True):
 
     def table(self) -> Table:
         """All ranks; of the parts those that take 1 % of any step."""
-        shown = [
+        columns = [
             n for n in range(len(PARTS))
             if any(own[n] * 100 >= step for own, step in zip(self.parts, self.step_ns, strict=True))
         ]  # fmt: skip
         rows: list[list[Cell]] = [
-            [rank, step / 1e3, comm / 1e3, *(own[n] / 1e3 for n in shown), kernels]
+            [rank, step / 1e3, comm / 1e3, *(own[n] / 1e3 for n in columns), kernels]
             for rank, step, comm, own, kernels in zip(
                 self.ranks, self.step_ns, self.comm_ns, self.parts, self.kernels, strict=True
             )
@@ -96,7 +96,7 @@ class Ranks(JobEvidence, frozen=True):
                 Column("rank", "count"),
                 Column("step", "us"),
                 Column("in collectives", "us"),
-                *(Column(PARTS[n], "us") for n in shown),
+                *(Column(PARTS[n], "us") for n in columns),
                 Column("kernels", "count"),
             ],
             rows=rows,

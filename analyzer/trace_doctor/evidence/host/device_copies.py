@@ -59,13 +59,13 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
         link = _link_gbs(run, copies[pinned])
         rows = copies[pageable | pinned]
         call = np.array([launches.launch_of(r) for r in rows.tolist()], dtype=np.int64)
-        held = np.array([len(waits(run, nesting, c)) > 1 for c in call.tolist()], dtype=bool)
-        held |= pageable[pageable | pinned]
-        rows, call = rows[held], call[held]
+        is_held = np.array([len(waits(run, nesting, c)) > 1 for c in call.tolist()], dtype=bool)
+        is_held |= pageable[pageable | pinned]
+        rows, call = rows[is_held], call[is_held]
         bare = np.zeros(len(rows), dtype=np.int64)
         for device, some in alone.items():
-            mine = run.device[rows] == device
-            bare[mine] = covered(pairs(run.ts[rows], run.end[rows])[mine], some)
+            on_device = run.device[rows] == device
+            bare[on_device] = covered(pairs(run.ts[rows], run.end[rows])[on_device], some)
         op, maker, waiting = copying(run, nesting, call, launches.calls)
         return cls(
             row=rows,
@@ -95,8 +95,8 @@ class DeviceCopies(Copies, frozen=True, kw_only=True):
 
 def _bytes(run: Run, rows: I64) -> I64:
     """Sizes as the profiler gives them, 0 where it does not."""
-    said = run.args(rows.tolist())
-    return np.array([count(args, "bytes") or 0 for args in said], dtype=np.int64)
+    arguments = run.args(rows.tolist())
+    return np.array([count(args, "bytes") or 0 for args in arguments], dtype=np.int64)
 
 
 def _link_gbs(run: Run, pinned: I64) -> float:
@@ -110,9 +110,9 @@ def _link_gbs(run: Run, pinned: I64) -> float:
 
 
 def _faster(run: Run, rows: I64, link_gbs: float) -> I64:
-    found = np.zeros(len(rows), dtype=np.int64)
+    ns = np.zeros(len(rows), dtype=np.int64)
     longest = np.argsort(-run.dur[rows], kind="stable")[:MOST_ARGS]
     size = _bytes(run, rows[longest])
     least = np.where(size > 0, (size / link_gbs).astype(np.int64), run.dur[rows[longest]])
-    found[longest] = np.maximum(run.dur[rows[longest]] - least, 0)
-    return found
+    ns[longest] = np.maximum(run.dur[rows[longest]] - least, 0)
+    return ns

@@ -84,6 +84,7 @@ class HostBound(Evidence, frozen=True):
 
     @property
     def own_share(self) -> float:
+        """The host's own work as a share of the steady time."""
         return self.own / self.length if self.length else 0.0
 
 
@@ -96,10 +97,10 @@ def with_stacks(run: Run) -> bool:
 def _short(ledger: IdleLedger, timeline: GpuTimeline, device: int, views: I64) -> dict[str, I64]:
     """The pieces of the host's own work in gaps of the device that are no pauses, or in views, by cause."""
     gaps = timeline.gaps(device, *timeline.window)
-    found = {}
+    by_part = {}
     for cause in OWN_WORK:
         pieces = ledger.pieces(cause, device)
         at = np.maximum(np.searchsorted(gaps[:, 0], pieces[:, 0], side="right") - 1, 0)
         short = gaps[at, 1] - gaps[at, 0] < PAUSE_NS if len(gaps) else np.zeros(len(pieces), dtype=bool)
-        found[cause] = union(np.concatenate([pieces[short], intersect(union(pieces[~short]), views)]))
-    return found
+        by_part[cause] = union(np.concatenate([pieces[short], intersect(union(pieces[~short]), views)]))
+    return by_part

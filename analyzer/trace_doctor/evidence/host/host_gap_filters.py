@@ -132,6 +132,7 @@ class Search(Struct, frozen=True):
 
     @property
     def run(self) -> Run:
+        """The trace that is searched."""
         return self.facts.run
 
 
@@ -219,8 +220,10 @@ def of_no_other_rule(search: Search, rows: I64) -> Bool:
 def not_preempted(search: Search, rows: I64) -> Bool:
     """Which do not mostly stand still in code that usually works."""
     limits = search.limits
-    held = held_up(search.run, search.facts[Nesting], rows, search.thread, limits.gap_ns, limits.callee_share)
-    return held <= limits.held_up_share * search.run.dur[rows]
+    stalled = held_up(
+        search.run, search.facts[Nesting], rows, search.thread, limits.gap_ns, limits.callee_share
+    )
+    return stalled <= limits.held_up_share * search.run.dur[rows]
 
 
 FILTERS: tuple[Callable[[Search, I64], Bool], ...] = (

@@ -57,6 +57,7 @@ class HostGap(Struct, frozen=True):
 
     @property
     def idle_ns(self) -> int:
+        """Idle time of the device that belongs to it, ns."""
         return total(self.idle)
 
     @property

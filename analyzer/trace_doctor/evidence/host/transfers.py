@@ -106,26 +106,26 @@ def _outermost(nesting: Nesting, tops: Bool, call: int) -> int:
 
 def _makers(run: Run, launching: I64, tops: I64, op: I64) -> I64:
     """For each copying operator the one before it on its thread that made a tensor of the same size and launched nothing."""
-    found = np.full(len(op), -1, dtype=np.int64)
+    makers = np.full(len(op), -1, dtype=np.int64)
     for thread in np.unique(run.thread[op[op >= 0]]).tolist():
         own = tops[run.thread[tops] == thread]
         launched = run.ts[launching[run.thread[launching] == thread]]
-        mine = np.flatnonzero((op >= 0) & (run.thread[op] == thread))
-        found[mine] = _before(run, own, op[mine], launched)
-    pairs_ = [(i, m, o) for i, (m, o) in enumerate(zip(found.tolist(), op.tolist(), strict=True)) if m >= 0]
+        own_operators = np.flatnonzero((op >= 0) & (run.thread[op] == thread))
+        makers[own_operators] = _before(run, own, op[own_operators], launched)
+    pairs_ = [(i, m, o) for i, (m, o) in enumerate(zip(makers.tolist(), op.tolist(), strict=True)) if m >= 0]
     if run.recorded.shapes:
         for i, maker, copying in pairs_[:MOST_ARGS]:
             if not _same_tensor(run, tops, maker, copying):
-                found[i] = -1
-    return found
+                makers[i] = -1
+    return makers
 
 
 def _before(run: Run, own: I64, op: I64, launched: I64) -> I64:
     """The operator that made what each of these copies, among those of its thread: just before it, but for views and the
     like. -1 where there is none, or it launched something (at a time in `launched`)."""
-    found = np.full(len(op), -1, dtype=np.int64)
+    makers = np.full(len(op), -1, dtype=np.int64)
     if not len(own):
-        return found
+        return makers
     makes = np.isin(run.name, run.name_ids(lambda n: _MAKERS.fullmatch(n) is not None))
     between = (_IN_BETWEEN, _WITH_NUMBERS) if run.recorded.shapes else (_IN_BETWEEN,)
     passes = np.isin(run.name, run.name_ids(lambda n: is_view(n) or any(p.fullmatch(n) for p in between)))
@@ -135,20 +135,20 @@ def _before(run: Run, own: I64, op: I64, launched: I64) -> I64:
         before = own[np.maximum(at - back, 0)]
         quiet = np.searchsorted(launched, run.ts[before]) == np.searchsorted(launched, run.end[before])
         searching &= (at >= back) & quiet
-        made = searching & makes[before]
-        found[made] = before[made]
-        searching &= ~made & passes[before]
-    return found
+        hits = searching & makes[before]
+        makers[hits] = before[hits]
+        searching &= ~hits & passes[before]
+    return makers
 
 
 def _same_tensor(run: Run, tops: I64, maker: int, copying: int) -> bool:
     """Whether what was filled can be what is copied, by its size; yes where the file does not say."""
     behind = int(np.searchsorted(run.ts, run.end[maker]))
     inside = [r for r in range(maker, behind) if run.thread[r] == run.thread[maker]]
-    seen = [_first_dims(a) for a in run.args(inside[-4:])]
-    filled = next((d for d in reversed(seen) if d), None)
-    wanted = _first_dims(run.args([copying])[0])
-    if filled is None or wanted is None:
+    filled_shapes = [_first_dims(a) for a in run.args(inside[-4:])]
+    filled = next((d for d in reversed(filled_shapes) if d), None)
+    copied_shape = _first_dims(run.args([copying])[0])
+    if filled is None or copied_shape is None:
         return True
     first, behind = np.searchsorted(tops, [maker + 1, copying])
     between = tops[first:behind]
@@ -157,7 +157,7 @@ def _same_tensor(run: Run, tops: I64, maker: int, copying: int) -> bool:
     if any(_tensors(args) != 1 for args in run.args(computing)):
         return False
     cut = any(_OTHER_SIZE.fullmatch(run.text(int(row))) for row in between)
-    return cut or prod(filled) == prod(wanted)
+    return cut or prod(filled) == prod(copied_shape)
 
 
 def _tensors(args: dict[str, Any]) -> int:

@@ -55,8 +55,8 @@ class CpuTimeline(Evidence, frozen=True):
             waiting.append(waits)
             computing.append(subtract(_cover(run, operators[run.thread[operators] == thread]), waits))
         cover = facts[HostCauses].on(threads.main)
-        taken = np.isin(cover.cause, [CAUSE["data_loading"], CAUSE["compile"], CAUSE["profiler"]])
-        elsewhere = cover.pieces[taken]
+        is_cause = np.isin(cover.cause, [CAUSE["data_loading"], CAUSE["compile"], CAUSE["profiler"]])
+        elsewhere = cover.pieces[is_cause]
         compute = subtract(clip(union(np.concatenate(computing)), *window), elsewhere)
         comm = subtract(subtract(clip(union(np.concatenate(waiting)), *window), elsewhere), compute)
         return cls(compute, comm)

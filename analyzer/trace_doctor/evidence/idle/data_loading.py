@@ -97,18 +97,18 @@ class DataLoading(Evidence, frozen=True):
         """What the waits within the spans were spent on, ns, as far as stacks show it: each moment goes to the most
         specific frame. Empty without stacks."""
         run = self.run
-        left = intersect(union(pairs(run.ts[self.rows], run.end[self.rows])), intervals(spans))
+        unexplained = intersect(union(pairs(run.ts[self.rows], run.end[self.rows])), intervals(spans))
         frames = run.is_cat(Cat.PYTHON) & (run.thread == self.thread)
-        found: dict[str, int] = {}
+        by_part: dict[str, int] = {}
         for part, pattern in _PARTS:
             chosen = frames & run.is_named(lambda n, p=pattern: p.fullmatch(n) is not None)  # type: ignore[misc]
             cover = union(pairs(run.ts[chosen], run.end[chosen])) if chosen.any() else NOTHING
-            if spent := total(intersect(left, cover)):
-                found[part] = spent
-                left = subtract(left, cover)
-        if found and (rest := total(left)):
-            found["the rest of the loader"] = rest
-        return found
+            if spent := total(intersect(unexplained, cover)):
+                by_part[part] = spent
+                unexplained = subtract(unexplained, cover)
+        if by_part and (rest := total(unexplained)):
+            by_part["the rest of the loader"] = rest
+        return by_part
 
     @property
     def indexed(self) -> bool:
@@ -133,11 +133,13 @@ def loader_mask(run: Run, options: Options) -> Bool:
     notes = run.is_cat(Cat.USER_ANNOTATION, Cat.CPU_OP)
     mask = run.is_named(is_loader) & notes
     mask |= run.is_named(lambda n: _LIBRARY.fullmatch(n) is not None) & run.is_cat(Cat.PYTHON)
-    said = np.flatnonzero(run.is_named(lambda n: _ANNOTATED.fullmatch(n) is not None) & notes)
-    if len(said):
+    annotated = np.flatnonzero(run.is_named(lambda n: _ANNOTATED.fullmatch(n) is not None) & notes)
+    if len(annotated):
         away = mask | run.is_named(is_launch, is_backward)
         marks = np.sort(run.ts[away])
-        mask[said[np.searchsorted(marks, run.end[said]) == np.searchsorted(marks, run.ts[said])]] = True
+        mask[
+            annotated[np.searchsorted(marks, run.end[annotated]) == np.searchsorted(marks, run.ts[annotated])]
+        ] = True
     if options.loader_annotations:
         mask |= named(options.loader_annotations) & notes
     if options.loader_frames:

@@ -137,8 +137,8 @@ def _device_idle(facts: Facts, timeline: GpuTimeline, device: int) -> tuple[Cove
     thread = np.where(known, run.thread[row], main)
     covers = []
     for t in np.unique(thread).tolist():
-        mine = late[(thread == t) & (late[:, 1] > late[:, 0])]
-        covers.append(causes.on(t if t >= 0 else None).within(mine))
+        own_waits = late[(thread == t) & (late[:, 1] > late[:, 0])]
+        covers.append(causes.on(t if t >= 0 else None).within(own_waits))
     launching = _launching(facts, gaps, call, begins, returns)
     return _charge_lost_lead(facts, timeline.busy(device), joined([*covers, launching]))
 
@@ -203,14 +203,14 @@ def _charge_lost_lead(facts: Facts, busy: I64, late: Cover) -> tuple[Cover, I64]
     run, syncs = facts.run, facts[Syncs]
     launching = np.unique(run.thread[facts[Launches].calls])
     waits = syncs.rows[np.isin(run.thread[syncs.rows], launching)]
-    held = covered(np.clip(pairs(run.ts[waits], run.end[waits]), *facts[Steps].window), busy)
-    waits, held = waits[held > 0], held[held > 0]
+    busy_ns = covered(np.clip(pairs(run.ts[waits], run.end[waits]), *facts[Steps].window), busy)
+    waits, busy_ns = waits[busy_ns > 0], busy_ns[busy_ns > 0]
     own = np.where(late.cause == CAUSE["sync"], late.row, -1)
     if not len(waits) or not len(late.row):
         return late, own
     order = np.argsort(run.end[waits], kind="stable")
     pending = list(
-        zip(run.end[waits[order]].tolist(), waits[order].tolist(), held[order].tolist(), strict=True)
+        zip(run.end[waits[order]].tolist(), waits[order].tolist(), busy_ns[order].tolist(), strict=True)
     )
     pending.reverse()
     leads: list[tuple[int, int]] = []  # (wait, lead left), newest last

@@ -58,12 +58,12 @@ class Overview(Evidence, frozen=True):
         timeline = self._facts.get(GpuTimeline)
         if timeline is None:
             return []
-        found = [
+        kernels = [
             (total(spans), name, device, kind, spans)
             for device in timeline.devices
             for name, kind, spans in _by_name(self._facts.run, timeline, device)
         ]
-        return sorted(found, key=lambda k: (-k[0], k[1], k[2]))
+        return sorted(kernels, key=lambda k: (-k[0], k[1], k[2]))
 
     def _kernel(self, ns: int, name: str, device: int, kind: int, spans: I64) -> KernelRow:
         compute = total(self._parts[device][0])
@@ -84,7 +84,7 @@ class Overview(Evidence, frozen=True):
     def collectives(self) -> list[CollectiveRow]:
         """Collectives by name, longest first, with the time in which no compute ran beside them."""
         timeline = self._facts.get(GpuTimeline)
-        found = []
+        collective_rows = []
         for device, (compute, comm, _) in self._parts.items():
             groups = (
                 self._host_collectives()
@@ -93,7 +93,7 @@ class Overview(Evidence, frozen=True):
             )
             for name, spans in groups:
                 alone = intersect(union(spans), comm) if timeline is None else subtract(union(spans), compute)
-                found.append(
+                collective_rows.append(
                     CollectiveRow(
                         rank=self._facts.capture.rank,
                         device=device,
@@ -103,7 +103,7 @@ class Overview(Evidence, frozen=True):
                         exposed_us=total(alone) / 1000.0,
                     )
                 )
-        return sorted(found, key=lambda c: (-c.total_us, c.name, c.device))
+        return sorted(collective_rows, key=lambda c: (-c.total_us, c.name, c.device))
 
     def _host_collectives(self) -> list[tuple[str, I64]]:
         run, threads = self._facts.run, self._facts[Threads]
@@ -138,10 +138,10 @@ class Overview(Evidence, frozen=True):
     def _tiles(self, device: int) -> tuple[I64, U8]:
         """The window as pieces (n, 2) of one kind each (index in KINDS), neighbours of one kind joined."""
         idle = self._facts[IdleLedger]
-        mine = idle.device == device
-        pieces = np.concatenate([*self._parts[device], pairs(idle.start[mine], idle.end[mine])])
+        on_device = idle.device == device
+        pieces = np.concatenate([*self._parts[device], pairs(idle.start[on_device], idle.end[on_device])])
         kind = np.concatenate(
-            [np.repeat([0, 1, 2], [len(p) for p in self._parts[device]]), idle.cause[mine] + len(WORK)]
+            [np.repeat([0, 1, 2], [len(p) for p in self._parts[device]]), idle.cause[on_device] + len(WORK)]
         ).astype(np.uint8)
         order = np.argsort(pieces[:, 0], kind="stable")
         return joined(pieces[order], kind[order])

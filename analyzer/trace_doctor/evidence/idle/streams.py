@@ -28,11 +28,11 @@ def strips(timeline: GpuTimeline, device: int, most: int = MAX_IN_STRIP) -> tupl
     spans = np.clip(pairs(run.ts[rows], run.end[rows]), *timeline.window)
     work = np.bincount(which, weights=spans[:, 1] - spans[:, 0])
     busiest = np.sort(np.argsort(-work, kind="stable")[:MAX_STRIPS])
-    made = []
+    rendered = []
     for n in busiest.tolist():
-        mine = which == n
-        made.append(strip_of(int(streams[n]), spans[mine], kind[mine], timeline.window, most))
-    return made, len(streams)
+        of_stream = which == n
+        rendered.append(strip_of(int(streams[n]), spans[of_stream], kind[of_stream], timeline.window, most))
+    return rendered, len(streams)
 
 
 def strip_of(stream: int, spans: I64, kind: U8, window: tuple[int, int], most: int) -> Strip:

@@ -58,13 +58,13 @@ def exposed(facts: Facts) -> dict[int, tuple[I64, I64, I64]]:
     if timeline is None:
         cpu = facts[CpuTimeline]
         return {CPU: (cpu.compute, cpu.comm, NOTHING)}
-    found = {}
+    by_device = {}
     for device in timeline.devices:
         compute = timeline.work(device, COMPUTE)
         comm = subtract(timeline.work(device, COMM), compute)
         copies = subtract(subtract(timeline.work(device, COPY), compute), comm)
-        found[device] = (compute, comm, copies)
-    return found
+        by_device[device] = (compute, comm, copies)
+    return by_device
 
 
 def _row(facts: Facts, steps: Steps, device: int, phase: Phase, parts: tuple[I64, I64, I64]) -> TimeLedgerRow:
@@ -92,13 +92,13 @@ def _deviations(facts: Facts, device: int, parts: tuple[I64, I64, I64]) -> dict[
     spans, idle = device_steps(facts), facts[IdleLedger]
     named = dict(zip(("compute", "comm", "copy"), parts, strict=True))
     named |= {cause: idle.pieces(cause, device) for cause in IDLE_CAUSES}
-    found = {name: deviation_us(covered(spans, some)) for name, some in named.items()}
-    return {name: value for name, value in found.items() if value}
+    deviations = {name: deviation_us(covered(spans, some)) for name, some in named.items()}
+    return {name: value for name, value in deviations.items() if value}
 
 
 def _idle(ledger: IdleLedger, device: int, spans: I64) -> IdleNs:
-    mine = ledger.device == device
-    length = covered(pairs(ledger.start[mine], ledger.end[mine]), spans)
+    on_device = ledger.device == device
+    length = covered(pairs(ledger.start[on_device], ledger.end[on_device]), spans)
     by_cause = np.zeros(len(IDLE_CAUSES), dtype=np.int64)
-    np.add.at(by_cause, ledger.cause[mine], length)
+    np.add.at(by_cause, ledger.cause[on_device], length)
     return IdleNs(**dict(zip(IDLE_CAUSES, by_cause.tolist(), strict=True)))

@@ -94,6 +94,7 @@ class DriverCalls(Struct, frozen=True):
 
     @classmethod
     def of(cls, run: Run) -> DriverCalls:
+        """The calls of a trace, by start; those of the asynchronous allocator are no part of it."""
         takes = run.named(lambda n: is_segment_alloc(n) and "Async" not in n, Cat.RUNTIME, Cat.DRIVER)
         gives = run.named(lambda n: is_segment_free(n) and "Async" not in n, Cat.RUNTIME, Cat.DRIVER)
         rows = np.union1d(takes, gives)
@@ -121,24 +122,24 @@ class AllocatorActivity(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        found: list[DeviceActivity] = []
+        device_activities: list[DeviceActivity] = []
         timeline, snapshot, run = facts.get(MemoryTimeline), facts.capture.snapshot, facts.capture.run
         if timeline is not None and snapshot is not None:
-            found += [a for h in timeline.devices if (a := of_history(h, snapshot)) is not None]
+            device_activities += [a for h in timeline.devices if (a := of_history(h, snapshot)) is not None]
         settings = {
             **(run.meta.get(ALLOCATOR_SETTINGS, {}) if run else {}),
             **(snapshot.allocator_settings if snapshot else {}),
         }
         if run is None:
-            if not found:
+            if not device_activities:
                 facts[MemoryTimeline]  # raises with the reason
                 raise NotCaptured("the snapshot's segment events contradict its segments", ADVICE)
-            return cls(tuple(found), settings=settings)
+            return cls(tuple(device_activities), settings=settings)
         of_trace = _of_trace(run)
         calls = run.is_cat(Cat.RUNTIME, Cat.DRIVER)
-        if not found and not of_trace and (not calls.any() or not len(run.gpu)):
+        if not device_activities and not of_trace and (not calls.any() or not len(run.gpu)):
             raise NotCaptured("no GPU memory events, driver calls or snapshot", ADVICE)
-        return cls(tuple(found or of_trace), DriverCalls.of(run), settings)
+        return cls(tuple(device_activities or of_trace), DriverCalls.of(run), settings)
 
 
 def of_history(history: DeviceHistory, snapshot: Snapshot) -> DeviceActivity | None:
@@ -171,25 +172,25 @@ def growths(history: DeviceHistory) -> I64:
 
 def asker(history: DeviceHistory, growth: int) -> int:
     """The stack of the allocation that memory was taken for: the one right behind it."""
-    asked = np.flatnonzero(history.action[growth:] == Action.ALLOC)
-    return int(history.entry_stack[growth + asked[0] if len(asked) else growth])
+    allocations = np.flatnonzero(history.action[growth:] == Action.ALLOC)
+    return int(history.entry_stack[growth + allocations[0] if len(allocations) else growth])
 
 
 def asked_again(history: DeviceHistory, episodes: Iterable[Episode]) -> dict[int, list[int]]:
     """stack -> sizes of the allocations for which a segment was taken again."""
-    taken = np.isin(history.action, _GROWS)
-    found: dict[int, list[int]] = defaultdict(list)
+    grows = np.isin(history.action, _GROWS)
+    by_stack: dict[int, list[int]] = defaultdict(list)
     for episode in episodes:
         positions = np.arange(episode.given + 1, min(episode.taken + 2, history.n))
-        for at in positions[(history.action[positions] == Action.ALLOC) & taken[positions - 1]]:
-            found[int(history.entry_stack[at])].append(int(history.entry_size[at]))
-    return dict(found)
+        for at in positions[(history.action[positions] == Action.ALLOC) & grows[positions - 1]]:
+            by_stack[int(history.entry_stack[at])].append(int(history.entry_size[at]))
+    return dict(by_stack)
 
 
 def episodes_of(at: I64, before: I64, after: I64, failed: Bool) -> list[Episode]:
     """Episodes in a series of changes of the reserved bytes. `failed` marks failures (out of memory): what was given
     back in retries before one, and taken again behind it, is not churn."""
-    found: list[Episode] = []
+    episodes: list[Episode] = []
     highest = int(before[0]) if len(before) else 0
     given = -1  # where giving back began, while nothing was taken again yet
     shrinking = True  # no episode is open
@@ -200,12 +201,12 @@ def episodes_of(at: I64, before: I64, after: I64, failed: Bool) -> list[Episode]
             given = where if given < 0 else given
         elif (again := min(a, highest) - b) > 0:
             if given >= 0:
-                found.append(Episode(given, where, again))
-            elif found and not shrinking:
-                found[-1] = replace(found[-1], taken=where, bytes=found[-1].bytes + again)
+                episodes.append(Episode(given, where, again))
+            elif episodes and not shrinking:
+                episodes[-1] = replace(episodes[-1], taken=where, bytes=episodes[-1].bytes + again)
             given, shrinking = -1, False
         highest = max(highest, a)
-    return found
+    return episodes
 
 
 def _explained(episode: Episode, history: DeviceHistory, snapshot: Snapshot) -> Episode:
@@ -232,7 +233,7 @@ def _of_trace(run: Run) -> list[DeviceActivity]:
     """Devices with reserved totals in the `[memory]` events, in time order."""
     events = run.memory
     known = (events.device >= 0) & (events.total_reserved > 0)
-    found: list[DeviceActivity] = []
+    device_activities: list[DeviceActivity] = []
     for device in np.unique(events.device[known]).tolist():
         rows = np.flatnonzero(known & (events.device == device))
         reserved = events.total_reserved[rows]
@@ -244,9 +245,9 @@ def _of_trace(run: Run) -> list[DeviceActivity]:
             np.zeros(len(changes), np.bool_),
         )
         grew = reserved[changes] > reserved[changes - 1]
-        found.append(
+        device_activities.append(
             DeviceActivity(
                 device, "trace", int(reserved.max()), tuple(episodes), int(grew.sum()), int((~grew).sum())
             )
         )
-    return found
+    return device_activities

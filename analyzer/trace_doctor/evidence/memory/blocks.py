@@ -28,6 +28,7 @@ class DeviceBlocks(Struct, frozen=True, dict=True):
 
     @property
     def device(self) -> int:
+        """Number of the device."""
         return self.history.device
 
     def at(self, moment: int) -> dict[str, int]:
@@ -43,21 +44,22 @@ class DeviceBlocks(Struct, frozen=True, dict=True):
 
     @cached_property
     def at_peak(self) -> dict[str, int]:
+        """Live bytes by category at the peak."""
         return self.at(self.history.peak)
 
     def holders(self, blocks: Bool) -> list[tuple[str, str, int, int]]:
         """(category, where it was allocated, bytes, blocks) of some blocks, largest first."""
-        found: dict[tuple[int, int], tuple[int, int]] = {}
+        by_holder: dict[tuple[int, int], tuple[int, int]] = {}
         for block in np.flatnonzero(blocks):
             key = int(self.classes.category[block]), int(self.history.stack[block])
-            held, count = found.get(key, (0, 0))
-            found[key] = held + int(self.history.size[block]), count + 1
+            totals, count = by_holder.get(key, (0, 0))
+            by_holder[key] = totals + int(self.history.size[block]), count + 1
         merged: dict[tuple[str, str], tuple[int, int]] = {}
-        for (category, stack), (held, count) in found.items():
+        for (category, stack), (totals, count) in by_holder.items():
             name = MEMORY_CATEGORIES[category], self.place(stack)
             before = merged.get(name, (0, 0))
-            merged[name] = before[0] + held, before[1] + count
-        rows = [(c, place, held, count) for (c, place), (held, count) in merged.items()]
+            merged[name] = before[0] + totals, before[1] + count
+        rows = [(c, place, totals, count) for (c, place), (totals, count) in merged.items()]
         return sorted(rows, key=lambda r: (-r[2], r[0], r[1]))
 
     def place(self, stack: int) -> str:
@@ -79,9 +81,9 @@ class DeviceBlocks(Struct, frozen=True, dict=True):
         parts: list[tuple[int, str]] = []
         for c, name in enumerate(MEMORY_CATEGORIES):
             for r, words in REASONS.items():
-                held = int(size[alive & (category == c) & (reason == r)].sum())
-                if held and r != Reason.NONE:
-                    parts.append((held, f"{name.replace('_', ' ')} {words}"))
+                byte_count = int(size[alive & (category == c) & (reason == r)].sum())
+                if byte_count and r != Reason.NONE:
+                    parts.append((byte_count, f"{name.replace('_', ' ')} {words}"))
         return "; ".join(words for _, words in sorted(parts, key=lambda p: (-p[0], p[1])))
 
 
@@ -94,8 +96,8 @@ class MemoryBlocks(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         timeline, stacks = facts[MemoryTimeline], facts[MemoryStacks]
-        made: list[DeviceBlocks] = []
+        devices: list[DeviceBlocks] = []
         for history in timeline.devices:
             phases = Phases.build(history, stacks)
-            made.append(DeviceBlocks(history, phases, classify(history, stacks, phases), stacks))
-        return cls(tuple(made), facts.snapshot.frames_kind)
+            devices.append(DeviceBlocks(history, phases, classify(history, stacks, phases), stacks))
+        return cls(tuple(devices), facts.snapshot.frames_kind)

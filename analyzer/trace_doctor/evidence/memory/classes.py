@@ -74,6 +74,7 @@ class Classes(Struct, frozen=True):
     reason: U8
 
     def where(self, category: int) -> Bool:
+        """Mask of the blocks of one category."""
         mask: Bool = self.category == category
         return mask
 
@@ -120,6 +121,7 @@ class Blocks(Struct, frozen=True):
 
     @property
     def outlives_phase(self) -> Bool:
+        """Mask of the blocks that are alive when the next phase begins."""
         return np.asarray(self.freed >= self.phases.next_start(self.history.born))
 
     @property
@@ -140,12 +142,12 @@ def workspace_sized(b: Blocks) -> Bool:
     """As large as a workspace of cuBLAS, never freed and without C++ frames, which would show one. 32 MiB is also a common
     weight (4096 x 4096 in bf16), so only where there are few of that size."""
     hidden = ~b.marked(b.stacks.native) & b.kept
-    found = np.zeros(len(b.older), dtype=np.bool_)
+    matches = np.zeros(len(b.older), dtype=np.bool_)
     for size in WORKSPACE_BYTES:
         alike = (b.history.size == size) & ~library_workspace(b)
         if alike.sum() <= MOST_WORKSPACES and hidden[alike].all():
-            found |= alike & (b.stage != Stage.OPTIMIZER)
-    return found
+            matches |= alike & (b.stage != Stage.OPTIMIZER)
+    return matches
 
 
 def older_from_setup(b: Blocks) -> Bool:
@@ -310,13 +312,13 @@ def replaced(b: Blocks, category: U8) -> Iterator[Assignment]:
     h = b.history
     known = np.isin(category, (PARAMETERS, GRADIENTS, OPTIMIZER_STATE)) & (h.freed < h.n)
     phase_born, phase_freed = b.phases.of(h.born), b.phases.of(h.freed)
-    gone: dict[tuple[int, int], list[int]] = defaultdict(list)
+    by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
     order = np.argsort(h.freed, kind="stable")
     for block in order[known[order]].tolist():
-        gone[int(phase_freed[block]), int(h.size[block])].append(block)
+        by_size[int(phase_freed[block]), int(h.size[block])].append(block)
     state = np.flatnonzero((category == OPTIMIZER_STATE) & ~b.older)
     for block in state[np.argsort(h.born[state], kind="stable")].tolist():
-        candidates = gone.get((int(phase_born[block]), int(h.size[block])), [])
+        candidates = by_size.get((int(phase_born[block]), int(h.size[block])), [])
         old = next((c for c in candidates if h.born[c] < h.born[block] < h.freed[c]), None)
         if old is not None:
             candidates.remove(old)

@@ -25,10 +25,10 @@ class MemoryHeld(Evidence, frozen=True):
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
-        snapshot, timeline, wanted = facts.snapshot, facts.get(MemoryTimeline), facts.options.device
+        snapshot, timeline, device = facts.snapshot, facts.get(MemoryTimeline), facts.options.device
         replayed = {h.device for h in timeline.devices} if timeline is not None else set()
-        left = [d for d in snapshot.devices if d not in replayed and wanted in (None, d)]
-        rows = tuple(row for d in left if (row := _row(facts[MemoryStacks], d)).blocks)
+        devices = [d for d in snapshot.devices if d not in replayed and device in (None, d)]
+        rows = tuple(row for d in devices if (row := _row(facts[MemoryStacks], d)).blocks)
         if not rows:
             raise NotCaptured("every device has a history, or holds nothing")
         return cls(rows)

@@ -45,9 +45,9 @@ class MemoryLedger(Evidence, frozen=True):
 def _row(blocks: DeviceBlocks, rank: int) -> MemoryLedgerRow:
     history = blocks.history
     frames: dict[str, int] = {}
-    for category, place, held, _ in blocks.holders(history.alive(history.peak)):
+    for category, place, holder, _ in blocks.holders(history.alive(history.peak)):
         label = category.replace("_", " ") if place == "no frames recorded" else place
-        frames[label] = frames.get(label, 0) + held
+        frames[label] = frames.get(label, 0) + holder
     return MemoryLedgerRow(
         rank=rank,
         device=history.device,

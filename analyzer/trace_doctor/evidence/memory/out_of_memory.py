@@ -65,12 +65,12 @@ class OutOfMemory(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         snapshot = facts.snapshot
-        found: list[Failure] = []
+        failures: list[Failure] = []
         for device in facts[MemoryBlocks].devices:
             at = np.flatnonzero(device.history.action == Action.OOM)
             if len(at):
-                found.append(_failure(snapshot, device, int(at[-1]), len(at)))
-        return cls(tuple(found))
+                failures.append(_failure(snapshot, device, int(at[-1]), len(at)))
+        return cls(tuple(failures))
 
 
 def _failure(snapshot: Snapshot, device: DeviceBlocks, at: int, count: int) -> Failure:
@@ -100,8 +100,8 @@ def _given_back(device: DeviceBlocks, at: int) -> int:
     allocations = np.flatnonzero(history.action[:at] == Action.ALLOC)
     since = int(allocations[-1]) if len(allocations) else 0
     window = slice(since, at)
-    gone = np.isin(history.action[window], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
-    return int(history.entry_size[window][gone].sum())
+    frees = np.isin(history.action[window], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP))
+    return int(history.entry_size[window][frees].sum())
 
 
 def gaps_at(snapshot: Snapshot, device: DeviceBlocks, moment: int) -> I64:
@@ -123,11 +123,11 @@ def _segments_at(snapshot: Snapshot, device: DeviceBlocks, moment: int) -> tuple
     """(start, end) of the segments at a moment: those of the file with the later events undone. Pieces of an expandable
     segment that touch are one."""
     history = device.history
-    mine = snapshot.segment_device == history.device
+    on_device = snapshot.segment_device == history.device
     pieces = set(
         zip(
-            snapshot.segment_addr[mine].tolist(),
-            (snapshot.segment_addr[mine] + snapshot.segment_size[mine]).tolist(),
+            snapshot.segment_addr[on_device].tolist(),
+            (snapshot.segment_addr[on_device] + snapshot.segment_size[on_device]).tolist(),
             strict=True,
         )
     )
@@ -147,15 +147,15 @@ def _segments_at(snapshot: Snapshot, device: DeviceBlocks, moment: int) -> tuple
     return start[apart], end[np.append(apart[1:], True)] if len(end) else end
 
 
-def _less(pieces: set[tuple[int, int]], gone: tuple[int, int]) -> set[tuple[int, int]]:
+def _less(pieces: set[tuple[int, int]], hole: tuple[int, int]) -> set[tuple[int, int]]:
     """Intervals without one that lies in them."""
-    left: set[tuple[int, int]] = set()
+    remaining: set[tuple[int, int]] = set()
     for a, b in pieces:
-        if b <= gone[0] or a >= gone[1]:
-            left.add((a, b))
+        if b <= hole[0] or a >= hole[1]:
+            remaining.add((a, b))
             continue
-        if a < gone[0]:
-            left.add((a, gone[0]))
-        if b > gone[1]:
-            left.add((gone[1], b))
-    return left
+        if a < hole[0]:
+            remaining.add((a, hole[0]))
+        if b > hole[1]:
+            remaining.add((hole[1], b))
+    return remaining

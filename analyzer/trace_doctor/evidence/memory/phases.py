@@ -94,6 +94,7 @@ class Phases(Struct, frozen=True, dict=True):
         ]
 
     def has(self, *stages: Stage) -> bool:
+        """Whether any phase is of one of these stages."""
         return bool(np.isin(self.stage, stages).any())
 
     @cached_property
@@ -115,28 +116,30 @@ def _apart(action: U8, spans: list[tuple[int, int, Stage]], positions: I64) -> B
     """Positions where an annotated step begins that allocations of unknown stage separate from the one before."""
     steps = [(p, q) for p, q, s in spans if s == Stage.OPTIMIZER]
     starts = [p for (_, q), (p, _) in pairwise(steps) if (action[q:p] == Action.ALLOC).any()]
-    found: Bool = np.isin(positions, starts)
-    return found
+    begins_step: Bool = np.isin(positions, starts)
+    return begins_step
 
 
 def _forward_scripts(stage: U8) -> U8:
     """Python outside modules is forward where it follows modules (the loss) or runs right before backward."""
-    made = stage.copy()
+    stages = stage.copy()
     for i in np.flatnonzero(stage == Stage.SCRIPT):
-        after_forward = i > 0 and made[i - 1] == Stage.FORWARD
+        after_forward = i > 0 and stages[i - 1] == Stage.FORWARD
         before_backward = i + 1 < len(stage) and stage[i + 1] == Stage.BACKWARD
         if after_forward or before_backward:
-            made[i] = Stage.FORWARD
-    return made
+            stages[i] = Stage.FORWARD
+    return stages
 
 
 def _after_forward(stage: U8) -> Bool:
-    made = np.zeros(len(stage) + 1, dtype=np.bool_)  # one more, so that -1 (before the first phase) is False
+    follows = np.zeros(
+        len(stage) + 1, dtype=np.bool_
+    )  # one more, so that -1 (before the first phase) is False
     forward = False
     for i, s in enumerate(stage.tolist()):
         forward = (forward or s == Stage.FORWARD) and s in (Stage.FORWARD, Stage.SCRIPT)
-        made[i] = forward
-    return made
+        follows[i] = forward
+    return follows
 
 
 def _annotated(history: DeviceHistory, snapshot: Snapshot) -> list[tuple[int, int, Stage]]:
@@ -145,7 +148,7 @@ def _annotated(history: DeviceHistory, snapshot: Snapshot) -> list[tuple[int, in
         return []
     clock = np.maximum.accumulate(history.time_us)
     open_at: dict[str, int] = {}
-    found: list[tuple[int, int, Stage]] = []
+    stretches: list[tuple[int, int, Stage]] = []
     for note in snapshot.annotations:
         if note.device not in (-1, history.device) or not note.name.startswith((_STEP, _ZERO)):
             continue
@@ -153,7 +156,7 @@ def _annotated(history: DeviceHistory, snapshot: Snapshot) -> list[tuple[int, in
             open_at[note.name] = int(np.searchsorted(clock, note.time_us, side="left"))
         elif note.name in open_at:
             stage = Stage.OPTIMIZER if note.name.startswith(_STEP) else Stage.ZERO_GRAD
-            found.append(
+            stretches.append(
                 (open_at.pop(note.name), int(np.searchsorted(clock, note.time_us, side="right")), stage)
             )
-    return sorted(found)
+    return sorted(stretches)

@@ -67,17 +67,17 @@ def series_of_trace(events: MemoryEvents, device: int, rank: int, start: int) ->
 
 def thinned(series: MemorySeries, most: int) -> MemorySeries:
     """The same series with at most `most` points, the peak among them."""
-    kept = reduced(np.sum([*series.live_by_category.values()], axis=0), most).tolist() if series.at else []
-    if len(kept) == len(series.at):
+    points = reduced(np.sum([*series.live_by_category.values()], axis=0), most).tolist() if series.at else []
+    if len(points) == len(series.at):
         return series
-    kept = sorted({*kept, series.peak_index})
+    points = sorted({*points, series.peak_index})
     return replace(
         series,
-        at=[series.at[i] for i in kept],
-        live_by_category={c: [values[i] for i in kept] for c, values in series.live_by_category.items()},
-        reserved=[series.reserved[i] for i in kept],
-        peak_index=kept.index(series.peak_index),
-        shown=len(kept),
+        at=[series.at[i] for i in points],
+        live_by_category={c: [values[i] for i in points] for c, values in series.live_by_category.items()},
+        reserved=[series.reserved[i] for i in points],
+        peak_index=points.index(series.peak_index),
+        shown=len(points),
     )
 
 
@@ -88,11 +88,11 @@ def reduced(values: I64, most: int) -> I64:
         return np.arange(n)
     buckets = (most - 2) // 2
     edges = np.linspace(0, n, buckets + 1).astype(np.int64)
-    kept = {0, n - 1, int(values.argmax())}
+    points = {0, n - 1, int(values.argmax())}
     for a, b in pairwise(edges.tolist()):
-        kept.add(a + int(values[a:b].argmin()))
-        kept.add(a + int(values[a:b].argmax()))
-    return np.array(sorted(kept), dtype=np.int64)
+        points.add(a + int(values[a:b].argmin()))
+        points.add(a + int(values[a:b].argmax()))
+    return np.array(sorted(points), dtype=np.int64)
 
 
 def _axis(history: DeviceHistory) -> tuple[I64, str]:

@@ -189,19 +189,19 @@ class MemoryStacks(Evidence, frozen=True):
     def node(self, stack: int) -> str | None:
         """The autograd node that was running: `MmBackward0`."""
         for frame in self.snapshot.frames_of(stack):
-            if not frame.is_python and "ackward" in frame.name and (found := _NODE.search(frame.name)):
-                return found.group(1)
+            if not frame.is_python and "ackward" in frame.name and (match := _NODE.search(frame.name)):
+                return match.group(1)
         return None
 
     def op(self, stack: int) -> str | None:
         """The outermost ATen operator of the innermost Python frame: `softmax`. Needs C++ frames."""
-        found: str | None = None
+        operator: str | None = None
         for frame in self.snapshot.frames_of(stack):
             if frame.is_python:
                 break
             if match := _OP.search(frame.name):
-                found = match.group(1)
-        return found
+                operator = match.group(1)
+        return operator
 
     def calls(self, stack: int) -> frozenset[str]:
         """All function names of a stack, for a rule that recognises what made a block."""

@@ -117,20 +117,20 @@ def _side_by_side(device: DeviceBlocks) -> tuple[I64, I64, I64]:
 
 def _later(stack: I64, forward: I64, by: int) -> I64:
     """For calls ordered by stack and forward: the forward of the call so many further on, -1 where the stack has none."""
-    found = np.full(len(stack), -1, dtype=np.int64)
+    later = np.full(len(stack), -1, dtype=np.int64)
     if len(stack) > by:
         same = stack[by:] == stack[:-by]
-        found[:-by][same] = forward[by:][same]
-    return found
+        later[:-by][same] = forward[by:][same]
+    return later
 
 
-def _growing(stack: I64, held: npt.NDArray[Any]) -> Bool:
+def _growing(stack: I64, byte_counts: npt.NDArray[Any]) -> Bool:
     """Calls of stacks that allocate more in each of three or more forwards than in the one before: keys and values of one
     more token."""
     if not len(stack):
         return np.zeros(0, dtype=np.bool_)
     begins = np.flatnonzero(np.diff(stack, prepend=-2))
-    rises = np.diff(held, prepend=0) > 0
+    rises = np.diff(byte_counts, prepend=0) > 0
     rises[begins] = True
     counts = np.diff(np.append(begins, len(stack)))
     grows: Bool = np.repeat(np.logical_and.reduceat(rises, begins) & (counts > 2), counts)

@@ -53,6 +53,7 @@ class DeviceHistory(Struct, frozen=True):
 
     @property
     def n(self) -> int:
+        """How many entries the history has."""
         return len(self.action)
 
     @property
@@ -62,6 +63,7 @@ class DeviceHistory(Struct, frozen=True):
 
     @property
     def peak_bytes(self) -> int:
+        """The highest live bytes."""
         return int(self.live.max())
 
     def alive(self, moment: int) -> Bool:
@@ -75,8 +77,8 @@ class DeviceHistory(Struct, frozen=True):
     def live_without(self, blocks: Bool | I64, freed: I64 | None = None) -> I64:
         """Live bytes at every moment if these blocks had never been there, or been gone by entry `freed` (one position a
         block, earlier than the real one)."""
-        gone = self.born[blocks] if freed is None else np.maximum(freed, self.born[blocks])
-        return self.live - _sum_over_time(self.n, gone + 1, self.freed[blocks] + 1, self.size[blocks])
+        removed_at = self.born[blocks] if freed is None else np.maximum(freed, self.born[blocks])
+        return self.live - _sum_over_time(self.n, removed_at + 1, self.freed[blocks] + 1, self.size[blocks])
 
     def peak_without(self, blocks: Bool | I64, freed: I64 | None = None) -> int:
         """The highest of these. The saving of any fix is `peak_bytes` less this, never a sum of sizes."""
@@ -94,7 +96,7 @@ class MemoryTimeline(Evidence, frozen=True):
     def build(cls, facts: Facts) -> Self:
         snapshot = facts.snapshot
         wanted = facts.options.device
-        made: list[DeviceHistory] = []
+        histories: list[DeviceHistory] = []
         refused: list[tuple[int, str]] = []
         for device in snapshot.devices:
             if not snapshot.recorded(device) or (wanted is not None and device != wanted):
@@ -103,14 +105,14 @@ class MemoryTimeline(Evidence, frozen=True):
             if isinstance(history, str):
                 refused.append((device, history))
             else:
-                made.append(history)
-        if not made:
+                histories.append(history)
+        if not histories:
             if refused:
                 raise NotCaptured(f"the snapshot contradicts itself: {refused[0][1]}", CAPTURE_ADVICE)
             raise NotCaptured(
                 "the snapshot holds no allocation history, only the moment it was written", CAPTURE_ADVICE
             )
-        return cls(tuple(made), tuple(refused))
+        return cls(tuple(histories), tuple(refused))
 
 
 class _Marked(Struct, frozen=True):
@@ -155,26 +157,26 @@ def replay(snapshot: Snapshot, device: int) -> DeviceHistory | str:
     if isinstance(marked, str):
         return marked
     born, freed, orphans = marked.born, marked.freed, marked.orphans
-    left = born[freed == n]
+    remaining = born[freed == n]
 
-    held = np.flatnonzero(
+    active = np.flatnonzero(
         (snapshot.segment_device[snapshot.block_segment] == device)
         & (snapshot.block_state != BlockState.INACTIVE)
     )
-    held = held[np.argsort(snapshot.block_addr[held], kind="stable")]
-    older = _final_blocks(snapshot, held, addr[marked.entries], addr[left], size[left])
+    active = active[np.argsort(snapshot.block_addr[active], kind="stable")]
+    older = _final_blocks(snapshot, active, addr[marked.entries], addr[remaining], size[remaining])
     if isinstance(older, str):
         return older
 
-    def columns(recorded: I64, orphaned: I64, kept: I64) -> I64:
-        return np.concatenate([recorded, orphaned, kept])
+    def columns(recorded: I64, orphaned: I64, older: I64) -> I64:
+        return np.concatenate([recorded, orphaned, older])
 
     count = len(orphans), len(older)
     sizes = columns(size[born], size[orphans], snapshot.block_requested[older])
     all_born = columns(born, np.full(count[0], BEFORE), np.full(count[1], BEFORE))
     all_freed = columns(freed, orphans, np.full(count[1], n))
     live = _sum_over_time(n, all_born + 1, all_freed + 1, sizes)
-    final = int(snapshot.block_requested[held].sum())
+    final = int(snapshot.block_requested[active].sum())
     segments = snapshot.segment_requested[snapshot.segment_device == device]
     if (segments >= 0).all() and len(segments) and int(segments.sum()) != final:
         return "requested bytes of the segments and of their blocks differ"
@@ -200,19 +202,19 @@ def replay(snapshot: Snapshot, device: int) -> DeviceHistory | str:
     )
 
 
-def _final_blocks(snapshot: Snapshot, held: I64, touched: I64, left: I64, left_size: I64) -> I64 | str:
+def _final_blocks(snapshot: Snapshot, active: I64, touched: I64, remaining: I64, left_size: I64) -> I64 | str:
     """Of the final active blocks (by address) those older than the record, after comparing the rest with what the
-    record left allocated (`left`); `touched` are all addresses it allocates or frees."""
-    at = snapshot.block_addr[held]
-    inside = np.isin(at, left)
-    recorded = held[inside]
-    if len(recorded) != len(left):
+    record left allocated (`remaining`); `touched` are all addresses it allocates or frees."""
+    at = snapshot.block_addr[active]
+    inside = np.isin(at, remaining)
+    recorded = active[inside]
+    if len(recorded) != len(remaining):
         return "a block that was never freed is missing at the end"
     if (snapshot.block_requested[recorded] != left_size).any():  # both are ordered by address
         return "a block has another size at the end than when it was allocated"
     if np.isin(at[~inside], touched).any():
         return "a block that was freed is active at the end"
-    return held[~inside]
+    return active[~inside]
 
 
 def _reserved(snapshot: Snapshot, device: int, action: U8, size: I64, live: I64) -> I64 | None:

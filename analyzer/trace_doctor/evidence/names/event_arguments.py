@@ -11,20 +11,20 @@ from trace_doctor.run import is_count
 
 def count(args: Mapping[str, Any], key: str) -> int | None:
     """A number of bytes, elements, blocks …; None where none is said."""
-    said = args.get(key)
-    return said if is_count(said) else None
+    value = args.get(key)
+    return value if is_count(value) else None
 
 
 def shapes(args: Mapping[str, Any]) -> tuple[Any, ...]:
     """Of each argument of an operator the shape, as a tuple of numbers; () where it is no tensor; of a list of tensors
     a tuple of shapes."""
-    said = args.get("Input Dims", args.get("Input dims"))
-    return tuple(map(_shape, said)) if isinstance(said, list) else ()
+    dims = args.get("Input Dims", args.get("Input dims"))
+    return tuple(map(_shape, dims)) if isinstance(dims, list) else ()
 
 
-def _shape(said: Any) -> tuple[Any, ...]:
-    if not isinstance(said, list):
+def _shape(dims: Any) -> tuple[Any, ...]:
+    if not isinstance(dims, list):
         return ()
-    if all(map(is_count, said)):
-        return tuple(said)
-    return tuple(map(_shape, said)) if all(isinstance(one, list) for one in said) else ()
+    if all(map(is_count, dims)):
+        return tuple(dims)
+    return tuple(map(_shape, dims)) if all(isinstance(one, list) for one in dims) else ()

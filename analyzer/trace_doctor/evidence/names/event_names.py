@@ -67,8 +67,8 @@ _TORCH_MARKS = re.compile(
 
 def step_number(name: str) -> int | None:
     """N of `ProfilerStep#N`."""
-    found = _STEP.fullmatch(name)
-    return int(found.group(1)) if found else None
+    match = _STEP.fullmatch(name)
+    return int(match.group(1)) if match else None
 
 
 def is_step(name: str) -> bool:
@@ -82,6 +82,7 @@ def is_loader(name: str) -> bool:
 
 
 def is_optimizer_step(name: str) -> bool:
+    """`Optimizer.step#…`, as torch marks it."""
     return _OPTIMIZER_STEP.fullmatch(name) is not None
 
 
@@ -121,6 +122,7 @@ def is_synchronize(name: str) -> bool:
 
 
 def is_device_synchronize(name: str) -> bool:
+    """A call that waits for the whole device."""
     return _DEVICE_SYNC.fullmatch(name) is not None
 
 

@@ -28,11 +28,11 @@ FLAVOURS = ("runtime", "devel")
 
 def tag(torch: str, cuda: str, flavour: str = "runtime") -> str | None:
     """Tag of the image with these versions (`2.6.0+cu126`, `12.6`); None where none is known to be published."""
-    found = re.match(r"(\d+\.\d+)\.(\d+)(?![\d.]|rc|a|b|\.?dev)", torch)
-    known = _PUBLISHED.get(found[1]) if found else None
-    if found is None or known is None or int(found[2]) > known[0] or cuda not in known[2]:
+    match = re.match(r"(\d+\.\d+)\.(\d+)(?![\d.]|rc|a|b|\.?dev)", torch)
+    known = _PUBLISHED.get(match[1]) if match else None
+    if match is None or known is None or int(match[2]) > known[0] or cuda not in known[2]:
         return None
-    return f"{found[0]}-cuda{cuda}-cudnn{known[1]}-{flavour}"
+    return f"{match[0]}-cuda{cuda}-cudnn{known[1]}-{flavour}"
 
 
 def dockerfile(torch: str, cuda: str) -> str:

@@ -121,8 +121,8 @@ def is_log_softmax(name: str) -> bool:
 
 def architecture(names: list[str]) -> tuple[int, int] | None:
     """The least compute capability that kernels of these names run on; None where no name tells."""
-    found = [cc for pattern, cc in _ARCHITECTURES if any(pattern.search(n) for n in names)]
-    return max(found, default=None)
+    capabilities = [cc for pattern, cc in _ARCHITECTURES if any(pattern.search(n) for n in names)]
+    return max(capabilities, default=None)
 
 
 _ARCHITECTURES = (

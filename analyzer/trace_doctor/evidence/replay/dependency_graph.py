@@ -125,9 +125,9 @@ def _host_calls(facts: Facts, window: tuple[int, int]) -> tuple[I64, HostCalls]:
     inner = rows[call_of_row[rows] < 0]
     above = nesting.parent[inner].astype(np.int64)
     while (above >= 0).any():
-        found = (above >= 0) & (call_of_row[np.maximum(above, 0)] >= 0)
-        call_of_row[inner[found]] = call_of_row[above[found]]
-        inner, above = inner[~found & (above >= 0)], above[~found & (above >= 0)]
+        inside_call = (above >= 0) & (call_of_row[np.maximum(above, 0)] >= 0)
+        call_of_row[inner[inside_call]] = call_of_row[above[inside_call]]
+        inner, above = inner[~inside_call & (above >= 0)], above[~inside_call & (above >= 0)]
         above = nesting.parent[above].astype(np.int64)
     return call_of_row, HostCalls(row, thread, start, end, after, in_thread, np.full(len(row), -1))
 
@@ -151,8 +151,8 @@ def _predecessors(facts: Facts, thread: I64, start: I64, end: I64) -> tuple[I64,
     for these, open_from, open_to in _operators_by_thread(facts, thread):
         before, now = these[:-1], these[1:]
         op = np.searchsorted(open_from, end[before], side="right") - 1
-        held = (op >= 0) & (open_to[np.maximum(op, 0)] >= start[now]) & (start[now] >= end[before])
-        after[now[held]], in_thread[now[held]] = before[held], True
+        stays_open = (op >= 0) & (open_to[np.maximum(op, 0)] >= start[now]) & (start[now] >= end[before])
+        after[now[stays_open]], in_thread[now[stays_open]] = before[stays_open], True
     return after, in_thread
 
 
@@ -181,9 +181,9 @@ def _operators_by_thread(facts: Facts, thread: I64) -> Iterator[tuple[I64, I64, 
     ops = np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~run.is_named(is_step))
     ops = facts[Nesting].outermost(ops)
     for t in np.unique(thread[thread >= 0]).tolist():
-        mine = ops[run.thread[ops] == t]
-        if len(mine):
-            yield np.flatnonzero(thread == t), run.ts[mine], run.end[mine]
+        own = ops[run.thread[ops] == t]
+        if len(own):
+            yield np.flatnonzero(thread == t), run.ts[own], run.end[own]
 
 
 def _with_waits(run: Run, calls: HostCalls, ops: GpuOps) -> HostCalls:
@@ -203,9 +203,9 @@ def _with_waits(run: Run, calls: HostCalls, ops: GpuOps) -> HostCalls:
         device = syncs & np.isin(names, run.name_ids(is_device_synchronize))
         last = np.searchsorted(ops.end[by_end], calls.end, side="right") - 1
         ended = by_end[np.maximum(last, 0)]
-        seen = syncs & (last >= 0) & (device | (ops.end[ended] > calls.start))
-        waits_for[seen] = ended[seen]
-        rest = np.flatnonzero(syncs & ~seen & ~device)
+        waits = syncs & (last >= 0) & (device | (ops.end[ended] > calls.start))
+        waits_for[waits] = ended[waits]
+        rest = np.flatnonzero(syncs & ~waits & ~device)
         waits_for[rest] = _last_of_stream(calls, ops, _streams(run, ops.row), rest)
     return HostCalls(calls.row, calls.thread, calls.start, calls.end, calls.after, calls.in_thread, waits_for)
 
@@ -218,11 +218,11 @@ def _last_of_stream(calls: HostCalls, ops: GpuOps, streams: I64, rest: I64) -> I
     launched_to[ops.call[launched]] = streams[launched]
     for t in np.unique(calls.thread[rest]).tolist():
         launching = np.flatnonzero((calls.thread == t) & (launched_to >= 0))
-        mine = np.flatnonzero(calls.thread[rest] == t)
-        at = np.searchsorted(launching, rest[mine]) - 1
+        on_thread = np.flatnonzero(calls.thread[rest] == t)
+        at = np.searchsorted(launching, rest[on_thread]) - 1
         stream = np.where(at >= 0, launched_to[launching[np.maximum(at, 0)]], -1) if len(launching) else at
         for s in np.unique(stream[stream >= 0]).tolist():
-            which = mine[stream == s]
+            which = on_thread[stream == s]
             on = np.flatnonzero(streams == s)
             on = on[np.argsort(ops.end[on], kind="stable")]
             last = np.searchsorted(ops.end[on], calls.start[rest[which]], side="right") - 1
@@ -261,8 +261,8 @@ def _gpu_ops(
     )
     # Work that began while its launch call was still open, with the device free: the call itself held it
     # (a module being loaded, a pageable copy being staged).
-    held = launched & (start <= calls.end[at]) & (device_free < start)
-    latency = np.where(held, observed, latency)
+    delayed = launched & (start <= calls.end[at]) & (device_free < start)
+    latency = np.where(delayed, observed, latency)
     early = (launch_row >= 0) & ~launched
     fixed = np.where(early, np.minimum(start, run.ts[np.maximum(launch_row, 0)] + latency_ns), NONE)
     fixed = np.where(start <= window[0], start, fixed)
@@ -312,8 +312,8 @@ def _latency(observed: I64) -> int:
     """From hand-over to start on a free device: a low percentile of what was seen, ns."""
     if not len(observed):
         return 0
-    seen = int(np.percentile(observed, LATENCY_PERCENTILE))
-    return RUNAHEAD_LATENCY_NS if seen > RUNAHEAD_NS else max(seen, 0)
+    low = int(np.percentile(observed, LATENCY_PERCENTILE))
+    return RUNAHEAD_LATENCY_NS if low > RUNAHEAD_NS else max(low, 0)
 
 
 def _turnaround(pauses: I64) -> int:

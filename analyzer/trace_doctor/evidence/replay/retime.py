@@ -71,35 +71,35 @@ def _host_times(graph: ReplayGraph, left_out: LeftOut) -> tuple[I64, I64, I64]:
     calls, ops = graph.calls, graph.ops
     begins = np.where(calls.after >= 0, calls.end[np.maximum(calls.after, 0)], graph.window[0])
     waits = calls.waits_for >= 0
-    done = ops.end[np.maximum(calls.waits_for, 0)] if len(ops) else calls.start
-    works_from = np.where(waits, np.maximum(calls.start, done), calls.start)
+    end = ops.end[np.maximum(calls.waits_for, 0)] if len(ops) else calls.start
+    works_from = np.where(waits, np.maximum(calls.start, end), calls.start)
     gap, length = calls.start - begins, calls.end - works_from
-    gone = np.zeros(len(calls), dtype=bool)
+    removed = np.zeros(len(calls), dtype=bool)
     everyone = intervals((int(a), int(b)) for some in left_out.host.values() for a, b in some)
     if left_out.host:
         whole = calls.end - calls.start
         gap = gap - covered(pairs(begins, calls.start), everyone)
         for t in np.unique(calls.thread).tolist():
             own = left_out.host.get(t, NOTHING)
-            mine = calls.thread == t
-            inside = mine & calls.in_thread
+            on_thread = calls.thread == t
+            inside = on_thread & calls.in_thread
             gap[inside] = (calls.start - begins)[inside] - covered(pairs(begins, calls.start)[inside], own)
-            length[mine] -= covered(pairs(works_from, calls.end)[mine], own)
-            gone[mine] = (covered(pairs(calls.start, calls.end)[mine], own) == whole[mine]) & (
-                whole[mine] > 0
-            )
+            length[on_thread] -= covered(pairs(works_from, calls.end)[on_thread], own)
+            removed[on_thread] = (
+                covered(pairs(calls.start, calls.end)[on_thread], own) == whole[on_thread]
+            ) & (whole[on_thread] > 0)
     for t, some in left_out.own.items():
         rest = subtract(some, everyone)
         views = intersect(rest, left_out.views.get(t, NOTHING))
         for spent, since, until in ((gap, begins, calls.start), (length, works_from, calls.end)):
             pause = until - since >= PAUSE_NS
             for counts, own in ((~pause, rest), (pause, views)):
-                mine = (calls.thread == t) & counts
-                less = (1 - left_out.own_share) * covered(pairs(since, until)[mine], own)
-                spent[mine] -= less.astype(np.int64)
+                on_thread = (calls.thread == t) & counts
+                less = (1 - left_out.own_share) * covered(pairs(since, until)[on_thread], own)
+                spent[on_thread] -= less.astype(np.int64)
     if left_out.calls is not None:
-        gone |= left_out.calls
-    return gap, length, np.where(gone, -1, calls.waits_for)
+        removed |= left_out.calls
+    return gap, length, np.where(removed, -1, calls.waits_for)
 
 
 def _run(graph: ReplayGraph, host_times: tuple[I64, I64, I64], takes: I64, stays: Bool) -> tuple[int, int]:
@@ -107,13 +107,13 @@ def _run(graph: ReplayGraph, host_times: tuple[I64, I64, I64], takes: I64, stays
     calls, ops, begin = graph.calls, graph.ops, graph.window[0]
     _, length, waits_for = host_times
     started, returned = array("q", [begin]) * len(calls), array("q", [NONE]) * len(calls)
-    done = array("q", [NONE]) * len(ops)  # an operation not yet computed binds nobody
+    ends = array("q", [NONE]) * len(ops)  # an operation not yet computed binds nobody
 
     def end_of(i: int) -> int:
         """When call i returns; computed when first asked for, because it may wait for operations launched in it."""
         if (known := returned[i]) == NONE:
             awaited = int(waits_for[i])
-            known = max(started[i], done[awaited] if awaited >= 0 else NONE) + int(length[i])
+            known = max(started[i], ends[awaited] if awaited >= 0 else NONE) + int(length[i])
             returned[i] = known
         return known
 
@@ -141,19 +141,19 @@ def _run(graph: ReplayGraph, host_times: tuple[I64, I64, I64], takes: I64, stays
                 returned[i] = start + length_ns
             continue
         j, ready, previous, pause, stays_, call, at_end, latency, other, busy = next(of_ops)
-        if previous >= 0 and done[previous] + pause > ready:
-            ready = done[previous] + pause
+        if previous >= 0 and ends[previous] + pause > ready:
+            ready = ends[previous] + pause
         if not stays_:
-            done[j] = max(ready, begin) if previous < 0 else done[previous] + min(pause, 0)
+            ends[j] = max(ready, begin) if previous < 0 else ends[previous] + min(pause, 0)
             continue
         if call >= 0 and (handed := (end_of(call) if at_end else started[call]) + latency) > ready:
             ready = handed
-        if other >= 0 and done[other] > ready:
-            ready = done[other]
-        done[j] = ready + busy
+        if other >= 0 and ends[other] > ready:
+            ready = ends[other]
+        ends[j] = ready + busy
     for i in np.flatnonzero(waits_for >= 0).tolist():
         end_of(i)
-    return max(returned, default=begin), max(done, default=begin)
+    return max(returned, default=begin), max(ends, default=begin)
 
 
 def _rows(order: I64, *columns: I64 | Bool) -> Iterator[tuple[Any, ...]]:

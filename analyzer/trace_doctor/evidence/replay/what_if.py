@@ -213,8 +213,8 @@ class Replay(Evidence, frozen=True):
         """The steady steps without the removal. Parts of it outside them change nothing."""
         if removal not in self._known:
             length = self.window[1] - self.window[0]
-            left = self._host_bound(removal) if self.graph is None else self._retimed(self.graph, removal)
-            self._known[removal] = self._outcome(length, min(max(left, 0), length))
+            new_ns = self._host_bound(removal) if self.graph is None else self._retimed(self.graph, removal)
+            self._known[removal] = self._outcome(length, min(max(new_ns, 0), length))
         return self._known[removal]
 
     def beside(self, removal: Removal, done: Removal) -> float:
@@ -237,8 +237,8 @@ class Replay(Evidence, frozen=True):
         ends = graph.ops.end - (left_out.shorter if left_out.shorter is not None else 0)
         work = pairs(graph.ops.start[stays], ends[stays])
         floor = total(union(clip(work, *self.window)))
-        left = retime(graph, left_out) if removal != Removal() else self.base_ns
-        saved = max(self.base_ns - left, 0)
+        new_ns = retime(graph, left_out) if removal != Removal() else self.base_ns
+        saved = max(self.base_ns - new_ns, 0)
         return max(self.window[1] - self.window[0] - saved, floor)
 
     def _host_bound(self, removal: Removal) -> int:
@@ -247,20 +247,20 @@ class Replay(Evidence, frozen=True):
         all work together, but for what the thread does not spend on a CPU: a loader that waits for a disk needs none."""
         length = self.window[1] - self.window[0]
         spans = np.fromiter(chain.from_iterable(removal.host_spans), dtype=np.int64).reshape(-1, 3)
-        gone = clip(union(spans[spans[:, 0] == self.main, 1:]), *self.window)
-        left = length - total(gone)
+        removed_ns = clip(union(spans[spans[:, 0] == self.main, 1:]), *self.window)
+        new_ns = length - total(removed_ns)
         if removal.host_share < 1 and self.causes is not None:
-            own = clip(subtract(own_work(self.causes, self.main), gone), *self.window)
+            own = clip(subtract(own_work(self.causes, self.main), removed_ns), *self.window)
             own = own[own[:, 1] - own[:, 0] < PAUSE_NS]
-            left -= int((1 - removal.host_share) * total(own))
-        loading = total(intersect(gone, self.loading))
+            new_ns -= int((1 - removal.host_share) * total(own))
+        loading = total(intersect(removed_ns, self.loading))
         if loading and self.cores is not None:
-            needed = min(left + loading, ceil(length * self.on_cpu))
-            left = max(left, -(-max(needed, loading) // self.cores))
-        return left
+            needed = min(new_ns + loading, ceil(length * self.on_cpu))
+            new_ns = max(new_ns, -(-max(needed, loading) // self.cores))
+        return new_ns
 
-    def _outcome(self, length: int, left: int) -> ReplayOutcome:
-        saved = length - left
+    def _outcome(self, length: int, new_ns: int) -> ReplayOutcome:
+        saved = length - new_ns
         median_us, mean_us = self.median_ns / 1e3, length / self.count / 1e3
         # Where a few steps hold the time (recompiling ones, say), what they cost is in the mean and not in the median.
         skewed = mean_us > SKEWED * median_us
@@ -281,7 +281,7 @@ class Replay(Evidence, frozen=True):
         if self.limit:
             how += f"; a bound, because {self.limit}"
         return ReplayOutcome(
-            window_ns=left,
+            window_ns=new_ns,
             saved_ns=saved,
             step_us=after,
             saved_us_per_step=per_step,
@@ -308,8 +308,8 @@ def _shorter(graph: ReplayGraph, removal: Removal) -> I64:
     """For each operation of the graph how much less it takes, ns; never more than it takes."""
     rows, less = np.array(removal.gpu_shorter, dtype=np.int64).T
     at = np.minimum(np.searchsorted(rows, graph.ops.row), len(rows) - 1)
-    wanted = np.where(rows[at] == graph.ops.row, less[at], 0)
-    return np.asarray(np.minimum(wanted, graph.ops.end - graph.ops.start))
+    shortening = np.where(rows[at] == graph.ops.row, less[at], 0)
+    return np.asarray(np.minimum(shortening, graph.ops.end - graph.ops.start))
 
 
 def _unexplained(graph: ReplayGraph) -> int:

@@ -131,10 +131,10 @@ class CallSites(Evidence, frozen=True):
 
     def _call_stack(self, row: int) -> tuple[Site, ...]:
         """`Call stack` of the nearest operator that has one: innermost first, with the lines that ran."""
-        for said in self.run.args([row, *self.nesting.ancestors(row)]):
-            text = said.get("Call stack")
+        for arguments in self.run.args([row, *self.nesting.ancestors(row)]):
+            text = arguments.get("Call stack")
             if text:
-                found = (_OLD_FRAME.fullmatch(part) for part in str(text).split(";"))
+                matches = (_OLD_FRAME.fullmatch(part) for part in str(text).split(";"))
                 return tuple(
                     Site(
                         shown_path(plain_path(m.group(1)), self.source),
@@ -142,7 +142,7 @@ class CallSites(Evidence, frozen=True):
                         m.group(3),
                         exact=True,
                     )
-                    for m in found
+                    for m in matches
                     if m and is_user_frame(m.group(1))
                 )
         return ()
@@ -155,4 +155,4 @@ def _user_rows(run: Run) -> I64:
 def _has_call_stacks(run: Run) -> bool:
     operators = np.flatnonzero(run.is_cat(Cat.CPU_OP))
     probed = operators[:: max(1, len(operators) // _PROBED)][:_PROBED]
-    return any(said.get("Call stack") for said in run.args(probed.tolist()))
+    return any(arguments.get("Call stack") for arguments in run.args(probed.tolist()))

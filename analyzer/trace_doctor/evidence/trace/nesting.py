@@ -136,8 +136,8 @@ def inside(up: I32, chosen: Bool, rows: I64) -> Bool:
     open_, above = np.arange(len(rows)), up[rows]
     while len(open_):
         open_, above = open_[above >= 0], above[above >= 0]
-        matches[open_] = held = chosen[above]
-        open_, above = open_[~held], up[above[~held]]
+        matches[open_] = is_inside = chosen[above]
+        open_, above = open_[~is_inside], up[above[~is_inside]]
     return matches
 
 

@@ -36,15 +36,16 @@ class Inputs(Struct, frozen=True):
         return _one(self.dims[i]) if i < len(self.dims) else ()
 
     def type(self, i: int) -> str:
+        """Type of one argument; empty where it is not recorded."""
         return self.types[i] if i < len(self.types) else ""
 
     def tensors(self) -> list[tuple[tuple[int, ...], str]]:
         """(shape, type) of every tensor, those in lists too."""
-        found = []
+        tensors = []
         for i, dims in enumerate(self.dims):
             several = [_one(d) for d in dims if isinstance(d, tuple)]
-            found += [(d, self.type(i)) for d in (_one(dims), *several) if d]
-        return found
+            tensors += [(d, self.type(i)) for d in (_one(dims), *several) if d]
+        return tensors
 
 
 def _one(dims: Any) -> tuple[int, ...]:

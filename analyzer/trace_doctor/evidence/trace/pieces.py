@@ -48,8 +48,8 @@ def _holes(run: Run) -> I64:
     """Where no event is, but for those that stretch over everything."""
     other = run.cat != Cat.SPAN
     reach, begins = np.maximum.accumulate(run.end[other])[:-1], run.ts[other][1:]
-    found = begins - reach >= _SHORT_NS
-    return pairs(reach[found], begins[found])
+    long_enough = begins - reach >= _SHORT_NS
+    return pairs(reach[long_enough], begins[long_enough])
 
 
 def _jumps(run: Run, holes: I64, marks: I64, numbers: Sequence[int | None]) -> Bool:

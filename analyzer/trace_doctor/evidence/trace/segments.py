@@ -19,11 +19,11 @@ def reduced(pieces: I64, kind: U8, window: tuple[int, int], most: int = MAX_SEGM
     Pieces longer than a bucket stay as they are, so no long gap is ever lost. The short ones are added up by kind
     within their bucket (longest kind first): every kind keeps its time to the nanosecond, moved by less than a bucket.
     """
-    buckets, made = most, (pieces, kind)
-    while len(made[0]) > most and buckets > 1:
+    buckets, tiles = most, (pieces, kind)
+    while len(tiles[0]) > most and buckets > 1:
         buckets = buckets * 2 // 3
-        made = _bucketed(pieces, kind, window, buckets)
-    return made
+        tiles = _bucketed(pieces, kind, window, buckets)
+    return tiles
 
 
 def joined(pieces: I64, kind: U8) -> tuple[I64, U8]:

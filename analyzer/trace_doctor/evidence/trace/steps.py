@@ -54,6 +54,7 @@ class Step(Struct, frozen=True):
 
     @property
     def dur(self) -> int:
+        """Length, ns."""
         return self.end - self.start
 
 
@@ -161,20 +162,22 @@ def _cut(facts: Facts, piece: Span) -> Cut:
     return _from_profiler_steps(facts, piece) or _from_marks(facts, piece)
 
 
-def _chosen(cuts: Sequence[Cut], wanted: tuple[int, int] | None) -> tuple[Cut, bool]:
+def _chosen(cuts: Sequence[Cut], requested: tuple[int, int] | None) -> tuple[Cut, bool]:
     """Of pieces that were recorded apart the one with most of the wanted steps, then with most steps, then the longest, then
     the last; and whether others hold something that was wanted."""
 
     def size(cut: Cut) -> tuple[int, int, int]:
         (start, end), _, _, labels = cut
         inside = [
-            n for n in map(step_number, labels) if wanted and n is not None and wanted[0] <= n < wanted[1]
+            n
+            for n in map(step_number, labels)
+            if requested and n is not None and requested[0] <= n < requested[1]
         ]
         return len(inside), len(labels), end - start
 
     best = max(reversed(cuts), key=size)
     others = [cut for cut in cuts if cut is not best]
-    return best, any(size(cut)[0] for cut in others) if wanted and size(best)[0] else bool(others)
+    return best, any(size(cut)[0] for cut in others) if requested and size(best)[0] else bool(others)
 
 
 def _not_judged(steps: Steps, parts: Sequence[Span]) -> str:
@@ -350,12 +353,12 @@ def _worked(run: Run, span: Span) -> bool:
     return bool(run.is_cat(Cat.CPU_OP, Cat.RUNTIME, Cat.DRIVER)[first:behind].any())
 
 
-def _selected(steps: list[Step], wanted: tuple[int, int]) -> tuple[list[Step], Span]:
+def _selected(steps: list[Step], requested: tuple[int, int]) -> tuple[list[Step], Span]:
     """The steps with first <= index < last, and the window that they span."""
-    chosen = [s for s in steps if wanted[0] <= s.index < wanted[1]]
+    chosen = [s for s in steps if requested[0] <= s.index < requested[1]]
     if not chosen:
         there = f"steps {steps[0].index} to {steps[-1].index}" if steps else "no steps"
-        raise NotCaptured(f"the trace has {there}, not {wanted[0]}:{wanted[1]}")
+        raise NotCaptured(f"the trace has {there}, not {requested[0]}:{requested[1]}")
     return chosen, (chosen[0].start, chosen[-1].end)
 
 

@@ -63,18 +63,18 @@ def first_uses(run: Run, launches: Launches, nesting: Nesting) -> Bool:
         work >= 0, run.name[work] + 1, 0
     )
     long = run.dur[calls] >= COLD_NS
-    found = np.zeros(len(run), dtype=bool)
+    is_first = np.zeros(len(run), dtype=bool)
     if not long.any():
-        return found
-    wanted, rows = np.unique(kinds[long]), calls[long]
-    kind = np.minimum(np.searchsorted(wanted, kinds), len(wanted) - 1)
-    same = wanted[kind] == kinds
-    found[_firsts(kind[same], calls[same])] = True
+        return is_first
+    long_kinds, rows = np.unique(kinds[long]), calls[long]
+    kind = np.minimum(np.searchsorted(long_kinds, kinds), len(long_kinds) - 1)
+    same = long_kinds[kind] == kinds
+    is_first[_firsts(kind[same], calls[same])] = True
     operators = np.flatnonzero(run.cat == Cat.CPU_OP)
     first_run = np.zeros(len(run), dtype=bool)
     first_run[_firsts(run.name[operators], operators)] = True
-    found[rows[nesting.inside(rows, first_run)]] = True
-    return np.asarray(found & (run.dur >= COLD_NS))
+    is_first[rows[nesting.inside(rows, first_run)]] = True
+    return np.asarray(is_first & (run.dur >= COLD_NS))
 
 
 def _firsts(kinds: npt.NDArray[np.integer[Any]], rows: I64) -> I64:

@@ -77,5 +77,5 @@ def _shapes(facts: Facts, spans: I64) -> tuple[str, ...]:
 
 def _dims(args: dict[str, Any]) -> list[str]:
     """The tensors' shapes; numbers and empty places are left out."""
-    said = args.get("Input Dims") or args.get("Input dims") or []
-    return [str(d) for d in said if isinstance(d, list) and d] if isinstance(said, list) else []
+    dims = args.get("Input Dims") or args.get("Input dims") or []
+    return [str(d) for d in dims if isinstance(d, list) and d] if isinstance(dims, list) else []

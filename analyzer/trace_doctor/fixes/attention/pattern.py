@@ -167,14 +167,14 @@ class _Chain:
         self, node: cst.BaseExpression
     ) -> tuple[list[Layer], tuple[cst.BaseExpression, cst.BaseExpression]]:
         """All operations from the weights down to the product of query and key, outermost first."""
-        found: list[Layer] = []
+        layers: list[Layer] = []
         at = self.at
         for _ in range(24):
             if (pair := scores(self.script, node)) is not None:
-                return found, pair
+                return layers, pair
             step = self.layer(node, at)
             if step is not None:
-                found.append(step[0])
+                layers.append(step[0])
                 node = step[1]
                 continue
             if not isinstance(node, cst.Name):
@@ -186,7 +186,7 @@ class _Chain:
             at, statement, condition = place
             self.first = min(self.first, at)
             self.found.drop.append(condition or statement)
-            node = self.behind(node, statement, condition, at, found)
+            node = self.behind(node, statement, condition, at, layers)
         raise self.refuse(f"{self.script.code(node)} is no known form of attention scores", node)
 
     def behind(

@@ -61,17 +61,17 @@ def _of_trained(place: Place, uses: list[tuple[Script, cst.Call]]) -> list[tuple
     if not program.mentioning(".backward("):
         return uses
     classes = list(trained_classes(program))
-    seen: set[cst.CSTNode | None] = set()
+    visited: set[cst.CSTNode | None] = set()
     while classes:
         where, owner = classes.pop()
-        if owner in seen:
+        if owner in visited:
             continue
         for home, node in program.lineage(where, owner):
-            seen.add(node)
+            visited.add(node)
             for name in home.all(cst.Name, within=node):
                 part = program.class_named(home, name) if name.value[:1].isupper() else None
                 classes += [part] if part is not None else []
-    trained = [(s, u) for s, u in uses if s.nearest(u, cst.ClassDef) in seen]
+    trained = [(s, u) for s, u in uses if s.nearest(u, cst.ClassDef) in visited]
     if not trained:
         why = "cannot see whether the model that is trained is made of these blocks"
         raise NoEdit("display", why, [candidate(s, u) for s, u in uses])

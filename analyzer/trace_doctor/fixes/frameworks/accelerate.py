@@ -96,18 +96,18 @@ def _in_each(
     place: Place, calls: list[Call], table: Mapping[str, Setting], wanted: Mapping[str, str]
 ) -> Change:
     """The arguments of every call; of those that have them already none."""
-    made: list[Change] = []
+    changes: list[Change] = []
     there: list[NoEdit] = []
     for call in calls:
         try:
-            made.append(set_arguments(place, call, "accelerate", table, wanted))
+            changes.append(set_arguments(place, call, "accelerate", table, wanted))
         except NoEdit as refused:
             if refused.kind != "already":
                 raise
             there.append(refused)
-    if not made:
+    if not changes:
         raise there[0]
-    return reduce(together, made)
+    return reduce(together, changes)
 
 
 def _needs_plugin(place: Place, calls: list[Call], wanted: Mapping[str, str]) -> bool:

@@ -37,12 +37,12 @@ def set_arguments(
     return edits.change(script, script.line(node), framework)
 
 
-def together(made: Change, also: Change) -> Change:
+def together(change: Change, also: Change) -> Change:
     """Two changes as one, which is about what the first is about."""
-    edits = Gathered(notes=list(dict.fromkeys([*made.notes, *also.notes])))
-    for file, changes in (*made.files, *also.files):
+    edits = Gathered(notes=list(dict.fromkeys([*change.notes, *also.notes])))
+    for file, changes in (*change.files, *also.files):
         edits.keep(file, changes)
-    return edits.change(made.script, made.line, made.framework)
+    return edits.change(change.script, change.line, change.framework)
 
 
 def known(place: Place, framework: str, setting: Setting | Plugin | None) -> bool:

@@ -30,27 +30,27 @@ def timeline(result: Result) -> Html | None:
     names = Names(result)
     captures = [list(g) for _, g in groupby(lanes, key=lambda lane: lane.input)]
     together = names.ranked and len(captures) > 1
-    lanes_shown = (
+    drawn_lanes = (
         lanes[:_MOST_LANES] if together else [x for g in captures[:_MOST_CHARTS] for x in g][:_MOST_LANES]
     )
-    kinds = [k for k in KINDS if any(s.kind == k for lane in lanes_shown for s in lane.segments)]
+    kinds = [k for k in KINDS if any(s.kind == k for lane in drawn_lanes for s in lane.segments)]
     return section(
         "timeline",
         "Timeline of the main thread" if all(lane.device < 0 for lane in lanes) else "GPU timeline",
         el("ul", [el("li", swatch(k), KINDS[k].label) for k in kinds], class_="keys"),
-        views("timeline", _views(lanes_shown, names, result, together), "Show"),
-        of_lanes([(result.timeline.index(lane), names.place(lane)) for lane in lanes_shown]),
-        showing(len(lanes_shown), len(lanes), "devices"),
+        views("timeline", _views(drawn_lanes, names, result, together), "Show"),
+        of_lanes([(result.timeline.index(lane), names.place(lane)) for lane in drawn_lanes]),
+        showing(len(drawn_lanes), len(lanes), "devices"),
         showing(_MOST_RANKS, len(captures), "ranks on their own as well; --rank N looks at any other")
         if together
         else None,
         showing(
-            sum(x.shown for x in lanes_shown),
-            sum(x.of for x in lanes_shown),
+            sum(x.shown for x in drawn_lanes),
+            sum(x.of for x in drawn_lanes),
             "segments; the short ones are added up",
         ),
-        _streams(lanes_shown),
-        lead=f"The height of a colour is its share of that moment. The longest gaps are numbered.{_strips_said(lanes_shown, together)}",
+        _streams(drawn_lanes),
+        lead=f"The height of a colour is its share of that moment. The longest gaps are numbered.{_strips_said(drawn_lanes, together)}",
     )
 
 
