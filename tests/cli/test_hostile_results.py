@@ -296,8 +296,9 @@ def test_every_report_is_text_where_sources_and_captures_have_such_names(odd: Pa
     folder = odd / os.fsdecode(b"logs \xfe")
     folder.mkdir()
     b = RunBuilder()
-    with b.step(), b.op("aten::mm"):
-        b.launch(1000)
+    for _ in range(10):
+        with b.step(), b.op("aten::mm"):
+            b.launch(1000)
     (b.write(folder / "rank0.json")).rename(folder / os.fsdecode(b"rank0 \xff.json"))
     (folder / os.fsdecode(b"other \xff.json")).write_text("{")
     for command in ("analyze", "check"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.rank_summary import RankSummary, decode, encode, summarised
 from trace_doctor.model import Result
 from trace_doctor.registry import all_rules
-from trace_doctor.testing import captures_of
+from trace_doctor.rule import Rule
+from trace_doctor.testing import Invalid, captures_of
 
 RULES = [rule() for rule in all_rules()]
 OVER_RANKS = [rule for rule in RULES if rule.over_ranks()]
@@ -30,19 +32,19 @@ def _again(summary: RankSummary) -> RankSummary:
     return decode(encode(summary), kinds.values())
 
 
-def _results(everything: list[Facts]) -> list[Result]:
+def _results(everything: list[Facts], rules: Sequence[Rule] = RULES) -> list[Result]:
     """From the summaries as they are, and from the same written out and read again."""
     examinations = [
-        examine(facts, RULES, Sizes.among(len(everything), len(everything))) for facts in everything
+        examine(facts, rules, Sizes.among(len(everything), len(everything))) for facts in everything
     ]
     read = [
         replace(e, summary=_again(e.summary), further=tuple(map(_again, e.further))) for e in examinations
     ]
     results = []
     for each in (examinations, read):
-        complete = judged(each, RULES)
+        complete = judged(each, rules)
         merged = merged_findings(complete, defaults())
-        results.append(conclude(complete, merged, [[] for _ in complete], RULES, defaults()))
+        results.append(conclude(complete, merged, [[] for _ in complete], rules, defaults()))
     return results
 
 
@@ -55,9 +57,10 @@ def test_rules_over_several_ranks_are_those_that_say_so() -> None:
     [(rule, case) for rule in OVER_RANKS for case in rule.INVALID],
     ids=lambda v: getattr(v, "name", None),
 )
-def test_cases_say_the_same_of_summaries_that_were_kept(rule: object, case: object) -> None:
-    now, kept = _results([Facts(c) for c in captures_of(case.build())])  # type: ignore[attr-defined]
-    assert rule.code in {f.code for f in now.findings}  # type: ignore[attr-defined]
+def test_cases_say_the_same_of_summaries_that_were_kept(rule: Rule, case: Invalid) -> None:
+    rules = [type(r)(**case.thresholds) if r is rule else r for r in RULES]
+    now, kept = _results([Facts(c) for c in captures_of(case.build())], rules)
+    assert rule.code in {f.code for f in now.findings}
     assert kept == now
 
 
