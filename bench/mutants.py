@@ -9,6 +9,7 @@ condition that is left out, a condition that is negated, a guard (`if …: conti
 number that is another. Places are drawn at random from the packages named in AREAS, the same for the same seed, tree and paths.
 For each, the tests of its area that run through its line are run, the quickest first; it is killed when one fails. Tests
 that compare whole stored outputs are in no area. Nothing is changed in the tree itself: mutants live in copies of it.
+Survivors that are accepted, with the reason: bench/mutants_accepted.md.
 """
 
 from __future__ import annotations
