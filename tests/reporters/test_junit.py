@@ -76,6 +76,11 @@ def test_a_rule_that_could_not_look_has_not_passed(rich_result: Result) -> None:
     assert len(found["TD201 host-device-sync"]) == 0
 
 
+def test_a_finding_whose_rule_is_not_listed_is_a_failure_as_well(rich_result: Result) -> None:
+    found = cases(msgspec.structs.replace(rich_result, outcomes=[]))
+    assert found["TD101 dataloader-starvation"].find("failure") is not None
+
+
 def test_only_what_fails_the_check_is_a_failure(rich_result: Result) -> None:
     gate = Gate(
         code=1,

@@ -25,7 +25,10 @@ def render(result: Result, options: Options) -> str:
     paths = [i.path for i in result.inputs]
     name = paths[0] if len(paths) == 1 else plural(len(paths), "capture")
     fails = failing(result)
-    suites = [_suite(name, [_rule(result, o, fails) for o in result.outcomes])]
+    outcomes = {o.code: o for o in result.outcomes}
+    for f in result.findings:  # a saved result may name rules in its findings alone
+        outcomes.setdefault(f.code, Outcome(code=f.code, name=f.name, outcome="fired"))
+    suites = [_suite(name, [_rule(result, o, fails) for o in outcomes.values()])]
     if result.gate is not None and (missing := [*result.gate.undecided, *result.gate.partial]):
         suites.append(_suite("coverage", [_coverage(result.gate, why) for why in missing]))
     if result.gate is not None and result.gate.budgets:
