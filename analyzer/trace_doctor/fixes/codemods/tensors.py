@@ -20,7 +20,7 @@ from trace_doctor.program.queries.loops import (
     names_in,
     of_steps,
 )
-from trace_doctor.program.script import Script, argument, assigned, dotted, method_name, receiver
+from trace_doctor.program.script import Script, argument, assigned, dotted, literal, method_name, receiver
 
 _LOG_CALLS = re.compile(
     r"print|(.*\.)?(log|logger|logging|wandb|writer|tb|pbar|bar|tqdm|progress\w*|run|mlflow)\."
@@ -49,7 +49,8 @@ def detach_accumulation(place: Place, params: Parameters) -> Change:
     """Adds detach() where a loss is kept in a running sum or list, which would keep its graph.
 
     The line of the place is the one that keeps it, or the one that computed it: a snapshot knows only the latter. Safe
-    where the script alone shows that it is a loss, and that what is kept is only read as a number.
+    where the script alone shows that it is a tensor, and that what keeps it stays in the function and is only read as a
+    number.
     """
     named = place.line is not None
     found = [(s, v) for s in place.scripts for t, v in _sums(s) if _keeps_graph(s, t, v, named=named)]
@@ -62,22 +63,69 @@ def detach_accumulation(place: Place, params: Parameters) -> Change:
         start = script.outer_span(value)[0]
         edits = [Edit(start, start, "("), Edit(end, end, ").detach()")]
     kept = [t for t, v in _sums(script) if v is value]
-    plain = any(_keeps_graph(script, t, value, named=False) and _only_read(script, t, value) for t in kept)
-    return Change(script, tuple(edits), script.line(value), "safe" if plain else "unsafe")
-
-
-def _only_read(script: Script, target: cst.BaseExpression, value: cst.BaseExpression) -> bool:
-    """Whether each use of a collection, of what is taken from it and of what is made from it is one that needs no graph."""
-    home, kept = script.function_of(value), script.code(target)
-    names = _made_from(script, home, kept)
-    own = home is None or any(
-        dotted(t.target) == kept for a in script.all(cst.Assign, within=home) for t in a.targets
+    plain = any(
+        _keeps_graph(script, t, value, named=False) and _only_read(place, script, t, value) for t in kept
     )
-    if any("." in name for name in names - {kept}) or not ("." in kept or own):
+    safe = plain and _is_tensor(script, value)
+    return Change(script, tuple(edits), script.line(value), "safe" if safe else "unsafe")
+
+
+def _only_read(place: Place, script: Script, target: cst.BaseExpression, value: cst.BaseExpression) -> bool:
+    """Whether a collection is a local that never leaves its function (or a script's global that no other file names),
+    and each use of it, of what is taken from it and of what is made from it needs no graph."""
+    home, kept = script.function_of(value), script.code(target)
+    if not isinstance(target, cst.Name) or not _created(script, home, target):
+        return False
+    if home is None and any(other is not script for other in place.program.mentioning(kept)):
+        return False
+    names = _made_from(script, home, kept)
+    if any("." in name for name in names):
         return False  # others hold it as well
-    here = script.all(cst.Name, within=home) if "." not in kept else script.all(cst.Attribute)
-    uses = [n for n in here if dotted(n) in names]
+    uses = [n for n in script.all(cst.Name, within=home) if n.value in names]
     return all(_needs_no_graph(script, use, names) for use in uses)
+
+
+def _created(script: Script, home: cst.CSTNode | None, name: cst.Name) -> bool:
+    """Whether all that a variable of a function is bound to there is new, or made from the variable itself."""
+    declared: list[cst.Global | cst.Nonlocal]
+    declared = [*script.all(cst.Global, within=home), *script.all(cst.Nonlocal, within=home)]
+    outer = {n.name.value for d in declared for n in d.names}
+    bound = dataflow_of(script).bound(name)
+    if not bound or (home is not None and name.value in outer):
+        return False
+    for binding in bound:
+        made = binding.value
+        if isinstance(made, cst.Tuple) and binding.item is not None:
+            made = made.elements[binding.item].value
+        own = name.value in names_in(script, made) and isinstance(made, cst.BinaryOperation)
+        library = (script.callee(made) or "").split(".")[0] in ("torch", "collections", "list")
+        if binding.loop or script.function_of(made) is not home:
+            return False
+        if not own and not library and literal(made) is ...:
+            return False
+    several = [a for a in script.all(cst.Assign, within=home) if len(a.targets) > 1]
+    shared = [a for a in several if name.value in [dotted(t.target) for t in a.targets]]
+    return all(name.value in names_in(script, a.value) for a in shared)
+
+
+def _is_tensor(script: Script, value: cst.BaseExpression) -> bool:
+    """Whether a loss is plainly a tensor: torch made it, or it is differentiated under its only name."""
+    if isinstance(value, cst.BinaryOperation):
+        return any(_is_tensor(script, side) for side in (value.left, value.right))
+    bound, home = dataflow_of(script).bound(value), script.function_of(value)
+    differentiated = {n for v in backward_values(script, home) for n in names_in(script, v)}
+    if dotted(value) in differentiated and len(bound) <= 1:
+        return True
+    return bool(bound) and all(b.item is None and not b.loop and _of_torch(script, b.value) for b in bound)
+
+
+def _of_torch(script: Script, value: cst.BaseExpression) -> bool:
+    """`F.mse_loss(a, b)`, `criterion(a, b)` where that is a module of torch's."""
+    if not isinstance(value, cst.Call):
+        return False
+    if (script.callee(value) or "").startswith("torch.nn.functional."):
+        return True
+    return dataflow_of(script).all_are(value.func, lambda o: (script.callee(o) or "").startswith("torch.nn."))
 
 
 def _needs_no_graph(script: Script, use: cst.CSTNode, names: set[str]) -> bool:
@@ -93,7 +141,9 @@ def _needs_no_graph(script: Script, use: cst.CSTNode, names: set[str]) -> bool:
             if method not in _COMPUTES and not (method in _CHANGES and node is parent.func):
                 return False
         elif isinstance(parent, cst.Assign):
-            return all(dotted(t.target) in names for t in parent.targets)
+            return set(assigned(parent)) <= names
+        elif isinstance(parent, cst.AssignTarget) and (node is use or isinstance(node, cst.Tuple)):
+            return True
         elif isinstance(parent, cst.AugAssign):
             return dotted(parent.target) in names
         elif isinstance(parent, cst.AnnAssign):
@@ -102,7 +152,12 @@ def _needs_no_graph(script: Script, use: cst.CSTNode, names: set[str]) -> bool:
             return True
         elif isinstance(
             parent,
-            cst.CompFor | cst.Lambda | cst.NamedExpr | cst.BaseSmallStatement | cst.BaseCompoundStatement,
+            cst.CompFor
+            | cst.Lambda
+            | cst.NamedExpr
+            | cst.Yield
+            | cst.BaseSmallStatement
+            | cst.BaseCompoundStatement,
         ):
             return False
         node = parent
