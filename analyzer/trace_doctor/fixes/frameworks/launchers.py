@@ -107,11 +107,12 @@ def pass_options(
     Raises NoEdit with the options to type where there is none or more than one.
     """
     started = commands(place, script)
+    plain = [simple for command in started if (simple := _simple(command, script)) is not None]
     configs = [d for d in documents(place.program.files(*CONFIG)) if d.find(_TRAINER_KEY) is not None]
-    if len(started) == 1:
-        file = started[0].file
-        _refuse_contradictions(started[0].said, options, settings)
-        edits = _shell_edits(started[0], options)
+    if len(started) == len(plain) == 1:
+        file = plain[0].file
+        _refuse_contradictions(plain[0].said, options, settings)
+        edits = _shell_edits(plain[0], options)
     elif len(configs) == 1 and not started:
         file = configs[0].file
         _refuse_contradictions(configs[0].value, options, settings)
@@ -126,6 +127,45 @@ def pass_options(
             framework="transformers",
         )
     return change_of(file, edits, "passes these options", "transformers", notes)
+
+
+def _simple(command: Command, script: str) -> Command | None:
+    """The part of a line that is the one command with the script: without what stands before or behind an operator of the
+    shell. None where the script is not plainly a word of a command: in quotes with others, in a list, in what is printed."""
+    name, words, rest = script.rsplit("/", 1)[-1], list[re.Match[str]](), command.start
+    behind = None
+    while rest < command.end:
+        if not (match := _WORD.match(command.file.text, rest, command.end)):
+            return None  # a quote that is open, or something that is not followed
+        rest = match.end()
+        if match["word"] is None and match["operator"] is None:
+            continue
+        if match["word"] is not None:
+            words.append(match)
+        elif any(_is_named(word["word"], name) for word in words):
+            behind = match
+            break
+        else:
+            words = []
+    at = next((n for n, word in enumerate(words) if _is_named(word["word"], name)), None)
+    if at is None or words[0]["word"] in _PRINTS or any(w["word"].startswith("#") for w in words):
+        return None
+    end = words[-1].end()
+    if behind is not None and words[-1]["word"].isdigit() and end == behind.start():
+        end = words[-2].end()  # the number of a stream that is led elsewhere
+    return Command(command.file, words[0].start(), words[at].end(), end)
+
+
+_WORD = re.compile(
+    r"""[ \t]+|\\\r?\n|(?P<operator>[;|&<>\r\n]+)|(?P<word>(?:\$\(\w+\)|"(?:[^"\\]|\\.)*"|'[^']*'|\\[^\r\n]|[^\s;|&<>()`"'\\])+)""",
+    re.DOTALL,
+)
+"""of a shell; of make, `$(NAME)` is a variable"""
+_PRINTS = frozenset(("echo", "printf", "alias", "eval"))
+
+
+def _is_named(word: str, name: str) -> bool:
+    return word.strip("\"'").rsplit("/", 1)[-1] == name
 
 
 def _refuse_contradictions(

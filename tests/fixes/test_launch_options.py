@@ -1,0 +1,76 @@
+"""Which commands of launch scripts get an option: a script that is plainly a word of one command, and nothing else of the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trace_doctor.fixes import Plan, plan
+from trace_doctor.model import Finding, Fix, Location, Result
+
+SCRIPT = """\
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+
+def main():
+    parser = HfArgumentParser((TrainingArguments,))
+    (training_args,) = parser.parse_args_into_dataclasses()
+    trainer = Trainer(model=None, args=training_args)
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def planned(root: Path, name: str, text: str) -> Plan:
+    (root / "train.py").write_text(SCRIPT)
+    (root / name).write_text(text)
+    params = {"dtype": "bfloat16", "device": "cuda"}
+    fix = Fix(title="t", kind="patch", codemod="autocast", params=params, framework="trainer")
+    finding = Finding(
+        id="TD301-1", code="TD301", name="a-rule", title="t", severity="info", confidence="high", message="m",
+        fingerprint="f", location=Location(file="train.py", line=7, function="main"), fixes=[fix],
+    )  # fmt: skip
+    return plan(Result(findings=[finding]), root, unsafe=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py --bf16 False",
+        "A=1 srun python ./train.py --bf16 False --name 'a b'",
+        "cd src && python train.py --bf16 False && python eval.py --bf16 False",
+        "python train.py --bf16 False>log",
+        "python train.py --bf16 False||exit 1",
+        "python train.py --bf16 False 2>&1 | tee log",
+        "python train.py --bf16 False; echo x",
+        "python train.py --bf16 False&",
+        "$(PYTHON) train.py \\\n  --bf16 False \\\n  --lr 1",
+    ],
+)
+def test_the_one_command_gets_it(tmp_path: Path, line: str) -> None:
+    made = planned(tmp_path, "run.sh", f"{line}\n")
+    assert {n: data.decode() for n, (_, data) in made.outputs.items()} == {
+        "run.sh": f"{line}\n".replace("--bf16 False", "--bf16 True", 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("run.sh", 'bash -c "python train.py --bf16 False"'),
+        ("run.sh", "ssh h 'python train.py --bf16 False'"),
+        ("run.sh", "(python train.py --bf16 False)"),
+        ("run.sh", "x=$(python train.py --bf16 False)"),
+        ("run.sh", "echo python train.py --bf16 False"),
+        ("run.sh", 'MSG="use python train.py --bf16 False"'),
+        ("run.sh", 'alias t="python train.py --bf16 False"'),
+        ("run.sh", "python train.py \\\n  # --bf16 False \\\n  --lr 1"),
+        ("Dockerfile", 'CMD ["python", "train.py", "--bf16", "False"]'),
+    ],
+)
+def test_what_is_not_plainly_one_command_is_left_alone(tmp_path: Path, name: str, line: str) -> None:
+    assert not planned(tmp_path, name, f"{line}\n").outputs
