@@ -81,10 +81,7 @@ def test_each_layer_keeps_its_last_block_and_one_layer_is_whole() -> None:
     device = blocks(model(10, [4, 8, 2]))
     found = repeats(device, device.history.peak)
     assert found is not None
-    assert (
-        peak_when_recomputed(device, found, device.history.n, stale_graphs(device))
-        == (50 + 9 * 2 + 14 + 1) * MIB
-    )
+    assert peak_when_recomputed(device, found, stale_graphs(device)) == (50 + 9 * 2 + 14 + 1) * MIB
 
 
 def test_recomputation_never_costs_memory() -> None:
@@ -92,10 +89,7 @@ def test_recomputation_never_costs_memory() -> None:
         device = blocks(model(layers, [1, 1, 30], head=200))
         found = repeats(device, device.history.peak)
         assert found is not None
-        assert (
-            peak_when_recomputed(device, found, device.history.n, stale_graphs(device))
-            <= device.history.peak_bytes
-        )
+        assert peak_when_recomputed(device, found, stale_graphs(device)) <= device.history.peak_bytes
 
 
 def test_different_code_does_not_repeat() -> None:
