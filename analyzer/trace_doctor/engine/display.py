@@ -63,7 +63,7 @@ class Display(Struct, frozen=True, kw_only=True):
 
 def display_of(facts: Facts, further: Sequence[Facts], sizes: Sizes) -> Display:
     """What is shown of a capture; `further` are the other files of its recording."""
-    time, memory, ledgers = facts.get(TimeLedger), facts.get(MemoryLedger), facts.get(MemoryHeld)
+    time, memory, memory_held = facts.get(TimeLedger), facts.get(MemoryLedger), facts.get(MemoryHeld)
     overview, operators, steps = facts.get(Overview), facts.get(Operators), _steps(facts)
     shortage = too_little((facts, *further))
     replay = facts.get(Replay)
@@ -79,7 +79,7 @@ def display_of(facts: Facts, further: Sequence[Facts], sizes: Sizes) -> Display:
         ),
         time_ledger=tuple(time.rows) if time else (),
         memory_ledger=tuple(memory.rows) if memory else (),
-        memory_held=tuple(ledgers.rows) if ledgers else (),
+        memory_held=tuple(memory_held.rows) if memory_held else (),
         memory_timeline=tuple(memory.series) if memory else (),
         steps=tuple(steps[:MAX_STEPS]),
         step_count=len(steps),

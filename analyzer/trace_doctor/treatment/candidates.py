@@ -80,7 +80,7 @@ def candidates(plan: Plan) -> tuple[list[Candidate], list[ByHand]]:
 
     A variable or an option is tried only where no edit does the same.
     """
-    candidates: list[Candidate] = []
+    promising: list[Candidate] = []
     by_hands: list[ByHand] = []
     for item in plan.items:
         if item.status == "held":
@@ -91,13 +91,13 @@ def candidates(plan: Plan) -> tuple[list[Candidate], list[ByHand]]:
                     _by_hand(item, "it changes how much a step does, so times per step cannot judge it")
                 )
             else:
-                candidates.append(Candidate(replace(item, status="ready", why="")))
+                promising.append(Candidate(replace(item, status="ready", why="")))
         elif (made := _outside(item)) is not None:
-            candidates.append(made)
+            promising.append(made)
         elif _concerns(item, plan):
             by_hands.append(_by_hand(item, item.why or "it is advice, to be followed by hand"))
-    edited = {c.item.finding.id for c in candidates if c.item.change is not None}
-    tried = [c for c in candidates if c.item.change is not None or c.item.finding.id not in edited]
+    edited = {c.item.finding.id for c in promising if c.item.change is not None}
+    tried = [c for c in promising if c.item.change is not None or c.item.finding.id not in edited]
     return sorted(tried, key=lambda c: -c.predicted), by_hands
 
 

@@ -38,7 +38,7 @@ def retentions(device: DeviceBlocks) -> list[Retention]:
     phases, history = device.phases, device.history
     backwards = [start for start, _ in phases.spans(Stage.BACKWARD)]
     ends = [BEFORE, *phases.step_ends]
-    retentions: list[Retention] = []
+    by_optimizer_step: list[Retention] = []
     for end in ends:
         backward = next((b for b in backwards if b >= max(end, 0)), None)
         if backward is None:
@@ -57,8 +57,8 @@ def retentions(device: DeviceBlocks) -> list[Retention]:
         if alive.any():
             blocks = np.flatnonzero(alive)
             how: Cleared = "after_forward" if cleared[blocks].any() else "never"
-            retentions.append(Retention(end, backward, blocks, int(history.size[blocks].sum()), how))
-    return retentions
+            by_optimizer_step.append(Retention(end, backward, blocks, int(history.size[blocks].sum()), how))
+    return by_optimizer_step
 
 
 def peak_when_freed(device: DeviceBlocks, retained: Sequence[Retention]) -> int:

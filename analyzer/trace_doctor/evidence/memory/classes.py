@@ -312,13 +312,13 @@ def replaced(b: Blocks, category: U8) -> Iterator[Assignment]:
     h = b.history
     known = np.isin(category, (PARAMETERS, GRADIENTS, OPTIMIZER_STATE)) & (h.freed < h.n)
     phase_born, phase_freed = b.phases.of(h.born), b.phases.of(h.freed)
-    by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
+    freed_blocks: dict[tuple[int, int], list[int]] = defaultdict(list)
     order = np.argsort(h.freed, kind="stable")
     for block in order[known[order]].tolist():
-        by_size[int(phase_freed[block]), int(h.size[block])].append(block)
+        freed_blocks[int(phase_freed[block]), int(h.size[block])].append(block)
     state = np.flatnonzero((category == OPTIMIZER_STATE) & ~b.older)
     for block in state[np.argsort(h.born[state], kind="stable")].tolist():
-        candidates = by_size.get((int(phase_born[block]), int(h.size[block])), [])
+        candidates = freed_blocks.get((int(phase_born[block]), int(h.size[block])), [])
         old = next((c for c in candidates if h.born[c] < h.born[block] < h.freed[c]), None)
         if old is not None:
             candidates.remove(old)

@@ -170,9 +170,9 @@ def rank_named(display: str) -> tuple[str, int] | None:
 
 def rank(meta: dict[str, Any], display: str, from_options: int, given_how: str) -> tuple[int, str]:
     """(rank, how it is known): from distributedInfo, else from the name, else 0."""
-    recorded = meta.get("distributedInfo", {}).get("rank")
-    if recorded is not None:
-        return recorded, "distributedInfo"
+    file_rank = meta.get("distributedInfo", {}).get("rank")
+    if file_rank is not None:
+        return file_rank, "distributedInfo"
     if given_how:
         return from_options, given_how
     named = rank_in_name(display)

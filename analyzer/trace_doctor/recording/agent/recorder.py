@@ -262,15 +262,15 @@ class Recorder:
             return
         tracer.stop()
         room = self._room()
-        size, size_and_steps = tracer.write(room)
+        size, step_count = tracer.write(room)
         if phase == "light":
-            self._step_bytes = size // max(size_and_steps or tracer.steps, 1)
-        if size_and_steps:
+            self._step_bytes = size // max(step_count or tracer.steps, 1)
+        if step_count:
             self._used += size
             self.status.said["files"][phase] = tracer.path.name
-            if size_and_steps < tracer.steps:
+            if step_count < tracer.steps:
                 self._phase_note = (
-                    f"{size_and_steps} of {tracer.steps} traced steps kept: more would not fit into max_mb"
+                    f"{step_count} of {tracer.steps} traced steps kept: more would not fit into max_mb"
                 )
         else:
             self._phase_note = f"trace of {tracer.steps} steps left out: {size / 1e6:.3g} MB, and {room / 1e6:.3g} MB were left"
