@@ -44,7 +44,9 @@ def test_settings_of_somebody_else_above_are_not_followed(tmp_path: Path) -> Non
     inner = tmp_path / "a"
     inner.mkdir()
     os.chown(file, 1234, 1234)
-    with pytest.raises(UsageError, match=r"trace-doctor\.toml is of somebody else: --config"):
+    with pytest.raises(
+        UsageError, match=r"trace-doctor\.toml belongs to another user and is not followed; --config"
+    ):
         load_config(inner)
     assert load_config(inner, file).settings.fail_on == "never"
     os.chown(inner, 1234, 1234)  # the checkout of a user, in which a container's root works

@@ -163,7 +163,7 @@ def _check_owner(path: Path, start: Path) -> None:
     with contextlib.suppress(OSError):  # what cannot be looked at is said where it is read
         if path.stat().st_uid not in (os.getuid(), 0, start.stat().st_uid):
             raise UsageError(
-                f"{path} is of somebody else: --config {path} follows it, or one of yours nearer by"
+                f"{path} belongs to another user and is not followed; --config {path} uses it all the same"
             )
 
 
