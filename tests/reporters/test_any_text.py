@@ -111,7 +111,7 @@ def no_commands_in(made: Result) -> None:
         said = render(made, fmt, zoom=False)
         if fmt == "github":  # is commands itself: one a line, whose message cannot be another
             assert all(re.match(r"::(error|warning|notice)( [^\n]*?)?::", line) for line in said.splitlines())
-            said = said.replace("::", "")
+            said = said.replace("::", " ")
         assert not COMMANDS.search(said), fmt
 
 
