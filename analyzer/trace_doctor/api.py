@@ -20,6 +20,7 @@ from trace_doctor.engine import (
     merged_findings,
     must_select,
     numbered,
+    ownership,
     retime,
 )
 from trace_doctor.engine.coverage import RecordedRanks, Scope
@@ -36,6 +37,7 @@ from trace_doctor.memory_limit import memory_limit
 from trace_doctor.model import Finding, Ignored
 from trace_doctor.notebook import Result
 from trace_doctor.recording import folder as recordings
+from trace_doctor.reporters.labels import verdict as verdict_of
 from trace_doctor.run import Run
 from trace_doctor.snapshot import Snapshot
 
@@ -101,8 +103,9 @@ def analyze(
     remaining = merged.without({s.finding.id for s in suppressed})
     numbers = [number for number, _ in numbered(examinations)]
     retimed = [retime(c, remaining.removals(number)) for c, number in zip(captures, numbers, strict=True)]
+    owned = [ownership(c, merged.owners(number)) for c, number in zip(captures, numbers, strict=True)]
     result = conclude(
-        examinations, merged, retimed, rules, config, suppressed=suppressed, scope=_scope(read, rank)
+        examinations, merged, retimed, owned, rules, config, suppressed=suppressed, scope=_scope(read, rank)
     )
     if script is not None:
         from trace_doctor.fixes import with_diffs
@@ -114,6 +117,9 @@ def analyze(
     if narrowed:  # no settings, and as much a part of how this was diagnosed
         asked = {name: {"value": value, "origin": "argument"} for name, value in narrowed.items()}
         result = msgspec.structs.replace(result, config={**result.config, **asked})
+    result = msgspec.structs.replace(
+        result, summary=msgspec.structs.replace(result.summary, verdict=f"{'. '.join(verdict_of(result))}.")
+    )
     traces = [(n, c) for n, c in zip(numbers, captures, strict=True) if c.capture.run is not None]
     if perfetto is not None:
         _write_tracks(Path(perfetto), traces, result)

@@ -29,6 +29,7 @@ FIGURES: Mapping[str, Unit] = {
     "step_time": "us",
     "gpu_idle_share": "share",
     "exposed_comm_share": "share",
+    "max_unowned": "share",
     "peak_reserved": "bytes",
     "peak_allocated": "bytes",
 }

@@ -133,6 +133,8 @@ class Rule:
     """rules whose findings on the same capture and device say why: a finding refers to them and takes their fixes"""
     costs_host_time: ClassVar[bool] = False
     """what it finds passes on the host: where others kept the machine busy, it may be theirs"""
+    about: ClassVar[tuple[str, ...]] = ()
+    """parts of the time ledger whose time it would find: where much of one has no owner, finding nothing is no *passed*"""
     preview: ClassVar[bool] = False
     VALID: ClassVar[list[Any]] = []
     INVALID: ClassVar[list[Any]] = []

@@ -44,7 +44,9 @@ def _results(everything: list[Facts], rules: Sequence[Rule] = RULES) -> list[Res
     for each in (examinations, read):
         complete = judged(each, rules)
         merged = merged_findings(complete, defaults())
-        results.append(conclude(complete, merged, [[] for _ in complete], rules, defaults()))
+        results.append(
+            conclude(complete, merged, [[]] * len(complete), [[]] * len(complete), rules, defaults())
+        )
     return results
 
 

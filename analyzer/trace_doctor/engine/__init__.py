@@ -1,8 +1,8 @@
 """Runs the rules over captures and makes one Result.
 
 `examine` looks at one capture and needs nothing of any other. `judged` adds what rules over several ranks say, from
-summaries alone; `merged_findings` makes one finding of each fault; `retime` is a second request to a capture, once it is
-known which findings stay; `conclude` makes the Result of values.
+summaries alone; `merged_findings` makes one finding of each fault; `retime` and `ownership` are a second request to a
+capture, once it is known which findings there are; `conclude` makes the Result of values.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from trace_doctor.capture import Capture
 from trace_doctor.config import Config
 from trace_doctor.engine.conclude import conclude, judged, merged_findings, must_select
 from trace_doctor.engine.examine import Examination, examine, numbered, retime
+from trace_doctor.engine.ownership import ownership
 from trace_doctor.engine.sizes import Sizes
 from trace_doctor.evidence.base import Facts, Options
 from trace_doctor.model import Result
@@ -28,6 +29,7 @@ __all__ = [
     "merged_findings",
     "must_select",
     "numbered",
+    "ownership",
     "retime",
 ]
 
@@ -44,4 +46,5 @@ def diagnose(
     merged = merged_findings(examinations, config)
     numbers = [number for number, _ in numbered(examinations)]
     retimed = [retime(facts, merged.removals(n)) for facts, n in zip(everything, numbers, strict=True)]
-    return conclude(examinations, merged, retimed, configured, config)
+    owned = [ownership(facts, merged.owners(n)) for facts, n in zip(everything, numbers, strict=True)]
+    return conclude(examinations, merged, retimed, owned, configured, config)

@@ -29,7 +29,7 @@ from trace_doctor.errors import UsageError
 from trace_doctor.evidence.base import Options
 from trace_doctor.evidence.memory.series import thinned
 from trace_doctor.evidence.rank_summary import RankOfJob, ranks_of_jobs
-from trace_doctor.model import Result, Suppressed, Tool, WhatIf
+from trace_doctor.model import OwnershipRow, Result, Suppressed, Tool, WhatIf, unowned
 from trace_doctor.rule import Rule
 from trace_doctor.version import VERSION
 
@@ -85,6 +85,7 @@ def conclude(
     examinations: Sequence[Examination],
     merged: Merged,
     retimed: Sequence[Sequence[WhatIf]],
+    owned: Sequence[Sequence[OwnershipRow]],
     rules: Sequence[Rule],
     config: Config,
     *,
@@ -92,7 +93,7 @@ def conclude(
     scope: Scope | None = None,
 ) -> Result:
     """The result of all captures together: findings that are not silenced, what they may save together, and the rows of
-    each capture. `retimed`: what `retime` says of each; `scope` says what else was there."""
+    each capture. `retimed` and `owned`: what `retime` and `ownership` say of each; `scope` says what else was there."""
     scope = scope or Scope()
     reported = merged.without({s.finding.id for s in suppressed})
     limits = _left_out(reported.left_out) + [e.display.doubt for e in examinations if e.display.doubt]
@@ -107,11 +108,16 @@ def conclude(
             for row in of(display)
         ]
 
-    what_if = [
-        msgspec.structs.replace(w, input=number)
-        for (number, _), retiming in zip(numbered(examinations), retimed, strict=True)
-        for w in retiming
-    ]
+    time = rows(lambda d: d.time_ledger)
+
+    def with_numbers(of_each: Sequence[Sequence[R]]) -> list[R]:
+        return [
+            msgspec.structs.replace(row, input=number)
+            for (number, _), own in zip(numbered(examinations), of_each, strict=True)
+            for row in own
+        ]
+
+    what_if, owners = with_numbers(retimed), with_numbers(owned)
     memory = limit(rows(lambda d: d.memory_timeline), MAX_LANES, "memory charts", limits)
     return Result(
         tool=Tool(version=VERSION),
@@ -125,7 +131,8 @@ def conclude(
         ranks=ranks_of([e.summary for e in examinations], scope),
         incomplete=incomplete([(e.summary, e.display.shortage) for e in examinations], scope),
         summary=summary(examinations, what_if, findings, reported.left_out),
-        time_ledger=rows(lambda d: d.time_ledger),
+        time_ledger=time,
+        ownership=owners,
         memory_ledger=rows(lambda d: d.memory_ledger),
         memory_held=rows(lambda d: d.memory_held),
         steps=limit(
@@ -138,7 +145,7 @@ def conclude(
         collectives=rows(lambda d: d.collectives),
         what_if=what_if,
         findings=findings,
-        outcomes=outcomes(examinations, rules, reported.numbered),
+        outcomes=outcomes(examinations, rules, reported.numbered, unowned(time, owners)),
         suppressed=list(suppressed),
         config=_config(config),
         limits=limits,

@@ -13,6 +13,8 @@ from pathlib import PurePosixPath
 from msgspec.structs import replace
 
 from trace_doctor.config import Settings
+from trace_doctor.engine.ownership import Owner
+from trace_doctor.evidence.intervals import intervals
 from trace_doctor.evidence.replay.what_if import Removal
 from trace_doctor.model import (
     MAX_ROWS,
@@ -168,6 +170,8 @@ class Merged:
     numbered: tuple[tuple[Finding, Filed], ...]
     left_out: int
     """below min-confidence or min-saving"""
+    also: tuple[tuple[str, Filed], ...] = ()
+    """(id of the finding, the same fault elsewhere): claims of other captures that are a row of its table"""
 
     @property
     def findings(self) -> list[Finding]:
@@ -184,9 +188,23 @@ class Merged:
             and any(f.safety != "display" for f in finding.fixes)
         ]
 
+    def owners(self, number: int) -> list[Owner]:
+        """Of one input: the findings that own time, the gravest first."""
+        order = {finding.id: place for place, (finding, _) in enumerate(self.numbered)}
+        claims = [*((finding.id, filed) for finding, filed in self.numbered), *self.also]
+        return [
+            Owner(id, filed.claim.location.device, intervals(filed.claim.owned))
+            for id, filed in sorted(claims, key=lambda claim: order[claim[0]])
+            if filed.input == number and filed.claim.owned
+        ]
+
     def without(self, silenced: Collection[str]) -> Merged:
         """Those whose ids are not among the silenced."""
-        return Merged(tuple(pair for pair in self.numbered if pair[0].id not in silenced), self.left_out)
+        return Merged(
+            tuple(pair for pair in self.numbered if pair[0].id not in silenced),
+            self.left_out,
+            tuple(pair for pair in self.also if pair[0] not in silenced),
+        )
 
 
 def merge(filed: Sequence[Filed], settings: Settings) -> Merged:
@@ -195,6 +213,7 @@ def merge(filed: Sequence[Filed], settings: Settings) -> Merged:
     for f in filed:
         groups.setdefault((f.finding.fingerprint, str(PurePosixPath(f.path).parent)), []).append(f)
     merged = []
+    elsewhere: dict[int, list[Filed]] = {}
     for group in groups.values():
         group.sort(key=lambda f: (-score(f.finding), f.rank, f.path))
         worst = group[0]
@@ -202,6 +221,7 @@ def merge(filed: Sequence[Filed], settings: Settings) -> Merged:
         for own in same_file:
             others = [f for f in group if f.input != worst.input] if own is worst else []
             merged.append((_with_others(own.finding, others), own))
+            elsewhere[id(own)] = others
     at_least = WEIGHT[_confidence(settings.min_confidence)]
     reported = [
         (finding, f)
@@ -216,7 +236,8 @@ def merge(filed: Sequence[Filed], settings: Settings) -> Merged:
         numbered.append((replace(finding, id=f"{finding.code}-{counted[finding.code]}"), f))
     inputs = {key: {f.input for f in group} for key, group in groups.items()}
     explained = tuple((_explained(finding, f, numbered, inputs), f) for finding, f in numbered)
-    return Merged(explained, len(merged) - len(reported))
+    also = tuple((finding.id, other) for finding, f in numbered for other in elsewhere[id(f)])
+    return Merged(explained, len(merged) - len(reported), also)
 
 
 def _explained(
@@ -250,9 +271,11 @@ def _too_small(finding: Finding, least: float) -> bool:
     return share is not None and share < least
 
 
-def _order(finding: Finding, path: str) -> tuple[float, str, str, int, float, str, str]:
+def _order(finding: Finding, path: str) -> tuple[int, float, str, str, int, float, str, str]:
+    """The gravest first, then by what it costs."""
     at = finding.location
     return (
+        -LEVEL[finding.severity],
         -score(finding),
         finding.code,
         at.file or "",

@@ -13,6 +13,7 @@ from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.compute.operators import Operators
 from trace_doctor.evidence.idle.overview import Overview
 from trace_doctor.evidence.idle.profiler_cost import PlainPace
+from trace_doctor.evidence.idle.start_up import StartUp
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.workload import Workload
 from trace_doctor.model import Input, Pace, Work
@@ -33,6 +34,7 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int, shortage: str
                 pace=_pace(steps),
                 plain=_plain(facts.get(PlainPace)),
                 step_source=steps.source if steps and steps.source != "none" else None,
+                start_up_share=start.share if (start := facts.get(StartUp)) is not None else None,
                 work=_work(facts, shapes),
             )
         )

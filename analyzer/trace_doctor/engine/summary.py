@@ -9,7 +9,17 @@ from trace_doctor.engine.examine import Examination, numbered
 from trace_doctor.engine.findings import Filed
 from trace_doctor.evidence.idle.profiler_cost import PlainPace
 from trace_doctor.evidence.trace.steps import Steps
-from trace_doctor.model import Finding, Outcome, OutcomeKind, ReplayQuality, SavingUpTo, Summary, WhatIf
+from trace_doctor.model import (
+    PART_NAMES,
+    Finding,
+    Outcome,
+    OutcomeKind,
+    ReplayQuality,
+    SavingUpTo,
+    Summary,
+    Unowned,
+    WhatIf,
+)
 from trace_doctor.rule import Rule
 
 
@@ -46,7 +56,7 @@ def summary(
             unexplained_share=max(unexplained, default=None),
         ),
         saving_up_to=_saving_up_to(what_if, findings),
-        verdict=_verdict(findings, left_out),
+        left_out=left_out,
     )
 
 
@@ -74,29 +84,27 @@ def _saving_up_to(what_if: Sequence[WhatIf], findings: Sequence[Finding]) -> Sav
     )
 
 
-def _verdict(findings: Sequence[Finding], left_out: int) -> str:
-    counts = {s: sum(f.severity == s for f in findings) for s in ("critical", "warning", "info")}
-    serious = counts["critical"] + counts["warning"]
-    if not findings and left_out:
-        return "No fault found above min-confidence and min-saving."
-    if not findings:
-        return "No fault found among those that could be checked."
-    if not serious:
-        return "No serious fault found; see the notes."
-    first = findings[0]
-    return f"{serious} fault{'s' if serious > 1 else ''} found; start with {first.code} {first.name}."
+UNDECIDED_FROM = 0.10
+"""share of the steady steps: where so much time of the kind that a rule is about has no owner, it has not passed"""
 
 
 def outcomes(
-    examined: Sequence[Examination], rules: Sequence[Rule], findings: Sequence[tuple[Finding, Filed]]
+    examined: Sequence[Examination],
+    rules: Sequence[Rule],
+    findings: Sequence[tuple[Finding, Filed]],
+    unowned: Sequence[Unowned],
 ) -> list[Outcome]:
-    """One outcome per rule over all captures: the strongest of fired, error, passed, skipped."""
+    """One outcome per rule over all captures: the strongest of fired, error, passed, skipped; undecided instead of passed
+    where much of what it is about has no owner."""
     order: tuple[OutcomeKind, ...] = ("fired", "error", "passed", "skipped")
     rows = []
     for i, rule in enumerate(rules):
         verdicts = [e.verdicts[i] for e in examined]
         kind = next(k for k in order if any(v.outcome == k for v in verdicts) or k == "skipped")
         speaking = next((v for v in verdicts if v.outcome == kind and v.reason), None)
+        reason = speaking.reason if speaking else None
+        if kind == "passed" and (open_question := _open_question(rule, unowned)):
+            kind, reason = "undecided", open_question
         owners = sorted({c for v in verdicts if v.outcome != "fired" for c in v.refers_to})
         rows.append(
             Outcome(
@@ -104,7 +112,7 @@ def outcomes(
                 name=rule.name,
                 title=rule.title,
                 outcome=kind,
-                reason=speaking.reason if speaking else None,
+                reason=reason,
                 capture=speaking.capture if speaking else None,
                 refers_to=[f.id for f, _ in findings if f.code in owners],
                 inputs=[
@@ -113,3 +121,17 @@ def outcomes(
             )
         )
     return rows
+
+
+def _open_question(rule: Rule, unowned: Sequence[Unowned]) -> str:
+    """What of a device's time the rule is about, and nobody owns; "" where that is little."""
+    worst = max(
+        ({part: row.by_part.get(part, 0.0) for part in rule.about} for row in unowned),
+        key=lambda parts: sum(parts.values()),
+        default={},
+    )
+    share = sum(worst.values())
+    if share < UNDECIDED_FROM:
+        return ""
+    mostly = max(worst, key=worst.__getitem__)
+    return f"no finding explains {share:.0%} of the step that is {PART_NAMES[mostly]}{' and the like' if len(rule.about) > 1 else ''}"

@@ -17,7 +17,7 @@ from trace_doctor.budget_table import FIGURES, MOST
 from trace_doctor.errors import UsageError, one_line
 from trace_doctor.files import open_regular
 from trace_doctor.gate.runs import MEASURES, cost, spread
-from trace_doctor.model import Finding, Result, Severity, Tool, Unit
+from trace_doctor.model import LOOKED, Finding, Result, Severity, Tool, Unit
 
 VERSION = 1
 MAX_BYTES = 64 << 20
@@ -78,7 +78,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
             tool=result.tool,
             devices=devices(result),
             ranks=len({i.rank for i in result.inputs}),
-            decided=sorted(o.code for o in result.outcomes if o.outcome in ("fired", "passed")),
+            decided=sorted(o.code for o in result.outcomes if o.outcome in LOOKED),
             findings=sorted(
                 (_known(g) for g in groups.values()), key=lambda k: (k.code, k.place, k.fingerprint)
             ),

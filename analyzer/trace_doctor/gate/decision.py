@@ -17,7 +17,7 @@ from trace_doctor.gate.baseline import Baseline, read_baseline
 from trace_doctor.gate.budgets import DEFAULT_REGRESSION, defaults_against, judge
 from trace_doctor.gate.evidence import fewer_ranks, not_all, nothing_judged
 from trace_doctor.gate.runs import cost, step_noise
-from trace_doctor.model import Budget, Finding, Gate, Result
+from trace_doctor.model import LOOKED, Budget, Finding, Gate, Result
 from trace_doctor.registry import resolve
 
 LEVELS = ("info", "warning", "critical")
@@ -167,7 +167,7 @@ def _stale(result: Result, baseline: Baseline, known: set[str]) -> list[str]:
     """Findings of the baseline that are gone. Where its rule could not look, nothing is known."""
     here = {f.fingerprint for f in result.findings if f.id in known}
     hushed = {s.finding.fingerprint for s in result.suppressed}
-    looked = {o.code for o in result.outcomes if o.outcome in ("fired", "passed")}
+    looked = {o.code for o in result.outcomes if o.outcome in LOOKED}
     notes = []
     for entry in baseline.findings:
         if entry.fingerprint in here:
@@ -197,7 +197,7 @@ def _undecided(result: Result, require: Sequence[str]) -> list[str]:
         outcome = outcomes.get(code)
         if outcome is None:
             reasons.append(f"{code} (not selected)")
-        elif outcome.outcome in ("skipped", "error"):
+        elif outcome.outcome in ("skipped", "error", "undecided"):
             reasons.append(f"{code} ({outcome.reason})")
     return reasons
 

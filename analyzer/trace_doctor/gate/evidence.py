@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from trace_doctor.config import CONFIDENCES, Settings
-from trace_doctor.model import Result
+from trace_doctor.model import LOOKED, Result
 from trace_doctor.model.captures import NO_CAPTURE_BELOW
 
 
@@ -97,7 +97,7 @@ def not_looked_for(before: Result, after: Result) -> list[str]:
     """Why AFTER might show nothing new though there is something: rules that looked at BEFORE and were not run on it. One
     that ran and found its evidence missing is no such rule."""
     run = {o.code for o in after.outcomes}
-    lost = sorted({o.code for o in before.outcomes if o.outcome in ("fired", "passed")} - run)
+    lost = sorted({o.code for o in before.outcomes if o.outcome in LOOKED} - run)
     if lost:
         return [f"AFTER: {_listed(lost)} {'was' if len(lost) == 1 else 'were'} not run, and looked at BEFORE"]
     return [] if run or not after.inputs else ["AFTER: no rule was run"]

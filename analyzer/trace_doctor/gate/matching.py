@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trace_doctor.gate.decision import LEVELS
-from trace_doctor.model import Finding, Outcome, Result, Saving
+from trace_doctor.model import LOOKED, Finding, Outcome, Result, Saving
 from trace_doctor.model.comparison import Appeared, Fate, Followed
 
 SMALLER = 0.8
@@ -133,7 +133,7 @@ def _lost(finding: Finding, before: Result, after: Result) -> Followed:
 
 
 def _decided(outcome: Outcome | None) -> bool:
-    return outcome is not None and outcome.outcome in ("fired", "passed")
+    return outcome is not None and outcome.outcome in LOOKED
 
 
 def _ranks_decided(outcome: Outcome, result: Result) -> set[int]:

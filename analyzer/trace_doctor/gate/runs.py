@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from statistics import median
 
-from trace_doctor.model import Finding, Result, TimeLedgerRow, Unit
+from trace_doctor.model import Finding, Result, TimeLedgerRow, Unit, unowned
 
 Run = tuple[str, int]
 """folder of the captures, and which of those with the same rank"""
@@ -87,6 +87,11 @@ MEASURES: dict[str, Measure] = {
     ),
     "exposed_comm_share": Measure(
         "share", 0.03, _share(lambda r: r.exposed_comm_ns, False), "no trace was recorded"
+    ),
+    "max_unowned": Measure(
+        "share", 0.03,
+        lambda result: largest(result, [(row.input, row.total) for row in unowned(result.time_ledger, result.ownership)]),
+        "no trace was recorded",
     ),
     "peak_reserved": Measure(
         "bytes", 20 * 2.0**20,  # one segment of the caching allocator

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from trace_doctor.errors import UsageError
-from trace_doctor.model import Finding, Location, Result, Suppressed
+from trace_doctor.model import LOOKED, Finding, Location, Result, Suppressed
 from trace_doctor.program.source_tree import SourceTree
 from trace_doctor.suppress_entry import SuppressEntry, check_selector, means
 
@@ -98,7 +98,7 @@ class Suppressions:
 
     def said(self, result: Result) -> list[str]:
         """What was silenced, by what, and which entries found nothing to silence although their rule could look."""
-        looked = [o for o in result.outcomes if o.outcome in ("fired", "passed")]
+        looked = [o for o in result.outcomes if o.outcome in LOOKED]
 
         def could(selectors: Sequence[str]) -> bool:
             return any(means(s, o.code, o.name) for s in selectors for o in looked)

@@ -12,6 +12,7 @@ from trace_doctor.model.captures import Ranks as Ranks
 from trace_doctor.model.captures import Recorded as Recorded
 from trace_doctor.model.captures import TorchVersion as TorchVersion
 from trace_doctor.model.captures import Work as Work
+from trace_doctor.model.findings import LOOKED as LOOKED
 from trace_doctor.model.findings import MAX_ROWS as MAX_ROWS
 from trace_doctor.model.findings import NOT_PATCHED as NOT_PATCHED
 from trace_doctor.model.findings import Basis as Basis
@@ -37,12 +38,17 @@ from trace_doctor.model.gates import Budget as Budget
 from trace_doctor.model.gates import Gate as Gate
 from trace_doctor.model.ledgers import IDLE_CAUSES as IDLE_CAUSES
 from trace_doctor.model.ledgers import MEMORY_CATEGORIES as MEMORY_CATEGORIES
+from trace_doctor.model.ledgers import PART_NAMES as PART_NAMES
 from trace_doctor.model.ledgers import CategoryBytes as CategoryBytes
 from trace_doctor.model.ledgers import IdleNs as IdleNs
 from trace_doctor.model.ledgers import MemoryHeldRow as MemoryHeldRow
 from trace_doctor.model.ledgers import MemoryLedgerRow as MemoryLedgerRow
 from trace_doctor.model.ledgers import OnDevice as OnDevice
+from trace_doctor.model.ledgers import OwnershipRow as OwnershipRow
 from trace_doctor.model.ledgers import TimeLedgerRow as TimeLedgerRow
+from trace_doctor.model.ledgers import Unowned as Unowned
+from trace_doctor.model.ledgers import UnownedBlock as UnownedBlock
+from trace_doctor.model.ledgers import unowned as unowned
 from trace_doctor.model.pictures import CollectiveRow as CollectiveRow
 from trace_doctor.model.pictures import CriticalPath as CriticalPath
 from trace_doctor.model.pictures import Gap as Gap

@@ -73,6 +73,9 @@ class Input(Struct, frozen=True, kw_only=True):
     """of a recording: from when to when the file shows it, from the first moment that any of its files shows"""
     step_source: str | None = None
     """what marks the steps: profiler_step, loader, optimizer, marker; None without steps"""
+    start_up_share: Share | None = None
+    """of the analysed window: warm-up steps, what precedes the first kernel where no steps are marked, first uses and
+    compilation; None without a time ledger"""
     work: Work = Work()
     too_little: str = ""
     """why its capture cannot be judged: nothing recorded in the analysed window, or a handful of events; empty where it can"""

@@ -16,7 +16,10 @@ Confidence = Literal["high", "medium", "low"]
 Basis = Literal["measured", "replay", "bound", "model"]
 FixKind = Literal["patch", "env", "command", "config", "advice"]
 Safety = Literal["safe", "unsafe", "display"]
-OutcomeKind = Literal["fired", "passed", "skipped", "error"]
+OutcomeKind = Literal["fired", "passed", "undecided", "skipped", "error"]
+"""`undecided`: the rule found nothing, and much time of the kind that it is about has no owner"""
+LOOKED: frozenset[OutcomeKind] = frozenset({"fired", "passed", "undecided"})
+"""outcomes of rules that could look"""
 Unit = Literal["us", "bytes", "share", "count", "code", "location", "text"]
 Cell = str | int | float | None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -32,6 +33,26 @@ class IdleNs(Struct, frozen=True, kw_only=True):
 IDLE_CAUSES: tuple[str, ...] = IdleNs.__struct_fields__
 
 
+PART_NAMES: dict[str, str] = {
+    "compute": "compute",
+    "exposed_comm": "exposed communication",
+    "exposed_copy": "exposed copies",
+    "data_loading": "data loading",
+    "sync": "host–device sync",
+    "allocator": "allocator",
+    "compile": "compilation",
+    "cold_start": "cold start",
+    "optimizer": "optimizer on the host",
+    "annotation": "annotated host work",
+    "python": "Python",
+    "dispatch": "operator dispatch",
+    "launch": "kernel launch",
+    "profiler": "profiler overhead",
+    "unattributed": "unattributed",
+}
+"""parts of the time ledger as people read them"""
+
+
 class OnDevice(Struct, frozen=True, kw_only=True):
     """A row that belongs to a device of a capture. `input` is the position in `Result.inputs`: two files may have the same
     rank."""
@@ -57,6 +78,78 @@ class TimeLedgerRow(OnDevice, frozen=True, kw_only=True):
     step_us: Us
     step_sd_us: dict[str, Us] = field(default_factory=dict)
     """standard deviation of each part over the steps (compute, comm, copy, the causes), where it varies"""
+
+
+class UnownedBlock(Struct, frozen=True, kw_only=True):
+    """Time of one part of the ledger that no finding owns, by what was open meanwhile."""
+
+    name: str
+    """the host event, collective or copy; "" where nothing was recorded"""
+    total_us: Us
+    count: Count
+    """stretches of it"""
+    steps: Count
+    """steady steps that have one"""
+    longest_us: Us
+    ts_us: float
+    """begin of the longest, in the clock of its file"""
+    before: str
+    """what started last before the longest: GPU work, or an operator where no GPU worked"""
+    behind: str
+    """and first behind it"""
+
+
+class OwnershipRow(OnDevice, frozen=True, kw_only=True):
+    """How much of one part of the time ledger findings own, in the steady steps. A moment that several speak of belongs to
+    the gravest of them. What is owned need not be saved."""
+
+    part: str
+    """`exposed_comm`, `exposed_copy` or a cause of idle time"""
+    total_ns: Ns
+    unowned_ns: Ns
+    start_up_ns: Ns = 0
+    """of what no finding owns: the start of the program (see `Input.start_up_share`)"""
+    findings: list[str] = field(default_factory=list)
+    """ids of the findings that own some of it"""
+    blocks: list[UnownedBlock] = field(default_factory=list)
+    """the largest of what no finding owns and is no start-up"""
+
+
+class Unowned(Struct, frozen=True, kw_only=True):
+    """Time of the steady steps of one device that no finding owns, as shares of these steps."""
+
+    input: Count
+    device: int
+    compute: float
+    by_part: dict[str, float]
+    """part of the ledger -> share, the largest first; without start-up"""
+    start_up: float
+
+    @property
+    def total(self) -> float:
+        """Share of the steady steps that is neither compute nor owned by a finding."""
+        return sum(self.by_part.values()) + self.start_up
+
+
+def unowned(ledger: Sequence[TimeLedgerRow], ownership: Sequence[OwnershipRow]) -> list[Unowned]:
+    """Of each device with steady steps (without marks of steps: with a window)."""
+    own: dict[tuple[int, int], list[OwnershipRow]] = {}
+    for row in ownership:
+        own.setdefault((row.input, row.device), []).append(row)
+    shares = []
+    for steady in (row for row in ledger if row.phase == "steady" and row.window_ns):
+        rows = own.get((steady.input, steady.device), [])
+        parts = {r.part: (r.unowned_ns - r.start_up_ns) / steady.window_ns for r in rows}
+        shares.append(
+            Unowned(
+                input=steady.input,
+                device=steady.device,
+                compute=steady.compute_ns / steady.window_ns,
+                by_part=dict(sorted(parts.items(), key=lambda part: -part[1])),
+                start_up=sum(r.start_up_ns for r in rows) / steady.window_ns,
+            )
+        )
+    return shares
 
 
 class CategoryBytes(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from trace_doctor.model.captures import Ignored, Input, Ranks
 from trace_doctor.model.findings import Finding, Outcome, Suppressed
 from trace_doctor.model.gates import Gate
 from trace_doctor.model.html_safe_json import html_safe
-from trace_doctor.model.ledgers import MemoryHeldRow, MemoryLedgerRow, TimeLedgerRow
+from trace_doctor.model.ledgers import MemoryHeldRow, MemoryLedgerRow, OwnershipRow, TimeLedgerRow
 from trace_doctor.model.pictures import (
     CollectiveRow,
     CriticalPath,
@@ -24,7 +24,7 @@ from trace_doctor.model.pictures import (
     StepRow,
     WhatIf,
 )
-from trace_doctor.model.quantities import Amount, Bytes, Share, Us
+from trace_doctor.model.quantities import Amount, Bytes, Count, Share, Us
 from trace_doctor.model.reading import LONGEST, check_figures, check_pictures, checked, count_long, shortened
 
 SCHEMA_VERSION = 1
@@ -52,8 +52,10 @@ class Summary(Struct, frozen=True, kw_only=True):
     peak_reserved_bytes: Bytes | None = None
     replay: ReplayQuality = ReplayQuality()
     saving_up_to: SavingUpTo = SavingUpTo()
+    left_out: Count = 0
+    """findings below min-confidence or min-saving"""
     verdict: str = ""
-    """One sentence for people."""
+    """Up to three sentences for people, the gravest fault first."""
 
 
 class Tool(Struct, frozen=True, kw_only=True):
@@ -89,6 +91,8 @@ class Result(Document, frozen=True, kw_only=True):
     that were recorded apart from the one that was judged, a trace with too little in it. `check`, `verify` and `diff` then end with 3 unless --allow-partial is given"""
     summary: Summary = Summary()
     time_ledger: list[TimeLedgerRow] = field(default_factory=list)
+    ownership: list[OwnershipRow] = field(default_factory=list)
+    """which findings own the time that is no compute, and what no finding owns"""
     memory_ledger: list[MemoryLedgerRow] = field(default_factory=list)
     memory_held: list[MemoryHeldRow] = field(default_factory=list)
     """of devices without a memory ledger: what a snapshot holds that knows the moment it was written only"""

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trace_doctor.model import (
+    LOOKED,
     NOT_PATCHED,
+    PART_NAMES,
     Budget,
     Finding,
     Fix,
@@ -19,6 +21,9 @@ from trace_doctor.model import (
     Severity,
     TimeLedgerRow,
     Unit,
+    Unowned,
+    UnownedBlock,
+    unowned,
 )
 from trace_doctor.reporters.units import (
     duration,
@@ -39,23 +44,23 @@ class Kind(NamedTuple):
 
 
 BUSY: dict[str, Kind] = {
-    "compute": Kind("compute", "kernels were running"),
-    "comm": Kind("exposed communication", "only collectives were running: no compute hid them"),
-    "copy": Kind("exposed copies", "only memory copies were running"),
+    "compute": Kind(PART_NAMES["compute"], "kernels were running"),
+    "comm": Kind(PART_NAMES["exposed_comm"], "only collectives were running: no compute hid them"),
+    "copy": Kind(PART_NAMES["exposed_copy"], "only memory copies were running"),
 }
 IDLE: dict[str, Kind] = {
-    "data_loading": Kind("data loading", "the host was fetching the next batch"),
-    "sync": Kind("host–device sync", "the host had waited for the GPU and so lost its lead"),
-    "allocator": Kind("allocator", "the host was in cudaMalloc, cudaFree or a relative of them"),
-    "compile": Kind("compilation", "the host was compiling: dynamo, inductor, Triton"),
-    "cold_start": Kind("cold start", "a first use: modules loaded, libraries initialised"),
-    "optimizer": Kind("optimizer on the host", "the host was preparing the optimizer step"),
-    "annotation": Kind("annotated host work", "the host was inside a named block that launched nothing"),
-    "python": Kind("Python", "no operator was open on the host: Python, or nothing recorded"),
-    "dispatch": Kind("operator dispatch", "the host was preparing operators and launches"),
-    "launch": Kind("kernel launch", "the work was on its way from the host to the device"),
-    "profiler": Kind("profiler overhead", "the profiler itself held the host"),
-    "unattributed": Kind("unattributed", "nothing in the capture explains the wait"),
+    "data_loading": Kind(PART_NAMES["data_loading"], "the host was fetching the next batch"),
+    "sync": Kind(PART_NAMES["sync"], "the host had waited for the GPU and so lost its lead"),
+    "allocator": Kind(PART_NAMES["allocator"], "the host was in cudaMalloc, cudaFree or a relative of them"),
+    "compile": Kind(PART_NAMES["compile"], "the host was compiling: dynamo, inductor, Triton"),
+    "cold_start": Kind(PART_NAMES["cold_start"], "a first use: modules loaded, libraries initialised"),
+    "optimizer": Kind(PART_NAMES["optimizer"], "the host was preparing the optimizer step"),
+    "annotation": Kind(PART_NAMES["annotation"], "the host was inside a named block that launched nothing"),
+    "python": Kind(PART_NAMES["python"], "no operator was open on the host: Python, or nothing recorded"),
+    "dispatch": Kind(PART_NAMES["dispatch"], "the host was preparing operators and launches"),
+    "launch": Kind(PART_NAMES["launch"], "the work was on its way from the host to the device"),
+    "profiler": Kind(PART_NAMES["profiler"], "the profiler itself held the host"),
+    "unattributed": Kind(PART_NAMES["unattributed"], "nothing in the capture explains the wait"),
 }
 KINDS: dict[str, Kind] = {**BUSY, **IDLE}
 
@@ -175,11 +180,33 @@ def main_rows(result: Result) -> list[TimeLedgerRow]:
     return list(best.values())
 
 
+UNOWNED_FROM = 0.20
+"""share of the step without an owner, from which on it is part of the verdict"""
+START_UP_FROM = 0.40
+"""share of the capture, from which on it tells more of the start than of the steps"""
+
+
 def headline(result: Result) -> str:
-    """The diagnosis in one sentence: the first serious fault and what it costs, else the verdict."""
+    """The diagnosis in one sentence: the gravest fault and what it costs, else what keeps it from being a clean bill."""
+    return verdict(result)[0]
+
+
+def verdict(result: Result) -> list[str]:
+    """The diagnosis in up to three sentences: the gravest fault, how much of the capture is start-up, and how much of the step
+    no finding explains."""
     first = next((f for f in result.findings if f.severity != "info"), None)
-    if first is None:
-        return _without_fault(result)
+    if first is None and not _looked(result):
+        return [_without_fault(result)]
+    start, rest = _start_up(result), _without_owner(result, bare=first is not None)
+    sentences = [_fault(first, result)] if first is not None else []
+    sentences += [sentence for sentence in (start, rest) if sentence]
+    if sentences and first is None and result.summary.left_out:
+        left_out = plural(result.summary.left_out, "finding")
+        sentences.append(f"{left_out} below min-confidence or min-saving left out")
+    return sentences or [_without_fault(result)]
+
+
+def _fault(first: Finding, result: Result) -> str:
     title = first.title or first.name
     saving = first.saving
     if saving and saving.share_of_step and saving.share_of_step >= (saving.share_of_peak or 0.0):
@@ -189,6 +216,70 @@ def headline(result: Result) -> str:
     if saving and saving.bytes:
         return f"{title}: up to {estimate_size(saving.bytes)} of the peak"
     return title
+
+
+def _start_up(result: Result) -> str:
+    """What a capture that is mostly the start of a program can still tell."""
+    most = max(result.inputs, key=lambda i: i.start_up_share or 0.0, default=None)
+    if most is None or (most.start_up_share or 0.0) < START_UP_FROM:
+        return ""
+    steady = most.pace.steps if most.pace is not None else 0
+    about = (
+        f"findings are about the {plural(steady, 'step')} after it"
+        if steady > 1
+        else "record steps after it to judge training"
+    )
+    return f"{share(most.start_up_share or 0.0, 0)} of the capture is start-up (warm-up, first uses, compilation): {about}"
+
+
+def least_explained(result: Result) -> Unowned | None:
+    """The device of which most of the step is neither compute, nor start-up, nor explained; None where that is little."""
+    rows = unowned(result.time_ledger, result.ownership)
+    worst = max(rows, key=lambda row: sum(row.by_part.values()), default=None)
+    return worst if worst is not None and sum(worst.by_part.values()) >= UNOWNED_FROM else None
+
+
+def unexplained(result: Result) -> list[tuple[str, UnownedBlock, int]]:
+    """(part, stretches of one name, number of steady steps) of that device, the largest first."""
+    if (worst := least_explained(result)) is None:
+        return []
+    at = (worst.input, worst.device)
+    steps = next(r.steps for r in result.time_ledger if (r.input, r.device) == at and r.phase == "steady")
+    blocks = [
+        (PART_NAMES.get(row.part, row.part), block, max(steps, 1))
+        for row in result.ownership
+        if (row.input, row.device) == at
+        for block in row.blocks
+    ]
+    return sorted(blocks, key=lambda b: -b[1].total_us)
+
+
+def between_words(block: UnownedBlock) -> str:
+    """What ran before and behind the longest."""
+    ends = [
+        f"after {short_kernel(block.before)}" if block.before else "",
+        f"before {short_kernel(block.behind)}" if block.behind else "",
+    ]
+    return ", ".join(e for e in ends if e)
+
+
+def _without_owner(result: Result, *, bare: bool) -> str:
+    """What of the steps is neither compute nor explained. `bare`: without what the device did."""
+    if (worst := least_explained(result)) is None:
+        return ""
+    rest = sum(worst.by_part.values())
+    parts = [f"{PART_NAMES[part]} {share(of, 0)}" for part, of in worst.by_part.items() if of >= 0.02][:3]
+    name = Names(result).of(worst.input)
+    where = f"{name}: " if name else ""
+    if bare:
+        return f"{where}No finding explains {share(rest, 0)} of the step: {', '.join(parts)}"
+    busy = "GPU computes" if worst.device >= 0 else "Main thread computes"
+    return f"{where}{busy} {share(worst.compute, 0)} of the step; no finding explains {share(rest, 0)} of it: {', '.join(parts)}"
+
+
+def _looked(result: Result) -> int:
+    """How many rules could look."""
+    return sum(o.outcome in LOOKED for o in result.outcomes)
 
 
 def nothing_captured(result: Result) -> bool:
@@ -209,7 +300,7 @@ def _without_fault(result: Result) -> str:
         return (
             "Not captured: no event of torch.profiler in it; `trace-doctor capture` prints how to record some"
         )
-    looked = sum(o.outcome in ("passed", "fired") for o in result.outcomes)
+    looked = _looked(result)
     if not looked:
         why = ": the snapshot has no usable allocation history" if result.memory_held else ""
         return f"Nothing could be checked{why}"
@@ -217,7 +308,10 @@ def _without_fault(result: Result) -> str:
         return f"No serious fault found; {plural(len(result.findings), 'finding')} for information"
     blind = sum(o.outcome in ("skipped", "error") for o in result.outcomes)
     rest = f"; {blind:,} could not" if blind else ""
-    return f"Nothing found{but_suppressed(result)} by the {plural(looked, 'rule')} that could look{rest}"
+    above = " above min-confidence and min-saving" if result.summary.left_out else ""
+    return (
+        f"Nothing found{above}{but_suppressed(result)} by the {plural(looked, 'rule')} that could look{rest}"
+    )
 
 
 def but_suppressed(result: Result) -> str:

@@ -28,9 +28,9 @@ from trace_doctor.reporters.labels import (
     SEVERITIES,
     SYMBOL,
     Names,
+    between_words,
     budget_words,
     facts,
-    headline,
     held_words,
     how_made,
     in_which_capture,
@@ -41,6 +41,8 @@ from trace_doctor.reporters.labels import (
     saving_words,
     shortages,
     together,
+    unexplained,
+    verdict,
     where,
     where_briefly,
     why_no_patch,
@@ -50,6 +52,7 @@ from trace_doctor.reporters.units import (
     Scale,
     columns,
     duration,
+    number,
     plural,
     share,
     size,
@@ -57,6 +60,7 @@ from trace_doctor.reporters.units import (
 
 _MOST_ROWS = 8
 _MOST_REASONS = 4
+_MOST_BLOCKS = 4
 _FROM_TABLE = 3
 """so many devices make a table"""
 _BAR = {"compute": "█", "comm": "▓", "copy": "▒", "idle": "░"}
@@ -75,6 +79,7 @@ def render(result: Result, options: Options) -> str:
     _header(terminal, result, more)
     names = Names(result)
     _ledgers(terminal, result, names, more)
+    _unexplained(terminal, result)
     for finding in result.findings:
         terminal.blank()
         _finding(terminal, finding, names, more)
@@ -92,10 +97,8 @@ def render(result: Result, options: Options) -> str:
 def _header(terminal: Terminal, result: Result, more: str) -> None:
     label = f"{result.tool.name}  "
     names = [i.path for i in result.inputs[:3]] or ["no capture"]
-    for number, name in enumerate([result.ranks.note, *names] if result.ranks.note else names):
-        terminal.put(
-            name, "bold" if number == 0 else "", indent=len(label), first=label if number == 0 else ""
-        )
+    for place, name in enumerate([result.ranks.note, *names] if result.ranks.note else names):
+        terminal.put(name, "bold" if place == 0 else "", indent=len(label), first=label if place == 0 else "")
     rest = len(result.inputs) - len(names)
     if rest > 0:
         terminal.put(f"and {rest:,} more", indent=len(label))
@@ -105,8 +108,13 @@ def _header(terminal: Terminal, result: Result, more: str) -> None:
         not result.findings
         and not nothing_captured(result)
         and any(o.outcome == "passed" for o in result.outcomes)
+        and not any(o.outcome == "undecided" for o in result.outcomes)
     )
-    terminal.put(f"✔ {headline(result)}" if healthy else headline(result), "good" if healthy else "bold")
+    first, *others = verdict(result)
+    healthy = healthy and not others
+    terminal.put(f"✔ {first}" if healthy else first, "good" if healthy else "bold")
+    for sentence in others:
+        terminal.put(sentence)
     reasons = shortages(result)
     for reason in reasons[: 2 * _MOST_ROWS]:
         terminal.put(reason, "warning", indent=2, first="!")
@@ -149,6 +157,21 @@ def _ledgers(terminal: Terminal, result: Result, names: Names, more: str) -> Non
         _entry(terminal, names.place(held) if several else "memory", text, gutter)
         for frame, count in held.by_frame[:3]:
             _entry(terminal, "", f"{size(count)}: {frame}", gutter)
+
+
+def _unexplained(terminal: Terminal, result: Result) -> None:
+    """The largest stretches that no finding explains, of the device that the verdict speaks of."""
+    blocks = unexplained(result)
+    if not blocks:
+        return
+    terminal.blank()
+    terminal.put("Not explained by any finding, per step:", indent=2)
+    lines = [["", "", "times", "longest", "between"]]
+    lines += [
+        [f"{part}: {block.name}" if block.name else part, duration(block.total_us / steps), number(round(block.count / steps, 1)), duration(block.longest_us), between_words(block)]
+        for part, block, steps in blocks[:_MOST_BLOCKS]
+    ]  # fmt: skip
+    _aligned(terminal, lines)
 
 
 def _more_devices(terminal: Terminal, count: int, more: str) -> None:
@@ -196,11 +219,11 @@ def _aligned(terminal: Terminal, lines: list[list[str]]) -> None:
     room = terminal.width - 2 - sum(w + 1 for w in figures)
     name = min(most[0], room)
     last_width = room - name - 2
-    for number, line in enumerate(lines):
+    for place, line in enumerate(lines):
         cells = [(line[0], name), *((cell, -w) for cell, w in zip(line[1:-1], figures, strict=True))]
         if last_width >= 8:
             cells.append((f" {line[-1]}", last_width + 1))
-        terminal.row(cells, "" if number else "dim")
+        terminal.row(cells, "" if place else "dim")
 
 
 def _reserved(row: MemoryLedgerRow) -> list[str]:
@@ -365,6 +388,11 @@ def _not_checked(terminal: Terminal, outcomes: list[Outcome], options: Options) 
     passed = sum(o.outcome == "passed" for o in outcomes)
     if passed:
         terminal.put(f"{plural(passed, 'rule')} passed")
+    if undecided := [o for o in outcomes if o.outcome == "undecided"]:
+        codes = ", ".join(o.code for o in undecided)
+        terminal.put(
+            f"{plural(len(undecided), 'rule')} undecided ({codes}): much of what they are about has no owner"
+        )
     if skipped:
         _skipped(terminal, skipped, options)
     for failed in (o for o in outcomes if o.outcome == "error"):

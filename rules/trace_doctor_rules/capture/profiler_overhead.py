@@ -70,6 +70,7 @@ class ProfilerOverhead(Rule):
     name = "profiler-overhead"
     title = "Recording slows the run down"
     costs_host_time = True
+    about = ("profiler",)
     needs = (ProfilerCost, Steps)
 
     min_share: float = threshold(

@@ -122,6 +122,7 @@ class ExposedCollectives(Rule):
     code = "TD601"
     name = "exposed-collectives"
     title = "Communication is not hidden behind compute"
+    about = ("exposed_comm",)
     needs = (CollectiveExposure,)
     wants = (RankedCollectives,)
 

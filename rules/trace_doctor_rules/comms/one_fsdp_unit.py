@@ -66,6 +66,7 @@ class OneFsdpUnit(Rule):
     code = "TD605"
     name = "one-fsdp-unit"
     title = "The whole model is one FSDP unit"
+    about = ("exposed_comm",)
     needs = (Gathers,)
 
     most_per_step: int = threshold(

@@ -97,6 +97,7 @@ class Straggler(Rule):
     name = "straggler"
     title = "All ranks wait for a slow one"
     costs_host_time = True
+    about = ("exposed_comm",)
     needs = (RankedCollectives, Ranks, Steps)
 
     min_share: float = threshold(

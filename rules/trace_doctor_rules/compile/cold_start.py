@@ -64,6 +64,7 @@ class ColdStart(Rule):
     code = "TD505"
     name = "cold-start"
     title = "Compiling takes most of the start"
+    about = ("compile", "cold_start")
     needs = (CompileEvents, Steps)
     wants = (RepeatedBlocks,)
 

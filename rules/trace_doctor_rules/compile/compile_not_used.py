@@ -91,6 +91,7 @@ class CompileNotUsed(Rule):
     code = "TD503"
     name = "compile-not-used"
     title = "Nothing is compiled"
+    about = ("dispatch", "launch")
     needs = (Steps, GpuTimeline, CompileEvents, PointwiseRuns, HostBound, Replay, Moments)
     yields_to = ("TD501", "TD202")
 

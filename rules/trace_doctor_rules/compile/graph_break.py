@@ -176,6 +176,7 @@ class GraphBreak(Rule):
     code = "TD501"
     name = "graph-break"
     title = "A compiled function is cut in pieces"
+    about = ("compile",)
     needs = (Steps, CompileEvents, Replay, Moments)
 
     min_chain: int = threshold(

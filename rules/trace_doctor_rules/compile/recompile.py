@@ -167,6 +167,7 @@ class Recompile(Rule):
     code = "TD502"
     name = "recompile"
     title = "Compiled code is thrown away and made again"
+    about = ("compile",)
     needs = (Steps, CompileEvents, Moments)
     wants = (GpuTimeline,)
 

@@ -139,6 +139,7 @@ class DataLoaderStarvation(TimeRule):
     name = "dataloader-starvation"
     title = "The loop waits for data"
     costs_host_time = True
+    about = ("data_loading",)
     needs = (Steps, DataLoading, DataWaits, Replay, Moments)
     wants = (CallSites, TimeLedger)
     yields_to = ("TD103",)

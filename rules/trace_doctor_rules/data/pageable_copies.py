@@ -128,6 +128,7 @@ class PageableCopies(TimeRule):
     code = "TD102"
     name = "pageable-copies"
     title = "Copies to the GPU come from memory that is not pinned"
+    about = ("exposed_copy",)
     needs = (Steps, GpuTimeline, DeviceCopies, Replay, Moments)
     wants = (CallSites, TimeLedger)
 

@@ -102,6 +102,7 @@ class WorkerRestart(Rule):
     name = "worker-restart"
     title = "Worker processes are started for every epoch"
     costs_host_time = True
+    about = ("data_loading",)
     needs = (Steps, DataLoading, WorkerRestarts, Replay, Moments)
     wants = (DataWaits, TimeLedger)
 

@@ -179,6 +179,7 @@ class HostDeviceSync(TimeRule):
     code = "TD201"
     name = "host-device-sync"
     title = "The host waits for the GPU again and again"
+    about = ("sync",)
     needs = (Steps, GpuTimeline, SyncSites, Replay, Moments)
     wants = (TimeLedger,)
 

@@ -117,6 +117,7 @@ class LaunchBound(TimeRule):
     name = "launch-bound"
     title = "The GPU waits for launches"
     costs_host_time = True
+    about = ("dispatch", "python", "optimizer", "launch")
     needs = (Steps, HostBound, Moments)
     wants = (TimeLedger,)
     yields_to = ("TD101", "TD201", "TD203", "TD501", "TD304")

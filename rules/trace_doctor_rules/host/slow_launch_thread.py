@@ -213,6 +213,7 @@ class SlowLaunchThread(TimeRule):
     code = "TD203"
     name = "slow-launch-thread"
     title = "The host is busy with something else"
+    about = ("python", "annotation", "dispatch", "unattributed")
     needs = (Steps, HostGaps, Replay, Moments)
     wants = (TimeLedger, HostBound, UnattributedGaps)
     yields_to = ("TD104", "TD201")

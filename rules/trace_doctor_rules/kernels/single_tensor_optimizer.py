@@ -201,6 +201,7 @@ class SingleTensorOptimizer(Rule):
     code = "TD304"
     name = "single-tensor-optimizer"
     title = "The optimizer updates parameters one by one"
+    about = ("optimizer",)
     needs = (Steps, Processor, UpdateLoops, HostCauses, Replay, Moments)
     wants = (CallSites, OptimizerWork)
 

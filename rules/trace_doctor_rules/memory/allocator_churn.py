@@ -156,6 +156,7 @@ class AllocatorChurn(Rule):
     code = "TD401"
     name = "allocator-churn"
     title = "Device memory is given back and taken again"
+    about = ("allocator",)
     needs = (AllocatorActivity,)
     wants = (MemoryBlocks, Steps, Replay, IdleLedger, Moments, CallSites)
     yields_to = ("TD409",)

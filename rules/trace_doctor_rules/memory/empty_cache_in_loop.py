@@ -132,6 +132,7 @@ class EmptyCacheInLoop(Rule):
     code = "TD409"
     name = "empty-cache-in-loop"
     title = "The allocator's cache is emptied again and again"
+    about = ("allocator",)
     needs = (CacheEmptying, AllocatorActivity)
     wants = (MemoryStacks, Steps, Replay, IdleLedger, Moments, CallSites)
 

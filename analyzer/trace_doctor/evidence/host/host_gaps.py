@@ -117,7 +117,7 @@ class HostGaps(Evidence, frozen=True):
         groups: dict[tuple[str, Site | None], list[int]] = {}
         for row in rows.tolist():
             site = sites.site(row) if sites is not None else None
-            groups.setdefault((_name(run.text(row)), site), []).append(row)
+            groups.setdefault((readable_name(run.text(row)), site), []).append(row)
         gaps = []
         for (name, site), members in groups.items():
             spans = pairs(run.ts[members], run.end[members])
@@ -148,7 +148,7 @@ class HostGaps(Evidence, frozen=True):
         return union(np.concatenate([ledger.pieces(cause, self.device) for cause in causes]))
 
 
-def _name(text: str) -> str:
+def readable_name(text: str) -> str:
     """A frame as `function of file`, an annotation without its numbers."""
     frame = python_frame(text)
     if frame is not None:

@@ -66,6 +66,7 @@ def render(result: Result, options: Options) -> str:
         panels.kernels(result),
         panels.operators(result),
         panels.collectives(result),
+        rules.undecided(result),
         rules.passed(result),
         rules.skipped(result),
         about.render(result),

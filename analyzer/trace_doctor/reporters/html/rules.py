@@ -33,6 +33,24 @@ def passed(result: Result) -> Html | None:
     )
 
 
+def undecided(result: Result) -> Html | None:
+    """The rules that found nothing while much of what they are about has no owner; None where there is none."""
+    rules = [o for o in result.outcomes if o.outcome == "undecided"]
+    if not rules:
+        return None
+    fired = {f.code for f in result.findings}
+    rows: list[Row] = [
+        [_code(o, fired), el("code", o.name), o.title or None, o.reason] for o in rows_sorted(rules)
+    ]
+    return section(
+        "undecided",
+        "Undecided rules",
+        data_table("Undecided rules", ["Rule", "Name", "What it looks for", "Why"], rows, hide_caption=True),
+        lead=["They found nothing, and yet much time of the kind that they are about has no owner."],
+        count=len(rules),
+    )
+
+
 def skipped(result: Result) -> Html | None:
     """The rules that lack evidence, grouped by what is missing, with the way to capture it."""
     rules = [o for o in result.outcomes if o.outcome == "skipped"]

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
-from trace_doctor.model import Column, Result, TimeLedgerRow
+from trace_doctor.model import PART_NAMES, Column, Result, TimeLedgerRow
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Child, Html, el, join
-from trace_doctor.reporters.html.parts import Columns, Row, data_table, more, section, showing, swatch, term
+from trace_doctor.reporters.html.parts import (
+    Columns,
+    Row,
+    anchors,
+    data_table,
+    links,
+    more,
+    section,
+    showing,
+    swatch,
+    term,
+)
 from trace_doctor.reporters.html.verdict import is_cpu
-from trace_doctor.reporters.labels import IDLE, KINDS, Names, main_rows
+from trace_doctor.reporters.labels import IDLE, KINDS, Names, between_words, main_rows
 from trace_doctor.reporters.units import duration, plural, share
 
 _MOST_BARS = 16
@@ -49,6 +60,7 @@ def where_the_step_goes(result: Result) -> Html:
         stacked("time-chart", "Where the step goes", bars),
         showing(len(bars), len(rows), "devices"),
         legend,
+        _owners(result, names),
         _other_phases(others, names) if others else None,
         lead=_time_lead(rows, result),
     )
@@ -138,6 +150,44 @@ def _comparison(rows: list[TimeLedgerRow], names: Names) -> Html:
     ]
     table = data_table("Shares of the window, device by device", columns, table_rows, of=len(rows))
     return join([keys, more("Compare as a table", table)])
+
+
+def _owners(result: Result, names: Names) -> Html | None:
+    """Which findings own the time that is no compute, and the largest stretches that none owns."""
+    windows = {(r.input, r.device): r for r in result.time_ledger if r.phase == "steady"}
+    known = anchors(result)
+    table_rows: list[Row] = []
+    for row in sorted(result.ownership, key=lambda r: -r.unowned_ns):
+        steady = windows.get((row.input, row.device))
+        if steady is None or not steady.window_ns or row.total_ns < 0.01 * steady.window_ns:
+            continue
+        block = next(iter(row.blocks), None)
+        table_rows.append(
+            [
+                PART_NAMES.get(row.part, row.part),
+                names.place(row) if names.several else None,
+                row.total_ns / steady.window_ns,
+                el("span", links(row.findings, known)) if row.findings else "none",
+                row.unowned_ns / steady.window_ns,
+                (block.name or "nothing recorded") if block else None,
+                block.longest_us if block else None,
+                between_words(block) if block else None,
+            ]
+        )
+    if not table_rows:
+        return None
+    columns: Columns = [
+        "Part",
+        "Device",
+        Column("Of the step", "share"),
+        "Owned by",
+        Column("Without owner", "share"),
+    ]
+    columns += ["Mostly in", Column("Longest", "us"), "Where the longest is"]
+    table = data_table(
+        "Time that is no compute: which finding owns it", columns, table_rows[:_MOST_ROWS], of=len(table_rows)
+    )
+    return more("What findings explain of it", table)
 
 
 def _other_phases(rows: list[TimeLedgerRow], names: Names) -> Html:

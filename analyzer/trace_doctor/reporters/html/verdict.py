@@ -9,11 +9,11 @@ from trace_doctor.reporters.labels import (
     SEVERITIES,
     Names,
     by_hand,
-    headline,
     held_words,
     how_made,
     is_patch,
     main_rows,
+    verdict,
     where,
     where_briefly,
 )
@@ -37,10 +37,12 @@ def is_cpu(result: Result) -> bool:
 
 def render(result: Result) -> Html:
     """The head of the page: what was captured, the verdict, and the figures beside it."""
+    first, *others = verdict(result)
     return el(
         "section",
         el("p", _subject(result), class_="subject"),
-        el("h1", headline(result), id="verdict-title"),
+        el("h1", first, id="verdict-title"),
+        [el("p", f"{sentence}.", class_="lead") for sentence in others],
         el(
             "dl",
             _step(result),

@@ -1,0 +1,120 @@
+"""Time that is no compute has one owner: the gravest finding whose evidence covers it, or none, and that is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trace_doctor.capture import Capture
+from trace_doctor.config import defaults
+from trace_doctor.engine import diagnose
+from trace_doctor.model import Result
+from trace_doctor.reporters.labels import headline, unexplained, verdict
+from trace_doctor.testing import RunBuilder
+
+
+def diagnosed(builder: RunBuilder, **settings: Any) -> Result:
+    run, config = builder.run(), defaults(**settings)
+    return diagnose([Capture(rank=0, run=run)], config.settings.chosen(), config)
+
+
+def training(
+    *, gap_us: float = 0, name: str = "", loader_us: float = 0, kernel_us: float = 1000, steps: int = 6
+) -> RunBuilder:
+    """Steps of ten kernels, with a wait for data before them and a gap in their midst."""
+    b = RunBuilder()
+    for _ in range(steps):
+        with b.step():
+            if loader_us:
+                b.loader(loader_us)
+            for n in range(10):
+                with b.op("aten::mm", us=10):
+                    b.launch(kernel_us, "gemm")
+                if n == 5 and gap_us:
+                    with b.annotation(name) if name else b.op("aten::nonzero"):
+                        b.wait(gap_us)
+            b.sync()
+    return b
+
+
+BUILDERS: list[Callable[[], RunBuilder]] = [
+    training,
+    lambda: training(gap_us=30_000),
+    lambda: training(gap_us=30_000, name="log_metrics"),
+    lambda: training(loader_us=20_000),
+    lambda: training(gap_us=30_000, name="log_metrics", loader_us=20_000),
+    lambda: training(steps=1),
+]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_the_parts_add_up_with_the_ledger(build: Callable[[], RunBuilder]) -> None:
+    result = diagnosed(build())
+    for steady in (row for row in result.time_ledger if row.phase == "steady"):
+        own = [row for row in result.ownership if (row.input, row.device) == (steady.input, steady.device)]
+        assert sum(row.total_ns for row in own) + steady.compute_ns == steady.window_ns
+        assert all(0 <= row.start_up_ns <= row.unowned_ns <= row.total_ns for row in own)
+        assert all(bool(row.findings) == (row.unowned_ns < row.total_ns) for row in own)
+
+
+def test_a_finding_owns_the_time_of_its_evidence_and_nothing_else() -> None:
+    result = diagnosed(training(loader_us=20_000))
+    by_part = {row.part: row for row in result.ownership}
+    assert by_part["data_loading"].findings == ["TD101-1"]
+    assert by_part["data_loading"].unowned_ns < 0.05 * by_part["data_loading"].total_ns
+    assert all(
+        "TD101-1" not in row.findings for part, row in by_part.items() if part in ("dispatch", "launch")
+    )
+
+
+def test_who_is_silenced_still_explains() -> None:
+    silenced = diagnosed(training(loader_us=20_000), severity={"TD101": "info"})
+    assert next(row for row in silenced.ownership if row.part == "data_loading").findings
+
+
+def test_what_no_finding_owns_is_named_with_its_place() -> None:
+    result = diagnosed(training(loader_us=20_000), select=["TD401"])
+    [(part, block, steps), *_] = unexplained(result)
+    assert part == "data loading"
+    assert (block.count, steps, block.steps) == (6, 6, 6)
+    assert block.longest_us == pytest.approx(20_000, rel=0.05)
+    assert "gemm" in (block.before, block.behind)
+    assert "no finding explains" in headline(result)
+    assert "data loading 6" in headline(result)
+
+
+def test_a_rule_that_finds_nothing_in_much_unowned_time_is_undecided() -> None:
+    deaf = {"TD101": {"min_share": 0.99}}
+    outcomes = {o.code: o for o in diagnosed(training(loader_us=20_000), rules=deaf).outcomes}
+    assert outcomes["TD101"].outcome == "undecided"
+    assert "data loading" in (outcomes["TD101"].reason or "")
+    assert outcomes["TD102"].outcome == "passed"
+    sound = {o.code: o for o in diagnosed(training(), rules=deaf).outcomes}
+    assert sound["TD101"].outcome in ("passed", "skipped")
+
+
+def test_the_gravest_fault_comes_first_whatever_a_note_would_save() -> None:
+    result = diagnosed(
+        training(gap_us=30_000, name="log_metrics", loader_us=20_000), severity={"TD101": "info"}
+    )
+    assert [f.severity for f in result.findings] == sorted(
+        (f.severity for f in result.findings), key=["critical", "warning", "info"].index
+    )
+    assert verdict(result)[0].startswith(result.findings[0].title)
+    assert result.findings[0].code != "TD101"
+
+
+def test_a_capture_that_is_mostly_start_up_says_so() -> None:
+    b = RunBuilder()
+    b.wait(100)
+    with b.op("aten::empty"):
+        b.wait(200_000)
+    for _ in range(3):
+        with b.op("aten::mm", us=10):
+            b.launch(1000, "gemm")
+    b.sync()
+    result = diagnosed(b)
+    assert result.inputs[0].start_up_share == pytest.approx(0.98, abs=0.02)
+    assert headline(result).startswith("99% of the capture is start-up")
