@@ -53,6 +53,18 @@ def starved(path: Path) -> None:
     steps(300.0, 400.0).write(path)
 
 
+def stalled(path: Path) -> None:
+    """The GPU stands still for a third of each step, for a reason that the trace does not show."""
+    b = RunBuilder()
+    for number in range(8):
+        with b.step(number):
+            b.stall(400)
+            with b.op("aten::mm"):
+                b.launch(600.0, "bf16_gemm")
+            b.idle_until_done()
+    b.write(path)
+
+
 def two_traces(path: Path) -> None:
     starved(path)
     content = path.read_bytes()
@@ -261,6 +273,8 @@ EXAMPLES: dict[str, Make] = {
     "empty.json": data(b""),
     "nuls.json": data(bytes(4096)),
     "no-launches.json": no_launches,
+    "stalled.json": stalled,
+    "max-unowned.toml": text("[budgets]\nmax_unowned = 0.2\n"),
     "no-time.json": zeroed("ts"),
     "no-durations.json": zeroed("dur"),
     "events0.json": text('{"schemaVersion": 1, "traceEvents": []}'),
