@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 from msgspec.structs import replace
 
-from trace_doctor import Context
+from trace_doctor import Context, Fix
 from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps
+from trace_doctor.evidence.intervals import union
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor_rules._shared import advice
 
@@ -15,17 +17,39 @@ from trace_doctor_rules._shared import advice
 def notable(
     ctx: Context, gaps: Iterable[HostGap], min_share: float, rare_factor: float
 ) -> Iterator[tuple[HostGap, float]]:
-    """Those that may be worth a note, each with the share of the step that it must cost: more where it does not come back in
-    most steps. These are left out with stacks, which name what is called, and without steps, where one gap may be the start
-    of the program; on a CPU alone all but the `_sure` ones are."""
+    """Those that may be worth saying, each with the share of the step that it must cost: more where it does not come back in
+    most steps. On a GPU those that cost less count together. What does not come back is left out with stacks, which name what
+    is called, and without steps, where one gap may be the start of the program; on a CPU alone all but the `_sure` ones are."""
     host, count = ctx[HostGaps], ctx[Steps].count
+    small = []
     for gap in gaps:
-        often = 2 * gap.steps >= count and len(gap.spans) > 1
+        often = comes_back(gap, count)
         share = min_share * (1 if often else rare_factor)
+        if not gap.nameless and not often:
+            continue  # an operator that took long once: a library was loaded
         if gap.idle_ns < max(share * host.length, 1) or (not often and (host.stacks or count < 2)):
-            continue
-        if host.device >= 0 or _sure(gap, count, share * host.length):
+            small.append(gap)
+        elif host.device >= 0 or _sure(gap, count, share * host.length):
             yield gap, share
+    if host.device >= 0 and len(small) > 1 and comes_back(together := _together(small, ctx[Steps]), count):
+        yield together, min_share
+
+
+def comes_back(gap: HostGap, count: int) -> bool:
+    """Whether most steps have it."""
+    return 2 * gap.steps >= count and len(gap.spans) > 1
+
+
+def _together(gaps: Sequence[HostGap], steps: Steps) -> HostGap:
+    """Several gaps as one, named by their number and the longest of them."""
+    spans = tuple(sorted(span for gap in gaps for span in gap.spans))
+    return HostGap(
+        name=f"in {len(gaps)} places, most of it {gaps[0].name if gaps[0].nameless else f'inside {gaps[0].name}'}",
+        site=None,
+        spans=spans,
+        idle=union(np.concatenate([gap.idle for gap in gaps])),
+        steps=len(np.unique(steps.steady_at(np.array(spans, dtype=np.int64)[:, 0]))),
+    )
 
 
 def _sure(gap: HostGap, count: int, least: float) -> bool:
@@ -39,6 +63,8 @@ def _sure(gap: HostGap, count: int, least: float) -> bool:
 
 def in_words(gap: HostGap) -> HostGap:
     """The same with a name that fits into a sentence."""
+    if not gap.nameless:
+        return gap
     whose = f"Code of {gap.site} itself" if gap.site else "Python code that was not recorded"
     return replace(gap, name=f"{whose}, {gap.name},", site=None)
 
@@ -51,3 +77,23 @@ NAME_IT = advice(
     "",
     "record the same steps again: TD203 names a function",
 )
+
+
+def fix_of(gap: HostGap) -> Fix:
+    """What to do about host time by where it lies."""
+    if gap.nameless:
+        return NAME_IT
+    if "Compiled" in gap.name:
+        return advice(
+            "Find what a compiled call does on the host",
+            'TORCH_LOGS="recompiles,cudagraphs,graph_breaks" python train.py   # guards, inputs that are copied, graphs recorded again',
+            "",
+            VERIFY,
+        )
+    return advice(
+        "Take the work out of the operator, or the operator out of the step",
+        "# an operator that computes on the host: make its inputs on the GPU, or run it in the loader's workers\n"
+        "# what depends on no batch (masks, indices, tables): once, before the loop",
+        "",
+        VERIFY,
+    )

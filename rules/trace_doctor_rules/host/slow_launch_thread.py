@@ -21,7 +21,13 @@ from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import TimeRule, spans_of
-from trace_doctor_rules.host._unattributed_gaps import NAME_IT, VERIFY, in_words, notable
+from trace_doctor_rules.host._unattributed_gaps import (
+    VERIFY,
+    comes_back,
+    fix_of,
+    in_words,
+    notable,
+)
 
 
 def _training(
@@ -65,16 +71,45 @@ def _training(
     return b
 
 
-def _loading_a_library() -> RunBuilder:
-    """The host is in an operator all the time, at its first call."""
+def _in_an_operator(*, once: bool = False, name: str = "aten::conv2d") -> RunBuilder:
+    """The host is in an operator all the time: at its first call, or at each."""
+    b = RunBuilder()
+    for n in range(6):
+        with b.step():
+            with b.op(name):
+                b.launch(1000)
+                b.wait(5000 if n == 1 or not once else 10)
+                b.launch(1000)
+            b.sync()
+    return b
+
+
+def _in_many_places() -> RunBuilder:
+    """Ten waits of 1.2 ms in each step, each between other operators."""
     b = RunBuilder()
     for _ in range(6):
         with b.step():
-            with b.op("aten::conv2d"):
-                b.launch(1000)
-                b.wait(5000)
-                b.launch(1000)
+            with b.op("aten::mm"):
+                b.launch(60_000)
             b.sync()
+            for n in range(10):
+                with b.op(f"aten::op{n}"):
+                    b.launch(10)
+                b.wait(1200)
+    return b
+
+
+def _model_that_waits() -> RunBuilder:
+    """Without a GPU; an annotation of which operators take most, and something else the rest."""
+    b = RunBuilder(gpu=None)
+    for _ in range(6):
+        with b.step():
+            with b.annotation("encode"):
+                with b.op("aten::mm", us=4000):
+                    pass
+                b.wait(900)
+            with b.op("aten::mul", us=100):
+                pass
     return b
 
 
@@ -277,6 +312,7 @@ class SlowLaunchThread(TimeRule):
         Valid("behind a full queue", lambda: _training(2000, gpu_us=8000)),
         Valid("nobody named it, once in six steps of a CPU", lambda: _training(9000, name="", every=5, gpu=False), skipped="not recorded"),
         Valid("a part of the model", lambda: _training(name="encode", inside="operators", gpu=False)),
+        Valid("a part of the model, with a short wait behind its operators", _model_that_waits),
         Valid("a logarithm", lambda: _training(name="log_likelihood", inside="operators", gpu=False)),
         Valid("short", lambda: _training(200)),
         Valid(
@@ -296,8 +332,7 @@ class SlowLaunchThread(TimeRule):
         ),
         Valid("nobody named it, every other step on a CPU", lambda: _training(9000, name="", gpu=False, every=2), skipped="not recorded"),
         Valid("a short wait, once much longer", lambda: _waits_on_a_cpu(1100, 1100, 30_000, 1100, 1100, 1100), skipped="not recorded"),
-        Valid("between two gradients", _between_gradients, skipped="not recorded"),
-        Valid("a library is loaded in an operator", _loading_a_library),
+        Valid("a library is loaded in an operator, once", lambda: _in_an_operator(once=True)),
         Valid("other programs hold it up", _held_up, skipped="held it up"),
         Valid("other programs hold it up, each time elsewhere", _held_up_anywhere, skipped="held it up"),
         Valid("it waits for the other ranks", _meets_other_ranks),
@@ -351,26 +386,30 @@ class SlowLaunchThread(TimeRule):
             "nobody named it",
             lambda: _training(name=""),
             message="after aten::mm",
-            severity="info",
+            confidence="medium",
             fixes=("Record again",),
             saving_us=3600,
             tolerance=0.2,
         ),
-        Invalid("kernels are launched meanwhile", lambda: _training(inside="launch"), message="not recorded", severity="info"),
+        Invalid("between two gradients", _between_gradients, message="not recorded", confidence="medium", saving_us=3300, tolerance=0.1),
+        Invalid("inside an operator, in each step", _in_an_operator, message="aten::conv2d keeps", confidence="medium", fixes=("Take the work",)),
+        Invalid("inside a compiled region", lambda: _in_an_operator(name="Torch-Compiled Region: 0/0"), message="Torch-Compiled Region", fixes=("Find what",)),
+        Invalid("in many places, each of them small", _in_many_places, message="in 10 places", confidence="medium"),
+        Invalid("kernels are launched meanwhile", lambda: _training(inside="launch"), message="log_metrics keeps", claims=2),
         Invalid(
             "a phase of the step",
             lambda: _training(name="## forward ##"),
             message="not recorded",
-            severity="info",
+            confidence="medium",
         ),
-        Invalid("a wrapper's mark", lambda: _training(name="DistributedDataParallel.forward"), message="not recorded", severity="info"),
+        Invalid("a wrapper's mark", lambda: _training(name="DistributedDataParallel.forward"), message="not recorded", confidence="medium"),
         Invalid("nobody named it, once in six steps", lambda: _training(9000, name="", every=5), message="one step only", severity="info"),
         Invalid(
             "code of the loop itself",
             lambda: _training(name="", stacks=True),
             message="Code of function train of train.py itself",
             fixes=("Do it less often",),
-            severity="info",
+            confidence="medium",
             file="train.py",
         ),
         Invalid("nobody named it, beside longer work of a CPU", lambda: _waits_on_a_cpu(*[9000] * 6), message="after aten::mm and before aten::mul"),
@@ -387,9 +426,9 @@ class SlowLaunchThread(TimeRule):
             if gap.idle_ns >= least
             if (outcome := _without(ctx, gap)).share_of_step >= self.min_share
         ]
-        if not claims:
+        if not claims or host.device >= 0:
             places = ctx[UnattributedGaps].places(named, limits)
-            claims = [
+            claims += [
                 self._claim(ctx, gap, outcome)
                 for gap, share in notable(ctx, places, self.min_share, self.rare_factor)
                 if (outcome := _without(ctx, gap)).share_of_step >= share
@@ -414,7 +453,10 @@ class SlowLaunchThread(TimeRule):
     ) -> Claim:
         """`named`: all gaps that have a name; none where this one has none."""
         host, moments, count = ctx[HostGaps], ctx[Moments], ctx[Steps].count
-        confidence = self._confidence(ctx, outcome) if named else "low"
+        confidence = self._confidence(ctx, outcome)
+        if not named:  # who waits there is known, and where; what for is not
+            sure = host.device >= 0 and comes_back(gap, count) and confidence != "low"
+            confidence = "medium" if sure else "low"
         short = gap.host_ns < self.min_gap_us * 1e3 * len(
             gap.spans
         )  # callbacks and hooks are often annotated
@@ -435,7 +477,7 @@ class SlowLaunchThread(TimeRule):
             fixes=[
                 techniques.off_the_step(VERIFY, _kind(gap.name) if named else "other", target)
                 if named or target
-                else NAME_IT
+                else fix_of(gap)
             ],
             removal=_removal(ctx, gap),
             owned=spans_of(gap.idle),

@@ -50,6 +50,11 @@ class HostGap(Struct, frozen=True):
     """whether operators take most of it: its name alone says that it is no part of the step"""
 
     @property
+    def nameless(self) -> bool:
+        """Whether nothing that was open meanwhile is known: its name is what lies around it."""
+        return self.name.startswith(("after ", "in ")) or not self.name
+
+    @property
     def inside(self) -> Site | None:
         """The user's function around it; None where it is that function itself."""
         itself = self.site is not None and self.name.startswith(f"{self.site.function} of ")
@@ -149,7 +154,9 @@ class HostGaps(Evidence, frozen=True):
 
 
 def readable_name(text: str) -> str:
-    """A frame as `function of file`, an annotation without its numbers."""
+    """A frame as `function of file`, an operator as it is, an annotation without its numbers."""
+    if text.startswith(("aten::", "c10d::", "autograd::")):
+        return text
     frame = python_frame(text)
     if frame is not None:
         return f"{frame.function} of {frame.file}"

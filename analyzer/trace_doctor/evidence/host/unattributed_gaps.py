@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Self
 
 import numpy as np
@@ -9,14 +10,16 @@ import numpy as np
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compile.compile_regions import is_region
-from trace_doctor.evidence.host.host_gap_filters import GapLimits
-from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps, NamedGaps
+from trace_doctor.evidence.host.host_gap_filters import GapLimits, is_step_part
+from trace_doctor.evidence.host.host_gaps import CAUSES as HOST_CAUSES
+from trace_doctor.evidence.host.host_gaps import HostGap, HostGaps, NamedGaps, readable_name
+from trace_doctor.evidence.idle.gaps import IdleCauses
 from trace_doctor.evidence.idle.host_causes import CAUSE, HostCauses
-from trace_doctor.evidence.intervals import covered, intersect, pairs, subtract, union
+from trace_doctor.evidence.intervals import covered, intersect, intervals, overlaps, pairs, subtract, union
 from trace_doctor.evidence.names.event_names import is_step, is_torch_mark
 from trace_doctor.evidence.replay.what_if import view_time
 from trace_doctor.evidence.trace.call_sites import CallSites, Site
-from trace_doctor.evidence.trace.launches import Launches
+from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
@@ -44,44 +47,96 @@ class UnattributedGaps(Evidence, frozen=True):
         return cls(facts)
 
     def places(self, named: NamedGaps, limits: GapLimits) -> list[HostGap]:
-        """By place, most idle first: `name` is `after aten::cat and before aten::to`, `site` the function whose own code it
-        is, with stacks."""
-        facts, run, host, steps = self._facts, self._facts.run, self._facts[HostGaps], self._facts[Steps]
-        stretches = _stretches(facts, host, limits.gap_ns)
-        idle = named.blank
-        if host.device >= 0:
-            views = [view_time(run, thread) for thread in (host.thread, *facts[Threads].autograd)]
-            idle = subtract(named.rest, union(np.concatenate(views)))  # TD202's, however long
-        stretches = stretches[covered(stretches, idle) >= limits.gap_ns]
-        working = covered(stretches, _operators(run, host.thread))
-        stretches = stretches[working <= limits.operator_share * (stretches[:, 1] - stretches[:, 0])]
-        stretches = stretches[steps.steady_at(stretches[:, 0]) >= 0]
-        groups: dict[tuple[str, Site | None], list[tuple[int, int]]] = {}
-        around = zip(_places(facts, stretches), _functions(facts, host, stretches), strict=True)
-        for (place, function), (start, end) in zip(around, stretches.tolist(), strict=True):
-            if place and (function is not None or not host.stacks):
-                groups.setdefault((place, function), []).append((start, end))
+        """By place, most idle first: `name` is what the host was in, an operator or a compiled region, or where there is none
+        `after aten::cat and before aten::to`; `site` the user's function around it, with stacks."""
+        by_place = _of_device if self._facts[HostGaps].device >= 0 else _of_cpu
         gaps = [
             HostGap(
-                name=place,
-                site=function,
-                spans=tuple(spans),
-                idle=intersect(idle, cover := np.array(spans, dtype=np.int64)),
-                steps=len(np.unique(steps.steady_at(cover[:, 0]))),
+                name=name,
+                site=site,
+                spans=tuple((start, end) for start, end in spans),
+                idle=intervals(idle),
+                steps=len(np.unique(self._facts[Steps].steady_at(np.array(spans, dtype=np.int64)[:, 0]))),
             )
-            for (place, function), spans in groups.items()
+            for (name, site), spans, idle in by_place(self._facts, named, limits)
         ]
         return sorted(gaps, key=lambda gap: (-gap.idle_ns, gap.name))
 
 
+Spans = list[tuple[int, int]]
+Place = tuple[tuple[str, Site | None], Spans, Spans]
+"""what it is called and where it lies; the stretches of the host, and the idle time of the device in them"""
+
+
+def _of_device(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[Place]:
+    """Gaps of a GPU that hold so much idle time of the host's own work, by what was open on the thread that ended them."""
+    host, steps, ledger, run = facts[HostGaps], facts[Steps], facts[IdleCauses].ledger, facts.run
+    threads = (host.thread, *facts[Threads].autograd)
+    idle = subtract(
+        named.rest, union(np.concatenate([view_time(run, t) for t in threads]))
+    )  # TD202's, however long
+    gaps = facts[GpuTimeline].gaps(host.device, *steps.window)
+    gaps = gaps[(covered(gaps, idle) >= limits.gap_ns) & (steps.steady_at(gaps[:, 0]) >= 0)]
+    own = ledger.device == host.device
+    pieces, of_gap, _ = overlaps(gaps, idle)
+    tiles, at, tile = overlaps(pieces, pairs(ledger.start[own], ledger.end[own]))
+    rows = np.where(np.isin(ledger.cause[own][tile], _CAUSES), ledger.row[own][tile], -1)
+    by_place: dict[tuple[str, Site | None], tuple[Spans, Spans]] = {}
+    around = _places(facts, gaps)
+    for number in range(len(gaps)):
+        mine = of_gap[at] == number
+        if not mine.any():
+            continue
+        place = _place(facts, rows[mine], tiles[mine], around[number])
+        if place is not None:
+            spans, taken = by_place.setdefault(place, ([], []))
+            spans.append((int(tiles[mine][0, 0]), int(tiles[mine][-1, 1])))
+            taken += [(int(a), int(b)) for a, b in tiles[mine]]
+    return ((place, *spans) for place, spans in by_place.items())
+
+
+def _place(facts: Facts, rows: I64, tiles: I64, around: str) -> tuple[str, Site | None] | None:
+    """What was open during most of the idle time of a gap; where nothing was, what lies around it. None for code of the
+    user's without a name, where stacks show that nothing of it stands still."""
+    run, sites = facts.run, facts.get(CallSites)
+    length = tiles[:, 1] - tiles[:, 0]
+    kinds, which = np.unique(rows, return_inverse=True)
+    most = int(kinds[np.bincount(which, weights=length).argmax()])
+    nameless = run.is_named(is_step, is_torch_mark, is_step_part) & ~run.is_named(is_region)
+    if most < 0 or nameless[most]:
+        return (around, None) if around else None
+    site = sites.site(most) if sites is not None else None
+    if run.cat[most] == Cat.PYTHON:
+        return (around, site) if around else None
+    return readable_name(run.text(most)), site
+
+
+_CAUSES = [CAUSE[cause] for cause in HOST_CAUSES]
+
+
+def _of_cpu(facts: Facts, named: NamedGaps, limits: GapLimits) -> Iterator[Place]:
+    """Stretches of the main thread in which it runs no operator. With Python stacks those in the user's functions themselves:
+    what these call has a name."""
+    run, host, steps = facts.run, facts[HostGaps], facts[Steps]
+    stretches = _stretches(facts, host, limits.gap_ns)
+    stretches = stretches[covered(stretches, named.blank) >= limits.gap_ns]
+    working = covered(stretches, _operators(run, host.thread))
+    stretches = stretches[working <= limits.operator_share * (stretches[:, 1] - stretches[:, 0])]
+    stretches = stretches[steps.steady_at(stretches[:, 0]) >= 0]
+    groups: dict[tuple[str, Site | None], Spans] = {}
+    around = zip(_places(facts, stretches), _functions(facts, host, stretches), strict=True)
+    for (place, function), (start, end) in zip(around, stretches.tolist(), strict=True):
+        if place and (function is not None or not host.stacks):
+            groups.setdefault((place, function), []).append((start, end))
+    for key, spans in groups.items():
+        idle = intersect(named.blank, np.array(spans, dtype=np.int64))
+        yield key, spans, [(int(a), int(b)) for a, b in idle]
+
+
 def _stretches(facts: Facts, host: HostGaps, gap_ns: int) -> I64:
-    """When the main thread ran no operator for long, whatever annotation lies around it; where there is a device, none that
-    launches."""
+    """When the main thread ran no operator for long, whatever annotation lies around it."""
     cover = facts[HostCauses].on(host.thread)
-    causes = ("python", "annotation") if host.device < 0 else ("python", "annotation", "dispatch")
-    quiet = union(cover.pieces[np.isin(cover.cause, [CAUSE[cause] for cause in causes])])
-    calls = facts[Launches].calls
-    quiet = subtract(quiet, union(pairs(facts.run.ts[calls], facts.run.end[calls])))
+    quiet = union(cover.pieces[np.isin(cover.cause, [CAUSE["python"], CAUSE["annotation"]])])
     return quiet[quiet[:, 1] - quiet[:, 0] >= gap_ns]
 
 
@@ -109,9 +164,10 @@ def _functions(facts: Facts, host: HostGaps, stretches: I64) -> list[Site | None
 
 def _places(facts: Facts, stretches: I64) -> list[str]:
     """What the thread and that of autograd did last before each stretch, and first behind it. Empty at the start and the end
-    of the capture, where the profiler is at work, and where autograd goes on behind it: that runs no code of the user's."""
+    of the capture, where the profiler is at work, and on a CPU alone where autograd goes on behind it: that runs no code of the
+    user's, and the main thread waits for it."""
     run, threads = facts.run, facts[Threads]
-    marks = run.is_named(is_step, is_torch_mark)
+    marks = run.is_named(is_step, is_torch_mark) & ~run.is_named(is_region)
     on = np.isin(run.thread, [threads.main, *threads.autograd])
     rows = facts[Nesting].outermost(np.flatnonzero(run.is_cat(Cat.CPU_OP) & ~marks & on))
     rows = rows[np.argsort(run.ts[rows], kind="stable")]
@@ -119,7 +175,7 @@ def _places(facts: Facts, stretches: I64) -> list[str]:
     behind = np.searchsorted(run.ts[rows], stretches[:, 1])
     return [
         f"after {run.text(int(rows[a]))} and before {run.text(int(rows[b]))}"
-        if a >= 0 and b < len(rows) and not run.text(int(rows[b])).startswith(_AUTOGRAD)
+        if a >= 0 and b < len(rows) and (len(run.gpu) or not run.text(int(rows[b])).startswith(_AUTOGRAD))
         else ""
         for a, b in zip(before.tolist(), behind.tolist(), strict=True)
     ]
