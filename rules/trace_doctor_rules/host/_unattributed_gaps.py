@@ -25,8 +25,8 @@ def notable(
     for gap in gaps:
         often = comes_back(gap, count)
         share = min_share * (1 if often else rare_factor)
-        if not gap.nameless and not often:
-            continue  # an operator that took long once: a library was loaded
+        if not gap.nameless and (not often or count < 2):
+            continue  # an operator that took long once loaded a library; without steps all may be the start
         if gap.idle_ns < max(share * host.length, 1) or (not often and (host.stacks or count < 2)):
             small.append(gap)
         elif host.device >= 0 or _sure(gap, count, share * host.length):
