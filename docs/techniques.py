@@ -207,7 +207,7 @@ def _said(setting: object, value: str) -> str:
     assert isinstance(setting, Setting)
     text = f"{setting.name}={setting.value.format(value)}"
     if setting.plugin is not None:
-        text = f"{setting.plugin.name}={setting.plugin.made.split('.')[-1]}({text})"
+        text = f"{setting.plugin.name}={setting.plugin.constructor.split('.')[-1]}({text})"
     since = max(setting.since or (0, 0), (setting.plugin.since if setting.plugin else None) or (0, 0))
     return f"`{text}`" + (f" since {since[0]}.{since[1]}" if since > (0, 0) else "")
 

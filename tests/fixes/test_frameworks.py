@@ -46,7 +46,7 @@ def test_the_installed_release_takes_what_is_written(
             continue
         assert (plugin.name if plugin else setting.name) in taken
         if plugin is not None:
-            inside = {f.name for f in dataclasses.fields(found(plugin.made))}  # type: ignore[arg-type]
+            inside = {f.name for f in dataclasses.fields(found(plugin.constructor))}  # type: ignore[arg-type]
             assert setting.name in inside
 
 

@@ -21,7 +21,7 @@ from trace_doctor.fixes import Plan, plan
 from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.frameworks import trainers as tables
 from trace_doctor.fixes.frameworks.deepspeed import AUTO
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.fixes.resolved import checked
 from trace_doctor.model import Finding, Fix, Location, Result
 from trace_doctor.model.parameters import PARAMETERS, parameters
@@ -127,7 +127,7 @@ def of_frameworks() -> set[str]:
         for setting in table.values():
             plugin = setting.plugin
             texts = [setting.name, setting.value, setting.always]
-            texts += [plugin.name, plugin.made] if plugin else []
+            texts += [plugin.name, plugin.constructor] if plugin else []
             said |= {w for t in texts for w in [*WORD.findall(t), *re.findall(r"[A-Za-z_]+", t)]}
     return said | {AUTO} | {w.lower() for w in said} | {w.upper() for w in said}
 
@@ -299,13 +299,13 @@ values = st.recursive(
 
 @given(values)
 def test_a_written_value_is_that_value_and_nothing_else(value: Any) -> None:
-    assert ast.literal_eval(written(value)) == value
+    assert ast.literal_eval(source_text(value)) == value
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_without_a_literal_are_refused(value: float) -> None:
     with pytest.raises(ValueError, match="no literal"):
-        written(value)
+        source_text(value)
 
 
 def test_parameters_that_no_codemod_takes_name_the_finding_and_the_parameter(tmp_path: Path) -> None:

@@ -14,7 +14,16 @@ import pytest
 
 from trace_doctor.fixes import plan
 from trace_doctor.model import Finding, Fix, Input, Result, TorchVersion
-from trace_doctor.program.versions import FORMS, Form, TorchBounds, accepts, bounds, parse, pinned, refused
+from trace_doctor.program.versions import (
+    FORMS,
+    Form,
+    TorchBounds,
+    accepts,
+    bounds,
+    parse,
+    pinned_bounds,
+    refused_form,
+)
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.md"))
 SCRIPT = "import torch\nfrom torch.optim import SGD\n\nopt = SGD(net.parameters(), lr=0.1)\n"
@@ -58,7 +67,7 @@ def test_then_the_pins_of_the_source() -> None:
     ],
 )
 def test_pins(text: str, low: tuple[int, int] | None, high: tuple[int, int] | None) -> None:
-    assert pinned([text]) == TorchBounds(low, high)
+    assert pinned_bounds([text]) == TorchBounds(low, high)
 
 
 def test_never_from_the_machine_that_analyses(tmp_path: Path) -> None:
@@ -109,14 +118,14 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("form", [f for f in FORMS if f.written], ids=lambda f: f.name)
+@pytest.mark.parametrize("form", [f for f in FORMS if f.pattern], ids=lambda f: f.name)
 def test_a_form_is_recognised_where_it_is_new_and_only_there(form: Form) -> None:
     code = WRITTEN[form.name]
-    assert form.written
-    assert [f.name for f in FORMS if f.written and re.search(f.written, code)] == [form.name]
-    assert refused(TorchBounds(), "", code) == form
-    assert refused(TorchBounds(), code, f"{code}\n") is None
-    assert refused(TorchBounds(form.since), "", code) is None
+    assert form.pattern
+    assert [f.name for f in FORMS if f.pattern and re.search(f.pattern, code)] == [form.name]
+    assert refused_form(TorchBounds(), "", code) == form
+    assert refused_form(TorchBounds(), code, f"{code}\n") is None
+    assert refused_form(TorchBounds(form.since), "", code) is None
 
 
 def test_forms_of_old_are_no_forms_of_new() -> None:
@@ -126,7 +135,7 @@ def test_forms_of_old_are_no_forms_of_new() -> None:
         'os.environ["PYTORCH_CUDA_ALLOC_CONF"]',
         "f(scale=1)",
     ):
-        assert refused(TorchBounds(), "", code) is None
+        assert refused_form(TorchBounds(), "", code) is None
 
 
 def finding(fix: Fix) -> Finding:
@@ -169,7 +178,9 @@ def test_what_the_codemods_write_runs_on_the_version_of_each_case(path: Path) ->
         said = re.search(r"^torch: (.*)$", re.sub(r"(?s)```.*?```", "", part), re.MULTILINE)
         version = parse(said[1]) if said else None
         if len(codes) == 2:
-            assert refused(TorchBounds(version, version), codes[0], codes[1]) is None, part.splitlines()[0]
+            assert refused_form(TorchBounds(version, version), codes[0], codes[1]) is None, part.splitlines()[
+                0
+            ]
 
 
 # ---------------------------------------------------------------------- the table against the installed torch

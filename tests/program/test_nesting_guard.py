@@ -76,7 +76,7 @@ def test_what_else_lies_in_a_source_folder(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "folder.py").mkdir()
     tree = SourceTree(tmp_path)
     assert tree.files == ["a.py", "big.py", "latin.py", "nul.py"]
-    assert [s.name for s in tree.mentioning("torch", "")] == ["a.py"]
+    assert [s.name for s in tree.scripts_with("torch", "")] == ["a.py"]
     assert sorted(tree.unreadable) == ["big.py", "latin.py", "nul.py"]
 
 
@@ -94,5 +94,5 @@ def test_more_scripts_than_a_program_has(tmp_path: Path, monkeypatch: pytest.Mon
     for name in "abc":
         (tmp_path / f"{name}.py").write_text("import torch  # " + "x" * 30 + "\n")
     tree = SourceTree(tmp_path)
-    assert [s.name for s in tree.mentioning("torch")] == ["a.py", "b.py"]
+    assert [s.name for s in tree.scripts_with("torch")] == ["a.py", "b.py"]
     assert "more than" in tree.unreadable["c.py"]

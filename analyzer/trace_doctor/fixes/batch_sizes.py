@@ -6,25 +6,25 @@ from dataclasses import replace
 
 import libcst as cst
 
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.program.edits import Change
 from trace_doctor.program.place import Place, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.dataloaders import training_loaders
-from trace_doctor.program.queries.values import WhereSet, divided, set_origin, where_set
+from trace_doctor.program.queries.values import WhereSet, division_of, set_origin, where_set
 from trace_doctor.program.script import Script, argument, literal
 
 
 def divided_batch(place: Place, count: int) -> Change:
     """Divides the batch size of the training loader, for gradients that are accumulated over `count` batches."""
-    scripts = place.program.mentioning("DataLoader")
+    scripts = place.program.scripts_with("DataLoader")
     found = training_loaders(replace(place, scripts=scripts, line=None, function=None))
     script, call = only(
         found,
         "construct a DataLoader that feeds training",
         "the loader whose batches get smaller was not found",
     )
-    return resized(place, *part_of_batch(place, script, call, count))
+    return resize(place, *part_of_batch(place, script, call, count))
 
 
 def part_of_batch(place: Place, script: Script, call: cst.Call, count: int) -> tuple[WhereSet, int]:
@@ -52,15 +52,15 @@ def batch_size_of(place: Place, script: Script, call: cst.Call) -> tuple[WhereSe
     return origin, size
 
 
-def resized(place: Place, origin: WhereSet, size: int) -> Change:
+def resize(place: Place, origin: WhereSet, size: int) -> Change:
     """Another batch size, where no learning rate or number of steps is computed from it."""
     refuse_divided(origin, place.program)
-    edits = set_origin(origin, written(size), "batch-size")
+    edits = set_origin(origin, source_text(size), "batch-size")
     notes = (f"a command line that passes {origin.flag} decides itself",) if origin.flag else ()
     return Change(origin.script, tuple(edits), origin.script.line(origin.value), notes=notes)
 
 
 def refuse_divided(origin: WhereSet, program: Project) -> None:
     """Raises NoEdit where other values are computed from one."""
-    if (user := divided(origin, program)) is not None:
+    if (user := division_of(origin, program)) is not None:
         raise refusal(*user, f"other values are computed from {user[0].code(user[1])}")

@@ -17,7 +17,7 @@ from trace_doctor.fixes.frameworks.launchers import pass_options
 from trace_doctor.fixes.frameworks.lightning import in_lightning
 from trace_doctor.fixes.frameworks.settings import Call, known, needs, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import MANAGED, TRAINING_ARGUMENTS, wishes
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import DataLoaderArgs, Parameters
 from trace_doctor.program.edits import Candidate, Change, NoEdit, remove_argument
 from trace_doctor.program.place import Place, already, only, refusal
@@ -79,20 +79,20 @@ def in_framework(place: Place, codemod: str, params: Parameters) -> Change | Non
 def _refuse_by_hand(place: Place, framework: str, wanted: Mapping[str, str]) -> None:
     """What the script does itself is not asked of its framework as well."""
     if "compile" in wanted and framework != "lightning":
-        for script in place.program.mentioning("torch.compile"):
+        for script in place.program.scripts_with("torch.compile"):
             for call in script.calls("torch.compile"):
                 raise already(script, call, "compiles already", framework)
     if "checkpointing" in wanted:
         _refuse_prepared(place, framework)
-    adapters = "checkpointing" in wanted and place.program.mentioning("get_peft_model", "peft_config")
-    if adapters and not place.program.mentioning(*_INPUTS_WITH_GRADIENTS):
+    adapters = "checkpointing" in wanted and place.program.scripts_with("get_peft_model", "peft_config")
+    if adapters and not place.program.scripts_with(*_INPUTS_WITH_GRADIENTS):
         why = "the base model is frozen: call model.enable_input_require_grads() first, or no gradient gets through"
         raise NoEdit("display", why, framework=framework)
 
 
 def _refuse_prepared(place: Place, framework: str) -> None:
     """What makes a quantized model ready for training recomputes activations, unless it is told not to."""
-    for script in place.program.mentioning("prepare_model_for_"):
+    for script in place.program.scripts_with("prepare_model_for_"):
         for call in script.all(cst.Call):
             name, told = dotted(call.func) or "", argument(call, "use_gradient_checkpointing", 1)
             prepares = name.split(".")[-1] in (
@@ -113,7 +113,7 @@ def _pinned(place: Place, framework: str, calls: list[Call], wanted: Mapping[str
         return _training_arguments(place, calls, {"pin_memory": "True", **wanted})
     if framework == "deepspeed":
         return None
-    loaders = replace(place, scripts=place.program.mentioning("DataLoader"), line=None, function=None)
+    loaders = replace(place, scripts=place.program.scripts_with("DataLoader"), line=None, function=None)
     try:
         loader = codemods()["dataloader-args"].run(loaders, DataLoaderArgs(pin_memory=True))
     except NoEdit as refused:
@@ -142,7 +142,7 @@ def _framework(place: Place) -> tuple[str, list[Call]] | None:
 def _trainers(program: Project) -> dict[str, list[Call]]:
     """The calls of a program that construct a Trainer, by their framework."""
     found: dict[str, list[Call]] = {}
-    for script in program.mentioning("Trainer", "Accelerator", "Fabric", "deepspeed"):
+    for script in program.scripts_with("Trainer", "Accelerator", "Fabric", "deepspeed"):
         for call in script.all(cst.Call):
             if (name := _kind(program, script, call)) is not None:
                 found.setdefault(name, []).append((script, call))
@@ -182,12 +182,12 @@ def _starts(place: Place) -> bool:
 
 
 def _own_loops(place: Place) -> bool:
-    return any(True for s in place.program.mentioning("backward(", ".step(") for _ in training_loops(s))
+    return any(True for s in place.program.scripts_with("backward(", ".step(") for _ in training_loops(s))
 
 
 def _by_hand(place: Place) -> bool:
     """Lightning's manual optimization, or gradients that the script clears itself."""
-    return bool(place.program.mentioning("automatic_optimization", "zero_grad("))
+    return bool(place.program.scripts_with("automatic_optimization", "zero_grad("))
 
 
 # ---------------------------------------------------------------------- Hugging Face Trainer
@@ -224,7 +224,7 @@ def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, st
 def _refuse_iterable(place: Place) -> None:
     """Workers multiply the data of an IterableDataset that does not share it out."""
     for word in ("IterableDataset", "ConstantLengthDataset"):
-        for script in place.program.mentioning(word):
+        for script in place.program.scripts_with(word):
             where = [Candidate.of(script, script.line_of(script.text.index(word)))]
             why = f"{word}: each worker would deliver all of it unless its __iter__ takes a share"
             raise NoEdit("display", why, where, framework="transformers")
@@ -253,12 +253,12 @@ def _accumulated(place: Place, script: Script, call: cst.Call, steps: int) -> di
     if not isinstance(size, int) or passes != 1 or size % steps:
         why = f"divide per_device_train_batch_size by {steps} and multiply gradient_accumulation_steps by it"
         raise refusal(script, call, why, framework="transformers")
-    return {"batch_size": written(size // steps), "accumulate": written(steps)}
+    return {"batch_size": source_text(size // steps), "accumulate": source_text(steps)}
 
 
 def _no_empty_cache(place: Place) -> Change | None:
     """Takes `torch_empty_cache_steps` out of the Trainer's arguments."""
-    for script in place.program.mentioning("torch_empty_cache_steps"):
+    for script in place.program.scripts_with("torch_empty_cache_steps"):
         for call in script.all(cst.Call):
             if (arg := argument(call, "torch_empty_cache_steps")) is not None:
                 if literal(arg.value) is None:

@@ -53,7 +53,7 @@ class Plan:
     @cached_property
     def frameworks(self) -> frozenset[str]:
         """Which of deepspeed, lightning, accelerate, transformers the scripts import."""
-        return frozenset(f for s in self.tree.mentioning(*FRAMEWORKS) for f in s.frameworks)
+        return frozenset(f for s in self.tree.scripts_with(*FRAMEWORKS) for f in s.frameworks)
 
     @cached_property
     def outputs(self) -> dict[str, tuple[TextFile, bytes]]:
@@ -186,7 +186,7 @@ def _parameters(mod: Codemod, fix: Fix) -> Parameters:
 def _accepted(change: Change, torch: TorchBounds) -> None:
     """Raises NoEdit for an edit that would not run on every version of torch that the script may be run on."""
     for file, changes in change.files:
-        form = versions.refused(torch, file.text, editing.apply(file, changes))
+        form = versions.refused_form(torch, file.text, editing.apply(file, changes))
         if form is not None:
             since = ".".join(map(str, form.since))
             raise NoEdit("display", f"{form.name} needs torch {since} or newer: say --torch-version")
@@ -227,7 +227,7 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     places = [place] if place is not None else []
     if place is None or mod.elsewhere:
         words = (params.mentions,) if params.mentions else mod.words or ("torch",)
-        scripts = tree.mentioning(*words, among=names)
+        scripts = tree.scripts_with(*words, among=names)
         wider = ([s for s in scripts if s.name in own], scripts)
         places += [replace(anywhere, scripts=some) for some in wider if some]
     missing = NoEdit("unresolved", f"no script of the program holds what {mod.name} looks for")

@@ -45,7 +45,7 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether people decide on the edit, and it is never made unasked, whatever a result claims."""
         return False
 
-    def given(self) -> dict[str, bool | int | str]:
+    def set_values(self) -> dict[str, bool | int | str]:
         """Those that are not None, in the order of their fields; truth values as such."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         return {

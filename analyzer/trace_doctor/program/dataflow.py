@@ -98,7 +98,7 @@ def walk(
     start: Trail, step: Callable[[Trail], list[Trail]], depth: int
 ) -> list[tuple[Script, cst.BaseExpression]]:
     """Where the trails end that lead back from a value, at most `depth` steps away; each place once."""
-    found: dict[int, tuple[Script, cst.BaseExpression]] = {}
+    ends: dict[int, tuple[Script, cst.BaseExpression]] = {}
     visited: set[tuple[int, int | None]] = set()
     open_ = [(start, 0)]
     while open_:
@@ -109,9 +109,9 @@ def walk(
         visited.add((id(node), item))
         nexts = step(trail) if steps < depth else []
         if not nexts:
-            found.setdefault(id(node), (script, node))
+            ends.setdefault(id(node), (script, node))
         open_ += [(further, steps + 1) for further in reversed(nexts)]
-    return list(found.values())
+    return list(ends.values())
 
 
 class Origins:
@@ -127,7 +127,7 @@ class Origins:
     @cached_property
     def bindings(self) -> dict[tuple[cst.CSTNode, str], list[Binding]]:
         """(scope, dotted name) -> what was assigned to it, in source order."""
-        found: dict[tuple[cst.CSTNode, str], list[Binding]] = {}
+        by_scope: dict[tuple[cst.CSTNode, str], list[Binding]] = {}
 
         def bind(target: cst.BaseExpression, binding: Binding) -> None:
             if isinstance(target, cst.Tuple | cst.List):
@@ -136,18 +136,18 @@ class Origins:
                 return
             name = dotted(target)
             if name is not None:
-                found.setdefault((self._scope(target, name), name), []).append(binding)
+                by_scope.setdefault((self._scope(target, name), name), []).append(binding)
 
         all_ = self.script.all
-        bound: list[tuple[cst.BaseExpression, Binding]]
-        bound = [(t.target, Binding(a.value)) for a in all_(cst.Assign) for t in a.targets]
-        bound += [(a.target, Binding(a.value)) for a in all_(cst.AnnAssign) if a.value is not None]
-        bound += [(walrus.target, Binding(walrus.value)) for walrus in all_(cst.NamedExpr)]
-        bound += [(loop.target, Binding(loop.iter, loop=True)) for loop in all_(cst.For)]
-        bound += [(w.asname.name, Binding(w.item)) for w in all_(cst.WithItem) if w.asname is not None]
-        for target, binding in bound:
+        pairs: list[tuple[cst.BaseExpression, Binding]]
+        pairs = [(t.target, Binding(a.value)) for a in all_(cst.Assign) for t in a.targets]
+        pairs += [(a.target, Binding(a.value)) for a in all_(cst.AnnAssign) if a.value is not None]
+        pairs += [(walrus.target, Binding(walrus.value)) for walrus in all_(cst.NamedExpr)]
+        pairs += [(loop.target, Binding(loop.iter, loop=True)) for loop in all_(cst.For)]
+        pairs += [(w.asname.name, Binding(w.item)) for w in all_(cst.WithItem) if w.asname is not None]
+        for target, binding in pairs:
             bind(target, binding)
-        return found
+        return by_scope
 
     def _scope(self, node: cst.CSTNode, name: str) -> cst.CSTNode:
         """Attributes of `self` belong to the class, other names to the function (or the module)."""
@@ -171,7 +171,7 @@ class Origins:
                 return None, []
             scope = self.script.function_of(scope) or self.script.module
 
-    def bound(self, node: cst.CSTNode) -> list[Binding]:
+    def bindings_of(self, node: cst.CSTNode) -> list[Binding]:
         """Bindings of a name or attribute as seen from where it stands; empty for parameters and unknown names."""
         return self._look_up(node)[1]
 
@@ -184,12 +184,12 @@ class Origins:
     @cached_property
     def definitions(self) -> dict[str, list[cst.FunctionDef | cst.ClassDef]]:
         """Functions, methods and classes of the script by their last name."""
-        found: dict[str, list[cst.FunctionDef | cst.ClassDef]] = {}
+        by_name: dict[str, list[cst.FunctionDef | cst.ClassDef]] = {}
         every: list[cst.FunctionDef | cst.ClassDef]
         every = [*self.script.all(cst.FunctionDef), *self.script.all(cst.ClassDef)]
         for definition in every:
-            found.setdefault(definition.name.value, []).append(definition)
-        return found
+            by_name.setdefault(definition.name.value, []).append(definition)
+        return by_name
 
     def definition(self, func: cst.BaseExpression) -> cst.FunctionDef | cst.ClassDef | None:
         """The function or class of this script that an expression names, when there is exactly one."""
@@ -201,13 +201,15 @@ class Origins:
         if self.script.qualified(func) is not None:
             return None
         if isinstance(func, cst.Name):
-            found = [d for d in self.definitions.get(func.value, []) if self.owner(d) is None]
+            matches = [d for d in self.definitions.get(func.value, []) if self.owner(d) is None]
         elif isinstance(func, cst.Attribute):
             owner = self.class_of(func.value)
-            found = [d for d in self.definitions.get(func.attr.value, []) if owner and self.owner(d) is owner]
+            matches = [
+                d for d in self.definitions.get(func.attr.value, []) if owner and self.owner(d) is owner
+            ]
         else:
             return None
-        return found[0] if len(found) == 1 else None
+        return matches[0] if len(matches) == 1 else None
 
     def owner(self, definition: cst.CSTNode) -> cst.ClassDef | None:
         up = self.script.nearest(definition, cst.ClassDef, cst.FunctionDef)
@@ -219,12 +221,14 @@ class Origins:
         own = first_parameter(function) if function is not None else None
         if function is not None and own is not None and dotted(receiver) == own:
             return self.owner(function)
-        bound = self.bound(receiver)
-        made = bound[0].value if len(bound) == 1 and not bound[0].loop else receiver
-        if not isinstance(made, cst.Call) or not isinstance(made.func, cst.Name):
+        bindings = self.bindings_of(receiver)
+        construction = bindings[0].value if len(bindings) == 1 and not bindings[0].loop else receiver
+        if not isinstance(construction, cst.Call) or not isinstance(construction.func, cst.Name):
             return None
-        found = [d for d in self.definitions.get(made.func.value, []) if isinstance(d, cst.ClassDef)]
-        return found[0] if len(found) == 1 else None
+        classes = [
+            d for d in self.definitions.get(construction.func.value, []) if isinstance(d, cst.ClassDef)
+        ]
+        return classes[0] if len(classes) == 1 else None
 
     def returns(self, function: cst.FunctionDef) -> list[cst.BaseExpression]:
         return [
@@ -235,28 +239,28 @@ class Origins:
 
     @cached_property
     def _callers(self) -> dict[cst.CSTNode, list[cst.Call]]:
-        found: dict[cst.CSTNode, list[cst.Call]] = {}
+        calls: dict[cst.CSTNode, list[cst.Call]] = {}
         for call in self.script.all(cst.Call):
             target = self.definition(call.func)
             if isinstance(target, cst.ClassDef):
                 target = method_of(target, "__init__")
             if target is not None:
-                found.setdefault(target, []).append(call)
-        return found
+                calls.setdefault(target, []).append(call)
+        return calls
 
-    def _passed(self, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
+    def _arguments_for(self, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
         """What the callers in this script pass for a parameter."""
-        given = [self.given(function, name, call) for call in self._callers.get(function, [])]
-        return [value for value in given if value is not None]
+        arguments = [self.argument_for(function, name, call) for call in self._callers.get(function, [])]
+        return [value for value in arguments if value is not None]
 
-    def given(self, function: cst.FunctionDef, name: str, call: cst.Call) -> cst.BaseExpression | None:
+    def argument_for(self, function: cst.FunctionDef, name: str, call: cst.Call) -> cst.BaseExpression | None:
         """What a call passes for a parameter of a function of this script, which may be its default; None where it
         cannot be seen."""
         names = parameters(function)
         position = names.index(name) - (self.owner(function) is not None)
-        passed = argument(call, name, position)
-        if passed is not None:
-            return passed.value
+        arg = argument(call, name, position)
+        if arg is not None:
+            return arg.value
         return None if any(a.star for a in call.args) else default_of(function, name)
 
     # ------------------------------------------------------------------ origins
@@ -267,8 +271,8 @@ class Origins:
         Follows names, `self` attributes, parameters to their callers, functions to what they return, and wrappers
         (`enumerate`, `tqdm`, `torch.compile`, `.to(device)`, `accelerator.prepare`) to what they wrap.
         """
-        found = walk((self.script, node, None), self._step, _MAX_DEPTH)
-        return [value for _, value in found]
+        ends = walk((self.script, node, None), self._step, _MAX_DEPTH)
+        return [value for _, value in ends]
 
     def _step(self, trail: Trail) -> list[Trail]:
         return [(self.script, value, item) for value, item in self.step(*trail[1:]) or ()]
@@ -294,18 +298,18 @@ class Origins:
 
     def _step_name(self, node: cst.Name | cst.Attribute, item: int | None) -> Steps | None:
         function, bindings = self._look_up(node)
-        found = [(b.value, b.item if b.item is not None else item) for b in bindings if not b.loop]
-        passed = self._passed(function, dotted(node) or "") if function is not None else []
-        return found + [(value, item) for value in passed] or None
+        steps = [(b.value, b.item if b.item is not None else item) for b in bindings if not b.loop]
+        arguments = self._arguments_for(function, dotted(node) or "") if function is not None else []
+        return steps + [(value, item) for value in arguments] or None
 
     def _step_call(self, call: cst.Call, item: int | None) -> Steps | None:
-        given = positional(call)
-        if self.script.callee(call) in _WRAPPERS and given:
-            return [(given[0], None)]
+        arguments = positional(call)
+        if self.script.callee(call) in _WRAPPERS and arguments:
+            return [(arguments[0], None)]
         if isinstance(call.func, cst.Attribute):
             method = call.func.attr.value
-            if method in _PREPARE and given:
-                return [(given[item or 0], None)] if (item or 0) < len(given) else None
+            if method in _PREPARE and arguments:
+                return [(arguments[item or 0], None)] if (item or 0) < len(arguments) else None
             if method in _SAME_OBJECT_METHODS:
                 return [(call.func.value, None)]
         target = self.definition(call.func)
@@ -327,10 +331,10 @@ class Origins:
     def is_model(self, node: cst.BaseExpression) -> bool:
         return self._constructs(node, lambda name: bool(_MODULE.fullmatch(name)))
 
-    def constructed(self, node: cst.BaseExpression) -> cst.ClassDef | None:
+    def constructed_class(self, node: cst.BaseExpression) -> cst.ClassDef | None:
         """The class of this script whose construction is the one call that a value can come from."""
-        made = [o for o in self.of(node) if isinstance(o, cst.Call)]
-        owner = self.definition(made[0].func) if len(made) == 1 else None
+        constructions = [o for o in self.of(node) if isinstance(o, cst.Call)]
+        owner = self.definition(constructions[0].func) if len(constructions) == 1 else None
         return owner if isinstance(owner, cst.ClassDef) else None
 
     def all_are(self, node: cst.BaseExpression, test: Callable[[cst.BaseExpression], bool]) -> bool:
@@ -349,18 +353,18 @@ class Origins:
 
     def bases(self, owner: cst.ClassDef) -> set[str]:
         """Qualified names of the imported classes that a class of this script descends from."""
-        found: set[str] = set()
-        open_, seen = [owner], {owner.name.value}
+        names: set[str] = set()
+        open_, visited = [owner], {owner.name.value}
         while open_:
             for base in open_.pop().bases:
                 name = self.script.qualified(base.value)
                 local = self.definition(base.value)
                 if name is not None:
-                    found.add(name)
-                elif isinstance(local, cst.ClassDef) and local.name.value not in seen:
-                    seen.add(local.name.value)
+                    names.add(name)
+                elif isinstance(local, cst.ClassDef) and local.name.value not in visited:
+                    visited.add(local.name.value)
                     open_.append(local)
-        return found
+        return names
 
 
 def dataflow_of(script: Script) -> Origins:
@@ -371,8 +375,8 @@ def dataflow_of(script: Script) -> Origins:
 
 
 def _params(function: cst.FunctionDef) -> list[cst.Param]:
-    taken = function.params
-    return [*taken.posonly_params, *taken.params, *taken.kwonly_params]
+    params = function.params
+    return [*params.posonly_params, *params.params, *params.kwonly_params]
 
 
 def parameters(function: cst.FunctionDef) -> list[str]:

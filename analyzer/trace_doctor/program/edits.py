@@ -140,18 +140,18 @@ def _contradict(edit: Edit, right: Edit) -> bool:
     return edit.identity[0] == right.identity[0] or overlap or moved
 
 
-def _moves_start_of(wrapped: Edit, other: Edit) -> bool:
+def _moves_start_of(edit: Edit, other: Edit) -> bool:
     """Whether one edit puts a line a level deeper that another adds a line above, takes away or wraps as well."""
-    return wrapped.key.startswith(_LINE) and other.start <= wrapped.start < max(other.end, other.start + 1)
+    return edit.key.startswith(_LINE) and other.start <= edit.start < max(other.end, other.start + 1)
 
 
 def union(groups: Iterable[Sequence[Edit]]) -> list[Edit]:
     """The edits of several fixes that do not clash, each once, by place."""
-    found: dict[tuple[str, str], Edit] = {}
+    by_identity: dict[tuple[str, str], Edit] = {}
     for edit in (e for group in groups for e in group):
-        found.setdefault(edit.identity, edit)
-    order = {identity: i for i, identity in enumerate(found)}
-    return sorted(found.values(), key=lambda e: (e.start, e.end, order[e.identity]))
+        by_identity.setdefault(edit.identity, edit)
+    order = {identity: i for i, identity in enumerate(by_identity)}
+    return sorted(by_identity.values(), key=lambda e: (e.start, e.end, order[e.identity]))
 
 
 def apply(script: TextFile, edits: Iterable[Edit]) -> str:
@@ -315,13 +315,13 @@ def add_arguments(script: Script, call: cst.Call, values: Mapping[str, str], lim
         column = script.span(last)[0] - script.line_starts[script.line(last) - 1]
         gap = "\n" + script.line_text(script.line(last))[:column]
         return [Edit(at, at, f",{gap}{text}", key, value) for key, text, value in pairs]
-    aligned = _aligned_gap(script, call)
+    aligned_gap = _aligned_gap(script, call)
     width, edits = at - script.line_starts[script.line_of(at) - 1], []
     line = len(script.line_text(script.line_of(at)))
     behind, longest = line - width, max(line, _LONGEST)
     for key, text, value in pairs:
         fits = width + len(text) + 3 <= limit and width + len(text) + 2 + behind <= longest
-        gap = " " if fits else aligned
+        gap = " " if fits else aligned_gap
         width = (width + 2 if fits else len(gap)) + len(text)
         edits.append(Edit(at, at, f",{gap}{text}", key, value))
     return edits

@@ -46,12 +46,12 @@ class ImportGraph:
     @cached_property
     def _by_module(self) -> dict[str, list[str]]:
         """Last part of a module's name -> the files that can be it."""
-        found: dict[str, list[str]] = {}
+        by_last: dict[str, list[str]] = {}
         for name in self._files:
             path = PurePosixPath(name)
             last = path.parent.name if path.name == "__init__.py" else path.stem
-            found.setdefault(last, []).append(name)
-        return found
+            by_last.setdefault(last, []).append(name)
+        return by_last
 
     def resolve(self, module: str, importer: str) -> str | None:
         """The file that an absolute (`a.b`) or relative (`..b`) module name means in a file; None for foreign modules.
@@ -71,34 +71,34 @@ class ImportGraph:
             return None
         for folder in (here, *here.parents):
             for root in (folder, *(folder / s for s in _SOURCE_ROOTS)):
-                if (found := self._at(root, parts)) is not None:
-                    return found
+                if (file := self._at(root, parts)) is not None:
+                    return file
         return None
 
     def _at(self, folder: PurePosixPath, parts: tuple[str, ...]) -> str | None:
         base = folder.joinpath(*parts)
         for path in (base.with_name(f"{base.name}.py") if base.name else None, base / "__init__.py"):
-            if path is not None and path.as_posix() in self._known:
+            if path is not None and path.as_posix() in self._names:
                 return path.as_posix()
         return None
 
     @cached_property
-    def _known(self) -> frozenset[str]:
+    def _names(self) -> frozenset[str]:
         return frozenset(self._files)
 
     @cached_property
     def imports(self) -> dict[str, frozenset[str]]:
         """File -> the files of the folder that it imports, packages' `__init__` on the way included."""
-        built = [found for text in self._configs() for found in _TARGET.findall(text)]
-        found: dict[str, frozenset[str]] = {}
+        hydra_targets = [target for text in self._configs() for target in _TARGET.findall(text)]
+        graph: dict[str, frozenset[str]] = {}
         for name in self._files:
             data = self._data(name)
-            wanted = set(_imported(data))
+            modules = set(_imported(data))
             if b"hydra" in data:
-                wanted |= {target.decode().rpartition(".")[0] for target in built}
-            files = {file for module in wanted for file in self._chain(module, name)}
-            found[name] = frozenset(files - {name})
-        return found
+                modules |= {target.decode().rpartition(".")[0] for target in hydra_targets}
+            files = {file for module in modules for file in self._chain(module, name)}
+            graph[name] = frozenset(files - {name})
+        return graph
 
     def _chain(self, module: str, importer: str) -> Iterator[str]:
         """The file of a module and of the packages around it."""
@@ -112,13 +112,13 @@ class ImportGraph:
     @cached_property
     def importers(self) -> dict[str, frozenset[str]]:
         """File -> the files that import it. Tests start no training."""
-        found: dict[str, set[str]] = {name: set() for name in self._files}
-        for name, imported in self.imports.items():
-            for file in imported if not _TEST.search(name) else ():
-                found[file].add(name)
-        return {name: frozenset(files) for name, files in found.items()}
+        graph: dict[str, set[str]] = {name: set() for name in self._files}
+        for name, targets in self.imports.items():
+            for file in targets if not _TEST.search(name) else ():
+                graph[file].add(name)
+        return {name: frozenset(files) for name, files in graph.items()}
 
-    def started(self, names: Iterable[str]) -> list[str]:
+    def started_scripts(self, names: Iterable[str]) -> list[str]:
         """The scripts that can be the started ones of programs that hold these files: those that do something when
         run and import them. Files that no such script reaches are loaded by name: any script can be theirs."""
         above = sorted(self._closure(names, self.importers))
@@ -128,8 +128,8 @@ class ImportGraph:
 
     def program(self, names: Sequence[str]) -> list[str]:
         """All files of the programs that hold these files: their started scripts and everything those import."""
-        found = self._closure(self.started(names), self.imports)
-        return sorted(found) if found.issuperset(names) else list(self._files)
+        files = self._closure(self.started_scripts(names), self.imports)
+        return sorted(files) if files.issuperset(names) else list(self._files)
 
     def reach(self, name: str) -> list[str]:
         """A script and everything it imports."""
@@ -140,14 +140,14 @@ class ImportGraph:
 
     @staticmethod
     def _closure(names: Iterable[str], edges: dict[str, frozenset[str]]) -> set[str]:
-        found: set[str] = set()
+        closure: set[str] = set()
         open_ = [n for n in names if n in edges]
         while open_:
             name = open_.pop()
-            if name not in found:
-                found.add(name)
+            if name not in closure:
+                closure.add(name)
                 open_.extend(edges[name])
-        return found
+        return closure
 
 
 def _imported(data: bytes) -> Iterator[str]:

@@ -54,23 +54,23 @@ def nesting(text: str) -> int:
             if end is None or (match["format"] and not _plain_format(inside)):
                 return sys.maxsize
             at = end.end()
-            grown = 1 + (len(_SIGN.findall(inside)) if match["format"] else 0)
+            growth = 1 + (len(_SIGN.findall(inside)) if match["format"] else 0)
         elif match["open"]:
             counts.append(0)
-            grown = 0
+            growth = 0
         elif match["close"]:
             total -= counts.pop() if len(counts) > 1 else 0
-            grown = 1
+            growth = 1
         elif match["other"]:
-            grown = 1
+            growth = 1
         elif match["comma"] or (match["line"] and len(counts) == 1):
             total -= counts[-1]
-            counts[-1], grown = 0, 0
+            counts[-1], growth = 0, 0
             elifs += bool(match["elif"])
         else:
             continue
-        counts[-1] += grown
-        total += grown
+        counts[-1] += growth
+        total += growth
         worst = max(worst, total + len(counts))
     return worst + elifs
 

@@ -60,32 +60,32 @@ def already(script: Script, node: cst.CSTNode, what: str, framework: str | None 
     return NoEdit("already", f"{script.name}:{script.line(node)} {what}", framework=framework)
 
 
-def only(found: Sequence[tuple[Script, N]], what: str, missing: str) -> tuple[Script, N]:
+def only(nodes: Sequence[tuple[Script, N]], what: str, missing: str) -> tuple[Script, N]:
     """The one place among those found; raises NoEdit for none and for several."""
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    if len(nodes) == 1:
+        return nodes[0]
+    if not nodes:
         raise NoEdit("unresolved", missing)
-    raise NoEdit("ambiguous", f"{len(found)} places {what}", [candidate(s, n) for s, n in found])
+    raise NoEdit("ambiguous", f"{len(nodes)} places {what}", [candidate(s, n) for s, n in nodes])
 
 
-def started(place: Place) -> Script:
+def started_script(place: Place) -> Script:
     """The script that is started; raises NoEdit for several."""
     return only(
         [(s, s.module) for s in place.scripts], "can be the script that is started", "no script found"
     )[0]
 
 
-def on_line(place: Place, found: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
+def on_line(place: Place, nodes: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
     """Those on the line that the capture names; all where it names none."""
-    return [(s, n) for s, n in found if place.line is None or s.covers(n, place.line)]
+    return [(s, n) for s, n in nodes if place.line is None or s.covers(n, place.line)]
 
 
-def in_function(place: Place, found: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
+def in_function(place: Place, nodes: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
     """Those in the function that the capture names, where the line is not known: captures of today name no lines."""
     script, name = place.script, (place.function or "").replace("<locals>.", "").split(".")[-1]
     if script is None or place.line is not None:
-        return list(found)
+        return list(nodes)
     if name != "<module>" and name not in dataflow_of(script).definitions:
-        return list(found)
-    return [(s, n) for s, n in found if s.function_name(n) == name]
+        return list(nodes)
+    return [(s, n) for s, n in nodes if s.function_name(n) == name]

@@ -45,13 +45,13 @@ class Project:
         self._scripts = list(scripts)
         self._tree = tree
         self._names = sorted(names)
-        self._made: dict[int, list[Place]] = {}
+        self._origins: dict[int, list[Place]] = {}
         self._calls: dict[int, list[tuple[Script, cst.Call]]] = {}
-        self._asked: set[int] = set()
+        self._open_receivers: set[int] = set()
         """receivers whose class is being looked for: `x = x.step()` asks for its own"""
         self._cut_short = 0
         """how often such a question went without an answer; what was found meanwhile may not be all and is not kept"""
-        self._defined: dict[int, tuple[Script, Definition] | None] = {}
+        self._definitions: dict[int, tuple[Script, Definition] | None] = {}
 
     @classmethod
     def of_tree(cls, tree: SourceTree, names: Iterable[str]) -> Project:
@@ -61,18 +61,18 @@ class Project:
             programs[key] = cls((), tree, key)
         return programs[key]
 
-    def mentioning(self, *words: str) -> list[Script]:
+    def scripts_with(self, *words: str) -> list[Script]:
         """Scripts of the program that hold one of these words."""
         if self._tree is None:
             return [s for s in self._scripts if any(w in s.text for w in words)]
-        return self._tree.mentioning(*words, among=self._names)
+        return self._tree.scripts_with(*words, among=self._names)
 
     def files(self, *suffixes: str) -> list[TextFile]:
         """Launch scripts and configuration files of the source folder with one of these suffixes."""
         if self._tree is None:
             return []
-        found = (self._tree.text(n) for n in self._tree.others if n.endswith(suffixes))
-        return [f for f in found if f is not None]
+        texts = (self._tree.text(n) for n in self._tree.others if n.endswith(suffixes))
+        return [f for f in texts if f is not None]
 
     # ------------------------------------------------------------------ names
 
@@ -86,21 +86,23 @@ class Project:
                 return other, node
             script, qualified = other, _imported_as(other, names)
             if qualified is None:
-                return self._starred(other, names)
+                return self._star_import(other, names)
         return None
 
-    def _resolved(self, script: Script, node: cst.BaseExpression) -> tuple[Script, cst.CSTNode] | None:
+    def _resolve_node(self, script: Script, node: cst.BaseExpression) -> tuple[Script, cst.CSTNode] | None:
         """What an expression of a script stands for in another file; a name that nothing here binds, through `import *`."""
         qualified = script.qualified(node)
         if qualified is not None or not isinstance(node, cst.Name) or "import *" not in script.text:
             return self.resolve(script, qualified)
         own = dataflow_of(script)
-        bound = own.bound(node) or own.parameter_of(node) is not None
-        return None if bound else self._starred(script, [node.value])
+        is_local = own.bindings_of(node) or own.parameter_of(node) is not None
+        return None if is_local else self._star_import(script, [node.value])
 
-    def _starred(self, script: Script, names: list[str], depth: int = 0) -> tuple[Script, cst.CSTNode] | None:
+    def _star_import(
+        self, script: Script, names: list[str], depth: int = 0
+    ) -> tuple[Script, cst.CSTNode] | None:
         """The one thing that the `import *` of a script give a name to."""
-        found: dict[int, tuple[Script, cst.CSTNode]] = {}
+        matches: dict[int, tuple[Script, cst.CSTNode]] = {}
         for node in script.all(cst.ImportFrom) if self._tree is not None and depth < _MAX_REEXPORTS else ():
             if not isinstance(node.names, cst.ImportStar):
                 continue
@@ -111,10 +113,10 @@ class Project:
                 continue
             if (other := self._tree.script(file)) is not None:
                 top = _at_top(other, names)
-                there = (other, top) if top is not None else self._starred(other, names, depth + 1)
+                there = (other, top) if top is not None else self._star_import(other, names, depth + 1)
                 if there is not None:
-                    found[id(there[1])] = there
-        return next(iter(found.values())) if len(found) == 1 else None
+                    matches[id(there[1])] = there
+        return next(iter(matches.values())) if len(matches) == 1 else None
 
     def _file_of(self, script: Script, qualified: str | None) -> tuple[Script, list[str]] | None:
         """The file that holds a dotted name, and the rest of the name inside it."""
@@ -131,73 +133,73 @@ class Project:
 
     def definition(self, script: Script, func: cst.BaseExpression) -> tuple[Script, Definition] | None:
         """The function or class of this program that an expression names."""
-        return self._remembered(self._defined, func, lambda: self._definition(script, func))
+        return self._memo(self._definitions, func, lambda: self._definition(script, func))
 
-    def _remembered(self, known: dict[int, T], node: cst.CSTNode, find: Callable[[], T]) -> T:
+    def _memo(self, cache: dict[int, T], node: cst.CSTNode, find: Callable[[], T]) -> T:
         """The answer for a node, kept unless a question of it went without one."""
-        if id(node) not in known:
-            before, found = self._cut_short, find()
+        if id(node) not in cache:
+            before, answer = self._cut_short, find()
             if self._cut_short != before:
-                return found
-            known[id(node)] = found
-        return known[id(node)]
+                return answer
+            cache[id(node)] = answer
+        return cache[id(node)]
 
     def _definition(self, script: Script, func: cst.BaseExpression) -> tuple[Script, Definition] | None:
         local = dataflow_of(script).definition(func)
         if local is not None:
             return script, local
-        found = self._resolved(script, func)
-        if found is not None:
-            return (found[0], found[1]) if isinstance(found[1], cst.FunctionDef | cst.ClassDef) else None
+        target = self._resolve_node(script, func)
+        if target is not None:
+            return (target[0], target[1]) if isinstance(target[1], cst.FunctionDef | cst.ClassDef) else None
         if isinstance(func, cst.Attribute):
             owner = self.class_of(script, func.value)
             return self._method(*owner, func.attr.value) if owner is not None else None
         return None
 
-    def class_named(self, script: Script, func: cst.BaseExpression) -> tuple[Script, cst.ClassDef] | None:
+    def class_by_name(self, script: Script, func: cst.BaseExpression) -> tuple[Script, cst.ClassDef] | None:
         """The class of this program that an expression names."""
-        found = self.definition(script, func)
-        return (found[0], found[1]) if found is not None and isinstance(found[1], cst.ClassDef) else None
+        match = self.definition(script, func)
+        return (match[0], match[1]) if match is not None and isinstance(match[1], cst.ClassDef) else None
 
     def class_of(self, script: Script, receiver: cst.BaseExpression) -> tuple[Script, cst.ClassDef] | None:
         """The class of this program that a receiver is an instance of."""
         own = dataflow_of(script).class_of(receiver)
         if own is not None:
             return script, own
-        if id(receiver) in self._asked:
+        if id(receiver) in self._open_receivers:
             self._cut_short += 1
             return None
-        self._asked.add(id(receiver))
+        self._open_receivers.add(id(receiver))
         try:
-            made = self.of(script, receiver)
+            origins = self.of(script, receiver)
         finally:
-            self._asked.discard(id(receiver))
-        where, call = made[0] if len(made) == 1 else (script, None)
+            self._open_receivers.discard(id(receiver))
+        where, call = origins[0] if len(origins) == 1 else (script, None)
         if not isinstance(call, cst.Call) or isinstance(call.func, cst.Attribute):
             return None
-        return self.class_named(where, call.func)
+        return self.class_by_name(where, call.func)
 
     def _method(self, script: Script, owner: cst.ClassDef, name: str) -> tuple[Script, Definition] | None:
         """A method by its name, in a class or in the classes of this program that it descends from."""
         for where, node in self.lineage(script, owner):
-            found = method_of(node, name)
-            if found is not None:
-                return where, found
+            method = method_of(node, name)
+            if method is not None:
+                return where, method
         return None
 
     def lineage(self, script: Script, owner: cst.ClassDef) -> list[tuple[Script, cst.ClassDef]]:
         """A class and those of this program that it descends from, nearest first."""
-        found: list[tuple[Script, cst.ClassDef]] = []
+        classes: list[tuple[Script, cst.ClassDef]] = []
         open_ = [(script, owner)]
         while open_:
             where, node = open_.pop(0)
-            if any(node is n for _, n in found):
+            if any(node is n for _, n in classes):
                 continue
-            found.append((where, node))
+            classes.append((where, node))
             for base in node.bases:
-                if (up := self.class_named(where, base.value)) is not None:
+                if (up := self.class_by_name(where, base.value)) is not None:
                     open_.append(up)
-        return found
+        return classes
 
     def bases(self, script: Script, owner: cst.ClassDef) -> set[str]:
         """Qualified names of the foreign classes that a class descends from."""
@@ -213,43 +215,43 @@ class Project:
     def of(self, script: Script, node: cst.BaseExpression) -> list[Place]:
         """The expressions that a value can come from, as `Origins.of`, across the files of the program."""
         start = (script, node, None)
-        return [*self._remembered(self._made, node, lambda: walk(start, self._step, _MAX_DEPTH))]
+        return [*self._memo(self._origins, node, lambda: walk(start, self._step, _MAX_DEPTH))]
 
     def _step(self, trail: Trail) -> list[Trail]:
         script, node, item = trail
-        found = [(script, value, position) for value, position in dataflow_of(script).step(node, item) or ()]
-        return found + self._cross(script, node, item, bool(found))
+        trails = [(script, value, position) for value, position in dataflow_of(script).step(node, item) or ()]
+        return trails + self._cross(script, node, item, bool(trails))
 
     def _cross(self, script: Script, node: cst.BaseExpression, item: int | None, local: bool) -> list[Trail]:
         """One step back that leaves the script, or reads a default that no caller overrides."""
         if isinstance(node, cst.Call) and not local:
-            found = self.definition(script, node.func)
-            if found is not None and isinstance(found[1], cst.FunctionDef):
-                return [(found[0], value, item) for value in dataflow_of(found[0]).returns(found[1])]
+            target = self.definition(script, node.func)
+            if target is not None and isinstance(target[1], cst.FunctionDef):
+                return [(target[0], value, item) for value in dataflow_of(target[0]).returns(target[1])]
         if not isinstance(node, cst.Name | cst.Attribute):
             return []
         function = dataflow_of(script).parameter_of(node)
         if function is None:
-            where, value = self._resolved(script, node) or (script, None)
+            where, value = self._resolve_node(script, node) or (script, None)
             return [(where, value, item)] if isinstance(value, cst.BaseExpression) else []
         name = dotted(node) or ""
-        calls = self._remembered(self._calls, function, lambda: self._callers(script, function))
-        given = [(s, dataflow_of(script).given(function, name, c)) for s, c in calls]
-        passed = [(s, value, item) for s, value in given if value is not None]
+        calls = self._memo(self._calls, function, lambda: self._callers(script, function))
+        arguments = [(s, dataflow_of(script).argument_for(function, name, c)) for s, c in calls]
+        trails = [(s, value, item) for s, value in arguments if value is not None]
         default = default_of(function, name)
-        return passed if passed or local or default is None else [(script, default, item)]
+        return trails if trails or local or default is None else [(script, default, item)]
 
     def _callers(self, script: Script, function: cst.FunctionDef) -> list[tuple[Script, cst.Call]]:
         """Calls of a function (or of its class) in the other files of the program."""
         owner = dataflow_of(script).owner(function)
-        wanted: Definition = owner if owner is not None and function.name.value == "__init__" else function
+        target: Definition = owner if owner is not None and function.name.value == "__init__" else function
         return [
             (other, call)
-            for other in self.mentioning(wanted.name.value)
+            for other in self.scripts_with(target.name.value)
             if other is not script
             for call in other.all(cst.Call)
-            if _last_name(call.func) == wanted.name.value or isinstance(call.func, cst.Name)
-            if (found := self.definition(other, call.func)) is not None and found[1] is wanted
+            if _last_name(call.func) == target.name.value or isinstance(call.func, cst.Name)
+            if (definition := self.definition(other, call.func)) is not None and definition[1] is target
         ]
 
     # ------------------------------------------------------------------ kinds
@@ -260,8 +262,8 @@ class Project:
             return False
         if script.callee(node) in DATALOADERS or self._is_partial(script, node.func):
             return True
-        found = self.derived_class(script, node.func)
-        return found is not None and not self.bases(*found).isdisjoint(DATALOADERS)
+        subclass = self.derived_class(script, node.func)
+        return subclass is not None and not self.bases(*subclass).isdisjoint(DATALOADERS)
 
     def derived_class(self, script: Script, func: cst.BaseExpression) -> tuple[Script, cst.ClassDef] | None:
         """The class of this program with a base of its own that an expression names. By its name first: most of what
@@ -269,7 +271,7 @@ class Project:
         name = script.qualified(func) or dotted(func) or ""
         if name.rpartition(".")[2] not in self._derived:
             return None
-        return self.class_named(script, func)
+        return self.class_by_name(script, func)
 
     @cached_property
     def _derived(self) -> frozenset[str]:
@@ -287,20 +289,20 @@ class Project:
 
     def partials(self, script: Script, func: cst.BaseExpression) -> list[tuple[Script, cst.Call]]:
         """The calls of `functools.partial` that a name can stand for."""
-        found = self.of(script, func) if isinstance(func, cst.Name | cst.Attribute) else []
-        return [(s, c) for s, c in found if isinstance(c, cst.Call) and s.callee(c) == "functools.partial"]
+        origins = self.of(script, func) if isinstance(func, cst.Name | cst.Attribute) else []
+        return [(s, c) for s, c in origins if isinstance(c, cst.Call) and s.callee(c) == "functools.partial"]
 
     def _is_partial(self, script: Script, func: cst.BaseExpression) -> bool:
         """Whether a name is bound to `functools.partial(DataLoader, ...)`."""
-        made = self.partials(script, func) if self._has_partials else []
-        return any(bool(c.args) and s.qualified(c.args[0].value) in DATALOADERS for s, c in made)
+        partials = self.partials(script, func) if self._has_partials else []
+        return any(bool(c.args) and s.qualified(c.args[0].value) in DATALOADERS for s, c in partials)
 
     @cached_property
     def dataloaders(self) -> list[tuple[Script, cst.Call]]:
         """All constructions of DataLoaders in the program."""
         return [
             (script, call)
-            for script in self.mentioning("DataLoader")
+            for script in self.scripts_with("DataLoader")
             for call in script.all(cst.Call)
             if self.is_dataloader(script, call)
         ]
@@ -319,8 +321,8 @@ def _at_top(script: Script, names: list[str]) -> cst.CSTNode | None:
         if isinstance(first[0], cst.ClassDef) and len(names) == 2:
             return method_of(first[0], names[1])
         return first[0] if len(names) == 1 else None
-    bound = origins.bindings.get((script.module, ".".join(names)), [])
-    return bound[0].value if len(bound) == 1 and bound[0].item is None and not bound[0].loop else None
+    binds = origins.bindings.get((script.module, ".".join(names)), [])
+    return binds[0].value if len(binds) == 1 and binds[0].item is None and not binds[0].loop else None
 
 
 def _imported_as(script: Script, names: list[str]) -> str | None:

@@ -25,7 +25,7 @@ _ANY_TIME = -1
 class _Binding:
     end: int
     """offset in the script from which on it holds"""
-    imported: str | None = None
+    import_name: str | None = None
     """the qualified name that it stands for; None for what no import binds"""
 
 
@@ -39,13 +39,13 @@ class _Scope:
 
     def outside(self) -> _Scope | None:
         """The scope in which names are looked for next: that of a class is not seen from inside of its functions."""
-        return _seen(self.parent)
+        return _visible(self.parent)
 
-    def holding(self, name: str) -> _Scope | None:
+    def holder_of(self, name: str) -> _Scope | None:
         scope: _Scope | None = self
         while scope is not None:
             if name in scope.elsewhere:
-                scope = _seen(scope.elsewhere[name])
+                scope = _visible(scope.elsewhere[name])
             elif name in scope.bindings:
                 return scope
             else:
@@ -53,7 +53,7 @@ class _Scope:
         return None
 
 
-def _seen(scope: _Scope | None) -> _Scope | None:
+def _visible(scope: _Scope | None) -> _Scope | None:
     while scope is not None and isinstance(scope.node, cst.ClassDef):
         scope = scope.parent
     return scope
@@ -67,18 +67,18 @@ class Names:
         self._scopes: dict[cst.CSTNode, _Scope] = {}
         self._top = _Scope(tree.module, None)
         self._scopes[tree.module] = self._top
-        declared: list[cst.Global | cst.Nonlocal] = [*tree.all(cst.Global), *tree.all(cst.Nonlocal)]
-        for statement in declared:
+        declarations: list[cst.Global | cst.Nonlocal] = [*tree.all(cst.Global), *tree.all(cst.Nonlocal)]
+        for statement in declarations:
             scope = self._scope(statement)
             outer = self._top if isinstance(statement, cst.Global) else scope.parent or self._top
             for item in statement.names if scope is not self._top else ():
                 scope.elsewhere[item.name.value] = outer
-        for name, node, end, imported in self._bound():
+        for name, node, end, import_name in self._all_bindings():
             scope = self._scope(node)
             target = scope
             while name in target.elsewhere and target.elsewhere[name] is not target:
-                target = _seen(target.elsewhere[name]) or self._top
-            target.bindings.setdefault(name, []).append(_Binding(end, imported))
+                target = _visible(target.elsewhere[name]) or self._top
+            target.bindings.setdefault(name, []).append(_Binding(end, import_name))
 
     def meaning(self, node: cst.CSTNode) -> tuple[set[str], bool]:
         """(qualified names of the imports that an expression can stand for, whether it can be something else). A builtin
@@ -86,7 +86,7 @@ class Names:
         full = get_full_name_for_node(node) or ""
         scope, prefix = self._scope(node), full
         while prefix:
-            holder = scope.holding(prefix)
+            holder = scope.holder_of(prefix)
             if holder is not None:
                 return self._imports(node, scope, holder, prefix, full)
             if hasattr(builtins, prefix):
@@ -97,19 +97,19 @@ class Names:
     def _imports(
         self, node: cst.CSTNode, scope: _Scope, holder: _Scope, prefix: str, full: str
     ) -> tuple[set[str], bool]:
-        found = holder.bindings[prefix]
+        bindings = holder.bindings[prefix]
         if holder is scope and prefix == full and not isinstance(node, cst.Call):
             start = self._tree.span(node)[0]
-            found = [b for b in found if b.end <= start]
-            if not found:
+            bindings = [b for b in bindings if b.end <= start]
+            if not bindings:
                 further = scope.outside()
-                holder_outside = further.holding(prefix) if further is not None else None
-                found = holder_outside.bindings[prefix] if holder_outside is not None else []
+                holder_outside = further.holder_of(prefix) if further is not None else None
+                bindings = holder_outside.bindings[prefix] if holder_outside is not None else []
                 if holder_outside is None and hasattr(builtins, prefix):
                     return {f"builtins.{full}"}, True
         rest = full[len(prefix) :]
-        names = {b.imported + rest for b in found if b.imported is not None}
-        return names, any(b.imported is None for b in found)
+        names = {b.import_name + rest for b in bindings if b.import_name is not None}
+        return names, any(b.import_name is None for b in bindings)
 
     # ------------------------------------------------------------------ scopes
 
@@ -147,12 +147,12 @@ class Names:
 
     # ------------------------------------------------------------------ bindings
 
-    def _bound(self) -> Iterator[tuple[str, cst.CSTNode, int, str | None]]:
+    def _all_bindings(self) -> Iterator[tuple[str, cst.CSTNode, int, str | None]]:
         """(name, node of the scope that is given it, offset from which on it holds, qualified name of an import)."""
         all_, end = self._tree.all, self._end
         imports: list[cst.Import | cst.ImportFrom] = [*all_(cst.Import), *all_(cst.ImportFrom)]
-        for imported in imports:
-            yield from self._of_import(imported)
+        for statement in imports:
+            yield from self._of_import(statement)
         definitions: list[cst.FunctionDef | cst.ClassDef] = [*all_(cst.FunctionDef), *all_(cst.ClassDef)]
         for definition in definitions:
             yield definition.name.value, definition, end(definition), None
@@ -163,15 +163,15 @@ class Names:
                 yield from self._targets(target.target, end(assign))
         changes: list[cst.AugAssign | cst.AnnAssign | cst.NamedExpr]
         changes = [*all_(cst.AugAssign), *all_(cst.AnnAssign), *all_(cst.NamedExpr)]
-        for changed in changes:
-            yield from self._targets(changed.target, end(changed))
+        for change in changes:
+            yield from self._targets(change.target, end(change))
         for loop in all_(cst.For):
             yield from self._targets(loop.target, end(loop.target))
         for part in all_(cst.CompFor):
             yield from self._targets(part.target, _ANY_TIME)
-        for named in all_(cst.AsName):
-            if not isinstance(self._tree.parent(named), cst.ImportAlias):
-                yield from self._targets(named.name, end(named))
+        for alias in all_(cst.AsName):
+            if not isinstance(self._tree.parent(alias), cst.ImportAlias):
+                yield from self._targets(alias.name, end(alias))
         cases: list[tuple[cst.Name | None, cst.CSTNode]] = [(c.name, c) for c in all_(cst.MatchAs)]
         cases += [(star.name, star) for star in all_(cst.MatchStar)]
         cases += [(mapping.rest, mapping) for mapping in all_(cst.MatchMapping)]
@@ -203,9 +203,9 @@ class Names:
         for alias in node.names:
             real, end = get_full_name_for_node(alias.name) or "", self._end(node)
             if alias.asname is not None:
-                bound = alias.asname.name
-                if isinstance(bound, cst.Name):
-                    yield bound.value, node, end, module + real
+                name = alias.asname.name
+                if isinstance(name, cst.Name):
+                    yield name.value, node, end, module + real
                 continue
             parts = real.split(".")
             for count in range(1, len(parts) + 1):

@@ -41,7 +41,7 @@ class Script(TextFile, SyntaxTree):
         SyntaxTree.__init__(self, module, layout, len(self.text))
         self._rewritten: set[bytes] = set()
         self.tracking: object = None
-        """where its values come from; filled by `dataflow.tracked`"""
+        """where its values come from; filled by `dataflow_of`"""
 
     @classmethod
     def read(cls, path: Path, name: str) -> Script:
@@ -92,14 +92,14 @@ class Script(TextFile, SyntaxTree):
 
     def statements_on(self, line: int) -> list[Statement]:
         """Small statements that cover a line, and compound statements whose header does; innermost first."""
-        found: list[tuple[int, int, Statement]] = []
+        statements: list[tuple[int, int, Statement]] = []
         for kind, nodes in self._layout.by_type.items():
             for node in nodes if issubclass(kind, Statement) else ():
                 first, last = self.header_lines(node)
                 if isinstance(node, Statement) and first <= line <= last:
                     start, end = self.span(node)
-                    found.append((end - start, start, node))
-        return [node for _, _, node in sorted(found, key=lambda f: f[:2])]
+                    statements.append((end - start, start, node))
+        return [node for _, _, node in sorted(statements, key=lambda f: f[:2])]
 
     def header_lines(self, node: cst.CSTNode) -> tuple[int, int]:
         """Lines of a statement; of a compound one only those up to its colon."""
@@ -209,8 +209,8 @@ def dotted(node: cst.CSTNode) -> str | None:
     if isinstance(node, cst.Name):
         return node.value
     if isinstance(node, cst.Attribute):
-        left = dotted(node.value)
-        return f"{left}.{node.attr.value}" if left is not None else None
+        base = dotted(node.value)
+        return f"{base}.{node.attr.value}" if base is not None else None
     return None
 
 
@@ -226,7 +226,7 @@ def receiver(node: cst.CSTNode | None) -> cst.BaseExpression | None:
     return node.func.value if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) else None
 
 
-def assigned(node: cst.CSTNode | None) -> list[str | None]:
+def assigned_names(node: cst.CSTNode | None) -> list[str | None]:
     """Dotted names of what `x = y = ...` assigns to, None for a target of another form; empty for what is no such statement."""
     return [dotted(t.target) for t in node.targets] if isinstance(node, cst.Assign) else []
 

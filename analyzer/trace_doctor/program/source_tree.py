@@ -71,8 +71,8 @@ class SourceTree:
                     if is_utf8(name):
                         yield name
                     else:  # no result, patch or report could name it
-                        shown = printable(name)
-                        self.unreadable[shown] = f"{shown}: its name is not UTF-8; it is left alone"
+                        label = printable(name)
+                        self.unreadable[label] = f"{label}: its name is not UTF-8; it is left alone"
 
     @cached_property
     def imports(self) -> ImportGraph:
@@ -113,15 +113,15 @@ class SourceTree:
     def data(self, name: str) -> bytes:
         """Bytes of a script as first read; empty for one that is too large or unreadable."""
         if name not in self._bytes:
-            found, why = b"", ""
+            content, why = b"", ""
             try:
                 with open_regular(self.path(name)) as file:
-                    found = file.read(MAX_BYTES + 1)
-                if len(found) > MAX_BYTES:
+                    content = file.read(MAX_BYTES + 1)
+                if len(content) > MAX_BYTES:
                     why = f"larger than {MAX_BYTES // 1_000_000} MB; it is left alone"
             except OSError as error:
                 why = error.strerror or "cannot be read"
-            self._bytes[name] = b"" if why else found
+            self._bytes[name] = b"" if why else content
             if why:
                 self.unreadable[name] = f"{name}: {why}"
         return self._bytes[name]
@@ -138,11 +138,11 @@ class SourceTree:
             self._scripts[name] = self._read(name, Script)
         return self._scripts[name]
 
-    def mentioning(self, *words: str, among: Iterable[str] | None = None) -> list[Script]:
+    def scripts_with(self, *words: str, among: Iterable[str] | None = None) -> list[Script]:
         """Scripts (of these names) whose bytes hold one of these words (a cheap test before parsing)."""
-        wanted = [w.encode() for w in words]
+        needles = [w.encode() for w in words]
         files = self.files if among is None else sorted(among)
-        names = [n for n in files if any(w in self.data(n) for w in wanted)]
+        names = [n for n in files if any(w in self.data(n) for w in needles)]
         return [s for s in map(self.script, names) if s is not None]
 
     def matches(self, path: str, function: str | None = None, line: int | None = None) -> list[str]:
@@ -150,17 +150,17 @@ class SourceTree:
 
         Several are narrowed by the function that stands on the line. One element is an answer, more are a doubt.
         """
-        wanted = PurePosixPath(path.replace("\\", "/")).parts
-        if "/".join(wanted) in self.files:
-            return ["/".join(wanted)]  # the profiler strips sys.path, so this is how a script names itself
-        scored: dict[int, list[str]] = {}
+        parts = PurePosixPath(path.replace("\\", "/")).parts
+        if "/".join(parts) in self.files:
+            return ["/".join(parts)]  # the profiler strips sys.path, so this is how a script names itself
+        by_score: dict[int, list[str]] = {}
         for name in self.files:
-            shared = _common_suffix(PurePosixPath(self._long_name(name)).parts, wanted)
-            if shared:
-                scored.setdefault(shared, []).append(name)
-        if not scored:
+            score = _common_suffix(PurePosixPath(self._long_name(name)).parts, parts)
+            if score:
+                by_score.setdefault(score, []).append(name)
+        if not by_score:
             return []
-        best = scored[max(scored)]
+        best = by_score[max(by_score)]
         if len(best) == 1 or not function or not line:
             return best
         scripts = [s for s in map(self.script, best) if s is not None]

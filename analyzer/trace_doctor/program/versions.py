@@ -27,21 +27,21 @@ class TorchBounds:
 
 
 def parse(text: str | None) -> Version | None:
-    found = re.match(r"\s*v?(\d+)\.(\d+)", text or "")
-    return (int(found.group(1)), int(found.group(2))) if found else None
+    match = re.match(r"\s*v?(\d+)\.(\d+)", text or "")
+    return (int(match.group(1)), int(match.group(2))) if match else None
 
 
 def bounds(result: Result, requirements: Iterable[str] = (), said: str | None = None) -> TorchBounds:
     """What the user said, else the widest bounds over all inputs, else the pins of requirement files."""
-    if (told := parse(said)) is not None:
-        return TorchBounds(told, told)
-    known = [i.torch_version for i in result.inputs]
-    lows = [parse(v.min) for v in known]
-    highs = [parse(v.max) for v in known]
+    if (version := parse(said)) is not None:
+        return TorchBounds(version, version)
+    versions = [i.torch_version for i in result.inputs]
+    lows = [parse(v.min) for v in versions]
+    highs = [parse(v.max) for v in versions]
     low = min((v for v in lows if v), default=None) if lows and all(lows) else None
     high = max((v for v in highs if v), default=None) if highs and all(highs) else None
     if low is None and high is None:
-        return pinned(requirements)
+        return pinned_bounds(requirements)
     return TorchBounds(low, high)
 
 
@@ -51,18 +51,18 @@ _PIN = re.compile(
 _COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
 
 
-def pinned(requirements: Iterable[str]) -> TorchBounds:
+def pinned_bounds(requirements: Iterable[str]) -> TorchBounds:
     """The widest bounds that `torch==2.9.1`, `torch>=2.4`, `torch~=2.4` of requirement files and `pytorch=2.4` of
     conda's allow: files for several ways to install may differ."""
-    found = [
+    pins = [
         (parse(pin["version"]), pin["op"] in ("==", "="))
         for text in requirements
         for pin in _PIN.finditer(_COMMENT.sub("", text))
     ]
-    versions = [version for version, _ in found if version]
+    versions = [version for version, _ in pins if version]
     if not versions:
         return TorchBounds()
-    return TorchBounds(min(versions), max(versions) if all(exact for _, exact in found) else None)
+    return TorchBounds(min(versions), max(versions) if all(exact for _, exact in pins) else None)
 
 
 # ---------------------------------------------------------------------- what each version accepts
@@ -75,7 +75,7 @@ class Form:
     name: str
     """dotted name, with `(keyword)` for an argument of a call; or an environment variable"""
     since: Version
-    written: str | None = None
+    pattern: str | None = None
     """how a script shows it (a regular expression); None where the codemod alone can see it"""
 
 
@@ -111,12 +111,12 @@ def accepts(torch: TorchBounds, name: str) -> bool:
     return since <= OLDEST or torch.at_least(*since)
 
 
-def refused(torch: TorchBounds, before: str, after: str) -> Form | None:
+def refused_form(torch: TorchBounds, before: str, after: str) -> Form | None:
     """The first form that an edited text has more often than before and that a version in question does not accept: a
     fix must not raise there. What the script itself uses is its own affair."""
     for form in FORMS:
-        if form.written and not accepts(torch, form.name):
-            old, new = (len(re.findall(form.written, text)) for text in (before, after))
+        if form.pattern and not accepts(torch, form.name):
+            old, new = (len(re.findall(form.pattern, text)) for text in (before, after))
             if new > old:
                 return form
     return None

@@ -65,7 +65,7 @@ class Said:
             _Kind("too many files to compare in the end", self.overlooked),
             _Kind("left out, as what a run writes", sorted(done.left_out), " (--link NAME to have them)"),
             _Kind(
-                "these name your project's own path, which leads to your own files", sorted(done.mentioning)
+                "these name your project's own path, which leads to your own files", sorted(done.scripts_with)
             ),
             _Kind("not readable, left out", sorted(done.unreadable)),
             _Kind("pipes, sockets and devices, left out", sorted(done.special)),

@@ -83,7 +83,7 @@ class Copied:
     """sockets, pipes and devices"""
     unsettled: list[str] = field(default_factory=list)
     """files that changed each time they were copied"""
-    mentioning: set[str] = field(default_factory=set)
+    scripts_with: set[str] = field(default_factory=set)
     """scripts and configuration in which the absolute path of the project is written"""
 
 
@@ -308,7 +308,7 @@ def copy_file(root: Path, name: str, tree: Confined, to: str, copied: Copied) ->
     copied.originals[name] = stamp(before) if data is None else digest(data, before.st_mode)
     if data is not None and os.fsencode(root) in data:
         text = data.decode("utf-8", "surrogateescape")
-        copied.mentioning |= {name} if mention(str(root)).search(text) else set()
+        copied.scripts_with |= {name} if mention(str(root)).search(text) else set()
     return settled
 
 

@@ -107,7 +107,7 @@ def is_triangle(
 
 def _values(script: Script, node: cst.BaseExpression) -> list[cst.BaseExpression]:
     """What a name was assigned, or what a buffer of `self` was registered with."""
-    bound = dataflow_of(script).bound(node)
+    bound = dataflow_of(script).bindings_of(node)
     if bound:
         return [b.value for b in bound if b.item is None and not b.loop]
     if not isinstance(node, cst.Attribute):
@@ -238,7 +238,9 @@ def _shape_of_variable(
     script: Script, node: cst.Name | cst.Attribute, depth: int
 ) -> tuple[cst.BaseExpression, int] | None:
     """By what was assigned to it last; of several variables at once, only the parts of unbind() are known."""
-    before = [b for b in dataflow_of(script).bound(node) if script.span(b.value)[1] <= script.span(node)[0]]
+    before = [
+        b for b in dataflow_of(script).bindings_of(node) if script.span(b.value)[1] <= script.span(node)[0]
+    ]
     if not before or before[-1].loop:
         return None
     value = before[-1].value

@@ -35,7 +35,7 @@ from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import NoEdit
 from trace_doctor.program.place import refusal
 from trace_doctor.program.queries.loops import names_in
-from trace_doctor.program.script import Script, argument, assigned, dotted, literal
+from trace_doctor.program.script import Script, argument, assigned_names, dotted, literal
 
 _LAST = (-1, 3)
 _METHODS: dict[str, Kind] = {"mul": "multiply", "div": "divide", "add": "add"}
@@ -322,7 +322,7 @@ class _Chain:
             everywhere = reads(script, name, self.function)
             if name in operands:
                 raise self.refuse(f"{name} is scores and operand at once", self.found.matmul)
-            rebound = name in assigned(script.statement_of(self.found.matmul))
+            rebound = name in assigned_names(script.statement_of(self.found.matmul))
             inside = [n for n in everywhere if begin <= script.span(n)[0] < end]
             after = [n for n in everywhere if script.span(n)[0] >= end]
             by_chain = sum(len(reads(script, name, line)) for line in (*self.found.drop, self.found.matmul))

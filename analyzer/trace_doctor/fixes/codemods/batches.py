@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import libcst as cst
 
-from trace_doctor.fixes.batch_sizes import batch_size_of, part_of_batch, resized
+from trace_doctor.fixes.batch_sizes import batch_size_of, part_of_batch, resize
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import BatchSize, GradientAccumulation
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, insert_after, remove, wrap
@@ -35,7 +35,7 @@ def batch_size(place: Place, params: BatchSize) -> Change:
     origin, size = batch_size_of(place, script, call)
     if size >= params.size:
         raise already(origin.script, origin.value, f"sets a batch of {size} already")
-    return resized(place, origin, params.size)
+    return resize(place, origin, params.size)
 
 
 # ---------------------------------------------------------------------- gradient accumulation
@@ -62,10 +62,10 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     loaders = [o for o in dataflow_of(script).of(loop.iter) if dataflow_of(script).is_dataloader(o)]
     if len(loaders) != 1 or not isinstance(loaders[0], cst.Call):
         raise refusal(script, loop, "the loader of the loop, whose batches get smaller, was not found")
-    smaller = resized(place, *part_of_batch(place, script, loaders[0], count))
+    smaller = resize(place, *part_of_batch(place, script, loaders[0], count))
     counter, counting = _counter(script, loop)
     run, moved = _stepping(step, loop)
-    test = f"({counter} + 1) % {written(count)} == 0"
+    test = f"({counter} + 1) % {source_text(count)} == 0"
     length = _length(loop)
     header = f"if {test} or {counter} + 1 == len({length}):" if length else f"if {test}:"
     edits = [*counting, _divided(step, count)]
@@ -157,5 +157,5 @@ def _divided(step: Step, count: int) -> Edit:
         (c for c, _ in method_calls(script, "scale") if c.args and c.args[0].value is step.loss), None
     )
     start, end = script.outer_span(step.loss)
-    text = f"{script.text[start:end]} / {written(count)}"
+    text = f"{script.text[start:end]} / {source_text(count)}"
     return Edit(start, end, text if scaled is not None else f"({text})")

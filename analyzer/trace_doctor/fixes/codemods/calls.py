@@ -9,7 +9,7 @@ import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.codemods.compiling import OPTIONS
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import PARAMETERS, CompileCall, DistributedCall, RemoveCall
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, add_arguments, remove, remove_argument, set_argument
@@ -74,7 +74,7 @@ def _repeats(script: Script, call: cst.Call) -> bool:
 def set_call_args(place: Place, params: CompileCall | DistributedCall) -> Change:
     """Sets and removes keyword arguments of the one call of a named function or class."""
     callee, unwanted = params.callee, params.remove
-    wanted = {name: written(value) for name, value in params.args.given().items()}
+    wanted = {name: source_text(value) for name, value in params.args.set_values().items()}
     found: list[tuple[Script, cst.Call | cst.Decorator]]
     found = [(s, c) for s in place.scripts for c in s.calls(callee)]
     bare = [(s, d) for s in place.scripts for d in s.all(cst.Decorator) if s.qualified(d.decorator) == callee]

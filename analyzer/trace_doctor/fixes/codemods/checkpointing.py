@@ -58,7 +58,7 @@ def checkpoint_blocks(place: Place, params: Parameters) -> Change:
 def _of_trained(place: Place, uses: list[tuple[Script, cst.Call]]) -> list[tuple[Script, cst.Call]]:
     """Those in classes that the model of a training step is made of: a frozen encoder has blocks as well."""
     program = place.program
-    if not program.mentioning(".backward("):
+    if not program.scripts_with(".backward("):
         return uses
     classes = list(trained_classes(program))
     visited: set[cst.CSTNode | None] = set()
@@ -69,7 +69,7 @@ def _of_trained(place: Place, uses: list[tuple[Script, cst.Call]]) -> list[tuple
         for home, node in program.lineage(where, owner):
             visited.add(node)
             for name in home.all(cst.Name, within=node):
-                part = program.class_named(home, name) if name.value[:1].isupper() else None
+                part = program.class_by_name(home, name) if name.value[:1].isupper() else None
                 classes += [part] if part is not None else []
     trained = [(s, u) for s, u in uses if s.nearest(u, cst.ClassDef) in visited]
     if not trained:
@@ -120,5 +120,5 @@ def _pretrained(place: Place) -> Change:
         why = "the model has no list of repeated blocks in these scripts"
         raise refusal(*model.construction, why, kind="unresolved")
     code = f"{model.name}.gradient_checkpointing_enable()"
-    edit = insert_after(script, model.made, code, "checkpoint-blocks")
-    return Change(script, (edit,), script.line(model.made))
+    edit = insert_after(script, model.setup, code, "checkpoint-blocks")
+    return Change(script, (edit,), script.line(model.setup))

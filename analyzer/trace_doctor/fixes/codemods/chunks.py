@@ -5,13 +5,13 @@ from __future__ import annotations
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import ChunkedLoss
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, NoEdit, replace_lines
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.queries.imports import name_for
-from trace_doctor.program.script import Script, argument, assigned, dotted, method_name, receiver
+from trace_doctor.program.script import Script, argument, assigned_names, dotted, method_name, receiver
 
 _LOSS = "torch.nn.functional.cross_entropy"
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
@@ -85,7 +85,7 @@ def _change(script: Script, call: cst.Call, chunks: int) -> Change:
         "labels": labels,
         "loss": f'{loss}({", ".join(inner)}, reduction="sum")',
         "checkpoint": checkpoint,
-        "chunks": written(chunks),
+        "chunks": source_text(chunks),
         "ignored": script.code(ignored.value) if ignored else "-100",
         "keep": "return " if isinstance(statement, cst.Return) else begin,
         "unit": script.module.default_indent,
@@ -105,7 +105,7 @@ def _logits(
     name = _root(given)
     line = above if isinstance(above, cst.SimpleStatementLine) and len(above.body) == 1 else None
     node = line.body[0] if line is not None else None
-    head = node.value if isinstance(node, cst.Assign) and assigned(node) == [name] else None
+    head = node.value if isinstance(node, cst.Assign) and assigned_names(node) == [name] else None
     if (
         line is None
         or name is None

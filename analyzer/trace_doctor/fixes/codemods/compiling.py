@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import Compile, MarkDynamic
 from trace_doctor.program.dataflow import dataflow_of, method_of, parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before
@@ -51,7 +51,7 @@ _RENAMED = (
 
 
 def _arguments(params: Compile) -> str:
-    return ", ".join(f"{name}={written(value)}" for name, value in params.given().items())
+    return ", ".join(f"{name}={source_text(value)}" for name, value in params.set_values().items())
 
 
 def _compiled(torch: str, what: str, given: str) -> str:
@@ -74,14 +74,14 @@ def compile_model(place: Place, params: Compile) -> Change:
     model = _model(place, _INSTEAD)
     script, given = model.script, _arguments(params)
     if place.torch.at_least(2, 2):
-        edit = insert_after(script, model.made, f"{model.name}.compile({given})", "compile-model")
-        return Change(script, (edit,), script.line(model.made))
+        edit = insert_after(script, model.setup, f"{model.name}.compile({given})", "compile-model")
+        return Change(script, (edit,), script.line(model.setup))
     if any(word in script.text for word in _STATE):
-        raise refusal(script, model.made, _RENAMED)
-    torch, imports = name_for(script, "torch", model.made)
+        raise refusal(script, model.setup, _RENAMED)
+    torch, imports = name_for(script, "torch", model.setup)
     code = f"{model.name} = {_compiled(torch, model.name, given)}"
-    edit = insert_after(script, model.made, code, "compile-model")
-    return Change(script, (*imports, edit), script.line(model.made))
+    edit = insert_after(script, model.setup, code, "compile-model")
+    return Change(script, (*imports, edit), script.line(model.setup))
 
 
 def _model(place: Place, instead: Mapping[str, str]) -> Model:
@@ -111,17 +111,17 @@ def compile_blocks(place: Place, params: Compile) -> Change:
     model = _model(place, _REGIONAL)
     script = model.script
     home = model.definition[0] if model.definition else script
-    lists = {b.made: b for b in repeated_blocks(*model.definition)} if model.definition else {}
+    lists = {b.call: b for b in repeated_blocks(*model.definition)} if model.definition else {}
     missing = "the model has no list of repeated blocks in these scripts"
     _, chosen = only([(home, made) for made in lists], "make a list of blocks", missing)
     blocks = lists[chosen]
     given = _arguments(params)
     if place.torch.at_least(2, 2):
         unit = script.module.default_indent
-        whole_line(script, model.made)
-        loop = f"for block in {model.name}.{blocks.path}:\n{script.indent(model.made)}{unit}block.compile({given})"
-        edit = insert_after(script, model.made, loop, "compile-blocks")
-        return Change(script, (edit,), script.line(model.made))
+        whole_line(script, model.setup)
+        loop = f"for block in {model.name}.{blocks.path}:\n{script.indent(model.setup)}{unit}block.compile({given})"
+        edit = insert_after(script, model.setup, loop, "compile-blocks")
+        return Change(script, (edit,), script.line(model.setup))
     forward = method_of(blocks.block, "forward") if blocks.block is not None else None
     if forward is None:
         raise refusal(home, chosen, "the block's forward is not where its list is made")
@@ -246,13 +246,15 @@ def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
     if re.search(rf"mark_dynamic\(\s*{re.escape(text)}\s*,\s*{dim}\b", script.text):
         raise NoEdit("already", f"{script.name} marks dimension {dim} of {text} already")
     module, imports = name_for(script, "torch._dynamo", call)
-    edit = insert_before(script, line, f"{module}.mark_dynamic({text}, {written(dim)})", f"mark:{text}:{dim}")
+    edit = insert_before(
+        script, line, f"{module}.mark_dynamic({text}, {source_text(dim)})", f"mark:{text}:{dim}"
+    )
     return Change(script, (*imports, edit), script.line(call))
 
 
 def _is_compiled(script: Script, call: cst.Call) -> bool:
     """Whether a call calls what torch.compile returned, or a function under its decorator."""
-    made = [script.callee(binding.value) for binding in dataflow_of(script).bound(call.func)]
+    made = [script.callee(binding.value) for binding in dataflow_of(script).bindings_of(call.func)]
     target = dataflow_of(script).definition(call.func)
     used = [d.decorator for d in target.decorators] if isinstance(target, cst.FunctionDef) else []
     made += [script.qualified(d.func if isinstance(d, cst.Call) else d) for d in used]
@@ -263,7 +265,7 @@ def _input(script: Script, call: cst.Call, name: str) -> cst.BaseExpression | No
     """What is passed for a parameter of the compiled function, by name or by its place in the definition."""
     tracked = dataflow_of(script)
     target: cst.CSTNode | None = tracked.definition(call.func)
-    if target is None and (owner := tracked.constructed(call.func)) is not None:
+    if target is None and (owner := tracked.constructed_class(call.func)) is not None:
         target = method_of(owner, "forward")
     names = [p.name.value for p in target.params.params] if isinstance(target, cst.FunctionDef) else []
     names = names[1:] if names[:1] == ["self"] else names

@@ -74,7 +74,7 @@ def _of_torch(place: Place, script: Script, loader: cst.Call) -> bool:
     collate = argument(loader, "collate_fn", 6)
     if script.callee(loader) not in DATALOADERS or (collate and literal(collate.value) is not None):
         return False
-    scripts = place.program.mentioning("def to", "def cuda")
+    scripts = place.program.scripts_with("def to", "def cuda")
     return not any(f.name.value in ("to", "cuda") for s in scripts for f in s.all(cst.FunctionDef))
 
 
@@ -262,13 +262,15 @@ def channels_last(place: Place, params: Parameters) -> Change:
         raise refusal(script, call, "the images have no name where the model is called")
     torch, imports = name_for(script, "torch", call)
     layout = f"{torch}.channels_last"
-    to_layout = insert_after(script, model.made, f"{model.name}.to(memory_format={layout})", "channels-last")
+    to_layout = insert_after(script, model.setup, f"{model.name}.to(memory_format={layout})", "channels-last")
     edits = [*imports, to_layout]
-    moves = [b.value for b in dataflow_of(script).bound(given) if isinstance(b.value, cst.Call | cst.Tuple)]
+    moves = [
+        b.value for b in dataflow_of(script).bindings_of(given) if isinstance(b.value, cst.Call | cst.Tuple)
+    ]
     copies = [c for m in moves for c, r in method_calls(script, "to", m) if dotted(r) == given.value]
     if len(copies) == 1:
         edits += add_arguments(script, copies[0], {"memory_format": layout})
     else:
         code = f"{given.value} = {given.value}.to(memory_format={layout})"
         edits.append(insert_before(script, whole_line(script, call), code, "channels-last-input"))
-    return Change(script, tuple(edits), script.line(model.made))
+    return Change(script, tuple(edits), script.line(model.setup))

@@ -8,13 +8,13 @@ from typing import Any
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import DataLoaderArgs
 from trace_doctor.program.dataflow import method_of
 from trace_doctor.program.edits import Change, Gathered
 from trace_doctor.program.place import Place, already, only, refusal
 from trace_doctor.program.project import Project
-from trace_doctor.program.queries.arguments import Arguments, Given, set_value
+from trace_doctor.program.queries.arguments import Argument, Arguments, set_value
 from trace_doctor.program.queries.dataloaders import loaders_on_line, training_loaders
 from trace_doctor.program.queries.values import set_origin, where_set
 from trace_doctor.program.script import Script, argument, literal, method_name
@@ -47,7 +47,7 @@ _SPAWN = (
 )
 def dataloader_args(place: Place, params: DataLoaderArgs) -> Change:
     """Sets num_workers, pin_memory, persistent_workers and prefetch_factor of the training loader together."""
-    given = params.given()
+    given = params.set_values()
     wanted = {name: given[name] for name in _ORDER if given.get(name)}
     found = loaders_on_line(place) or training_loaders(place)
     script, call = only(
@@ -77,7 +77,7 @@ class _Loader:
         self._refuse_hidden(wanted)
         workers = self.arguments.find("num_workers")
         count = self._set_workers(workers, int(wanted.get("num_workers") or 0))
-        added = {"num_workers": written(count)} if workers is None and count else {}
+        added = {"num_workers": source_text(count)} if workers is None and count else {}
         for name in _ORDER[1:]:
             if name not in wanted or (name != "pin_memory" and not count):
                 continue
@@ -92,7 +92,7 @@ class _Loader:
             raise already(script, self.call, "sets its workers and pinning already")
         names = {e.key.rpartition(":")[2] for _, edits in self.edits.files.values() for e in edits}
         self._refuse_explained(names)
-        guarded = any("__main__" in s.text for s in self.project.mentioning("__main__", "DataLoader"))
+        guarded = any("__main__" in s.text for s in self.project.scripts_with("__main__", "DataLoader"))
         if names != {"pin_memory"} and not guarded:
             self.edits.notes.append(_SPAWN)
         file, edits = self.edits.files.get(script.name) or next(iter(self.edits.files.values()))
@@ -119,14 +119,14 @@ class _Loader:
         if about:
             raise refusal(script, self.call, f"a comment at the loader speaks of {about[0]}")
 
-    def _set_workers(self, workers: Given | None, target: int) -> int:
+    def _set_workers(self, workers: Argument | None, target: int) -> int:
         """Raises the worker count where it is set. Returns the count afterwards."""
         if workers is None:
             return target
         here, value = (workers.script, workers.value), literal(workers.value)
         if isinstance(value, int):
             if value < target:
-                self.edits.keep(workers.script, [set_value(workers, written(target))])
+                self.edits.keep(workers.script, [set_value(workers, source_text(target))])
             return max(value, target)
         origin, self.guard = where_set(*here, self.project), workers.script.code(workers.value)
         if origin is None:
@@ -137,7 +137,7 @@ class _Loader:
         if not isinstance(current, int):
             raise refusal(*here, f"num_workers comes from {origin.script.code(origin.value)}")
         if current < target:
-            self.edits.keep(origin.script, set_origin(origin, written(target), "default"))
+            self.edits.keep(origin.script, set_origin(origin, source_text(target), "default"))
             where = f"{origin.script.name}:{origin.script.line(origin.value)}"
             flag = f"; a command line that passes {origin.flag} decides itself" if origin.flag else ""
             self.edits.notes.append(f"num_workers is set in {where}{flag}")
@@ -146,14 +146,14 @@ class _Loader:
     def _guarded(self, name: str, value: Any) -> str:
         """The argument's text; where the worker count is a variable that a user may set to 0, it holds for 0 as well."""
         if self.guard is None or name == "pin_memory":
-            return written(value)
+            return source_text(value)
         some = f"{self.guard} > 0"
-        return some if name == "persistent_workers" else f"{written(value)} if {some} else None"
+        return some if name == "persistent_workers" else f"{source_text(value)} if {some} else None"
 
 
 def _inner(project: Project, script: Script, call: cst.Call) -> tuple[Script, cst.Call]:
     """The call that takes DataLoader's arguments: of a subclass that does not pass its keywords on, its `super().__init__`."""
-    subclass = project.class_named(script, call.func)
+    subclass = project.class_by_name(script, call.func)
     for where, owner in project.lineage(*subclass) if subclass is not None else ():
         init = method_of(owner, "__init__")
         if init is None or init.params.star_kwarg is not None:
@@ -202,7 +202,7 @@ def _style(project: Project, script: Script, origin: cst.BaseExpression) -> str:
 
 
 def _local_style(project: Project, script: Script, origin: cst.Call) -> str:
-    owner = project.class_named(script, origin.func)
+    owner = project.class_by_name(script, origin.func)
     if owner is None:
         return "unknown"
     lineage, bases = project.lineage(*owner), project.bases(*owner)

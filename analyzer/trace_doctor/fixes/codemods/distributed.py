@@ -13,7 +13,7 @@ from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.loops import is_optimizer, optimizer_steps
 from trace_doctor.program.queries.repeated_blocks import repeated_blocks
 from trace_doctor.program.queries.training import Step, find_step, lines_from, refuse_done, whole_line
-from trace_doctor.program.script import Script, argument, assigned
+from trace_doctor.program.script import Script, argument, assigned_names
 
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _WRAPPERS = (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel")
@@ -60,7 +60,7 @@ def no_sync(place: Place, params: Parameters) -> Change:
 def _is_wrapped(script: Script, node: cst.BaseExpression) -> bool:
     """Whether a name is bound to a model in DistributedDataParallel, here or where it is passed in."""
     tracked = dataflow_of(script)
-    bound = tracked.bound(node)
+    bound = tracked.bindings_of(node)
     if any(script.callee(b.value) in _NO_SYNC for b in bound):
         return True
     function = script.function_of(node)
@@ -112,12 +112,12 @@ def fully_shard(place: Place, params: Parameters) -> Change:
     line = whole_line(script, call)
     statement = line.body[0]
     inner = call.args[0].value if call.args else None
-    target = next(iter(assigned(statement)), None)
+    target = next(iter(assigned_names(statement)), None)
     bound = isinstance(statement, cst.Assign) and statement.value is call
     if inner is None or target is None or not bound:
         raise refusal(script, call, "the wrapped model is bound by no plain assignment")
     _refuse_unsharded(script, call, target)
-    owner = dataflow_of(script).constructed(inner)
+    owner = dataflow_of(script).constructed_class(inner)
     blocks = repeated_blocks(script, owner) if owner is not None else []
     if len(blocks) != 1:
         why = "which blocks to shard cannot be told: the model has no single list of repeated blocks in this script"

@@ -13,7 +13,7 @@ from trace_doctor.model.parameters import GraphBreakLine
 from trace_doctor.program.edits import Change, NoEdit, remove, shares_line, wrap
 from trace_doctor.program.place import Place, refusal
 from trace_doctor.program.queries.imports import name_for
-from trace_doctor.program.script import Script, Statement, assigned, dotted, method_name
+from trace_doctor.program.script import Script, Statement, assigned_names, dotted, method_name
 from trace_doctor.program.versions import TorchBounds, accepts
 
 _PRINTS = ("print", "breakpoint", "pdb.set_trace", "warnings.warn", "sys.stdout.write", "sys.stderr.write")
@@ -85,7 +85,7 @@ def _branch(script: Script, statement: Statement, line: int) -> cst.CSTNode | No
         return statement
     if not isinstance(statement, cst.Assign):
         return None
-    names = set(assigned(statement))
+    names = set(assigned_names(statement))
     function = script.function_of(statement) or script.module
     tests = (n for n in script.below(function) if isinstance(n, cst.If | cst.While | cst.IfExp | cst.Assert))
     later = (n for n in tests if script.line(n) > line)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import OptimizerArgs, ReplaceOptimizer
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import (
@@ -72,7 +72,7 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
             raise already(script, call, f"passes {option}={value} already")
         if now is not None and option == "fused":
             raise refusal(script, call, f"{option} is set on purpose")
-        edits.append(set_argument(script, call, there, written(value)))
+        edits.append(set_argument(script, call, there, source_text(value)))
     if option == "fused" and value and not place.torch.at_least(2, 4) and not _on_device(script, call):
         why = "its parameters may still be on the CPU there, where only torch 2.4 and newer have a fused form"
         raise refusal(script, call, f"{why} (say --torch-version)")
@@ -80,10 +80,10 @@ def optimizer_args(place: Place, params: OptimizerArgs) -> Change:
     if value and other is not None:
         edits.append(remove_argument(script, call, other))
     if there is None and value and other is not None and other is call.args[-1]:
-        start, text = script.span(other)[0], f"{option}={written(value)}"
+        start, text = script.span(other)[0], f"{option}={source_text(value)}"
         edits = [Edit(start, argument_end(script, other), text, f"arg:{start}", text)]
     elif there is None:
-        edits += add_arguments(script, call, {option: written(value)})
+        edits += add_arguments(script, call, {option: source_text(value)})
     return Change(script, tuple(edits), script.line(call))
 
 
@@ -92,7 +92,7 @@ def _on_device(script: Script, call: cst.Call) -> bool:
     for _, model in method_calls(script, "parameters", call):
         name = dotted(model) or ""
         moved = [c for m in ("to", "cuda") for c, r in method_calls(script, m) if dotted(r) == name]
-        made = [b.value for b in dataflow_of(script).bound(model)]
+        made = [b.value for b in dataflow_of(script).bindings_of(model)]
         moved += [c for m in ("to", "cuda") for v in made for c, _ in method_calls(script, m, v)]
         made += [o for o in dataflow_of(script).of(model) if isinstance(o, cst.Call)]
         wrapped = any(_DDP in script.code(v) for v in made if isinstance(v, cst.Call))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import Autocast, Parameters
 from trace_doctor.program.edits import Change, Edit, NoEdit, insert_after, insert_before, wrap
-from trace_doctor.program.place import Place, already, refusal, started
+from trace_doctor.program.place import Place, already, refusal, started_script
 from trace_doctor.program.queries.imports import below_imports, last_import, name_for
 from trace_doctor.program.queries.loops import Loop, method_calls, optimizer_steps
 from trace_doctor.program.queries.training import (
@@ -55,7 +55,7 @@ def autocast(place: Place, params: Autocast) -> Change:
     """
     dtype, device = params.dtype, params.device
     refuse_done(place.scripts, _INSTEAD[dtype], "autocast(", "autocast")
-    for script in place.program.mentioning(*_SPARSE):
+    for script in place.program.scripts_with(*_SPARSE):
         raise NoEdit("display", f"{script.name} multiplies sparse matrices, which autocast leaves in fp32")
     step = find_step(place)
     script = step.script
@@ -66,7 +66,7 @@ def autocast(place: Place, params: Autocast) -> Change:
         raise refusal(script, step.backward, "the script scales its loss itself")
     run = _forward(step)
     torch, imports = name_for(script, "torch", step.backward)
-    header = f"with {torch}.autocast(device_type={written(device)}, dtype={torch}.{dtype}):"
+    header = f"with {torch}.autocast(device_type={source_text(device)}, dtype={torch}.{dtype}):"
     edits = [*imports, *wrap(script, run[0], run[-1], header)]
     if dtype == "float16":
         edits += _scaled(step, place.torch, torch, device)
@@ -112,7 +112,7 @@ def _scaled(step: Step, torch: TorchBounds, name: str, device: str) -> list[Edit
         raise refusal(script, call, "the value of step() is used")
     assert scaled is not None
     modern = torch.at_least(2, 3)
-    make = f"{name}.amp.GradScaler({written(device)})" if modern else f"{name}.cuda.amp.GradScaler()"
+    make = f"{name}.amp.GradScaler({source_text(device)})" if modern else f"{name}.cuda.amp.GradScaler()"
     start, end = script.outer_span(scaled)
     edits = [
         insert_before(script, outermost(script, step.home), f"scaler = {make}", "scaler"),
@@ -146,7 +146,7 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
     Mixing them raises where the legacy setting is read (torch 2.9 and later), so never both. The interface by
     attributes is used only where the script does.
     """
-    script, new = started(place), False
+    script, new = started_script(place), False
     allowed, on_purpose = "allows TF32 already", "the precision of fp32 products is set on purpose"
     for call in script.calls("torch.set_float32_matmul_precision"):
         if call.args and literal(call.args[0].value) in ("high", "medium"):

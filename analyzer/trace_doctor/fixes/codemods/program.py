@@ -8,11 +8,11 @@ from itertools import takewhile
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.frameworks.launch_environment import assigned
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.frameworks.launch_environment import assignments_of
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import AllocatorSetting, SetConfig, is_true
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, insert_after, insert_before
-from trace_doctor.program.place import Place, already, candidate, refusal, started
+from trace_doctor.program.place import Place, already, candidate, refusal, started_script
 from trace_doctor.program.queries.imports import below_imports, bindings, last_import
 from trace_doctor.program.script import Script, dotted, imported_modules, key_of, literal
 from trace_doctor.program.versions import allocator_variable
@@ -38,7 +38,7 @@ _LAZY_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
 def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
     """Sets an option of the CUDA caching allocator before torch is imported."""
     setting = f"{params.key}:{is_true(params.value)}"
-    script = started(place)
+    script = started_script(place)
     done = _extend(script, params.key, setting) or _extend_outside(place, params.key, setting)
     if done is not None:
         return done
@@ -46,7 +46,7 @@ def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
     if first is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch, so it is not the script that is started")
     name = allocator_variable(place.torch)
-    code = f"os.environ.setdefault({written(name)}, {written(setting)})  # read when torch starts"
+    code = f"os.environ.setdefault({source_text(name)}, {source_text(setting)})  # read when torch starts"
     edits = []
     above = _last_import_above(script, first)
     if not _imports_os(script, first):
@@ -76,7 +76,7 @@ def _extend(script: Script, key: str, setting: str) -> Change | None:
         if not isinstance(value, cst.SimpleString) or not options:
             raise refusal(script, node, f"add {setting} to what this line sets")
         as_it_is = value.raw_value == text
-        new = value.prefix + value.quote + options + value.quote if as_it_is else written(options)
+        new = value.prefix + value.quote + options + value.quote if as_it_is else source_text(options)
         edit = Edit(*script.span(value), new, "allocator-setting", setting)
         return Change(script, (edit,), script.line(node), "safe")
     return None
@@ -94,7 +94,7 @@ def _with(text: str, key: str, setting: str, where: Candidate) -> str:
 
 def _extend_outside(place: Place, key: str, setting: str) -> Change | None:
     """What starts the script sets the variable: a default in the script would do nothing."""
-    found = assigned(place, ALLOCATOR_VARIABLES)
+    found = assignments_of(place, ALLOCATOR_VARIABLES)
     lacking = [a for a in found if not a.says(setting)]
     if not found:
         return None
@@ -159,12 +159,12 @@ def _imports_os(script: Script, before: cst.CSTNode) -> bool:
 )
 def set_config(place: Place, params: SetConfig) -> Change:
     """Sets a configuration variable of torch after the imports."""
-    return configure(started(place), params.name, is_true(params.value))
+    return configure(started_script(place), params.name, is_true(params.value))
 
 
 def configure(script: Script, name: str, wanted: bool) -> Change:
     """Assigns `name = value` at module level, or changes the assignment that is there."""
-    against, value = _DETERMINISM.get(name, ()), written(wanted)
+    against, value = _DETERMINISM.get(name, ()), source_text(wanted)
     set_here = [
         a
         for a in script.all(cst.Assign)

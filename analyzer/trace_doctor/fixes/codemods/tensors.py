@@ -7,7 +7,7 @@ import re
 import libcst as cst
 
 from trace_doctor.fixes.codemods import codemod
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import EveryN, Parameters
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, Edit, add_arguments, shares_line, wrap
@@ -20,7 +20,15 @@ from trace_doctor.program.queries.loops import (
     names_in,
     of_steps,
 )
-from trace_doctor.program.script import Script, argument, assigned, dotted, literal, method_name, receiver
+from trace_doctor.program.script import (
+    Script,
+    argument,
+    assigned_names,
+    dotted,
+    literal,
+    method_name,
+    receiver,
+)
 
 _LOG_CALLS = re.compile(
     r"print|(.*\.)?(log|logger|logging|wandb|writer|tb|pbar|bar|tqdm|progress\w*|run|mlflow)\."
@@ -76,7 +84,7 @@ def _only_read(place: Place, script: Script, target: cst.BaseExpression, value: 
     home, kept = script.function_of(value), script.code(target)
     if not isinstance(target, cst.Name) or not _created(script, home, target):
         return False
-    if home is None and any(other is not script for other in place.program.mentioning(kept)):
+    if home is None and any(other is not script for other in place.program.scripts_with(kept)):
         return False
     names = _made_from(script, home, kept)
     if any("." in name for name in names):
@@ -90,7 +98,7 @@ def _created(script: Script, home: cst.CSTNode | None, name: cst.Name) -> bool:
     declared: list[cst.Global | cst.Nonlocal]
     declared = [*script.all(cst.Global, within=home), *script.all(cst.Nonlocal, within=home)]
     outer = {n.name.value for d in declared for n in d.names}
-    bound = dataflow_of(script).bound(name)
+    bound = dataflow_of(script).bindings_of(name)
     if not bound or (home is not None and name.value in outer):
         return False
     for binding in bound:
@@ -112,7 +120,7 @@ def _is_tensor(script: Script, value: cst.BaseExpression) -> bool:
     """Whether a loss is plainly a tensor: torch made it, or it is differentiated under its only name."""
     if isinstance(value, cst.BinaryOperation):
         return any(_is_tensor(script, side) for side in (value.left, value.right))
-    bound, home = dataflow_of(script).bound(value), script.function_of(value)
+    bound, home = dataflow_of(script).bindings_of(value), script.function_of(value)
     differentiated = {n for v in backward_values(script, home) for n in names_in(script, v)}
     if dotted(value) in differentiated and len(bound) <= 1:
         return True
@@ -141,7 +149,7 @@ def _needs_no_graph(script: Script, use: cst.CSTNode, names: set[str]) -> bool:
             if method not in _COMPUTES and not (method in _CHANGES and node is parent.func):
                 return False
         elif isinstance(parent, cst.Assign):
-            return set(assigned(parent)) <= names
+            return set(assigned_names(parent)) <= names
         elif isinstance(parent, cst.AssignTarget) and (node is use or isinstance(node, cst.Tuple)):
             return True
         elif isinstance(parent, cst.AugAssign):
@@ -165,7 +173,7 @@ def _needs_no_graph(script: Script, use: cst.CSTNode, names: set[str]) -> bool:
 
 
 def _made_or_kept_at(script: Script, value: cst.BaseExpression, line: int) -> bool:
-    nodes = [value, *(b.value for b in dataflow_of(script).bound(value) if b.value is not None)]
+    nodes = [value, *(b.value for b in dataflow_of(script).bindings_of(value) if b.value is not None)]
     return any(script.covers(node, line) for node in nodes)
 
 
@@ -204,7 +212,7 @@ def _keeps_graph(
         return True
     if not losses and _returned(script, home, sums):
         return False  # `total += loss; return total`: the caller may differentiate it
-    bound = dataflow_of(script).bound(value)
+    bound = dataflow_of(script).bindings_of(value)
     if any(_takes_out(script, b.value) for b in bound):
         return False
     computed = any(isinstance(b.value, cst.Call) and not b.loop for b in bound)
@@ -237,7 +245,7 @@ def _made_from(script: Script, home: cst.CSTNode | None, kept: str) -> set[str]:
     for _ in range(4):
         for assign in script.all(cst.Assign, within=home):
             if names_in(script, assign.value) & found:
-                found |= {name for name in assigned(assign) if name is not None}
+                found |= {name for name in assigned_names(assign) if name is not None}
     return found
 
 
@@ -252,7 +260,7 @@ def _returned(script: Script, home: cst.CSTNode | None, names: set[str]) -> bool
 @codemod("every-n-guard", EveryN, words=(".item(", "float(", ".cpu("))
 def every_n_guard(place: Place, params: EveryN) -> Change:
     """Runs a log line that reads a value from the device only every N iterations."""
-    every = written(params.every)
+    every = source_text(params.every)
     found = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
     found = in_function(place, found)
     found = of_steps(found) if place.line is None else on_line(place, found)

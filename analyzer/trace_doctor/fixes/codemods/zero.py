@@ -7,7 +7,7 @@ from typing import Any
 
 from trace_doctor.fixes.codemods import codemod
 from trace_doctor.fixes.frameworks.accelerate import launch_config
-from trace_doctor.fixes.frameworks.deepspeed import Config, change, find_config, refused
+from trace_doctor.fixes.frameworks.deepspeed import Config, change, find_config, no_edit
 from trace_doctor.fixes.frameworks.documents import Document
 from trace_doctor.model.parameters import DeepSpeedZero
 from trace_doctor.program.edits import Candidate, Change, NoEdit
@@ -41,11 +41,11 @@ def deepspeed_zero(place: Place, params: DeepSpeedZero) -> Change:
     now = config.value("zero_optimization", "stage")
     if now is not None and not isinstance(now, int):
         here = config.shown("zero_optimization", "stage")
-        raise refused("the stage of ZeRO is not set to a number", here)
+        raise no_edit("the stage of ZeRO is not set to a number", here)
     now = now or 0
     last = max(now, stage)
-    if last > 1 and place.program.mentioning("PipelineModule"):
-        raise refused("pipeline parallelism takes ZeRO up to stage 1")
+    if last > 1 and place.program.scripts_with("PipelineModule"):
+        raise no_edit("pipeline parallelism takes ZeRO up to stage 1")
     wanted: dict[str, Any] = {"stage": last} if last != now else {}
     for name in ("offload_optimizer", "offload_param"):
         if getattr(params, name) and config.value("zero_optimization", name, "device") not in _OFFLOADED:
@@ -61,26 +61,28 @@ def _refuse_woken(wanted: Mapping[str, Any], where: Candidate) -> None:
     """A section that lower stages ignore."""
     if 3 in (wanted.get("stage"), wanted.get("zero_stage")):
         why = "the configuration offloads parameters, which only stage 3 does: every step would wait for them"
-        raise refused(why, where)
+        raise no_edit(why, where)
 
 
 def _refuse(place: Place, config: Config, stage: int, now: int, wanted: Mapping[str, Any]) -> None:
     """What raises when DeepSpeed starts."""
     here = config.shown("zero_optimization")
     if "offload_optimizer" in wanted and not stage:
-        raise refused("offloading needs ZeRO stage 1 or higher", here)
+        raise no_edit("offloading needs ZeRO stage 1 or higher", here)
     if "offload_param" in wanted and stage < 3:
-        raise refused("only ZeRO stage 3 offloads parameters", here)
-    by_hand = any("deepspeed.initialize" in s.text for s in place.program.mentioning("deepspeed.initialize"))
+        raise no_edit("only ZeRO stage 3 offloads parameters", here)
+    by_hand = any(
+        "deepspeed.initialize" in s.text for s in place.program.scripts_with("deepspeed.initialize")
+    )
     if not by_hand or not wanted or isinstance(config.value("optimizer", "type"), str):
         return
     makes = "the script makes the optimizer:"
     if "offload_optimizer" in wanted:
         other = 'deepspeed.ops.adam.DeepSpeedCPUAdam, or "optimizer" of the configuration'
-        raise refused(f"{makes} with offloading it is {other}", here)
+        raise no_edit(f"{makes} with offloading it is {other}", here)
     if not now:
         others = 'others with "zero_allow_untested_optimizer": true'
-        raise refused(f"{makes} ZeRO takes Adam, AdamW and Adagrad, {others}", here)
+        raise no_edit(f"{makes} ZeRO takes Adam, AdamW and Adagrad, {others}", here)
 
 
 _SHARDS = "with stage 3 checkpoints hold shards: stage3_gather_16bit_weights_on_model_save gathers them"

@@ -92,7 +92,7 @@ def _refuse_cleared_elsewhere(place: Place, script: Script, home: cst.FunctionDe
     """A function that only steps: its caller may clear, and when is the caller's business."""
     others = [
         candidate(s, c)
-        for s in place.program.mentioning("zero_grad(")
+        for s in place.program.scripts_with("zero_grad(")
         for c, _ in zero_grads(s)
         if s is not script or not s.within(c, home)
     ]
@@ -106,7 +106,7 @@ def _refuse_own_optimizer(place: Place, script: Script, call: cst.Call) -> None:
     for where, origin in place.program.of(script, stepped) if stepped is not None else ():
         if not isinstance(origin, cst.Call) or dataflow_of(where).is_optimizer(origin):
             continue
-        owner = place.program.class_named(where, origin.func)
+        owner = place.program.class_by_name(where, origin.func)
         bases = place.program.bases(*owner) if owner is not None else set()
         known = any(b.startswith("torch.optim.") for b in bases)
         if not known and (owner is not None or where.callee(origin)):

@@ -118,7 +118,7 @@ def _needs_plugin(place: Place, calls: list[Call], wanted: Mapping[str, str]) ->
 
 def _refuse_without_accumulate(place: Place, call: Call, steps: str) -> None:
     """The argument alone changes nothing: the loop has to be written for it."""
-    if any(True for s in place.program.mentioning(".accumulate(") for _ in method_calls(s, "accumulate")):
+    if any(True for s in place.program.scripts_with(".accumulate(") for _ in method_calls(s, "accumulate")):
         return
     why = "the loop has to be written for it: `with accelerator.accumulate(model):`"
     raise refusal(*call, why, command=_ACCUMULATE.format(steps=steps), framework="accelerate")

@@ -16,13 +16,13 @@ import libcst as cst
 from trace_doctor.fixes.frameworks.documents import OTHER, Document, Wanted
 from trace_doctor.fixes.frameworks.launchers import documents, named, starts
 from trace_doctor.fixes.frameworks.settings import together
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, change_of
 from trace_doctor.program.place import Place, candidate, refusal
 from trace_doctor.program.queries.arguments import add_entries
 from trace_doctor.program.queries.loops import method_calls
 from trace_doctor.program.queries.values import where_set
-from trace_doctor.program.script import Script, assigned, dotted, key_of, literal
+from trace_doctor.program.script import Script, assigned_names, dotted, key_of, literal
 
 AUTO = "auto"
 """the value that a Trainer or an Accelerator replaces by its own argument"""
@@ -80,7 +80,7 @@ class InScript:
         for key, value in wanted.items():
             there = entries.get(key)
             if there is None:
-                added[key] = written(value)
+                added[key] = source_text(value)
             elif isinstance(value, Mapping):
                 if not isinstance(there, cst.Dict):
                     raise refusal(self.file, there, f"{key} is no dictionary here")
@@ -89,7 +89,7 @@ class InScript:
                 raise refusal(self.file, there, f"{key} comes from something else")
             elif now != value:
                 start, end = self.file.outer_span(there)
-                yield Edit(start, end, written(value), f"entry:{start}:{key}", written(value))
+                yield Edit(start, end, source_text(value), f"entry:{start}:{key}", source_text(value))
         yield from add_entries(self.file, node, added) if added else ()
 
     def _entries(self, node: cst.Dict) -> dict[str, cst.BaseExpression]:
@@ -113,7 +113,7 @@ def find_config(place: Place) -> Config | None:
         unique = {(c.file.name, id(getattr(c, "node", None))): c for c in found}
         if unique:
             return _one(list(unique.values()), "configurations of DeepSpeed are named")
-    if not place.program.mentioning(*_WORDS) and not any(c.option("deepspeed") for c in starts(place)):
+    if not place.program.scripts_with(*_WORDS) and not any(c.option("deepspeed") for c in starts(place)):
         return None
     every = [d for d in documents(place.program.files(".json")) if any(d.find(k) for k in _KEYS)]
     return _one(every, "files can be DeepSpeed's configuration")
@@ -126,13 +126,13 @@ def _one(found: Sequence[Config], what: str) -> Config | None:
     return found[0] if found else None
 
 
-def refused(why: str, *where: Candidate) -> NoEdit:
+def no_edit(why: str, *where: Candidate) -> NoEdit:
     """What DeepSpeed would not take."""
     return NoEdit("display", why, where, framework="deepspeed")
 
 
 def _in_code(place: Place) -> Iterator[Config]:
-    for script in place.program.mentioning(*_WORDS):
+    for script in place.program.scripts_with(*_WORDS):
         for call in script.all(cst.Call):
             for arg in call.args:
                 if arg.keyword is not None and arg.keyword.value in _names(script, call):
@@ -151,7 +151,7 @@ def _configs(place: Place, script: Script, node: cst.BaseExpression) -> Iterator
     """What an expression stands for: a dictionary, or the file of a path."""
     for where, origin in place.program.of(script, node):
         if isinstance(origin, cst.Dict):
-            names = assigned(where.parent(origin))[:1]
+            names = assigned_names(where.parent(origin))[:1]
             yield InScript(
                 where, origin, _changed(script, dotted(node)).union(*(_changed(where, n) for n in names))
             )
@@ -198,7 +198,7 @@ def in_config(place: Place, wanted: Mapping[str, str]) -> Change | None:
         return None
     config = find_config(place)
     if config is None:
-        raise refused("the configuration of DeepSpeed was not found")
+        raise no_edit("the configuration of DeepSpeed was not found")
     _refuse_other_type(config, wish)
     return change(config, {wish: {"enabled": True}})
 
@@ -220,7 +220,7 @@ def in_agreement(place: Place, made: Change, wanted: Mapping[str, str]) -> Chang
         follows = wish == "batch_size" and "accumulate" not in wanted
         if follows and config.value("train_batch_size") not in (None, AUTO):
             why = "train_batch_size of the DeepSpeed configuration has to follow"
-            raise refused(why, config.shown("train_batch_size"))
+            raise no_edit(why, config.shown("train_batch_size"))
         more[path[0]] = {path[1]: AUTO} if len(path) > 1 else new
     return together(made, change(config, more)) if more else made
 
@@ -230,7 +230,7 @@ def _refuse_other_type(config: Config, wish: str) -> None:
     now = config.value(other, "enabled")
     if now in (True, OTHER) or (now is None and config.value(other) is not None):
         why = f"{other} {'is' if now is True else 'may be'} enabled, which excludes {wish}"
-        raise refused(why, config.shown(other, "enabled"))
+        raise no_edit(why, config.shown(other, "enabled"))
 
 
 def change(config: Config, wanted: Wanted, *notes: str) -> Change:

@@ -30,7 +30,7 @@ _CLOSED = re.compile(
 
 
 @dataclass(frozen=True)
-class Assigned:
+class Assignment:
     """One place that names a variable: characters [start, end) of the file are its value, without quotes. Where it cannot
     be told, `start` is the place itself and `end` is None."""
 
@@ -52,7 +52,7 @@ class Assigned:
         return option in re.split(r"[,'\"\s=]+", text)
 
 
-def assigned(place: Place, names: Sequence[str]) -> list[Assigned]:
+def assignments_of(place: Place, names: Sequence[str]) -> list[Assignment]:
     """Places that set, or may set, one of these variables for the program, in files that start it or start nothing else."""
     found = []
     for file in place.program.files(*SHELL, *CONFIG):
@@ -69,14 +69,14 @@ def _concerns(place: Place, file: TextFile) -> bool:
     )
 
 
-def _in_file(file: TextFile, names: Sequence[str]) -> Iterator[Assigned]:
+def _in_file(file: TextFile, names: Sequence[str]) -> Iterator[Assignment]:
     values = _scalars(file) if file.name.endswith(CONFIG) else {}
     for match in re.finditer(rf"(?<![\w$.-])(?<!\${{)(?:{'|'.join(map(re.escape, names))})(?!\w)", file.text):
         at = match.start()
         if _commented(file, at):
             continue
         span = values.get(at) if file.name.endswith(CONFIG) else _statement(file, at)
-        yield Assigned(file, *(span or (at, None)))
+        yield Assignment(file, *(span or (at, None)))
 
 
 def _statement(file: TextFile, at: int) -> tuple[int, int] | None:

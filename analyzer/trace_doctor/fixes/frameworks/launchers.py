@@ -65,7 +65,7 @@ def commands(place: Place, script: str) -> list[Command]:
 
 def starts(place: Place) -> list[Command]:
     """The commands that start the program: any of its scripts that can be started."""
-    names = sorted({s.name for s in [*place.program.mentioning("__main__"), *place.scripts]})
+    names = sorted({s.name for s in [*place.program.scripts_with("__main__"), *place.scripts]})
     return [c for name in names for c in commands(place, name)]
 
 

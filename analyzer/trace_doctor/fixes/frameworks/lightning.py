@@ -13,7 +13,7 @@ import libcst as cst
 from trace_doctor.fixes.batch_sizes import divided_batch
 from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import FABRIC, LIGHTNING
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import Compile, Parameters
 from trace_doctor.program.dataflow import dataflow_of
 from trace_doctor.program.edits import Change, insert_before
@@ -56,7 +56,7 @@ def _compiled(place: Place, framework: str, calls: list[Call], params: Compile) 
     constructions = [call for _, call in calls]
     found = [
         (script, call)
-        for script in place.program.mentioning(f".{method}(")
+        for script in place.program.scripts_with(f".{method}(")
         for call, receiver in method_calls(script, method)
         if any(o in constructions for _, o in place.program.of(script, receiver))
     ]
@@ -65,7 +65,7 @@ def _compiled(place: Place, framework: str, calls: list[Call], params: Compile) 
     given = argument(call, "model" if framework == "lightning" else "module", 0)
     if given is None or not isinstance(given.value, cst.Name):
         raise refusal(script, call, f"the model has no name at {method}()", framework="lightning")
-    if any(script.callee(b.value) == "torch.compile" for b in dataflow_of(script).bound(given.value)):
+    if any(script.callee(b.value) == "torch.compile" for b in dataflow_of(script).bindings_of(given.value)):
         raise already(script, call, "takes a compiled model", framework="lightning")
     version = place.packages.get("lightning")
     if version is None or version < since:
@@ -73,7 +73,10 @@ def _compiled(place: Place, framework: str, calls: list[Call], params: Compile) 
         raise refusal(script, call, why, framework="lightning")
     line = whole_line(script, call)
     torch, imports = name_for(script, "torch", call)
-    name, options = given.value.value, [f"{k}={written(value)}" for k, value in params.given().items()]
+    name, options = (
+        given.value.value,
+        [f"{k}={source_text(value)}" for k, value in params.set_values().items()],
+    )
     code = f"{name} = {torch}.compile({', '.join([name, *options])})"
     edit = insert_before(script, line, code, "compile-model")
     return Change(script, (*imports, edit), script.line(call), framework="lightning")

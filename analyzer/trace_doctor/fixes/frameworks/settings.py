@@ -10,10 +10,10 @@ import libcst as cst
 
 from trace_doctor.fixes.batch_sizes import refuse_divided
 from trace_doctor.fixes.frameworks.trainers import Plugin, Setting
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.program.edits import Change, Edit, Gathered, NoEdit
 from trace_doctor.program.place import Place, refusal
-from trace_doctor.program.queries.arguments import Arguments, Given, add_entries, set_value
+from trace_doctor.program.queries.arguments import Argument, Arguments, add_entries, set_value
 from trace_doctor.program.queries.imports import name_for
 from trace_doctor.program.queries.values import set_origin, where_set
 from trace_doctor.program.script import Script, argument, literal
@@ -68,7 +68,7 @@ class _Construction:
     def tell(self, table: Mapping[str, Setting], wanted: Mapping[str, str]) -> None:
         """Sets what is wanted by the settings of a table, or notes which release it needs."""
         if self.arguments.hidden:
-            raise self.refused(f"the arguments come from {self.arguments.hidden}: set them there")
+            raise self.refusal(f"the arguments come from {self.arguments.hidden}: set them there")
         inside: dict[Plugin, dict[str, str]] = {}
         for wish, value in wanted.items():
             setting = table[wish]
@@ -91,16 +91,16 @@ class _Construction:
         if self.added:
             self.edits.keep(*self.arguments.add(None, self.added))
 
-    def refused(self, why: str) -> NoEdit:
+    def refusal(self, why: str) -> NoEdit:
         return refusal(self.script, self.call, why, framework=self.framework)
 
     def refuse_excluded(self, setting: Setting | Plugin) -> None:
         for other in setting.excludes:
             there = self.arguments.find(other)
             if there is not None and literal(there.value) not in (None, False):
-                raise self.refused(f"{other} is set, which excludes {setting.name}")
+                raise self.refusal(f"{other} is set, which excludes {setting.name}")
 
-    def set_given(self, given: Given, wish: str, text: str, instead_of: tuple[object, ...]) -> None:
+    def set_given(self, given: Argument, wish: str, text: str, instead_of: tuple[object, ...]) -> None:
         """Sets an argument that is there to what is wished, where it is not that, or better, or chosen for another reason
         than the values it may take the place of."""
         program, here = self.place.program, (given.script, given.value)
@@ -110,7 +110,7 @@ class _Construction:
                 raise refusal(*here, f"{given.name} is set somewhere else")
             if any(k in now and now[k] != v for k, v in wished.items()):
                 raise refusal(*here, f"{given.name} says otherwise on purpose")
-            missing = {k: written(v) for k, v in wished.items() if k not in now}
+            missing = {k: source_text(v) for k, v in wished.items() if k not in now}
             self.edits.keep(given.script, add_entries(given.script, given.value, missing))
             return
         origin = where_set(*here, program) if now is ... else None
@@ -154,7 +154,7 @@ class _Construction:
             if "compile" in table:
                 texts[table["compile"].name] = script.code(simple.value)
             self.edits.notes.append(f"{plugin.replaces} and {plugin.name} exclude each other")
-        name, imports = name_for(script, plugin.made, self.call)
+        name, imports = name_for(script, plugin.constructor, self.call)
         text = f"{name}({', '.join(f'{k}={v}' for k, v in texts.items())})"
         self.edits.keep(script, imports)
         if simple is None:
@@ -162,7 +162,7 @@ class _Construction:
             return
         arg = argument(self.call, plugin.replaces)
         if arg is None or literal(simple.value) is ...:
-            raise self.refused(f"{plugin.replaces} is set somewhere else")
+            raise self.refusal(f"{plugin.replaces} is set somewhere else")
         start, end = script.span(arg)[0], script.outer_span(arg.value)[1]
         self.edits.keep(
             script, [Edit(start, end, f"{plugin.name}={text}", f"arg:{start}:{plugin.name}", text)]

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from trace_doctor.fixes.literals import written
+from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import (
     Autocast,
     BatchSize,
@@ -37,7 +37,7 @@ class Plugin:
 
     name: str
     """the argument that takes it"""
-    made: str
+    constructor: str
     """qualified name of its class"""
     since: Version | None = None
     excludes: tuple[str, ...] = ()
@@ -122,11 +122,11 @@ DYNAMO: Mapping[str, Setting] = {
 def wishes(codemod: str, params: Parameters) -> dict[str, str]:
     """What a codemod is to bring about, in words that frameworks have a setting for, with the source text of each value;
     empty for any other."""
-    return {name: written(value) for name, value in _wishes(codemod, params)}
+    return {name: source_text(value) for name, value in _wishes(codemod, params)}
 
 
 def _wishes(codemod: str, params: Parameters) -> Iterator[tuple[str, bool | int | str | None]]:
-    given = params.given()
+    given = params.set_values()
     match params:
         case DataLoaderArgs():
             order = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")

@@ -17,7 +17,7 @@ _CHANGES = ("pop", "popitem", "clear", "setdefault", "__setitem__")
 
 
 @dataclass(frozen=True)
-class Given:
+class Argument:
     """One argument: its value, and what it is written in (None for `kwargs["name"] = value`)."""
 
     name: str
@@ -36,23 +36,23 @@ class Arguments:
         self.script = script
         self.call = call
         self.hidden = ""
-        found = [*self._of_call(script, call, positions)]
-        for made in project.partials(script, call.func)[:1]:
-            found += self._of_call(*made, {})
-        self._given: dict[str, list[Given]] = {}
-        for given in found:
-            self._given.setdefault(given.name, []).append(given)
+        entries = [*self._of_call(script, call, positions)]
+        for partial in project.partials(script, call.func)[:1]:
+            entries += self._of_call(*partial, {})
+        self._by_name: dict[str, list[Argument]] = {}
+        for entry in entries:
+            self._by_name.setdefault(entry.name, []).append(entry)
 
-    def find(self, name: str) -> Given | None:
+    def find(self, name: str) -> Argument | None:
         """The argument by its name, from the nearest place that sets it."""
-        found = self._given.get(name)
-        return found[0] if found else None
+        entries = self._by_name.get(name)
+        return entries[0] if entries else None
 
     def times(self, name: str) -> int:
         """How many places set an argument: more than one decide between them when the script runs."""
-        return len(self._given.get(name, ()))
+        return len(self._by_name.get(name, ()))
 
-    def _of_call(self, script: Script, call: cst.Call, positions: Mapping[str, int]) -> Iterator[Given]:
+    def _of_call(self, script: Script, call: cst.Call, positions: Mapping[str, int]) -> Iterator[Argument]:
         names = {position: name for name, position in positions.items()}
         for index, arg in enumerate(call.args):
             if arg.star == "**":
@@ -60,11 +60,11 @@ class Arguments:
             elif arg.star:
                 self.hidden = f"*{script.code(arg.value)}"
             elif arg.keyword is not None:
-                yield Given(arg.keyword.value, arg.value, script, call)
+                yield Argument(arg.keyword.value, arg.value, script, call)
             elif index in names:
-                yield Given(names[index], arg.value, script, call)
+                yield Argument(names[index], arg.value, script, call)
 
-    def _of_mapping(self, script: Script, node: cst.BaseExpression, depth: int) -> Iterator[Given]:
+    def _of_mapping(self, script: Script, node: cst.BaseExpression, depth: int) -> Iterator[Argument]:
         """Entries of a dictionary by its literal, `dict(...)`, its name, and what is added to that name later."""
         if isinstance(node, cst.IfExp):
             yield from self._of_mapping(script, node.body, depth)
@@ -74,37 +74,39 @@ class Arguments:
                 if isinstance(element, cst.StarredDictElement):
                     yield from self._of_mapping(script, element.value, depth + 1)
                 elif isinstance(element, cst.DictElement) and isinstance(name := literal(element.key), str):
-                    yield Given(name, element.value, script, node)
+                    yield Argument(name, element.value, script, node)
                 else:
                     self.hidden = script.code(node)
-        elif method_name(node) == "copy" and (copied := receiver(node)) is not None:
-            yield from self._of_mapping(script, copied, depth + 1)
-        elif isinstance(node, cst.Call) and script.callee(node) == "dict" and _all_named(node):
+        elif method_name(node) == "copy" and (source := receiver(node)) is not None:
+            yield from self._of_mapping(script, source, depth + 1)
+        elif isinstance(node, cst.Call) and script.callee(node) == "dict" and _only_keywords(node):
             yield from self._of_call(script, node, {})
         else:
             yield from self._of_name(script, node, depth)
 
-    def _of_name(self, script: Script, node: cst.BaseExpression, depth: int) -> Iterator[Given]:
-        found = [(s, n) for s, n in self._project.of(script, node) if n is not node]
-        if len(found) != 1 or depth > 4 or not isinstance(found[0][1], cst.Dict | cst.Call):
+    def _of_name(self, script: Script, node: cst.BaseExpression, depth: int) -> Iterator[Argument]:
+        origins = [(s, n) for s, n in self._project.of(script, node) if n is not node]
+        if len(origins) != 1 or depth > 4 or not isinstance(origins[0][1], cst.Dict | cst.Call):
             self.hidden = f"**{script.code(node)}"
             return
-        yield from self._of_mapping(*found[0], depth + 1)
+        yield from self._of_mapping(*origins[0], depth + 1)
         name = dotted(node)
         if name is not None:
             yield from self._added_to(script, name, node, depth)
 
-    def _added_to(self, script: Script, name: str, node: cst.BaseExpression, depth: int) -> Iterator[Given]:
+    def _added_to(
+        self, script: Script, name: str, node: cst.BaseExpression, depth: int
+    ) -> Iterator[Argument]:
         home = script.function_of(node)
         for call in script.all(cst.Call):
-            changed, method = receiver(call), method_name(call)
-            if changed is None or dotted(changed) != name or script.function_of(call) is not home:
+            container, method = receiver(call), method_name(call)
+            if container is None or dotted(container) != name or script.function_of(call) is not home:
                 continue
             if method in _CHANGES:
                 self.hidden = f"**{name}"
             for arg in call.args if method == "update" else ():
                 if arg.keyword is not None:
-                    yield Given(arg.keyword.value, arg.value, script, call)
+                    yield Argument(arg.keyword.value, arg.value, script, call)
                 else:
                     yield from self._of_mapping(script, arg.value, depth + 1)
         for assign in script.all(cst.Assign):
@@ -112,13 +114,13 @@ class Arguments:
             if not isinstance(target, cst.Subscript) or dotted(target.value) != name:
                 continue
             if script.function_of(assign) is home and (key := key_of(target)) is not None:
-                yield Given(key, assign.value, script, None)
+                yield Argument(key, assign.value, script, None)
             elif script.function_of(assign) is home:
                 self.hidden = f"**{name}"
 
     # ------------------------------------------------------------------ edits
 
-    def add(self, beside: Given | None, values: Mapping[str, str]) -> tuple[Script, list[Edit]]:
+    def add(self, beside: Argument | None, values: Mapping[str, str]) -> tuple[Script, list[Edit]]:
         """New arguments where another one is written that they belong to; without one in the call itself."""
         script, container = self.script, beside.container if beside is not None else None
         if beside is not None and container is not None:
@@ -128,18 +130,18 @@ class Arguments:
         return script, add_arguments(script, container or self.call, values)
 
 
-def _all_named(call: cst.Call) -> bool:
+def _only_keywords(call: cst.Call) -> bool:
     return all(a.keyword or a.star == "**" for a in call.args)
 
 
-def set_value(given: Given, value: str) -> Edit:
+def set_value(entry: Argument, value: str) -> Edit:
     """Replaces an argument's value where it is written."""
-    start, end = given.script.outer_span(given.value)
-    in_call = isinstance(given.container, cst.Call)
+    start, end = entry.script.outer_span(entry.value)
+    in_call = isinstance(entry.container, cst.Call)
     place = (
-        f"arg:{given.script.span(given.container)[0]}" if given.container and in_call else f"entry:{start}"
+        f"arg:{entry.script.span(entry.container)[0]}" if entry.container and in_call else f"entry:{start}"
     )
-    return Edit(start, end, value, f"{place}:{given.name}", value)
+    return Edit(start, end, value, f"{place}:{entry.name}", value)
 
 
 def add_entries(script: Script, node: cst.Dict, values: Mapping[str, str]) -> list[Edit]:

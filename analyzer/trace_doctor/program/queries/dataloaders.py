@@ -9,7 +9,7 @@ import libcst as cst
 
 from trace_doctor.program.place import Place, refusal
 from trace_doctor.program.queries.loops import loops, method_calls, optimizer_steps, trains, zero_grads
-from trace_doctor.program.script import Script, argument, assigned
+from trace_doctor.program.script import Script, argument, assigned_names
 
 Loader = tuple[Script, cst.Call]
 _NOT_TRAINING = re.compile(r"(?:^|_)(?:val|valid|validation|test|eval|dev|pred|predict|infer)", re.IGNORECASE)
@@ -33,32 +33,32 @@ def training_loaders(place: Place) -> list[Loader]:
     Without any such sign all loaders that are not for validation. Raises NoEdit where the loops that train draw from
     something else.
     """
-    trainers = [place.script] if place.script else place.program.mentioning(*_TRAINING_WORDS)
-    for found in (
+    trainers = [place.script] if place.script else place.program.scripts_with(*_TRAINING_WORDS)
+    for loaders in (
         _unique(f for s in place.scripts for f in _in_function(place, s, place.function)),
         _unique(f for s in trainers for loop in training_loops(s) for f in _drawn_from(place, s, loop.iter)),
         _unique(f for s in trainers for f in _handed_over(place, s)),
-        [(s, c) for s, c in _constructed(place) if s.function_name(c) in _HOOKS],
+        [(s, c) for s, c in _constructions(place) if s.function_name(c) in _HOOKS],
     ):
-        if found:
-            return found
-    every = _constructed(place)
+        if loaders:
+            return loaders
+    every = _constructions(place)
     for script in trainers if every else ():
         for loop in training_loops(script):
             for where, origin in place.program.of(script, loop.iter):
                 if isinstance(origin, cst.Call):
-                    made = where.code(origin.func)
-                    raise refusal(where, origin, f"the training loop draws from {made}(...)")
+                    constructor = where.code(origin.func)
+                    raise refusal(where, origin, f"the training loop draws from {constructor}(...)")
     return [f for f in every if not _for_validation(*f)]
 
 
-def _constructed(place: Place) -> list[Loader]:
+def _constructions(place: Place) -> list[Loader]:
     names = {s.name for s in place.scripts}
     return [(s, c) for s, c in place.program.dataloaders if s.name in names]
 
 
-def _unique(found: Iterable[Loader]) -> list[Loader]:
-    return list({id(call): (script, call) for script, call in found}.values())
+def _unique(loaders: Iterable[Loader]) -> list[Loader]:
+    return list({id(call): (script, call) for script, call in loaders}.values())
 
 
 def training_loops(script: Script) -> Iterator[cst.For]:
@@ -74,12 +74,12 @@ def _in_function(place: Place, script: Script, function: str | None) -> Iterator
     """Loaders that the loops and `next()` calls of a named function draw from."""
     if function is None:
         return
-    wanted = function.replace("<locals>.", "").split(".")[-1]
-    own = [n for n in loops(script) if isinstance(n, cst.For) and script.function_name(n) == wanted]
+    name = function.replace("<locals>.", "").split(".")[-1]
+    own = [n for n in loops(script) if isinstance(n, cst.For) and script.function_name(n) == name]
     for loop in [n for n in training_loops(script) if n in own] or own:
         yield from _drawn_from(place, script, loop.iter)
     for call in script.all(cst.Call):
-        if script.callee(call) == "next" and script.function_name(call) == wanted:
+        if script.callee(call) == "next" and script.function_name(call) == name:
             yield from _drawn_from(place, script, call)
 
 
@@ -100,12 +100,12 @@ def _drawn_from(place: Place, script: Script, within: cst.CSTNode) -> list[Loade
 def _handed_over(place: Place, script: Script) -> Iterator[Loader]:
     """Loaders given to `trainer.fit(model, loader)` or `Trainer(train_dataloader=loader)`."""
     for call, _ in method_calls(script, "fit"):
-        given = argument(call, "train_dataloaders", 1) or argument(call, "train_dataloader", 1)
-        if given is not None:
-            yield from _drawn_from(place, script, given.value)
+        arg = argument(call, "train_dataloaders", 1) or argument(call, "train_dataloader", 1)
+        if arg is not None:
+            yield from _drawn_from(place, script, arg.value)
 
 
 def _for_validation(script: Script, call: cst.Call) -> bool:
     """Whether the name that a loader is bound to, or the function that returns it, says that it does not train."""
-    names = [script.function_name(call), *assigned(script.statement_of(call))]
+    names = [script.function_name(call), *assigned_names(script.statement_of(call))]
     return any(_NOT_TRAINING.search(part) for name in names for part in (name or "").split("."))

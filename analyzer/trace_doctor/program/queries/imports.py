@@ -24,14 +24,14 @@ def name_for(script: Script, qualified: str, at: cst.CSTNode) -> tuple[str, tupl
 
     Raises NoEdit where every name that could be bound means something else in the script.
     """
-    bound = [
+    candidates = [
         (full, name)
         for name, full, _ in bindings(script)
         if (full == qualified or (qualified.startswith(f"{full}.") and _reaches(full, qualified)))
         and not _rebound(script, name, at)
     ]
-    if bound:
-        full, name = max(bound, key=lambda b: len(b[0]))
+    if candidates:
+        full, name = max(candidates, key=lambda b: len(b[0]))
         return name + qualified[len(full) :], ()
     module, _, leaf = qualified.rpartition(".")
     anchor = last_import(script, at, qualified.split(".")[0])
@@ -58,7 +58,7 @@ def last_import(
 
     With `before`, only lines above the top-level statement that holds this node count.
     """
-    found: list[tuple[cst.SimpleStatementLine, set[str]]] = []
+    imports: list[tuple[cst.SimpleStatementLine, set[str]]] = []
     end = len(script.text) if before is None else script.span(before)[0]
     for statement in script.module.body:
         beyond = before is not script.module and script.span(statement)[1] > end
@@ -66,19 +66,19 @@ def last_import(
             break
         node = statement.body[-1] if isinstance(statement, cst.SimpleStatementLine) else None
         if isinstance(statement, cst.SimpleStatementLine) and isinstance(node, cst.Import | cst.ImportFrom):
-            found.append((statement, {module.split(".")[0] for module in imported_modules(node)}))
-    found = [(line, roots) for line, roots in found if roots != {"__future__"}]
-    own = [line for line, roots in found if package in roots]
-    torch = [line for line, roots in found if "torch" in roots]
-    return next(reversed(own or torch or [line for line, _ in found]), None)
+            imports.append((statement, {module.split(".")[0] for module in imported_modules(node)}))
+    imports = [(line, roots) for line, roots in imports if roots != {"__future__"}]
+    own = [line for line, roots in imports if package in roots]
+    torch = [line for line, roots in imports if "torch" in roots]
+    return next(reversed(own or torch or [line for line, _ in imports]), None)
 
 
 def below_imports(script: Script, anchor: cst.SimpleStatementLine, code: str, key: str) -> Edit:
     """Lines below an import, set off by empty lines; a first `import` line joins the imports above."""
     edit = insert_after(script, anchor.body[-1], code, key)
     above = "" if code.startswith("import ") else "\n"
-    following = script.line_text(script.lines(anchor)[1] + 1).strip()
-    return Edit(edit.start, edit.end, above + edit.text + ("\n" if following else ""), key, code)
+    next_line = script.line_text(script.lines(anchor)[1] + 1).strip()
+    return Edit(edit.start, edit.end, above + edit.text + ("\n" if next_line else ""), key, code)
 
 
 def bindings(script: Script) -> Iterator[tuple[str, str, cst.Import | cst.ImportFrom]]:
@@ -109,9 +109,9 @@ def _reaches(full: str, qualified: str) -> bool:
 def _rebound(script: Script, name: str, at: cst.CSTNode) -> bool:
     """Whether a function around a place gives a name another meaning."""
     around = [a for a in script.ancestors(at) if isinstance(a, cst.FunctionDef)]
-    bound = [dotted(t.target) for f in around for t in script.all(cst.AssignTarget, within=f)]
-    bound += [p.name.value for f in around for p in script.all(cst.Param, within=f.params)]
-    return name.split(".")[0] in bound
+    local_names = [dotted(t.target) for f in around for t in script.all(cst.AssignTarget, within=f)]
+    local_names += [p.name.value for f in around for p in script.all(cst.Param, within=f.params)]
+    return name.split(".")[0] in local_names
 
 
 def _uses(script: Script, name: str) -> list[cst.Name]:
@@ -124,6 +124,6 @@ def _uses(script: Script, name: str) -> list[cst.Name]:
 
 def _is_package(script: Script, name: str) -> bool:
     """Whether a name is an imported top-level package everywhere it is used."""
-    imported = any(bound == full == name for bound, full, _ in bindings(script))
+    imported = any(alias == full == name for alias, full, _ in bindings(script))
     targets = [t.target for t in script.all(cst.AssignTarget)] + [p.name for p in script.all(cst.Param)]
     return imported and not any(use in targets for use in _uses(script, name))

@@ -32,20 +32,20 @@ def method_calls(
 
 def changes_in_place(call: cst.Call, name: str) -> bool:
     """`x.add_(...)`: whether a call changes what a name refers to."""
-    changed = receiver(call)
-    return changed is not None and (method_name(call) or "").endswith("_") and dotted(changed) == name
+    target = receiver(call)
+    return target is not None and (method_name(call) or "").endswith("_") and dotted(target) == name
 
 
 def backward_values(script: Script, within: cst.CSTNode | None) -> list[cst.BaseExpression]:
     """What is differentiated: `loss` of `loss.backward()`, `scaler.scale(loss).backward()`, `accelerator.backward(loss)`."""
-    found: list[cst.BaseExpression] = []
+    values: list[cst.BaseExpression] = []
     for method in ("backward", "manual_backward"):
         for call, value in method_calls(script, method, within):
             inner = value if isinstance(value, cst.Call) else call
-            found += [a.value for a in inner.args if a.keyword is None] if inner.args else [value]
+            values += [a.value for a in inner.args if a.keyword is None] if inner.args else [value]
             if inner is call and call.args:
-                found.append(value)
-    return found
+                values.append(value)
+    return values
 
 
 def names_in(script: Script, node: cst.CSTNode) -> set[str]:
@@ -58,31 +58,33 @@ def trains(script: Script, loop: cst.CSTNode) -> bool:
     """Whether a loop calls `backward`, itself or in a function of this script that it calls."""
     if any(True for _ in method_calls(script, "backward", loop)):
         return True
-    called = (dataflow_of(script).definition(call.func) for call in script.all(cst.Call, within=loop))
-    functions = (target for target in called if isinstance(target, cst.FunctionDef))
+    callees = (dataflow_of(script).definition(call.func) for call in script.all(cst.Call, within=loop))
+    functions = (target for target in callees if isinstance(target, cst.FunctionDef))
     return any(True for f in functions for _ in method_calls(script, "backward", f))
 
 
 def is_optimizer(script: Script, node: cst.BaseExpression) -> bool:
     """Whether an expression is an optimizer: by what it was assigned, else by its name, unless that is a scheduler's."""
-    tracked = dataflow_of(script)
-    found = tracked.of(node)
-    if any(tracked.is_optimizer(o) for o in found):
+    dataflow = dataflow_of(script)
+    origins = dataflow.of(node)
+    if any(dataflow.is_optimizer(o) for o in origins):
         return True
-    made = {script.callee(o) or dotted(o.func) or "" for o in found if isinstance(o, cst.Call)}
-    return _OPTIMIZER_NAME.fullmatch(dotted(node) or "") is not None and not any(map(_SCHEDULER.search, made))
+    constructors = {script.callee(o) or dotted(o.func) or "" for o in origins if isinstance(o, cst.Call)}
+    return _OPTIMIZER_NAME.fullmatch(dotted(node) or "") is not None and not any(
+        map(_SCHEDULER.search, constructors)
+    )
 
 
 def optimizer_steps(script: Script, within: cst.CSTNode | None = None) -> list[tuple[cst.Call, str]]:
     """Calls that step an optimizer (`opt.step()`, `scaler.step(opt)`), with the optimizer's text."""
-    found = []
+    steps = []
     for call, value in method_calls(script, "step", within):
         first = call.args[0].value if call.args and call.args[0].keyword is None else None
         if is_optimizer(script, value):
-            found.append((call, script.code(value)))
+            steps.append((call, script.code(value)))
         elif first is not None and is_optimizer(script, first):
-            found.append((call, script.code(first)))
-    return found
+            steps.append((call, script.code(first)))
+    return steps
 
 
 def zero_grads(script: Script, within: cst.CSTNode | None = None) -> list[tuple[cst.Call, str]]:
@@ -97,9 +99,9 @@ def enclosing_loop(script: Script, node: cst.CSTNode) -> Loop | None:
     return up if isinstance(up, cst.For | cst.While) else None
 
 
-def of_steps(found: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
+def of_steps(nodes: Sequence[tuple[Script, N]]) -> list[tuple[Script, N]]:
     """Without what stands in a loop that does not train, in a function that does: validation between the steps."""
-    return [(script, node) for script, node in found if not _between_steps(script, node)]
+    return [(script, node) for script, node in nodes if not _between_steps(script, node)]
 
 
 def _between_steps(script: Script, node: cst.CSTNode) -> bool:

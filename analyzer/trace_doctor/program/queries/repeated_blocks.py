@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from trace_doctor.program.dataflow import dataflow_of
-from trace_doctor.program.script import Script, assigned, literal
+from trace_doctor.program.script import Script, assigned_names, literal
 
 _LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential")
 
@@ -18,7 +18,7 @@ class Blocks:
 
     path: str
     owner: cst.ClassDef
-    made: cst.Call
+    call: cst.Call
     block: cst.ClassDef | None
     """the class of the blocks, where this script defines it"""
     sequential: bool
@@ -26,7 +26,7 @@ class Blocks:
 
 def repeated_blocks(script: Script, owner: cst.ClassDef | None = None) -> list[Blocks]:
     """Lists of blocks made by a comprehension, in one class or in all."""
-    found = []
+    lists = []
     for call in script.calls(*_LISTS):
         holder = script.nearest(call, cst.ClassDef)
         element = _element(call)
@@ -35,14 +35,14 @@ def repeated_blocks(script: Script, owner: cst.ClassDef | None = None) -> list[B
             continue
         definition = dataflow_of(script).definition(element.func)
         block = definition if isinstance(definition, cst.ClassDef) else None
-        found.append(Blocks(path, holder, call, block, script.callee(call) == "torch.nn.Sequential"))
-    return found
+        lists.append(Blocks(path, holder, call, block, script.callee(call) == "torch.nn.Sequential"))
+    return lists
 
 
 def _element(call: cst.Call) -> cst.Call | None:
     """`Block(...)` of `[Block(...) for _ in ...]`, given as the list or spread into the arguments."""
-    made = call.args[0].value if len(call.args) == 1 else None
-    element = made.elt if isinstance(made, cst.ListComp | cst.GeneratorExp) else None
+    comprehension = call.args[0].value if len(call.args) == 1 else None
+    element = comprehension.elt if isinstance(comprehension, cst.ListComp | cst.GeneratorExp) else None
     return element if isinstance(element, cst.Call) else None
 
 
@@ -58,7 +58,7 @@ def _path(script: Script, call: cst.Call) -> str | None:
                 return None
             keys.append(key)
         elif isinstance(up, cst.Assign):
-            target = assigned(up)[0] or "" if len(up.targets) == 1 else ""
+            target = assigned_names(up)[0] or "" if len(up.targets) == 1 else ""
             path = ".".join([target.removeprefix("self."), *reversed(keys)])
             return path if target.startswith("self.") else None
         elif isinstance(up, cst.BaseStatement):

@@ -13,7 +13,7 @@ from trace_doctor.program.edits import NoEdit, shares_line
 from trace_doctor.program.place import Place, candidate, only, refusal
 from trace_doctor.program.project import Project
 from trace_doctor.program.queries.loops import Loop, enclosing_loop, method_calls
-from trace_doctor.program.script import Script, argument, assigned, dotted, method_name, receiver
+from trace_doctor.program.script import Script, argument, assigned_names, dotted, method_name, receiver
 
 Home = Loop | cst.FunctionDef | cst.Module
 """what is run once per step: the loop, else the function that some loop calls"""
@@ -44,13 +44,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Model:
-    """The model that a step calls. `name` is how the scope that made it calls it; `made` is the last statement there
+    """The model that a step calls. `name` is how the scope that made it calls it; `setup` is the last statement there
     that gives the name its value. Its construction and its class can be in other files of the program."""
 
     script: Script
     name: str
     calls: tuple[cst.Call, ...]
-    made: cst.BaseSmallStatement
+    setup: cst.BaseSmallStatement
     construction: tuple[Script, cst.Call]
     definition: tuple[Script, cst.ClassDef] | None
 
@@ -68,17 +68,17 @@ def home_of(script: Script, node: cst.CSTNode) -> Home:
 def find_step(place: Place) -> Step:
     """The one step that trains; of several, the one that the captured line is in. Raises NoEdit for none and several."""
     calls = [(s, c) for s in place.scripts for c, _ in method_calls(s, "backward")]
-    found = [(s, c) for s, c in calls if _differentiated(c) is not None]
+    backwards = [(s, c) for s, c in calls if _loss_of(c) is not None]
     if (line := place.line) is not None and place.script is not None:
-        found = [(s, c) for s, c in found if s.covers(home_of(s, c), line)] or found
-    found = [(s, c) for s, c in found if not isinstance(home_of(s, c), cst.Module)] or found
-    script, call = only(found, "call backward()", "no training step (a call of backward()) was found")
-    loss = _differentiated(call)
+        backwards = [(s, c) for s, c in backwards if s.covers(home_of(s, c), line)] or backwards
+    backwards = [(s, c) for s, c in backwards if not isinstance(home_of(s, c), cst.Module)] or backwards
+    script, call = only(backwards, "call backward()", "no training step (a call of backward()) was found")
+    loss = _loss_of(call)
     assert loss is not None
     return Step(script, home_of(script, call), call, loss, place.program)
 
 
-def _differentiated(call: cst.Call) -> cst.BaseExpression | None:
+def _loss_of(call: cst.Call) -> cst.BaseExpression | None:
     """`loss` of `loss.backward()` and `scaler.scale(loss).backward()`; None for a method of another kind."""
     value = receiver(call)
     if isinstance(value, cst.Call):
@@ -145,8 +145,8 @@ def part_calls(step: Step, within: cst.CSTNode) -> list[cst.Call]:
 
 
 def _all_models(step: Step, node: cst.BaseExpression) -> bool:
-    made = step.program.of(step.script, node)
-    return bool(made) and all(_is_model(step.program, *m) for m in made)
+    origins = step.program.of(step.script, node)
+    return bool(origins) and all(_is_model(step.program, *m) for m in origins)
 
 
 def _is_model(program: Project, script: Script, origin: cst.BaseExpression) -> bool:
@@ -158,7 +158,7 @@ def _is_model(program: Project, script: Script, origin: cst.BaseExpression) -> b
         return False
     if dataflow_of(script).is_model(origin):
         return True
-    owner = program.class_named(script, origin.func)
+    owner = program.class_by_name(script, origin.func)
     return owner is not None and _is_module(program, *owner)
 
 
@@ -169,11 +169,11 @@ def _is_module(program: Project, script: Script, owner: cst.ClassDef) -> bool:
 
 def trained_classes(program: Project) -> Iterator[tuple[Script, cst.ClassDef]]:
     """The classes of the models that training steps of a program call, or whose parameters an optimizer takes."""
-    for script in program.mentioning("backward("):
+    for script in program.scripts_with("backward("):
         for backward, _ in method_calls(script, "backward"):
             for call in script.all(cst.Call, within=home_of(script, backward)):
                 yield from _module_classes(program, script, call.func)
-    for script in program.mentioning(".parameters("):
+    for script in program.scripts_with(".parameters("):
         for call in script.all(cst.Call):
             if dataflow_of(script).is_optimizer(call):
                 for _, model in method_calls(script, "parameters", call):
@@ -187,16 +187,16 @@ def _module_classes(
     for where, origin in program.of(script, node):
         if not isinstance(origin, cst.Call):
             continue
-        made = [(where, origin.func)]
+        constructors = [(where, origin.func)]
         if isinstance(origin.func, cst.Subscript):
             tables = program.of(where, origin.func.value)
             elements = [(w, e) for w, t in tables if isinstance(t, cst.Dict) for e in t.elements]
-            made = [(w, e.value) for w, e in elements if isinstance(e, cst.DictElement)]
-        for home, func in made:
-            found = program.definition(home, func)
-            if found is None:
+            constructors = [(w, e.value) for w, e in elements if isinstance(e, cst.DictElement)]
+        for home, func in constructors:
+            match = program.definition(home, func)
+            if match is None:
                 continue
-            file, definition = found
+            file, definition = match
             if isinstance(definition, cst.ClassDef) and _is_module(program, file, definition):
                 yield file, definition
             elif isinstance(definition, cst.FunctionDef) and depth < 3:
@@ -211,50 +211,52 @@ def find_model(step: Step) -> Model:
     if not calls:
         why = "which module the step trains cannot be told: its construction is not in these scripts"
         raise refusal(script, step.backward, why, kind="unresolved")
-    made = {id(o): (s, o) for c in calls for s, o in step.program.of(script, c.func)}
-    if len(made) > 1:
-        places = [candidate(s, o) for s, o in made.values()]
-        raise NoEdit("ambiguous", f"the step calls {len(made)} models", places)
-    where, construction = next(iter(made.values()))
+    models = {id(o): (s, o) for c in calls for s, o in step.program.of(script, c.func)}
+    if len(models) > 1:
+        places = [candidate(s, o) for s, o in models.values()]
+        raise NoEdit("ambiguous", f"the step calls {len(models)} models", places)
+    where, construction = next(iter(models.values()))
     assert isinstance(construction, cst.Call)
     name, statement = _binding(script, calls[0].func)
-    owner = step.program.class_named(where, construction.func)
+    owner = step.program.class_by_name(where, construction.func)
     return Model(script, name, tuple(calls), statement, (where, construction), owner)
 
 
 def _binding(script: Script, node: cst.BaseExpression, depth: int = 0) -> tuple[str, cst.BaseSmallStatement]:
     """(name, last statement that makes it ready) of a model, in the scope that binds it: callers for a parameter."""
-    bound = dataflow_of(script).bound(node)
+    bindings = dataflow_of(script).bindings_of(node)
     function = script.function_of(node)
-    if not bound and function is not None and isinstance(node, cst.Name) and depth < 4:
-        passed = _passed(script, function, node.value)
-        if len(passed) == 1:
-            return _binding(script, passed[0], depth + 1)
-    statements = [script.statement_of(b.value) for b in bound if script.callee(b.value) not in WRAPPERS]
+    if not bindings and function is not None and isinstance(node, cst.Name) and depth < 4:
+        arguments = _caller_arguments(script, function, node.value)
+        if len(arguments) == 1:
+            return _binding(script, arguments[0], depth + 1)
+    statements = [script.statement_of(b.value) for b in bindings if script.callee(b.value) not in WRAPPERS]
     name = dotted(node)
-    found = [s for s in statements if isinstance(s, cst.Assign) and assigned(s) == [name]]
-    if not found or name is None or len(found) != len(statements):
+    assignments = [s for s in statements if isinstance(s, cst.Assign) and assigned_names(s) == [name]]
+    if not assignments or name is None or len(assignments) != len(statements):
         raise refusal(script, node, "the model is bound by no plain assignment")
-    last: cst.BaseSmallStatement = found[0]
+    last: cst.BaseSmallStatement = assignments[0]
     block, index = script.block_of(last)
     for line in block.body[index + 1 :]:
         if isinstance(line, cst.SimpleStatementLine) and _readies(line, name):
             last = line.body[-1]
         elif not isinstance(line, cst.SimpleStatementLine) or _uses(script, line, name):
             break
-    if any(not script.span(s)[0] <= script.span(last)[0] for s in found):
-        raise NoEdit("display", f"{name} is bound in several places", [candidate(script, s) for s in found])
+    if any(not script.span(s)[0] <= script.span(last)[0] for s in assignments):
+        raise NoEdit(
+            "display", f"{name} is bound in several places", [candidate(script, s) for s in assignments]
+        )
     return name, last
 
 
-def _passed(script: Script, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
+def _caller_arguments(script: Script, function: cst.FunctionDef, name: str) -> list[cst.BaseExpression]:
     """What the one call of a function in this script passes for a parameter."""
-    names, tracked = [p.name.value for p in function.params.params], dataflow_of(script)
-    callers = [c for c in script.all(cst.Call) if tracked.definition(c.func) is function]
+    names, dataflow = [p.name.value for p in function.params.params], dataflow_of(script)
+    callers = [c for c in script.all(cst.Call) if dataflow.definition(c.func) is function]
     if len(callers) != 1 or name not in names:
         return []
-    given = argument(callers[0], name, names.index(name) - (tracked.owner(function) is not None))
-    return [given.value] if given is not None else []
+    arg = argument(callers[0], name, names.index(name) - (dataflow.owner(function) is not None))
+    return [arg.value] if arg is not None else []
 
 
 def _readies(line: cst.SimpleStatementLine, name: str) -> bool:
@@ -262,8 +264,8 @@ def _readies(line: cst.SimpleStatementLine, name: str) -> bool:
     node = line.body[0]
     if len(line.body) > 1 or not isinstance(node, cst.Expr | cst.Assign):
         return False
-    made = receiver(node.value)
-    again = assigned(node) in ([], [name]) and made is not None and dotted(made) == name
+    target = receiver(node.value)
+    again = assigned_names(node) in ([], [name]) and target is not None and dotted(target) == name
     return again and method_name(node.value) in _READYING
 
 
@@ -286,8 +288,10 @@ def whole_line(script: Script, node: cst.CSTNode) -> cst.SimpleStatementLine:
 def loss_assignments(step: Step) -> list[cst.Assign]:
     """The assignments of a step before backward that give the loss its value."""
     script, name = step.script, dotted(step.loss)
-    found = [a for a in script.all(cst.Assign, step.home) if name is not None and name in assigned(a)]
-    return [a for a in found if script.span(a)[1] <= script.span(step.backward)[0]]
+    assignments = [
+        a for a in script.all(cst.Assign, step.home) if name is not None and name in assigned_names(a)
+    ]
+    return [a for a in assignments if script.span(a)[1] <= script.span(step.backward)[0]]
 
 
 def lines_from(script: Script, node: cst.CSTNode, last: cst.SimpleStatementLine) -> Sequence[cst.CSTNode]:

@@ -14,7 +14,7 @@ from trace_doctor.program.project import Project
 from trace_doctor.program.script import (
     Script,
     argument,
-    assigned,
+    assigned_names,
     dotted,
     key_of,
     literal,
@@ -37,22 +37,22 @@ class WhereSet:
 
 def where_set(script: Script, node: cst.BaseExpression, project: Project) -> WhereSet | None:
     """The one place that sets the value of an expression, or None when there is none or more than one."""
-    found = project.of(script, _as_number(script, node))
-    if len(found) != 1:
+    origins = project.of(script, _as_number(script, node))
+    if len(origins) != 1:
         return None
-    home, made = found[0]
-    origin = _as_number(home, made)
-    if origin is not made and isinstance(origin, cst.Name | cst.Attribute):  # `x = int(x)` asks for itself
+    home, value = origins[0]
+    origin = _as_number(home, value)
+    if origin is not value and isinstance(origin, cst.Name | cst.Attribute):  # `x = int(x)` asks for itself
         further = project.of(home, origin)
-        home, origin = further[0] if len(further) == 1 else (home, made)
+        home, origin = further[0] if len(further) == 1 else (home, value)
     if isinstance(origin, cst.Subscript):
         return _entry(project, home, origin)
     if origin is not node and literal(origin) is not ...:
         return WhereSet(origin, "constant", home)
     if not isinstance(origin, cst.Attribute) or dotted(origin) is None:
         return None
-    found_there = _field_default(project, home, origin) or _parsed_field(project, home, origin)
-    return found_there or _option_default(project, origin.attr.value)
+    field = _field_default(project, home, origin) or _parsed_field(project, home, origin)
+    return field or _option_default(project, origin.attr.value)
 
 
 def _as_number(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
@@ -65,11 +65,11 @@ def _as_number(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
 def _entry(project: Project, script: Script, node: cst.Subscript) -> WhereSet | None:
     """`config["key"]` of the one dictionary that `config` stands for, whose entry nothing changes."""
     key = key_of(node)
-    made = project.of(script, node.value) if key is not None else []
-    home, mapping = made[0] if len(made) == 1 else (script, None)
+    origins = project.of(script, node.value) if key is not None else []
+    home, mapping = origins[0] if len(origins) == 1 else (script, None)
     if not isinstance(mapping, cst.Dict):
         return None
-    for other in project.mentioning(f'"{key}"', f"'{key}'"):
+    for other in project.scripts_with(f'"{key}"', f"'{key}'"):
         for item in other.all(cst.Subscript):
             changes = isinstance(other.parent(item), cst.AssignTarget | cst.AugAssign | cst.Del)
             if changes and key_of(item) == key:
@@ -92,27 +92,27 @@ def set_origin(origin: WhereSet, text: str, name: str) -> list[Edit]:
     edits = [Edit(start, end, text, f"{name}:{start}", text)]
     option = script.nearest(origin.value, cst.Call) if origin.how == "default" else None
     now, new = re.escape(script.code(origin.value).strip("\"'")), text.strip("\"'")
-    for said in script.all(cst.SimpleString, within=option) if option is not None and now else ():
-        first, last = script.span(said)
-        for found in re.finditer(
+    for help_text in script.all(cst.SimpleString, within=option) if option is not None and now else ():
+        first, last = script.span(help_text)
+        for match in re.finditer(
             rf"(?i)\bdefault(?:s to| is|:|=|)\s*['\"]?(?P<now>{now})(?![\w.])", script.text[first:last]
         ):
-            at = first + found.start("now")
-            edits.append(Edit(at, first + found.end("now"), new, f"help:{at}", new))
+            at = first + match.start("now")
+            edits.append(Edit(at, first + match.end("now"), new, f"help:{at}", new))
     return edits
 
 
-def divided(origin: WhereSet, project: Project) -> tuple[Script, cst.BaseExpression] | None:
+def division_of(origin: WhereSet, project: Project) -> tuple[Script, cst.BaseExpression] | None:
     """A division with the value in it: accumulation steps or a learning rate computed from a batch size. An option or a
     field is looked for in the whole program, a constant in the script that sets it."""
     home = origin.script
     name = _bound_name(origin)
-    others = project.mentioning(name) if name and origin.how == "default" else ()
+    others = project.scripts_with(name) if name and origin.how == "default" else ()
     for script in (home, *(s for s in others if s is not home)) if name else ():
         for operation in script.all(cst.BinaryOperation):
             if isinstance(operation.operator, cst.Divide | cst.FloorDivide | cst.Modulo):
-                read = [dotted(n) or "" for n in _operands(operation)]
-                if any(n.split(".")[-1] == name and ("." in n or script is home) for n in read):
+                operands = [dotted(n) or "" for n in _operands(operation)]
+                if any(n.split(".")[-1] == name and ("." in n or script is home) for n in operands):
                     return script, operation
     return None
 
@@ -129,7 +129,7 @@ def _bound_name(origin: WhereSet) -> str | None:
     if isinstance(target, cst.DictElement):
         key = literal(target.key)
         return key if isinstance(key, str) else None
-    names = [dotted(statement.target)] if isinstance(statement, cst.AnnAssign) else assigned(statement)
+    names = [dotted(statement.target)] if isinstance(statement, cst.AnnAssign) else assigned_names(statement)
     return names[0] if len(names) == 1 else None
 
 
@@ -144,15 +144,15 @@ def _operands(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
 
 def _field_default(project: Project, script: Script, node: cst.Attribute) -> WhereSet | None:
     """The field of a dataclass of this program, or what its one construction passes for it."""
-    made = project.of(script, node.value)
+    origins = project.of(script, node.value)
     owner = project.class_of(script, node.value)
-    if len(made) != 1 or owner is None:
+    if len(origins) != 1 or owner is None:
         return None
-    home, call = made[0]
+    home, call = origins[0]
     if isinstance(call, cst.Call):
-        passed = argument(call, node.attr.value)
-        if passed is not None:
-            return _literal_at(home, passed.value, "constant")
+        arg = argument(call, node.attr.value)
+        if arg is not None:
+            return _literal_at(home, arg.value, "constant")
         if any(a.star or a.keyword is None for a in call.args):
             return None
     return _default_in(*owner, node.attr.value)
@@ -163,10 +163,10 @@ _PARSE = ("parse_args_into_dataclasses", "parse_args_and_config", "parse", "pars
 
 def _parsed_field(project: Project, script: Script, node: cst.Attribute) -> WhereSet | None:
     """The field of a dataclass of this program that a parser for dataclasses fills: HfArgumentParser, TrlParser."""
-    made = project.of(script, node.value)
-    bound = dataflow_of(script).bound(node.value)
-    item = bound[0].item if len(bound) == 1 else None
-    home, origin = made[0] if len(made) == 1 else (script, None)
+    origins = project.of(script, node.value)
+    bindings = dataflow_of(script).bindings_of(node.value)
+    item = bindings[0].item if len(bindings) == 1 else None
+    home, origin = origins[0] if len(origins) == 1 else (script, None)
     if isinstance(origin, cst.Subscript) and isinstance(origin.slice[0].slice, cst.Index):
         index = literal(origin.slice[0].slice.value)
         origin, item = origin.value, index if isinstance(index, int) else None
@@ -178,12 +178,12 @@ def _parsed_field(project: Project, script: Script, node: cst.Attribute) -> Wher
     classes = argument(parser, "dataclass_types", 0)
     if not (where.callee(parser) or "").endswith((".HfArgumentParser", ".TrlParser")) or classes is None:
         return None
-    given = classes.value
-    several = [e.value for e in given.elements] if isinstance(given, cst.Tuple | cst.List) else [given]
+    value = classes.value
+    several = [e.value for e in value.elements] if isinstance(value, cst.Tuple | cst.List) else [value]
     item = 0 if len(several) == 1 else item
     if item is None or item >= len(several):
         return None
-    owner = project.class_named(where, several[item])
+    owner = project.class_by_name(where, several[item])
     return _default_in(*owner, node.attr.value, f"--{node.attr.value}") if owner is not None else None
 
 
@@ -195,8 +195,8 @@ def _default_in(where: Script, owner: cst.ClassDef, name: str, flag: str = "") -
         if isinstance(statement, cst.AnnAssign) and dotted(statement.target) == name and statement.value:
             default = statement.value
             if isinstance(default, cst.Call) and where.callee(default) == "dataclasses.field":
-                given = argument(default, "default")
-                default = given.value if given is not None else default
+                arg = argument(default, "default")
+                default = arg.value if arg is not None else default
             return _literal_at(where, default, "default", flag)
     return None
 
@@ -205,7 +205,7 @@ def _option_default(project: Project, name: str) -> WhereSet | None:
     """`default=` of the one `add_argument` whose destination has this name."""
     options = [
         (s, c)
-        for s in project.mentioning("add_argument")
+        for s in project.scripts_with("add_argument")
         for c in s.all(cst.Call)
         if method_name(c) == "add_argument" and _destination(c) == name
     ]
@@ -222,8 +222,8 @@ def _option_default(project: Project, name: str) -> WhereSet | None:
 
 def _flag(call: cst.Call) -> str:
     """The long name of an option, else its first; empty where it has none."""
-    found = [literal(a.value) for a in call.args if a.keyword is None]
-    names = [f for f in found if isinstance(f, str)]
+    values = [literal(a.value) for a in call.args if a.keyword is None]
+    names = [f for f in values if isinstance(f, str)]
     return next((n for n in names if n.startswith("--")), names[0] if names else "")
 
 
