@@ -145,7 +145,7 @@ def _framework_rows() -> Iterator[str]:
 
     tables = (f.TRAINING_ARGUMENTS, {**f.ACCELERATE, **f.DYNAMO}, f.LIGHTNING, f.FABRIC)
     for name in codemods():
-        wanted = f.wishes(name, parameters(name, _SAMPLES.get(name, {})))
+        wanted = f.wishes_of(name, parameters(name, _SAMPLES.get(name, {})))
         cells = [
             ", ".join(_said(t[w], v) for w, v in wanted.items()) if set(wanted) <= set(t) else ""
             for t in tables

@@ -210,14 +210,14 @@ def verify(
     severity from which a new finding fails. What was not read or is missing on a side makes it undecided, unless
     `allow_partial` is set; `ranks` says how many each side must have (a number, or all). Otherwise as `analyze`.
     """
-    from trace_doctor.fixes.plan import selected
+    from trace_doctor.fixes.plan import is_selected
     from trace_doctor.gate.verify import verify as compare
 
     old, new = (
         _result(r, source=source, config=config, rank=rank, device=device, progress=progress)
         for r in (before, after)
     )
-    chosen = {f.id for f in old.findings if selected(f, select)}
+    chosen = {f.id for f in old.findings if is_selected(f, select)}
     if select and not chosen:
         there = ", ".join(f.id for f in old.findings) or "none"
         raise UsageError(f"no finding of BEFORE is {', '.join(select)}; it has {there}")

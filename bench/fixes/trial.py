@@ -23,7 +23,7 @@ from checks import Checker
 from evidence import Site, findings, possible
 
 from trace_doctor.fixes import Plan, plan
-from trace_doctor.fixes.resolved import Planned
+from trace_doctor.fixes.resolved import PlannedFix
 from trace_doctor.model import Finding, Result
 from trace_doctor.program.source_tree import SourceTree
 
@@ -75,7 +75,7 @@ def framework(tree: SourceTree, file: str) -> str:
     return found[0] if found else "plain PyTorch"
 
 
-def outcome(items: list[Planned]) -> str:
+def outcome(items: list[PlannedFix]) -> str:
     """The best that a finding's fixes come to; `no fault` where the script does what the first of them asks for."""
     edits = [i for i in items if i.fix.codemod is not None]
     if edits[0].status == "already":
@@ -84,7 +84,7 @@ def outcome(items: list[Planned]) -> str:
     return next(o for o in OUTCOMES if o in found)
 
 
-def _outcome(item: Planned) -> str:
+def _outcome(item: PlannedFix) -> str:
     if item.status in ("ready", "covered"):
         return item.safety
     if item.status == "already":
@@ -150,7 +150,7 @@ def _together(checker: Checker, made: Plan, mine: list[Finding]) -> list[str]:
 
 
 def _record(
-    repository: str, source: Path, kind: str, site: Site | None, exact: bool, can: bool, item: Planned
+    repository: str, source: Path, kind: str, site: Site | None, exact: bool, can: bool, item: PlannedFix
 ) -> dict[str, Any]:
     return {
         "repository": repository,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from repositories import committed
 
-from trace_doctor.fixes.journal import Edit, begun
+from trace_doctor.fixes.journal import Edit, open_journal
 from trace_doctor.model import Finding, Fix, Result
 
 EXE = [sys.executable, "-c", "from trace_doctor.cli import main; main()"]
@@ -166,7 +166,7 @@ def test_an_interrupted_edit_is_named_and_only_apply_completes_it(job: Path) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", state["XDG_STATE_HOME"])
         contents = [("train.py", SCRIPT.encode(), edited.encode()), ("model.py", b"x = 1\n", b"x = 2\n")]
-        with begun(Edit.of(root, contents)):
+        with open_journal(Edit.of(root, contents)):
             (root / "model.py").write_text("x = 2\n")
     for arguments in (["result.json", "--source", "job"], ["result.json", "--source", "job", "--patch", "p"]):
         done = run("fix", *arguments, cwd=job, **state)

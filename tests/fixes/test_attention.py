@@ -7,7 +7,7 @@ import re
 import pytest
 
 from trace_doctor.fixes.codemods import codemods
-from trace_doctor.fixes.resolved import checked
+from trace_doctor.fixes.resolved import new_bytes
 from trace_doctor.program.edits import NoEdit
 from trace_doctor.program.place import Place
 from trace_doctor.program.script import Script
@@ -44,7 +44,7 @@ def fused(*lines: str) -> str:
         change = mod.run(Place([script], torch=TorchBounds(version, version)), mod.parameters({}))
     except NoEdit as refused:
         return refused.why
-    after = checked(script, change.edits).decode()
+    after = new_bytes(script, change.edits).decode()
     compile(after, "train.py", "exec")
     found = re.search(r"scaled_dot_product_attention\((.*?)\)\n", after, re.DOTALL)
     assert found

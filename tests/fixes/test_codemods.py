@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from trace_doctor.fixes.codemods import codemods
-from trace_doctor.fixes.resolved import checked
+from trace_doctor.fixes.resolved import new_bytes
 from trace_doctor.program.edits import Change, NoEdit
 from trace_doctor.program.place import Place
 from trace_doctor.program.script import Script
@@ -101,7 +101,7 @@ def ident(case: Case) -> str:
 def test_edit_gives_the_expected_script(case: Case) -> None:
     script = Script(case.before.encode(), "train.py")
     change = case.change(script)
-    text = checked(script, change.edits).decode()
+    text = new_bytes(script, change.edits).decode()
     assert text == case.after
     assert not change.notes if case.notes == "none" else case.notes in " ".join(change.notes)
     assert case.safety in (None, change.safety)
@@ -129,7 +129,7 @@ def test_second_run_changes_nothing(case: Case) -> None:
         change = case.change(script)
     except NoEdit:
         return
-    assert checked(script, change.edits) == script.data
+    assert new_bytes(script, change.edits) == script.data
 
 
 @pytest.mark.parametrize("case", EDITS, ids=ident)
@@ -150,7 +150,7 @@ def test_bytes_of_the_file_survive(case: Case, style: str) -> None:
     if style.startswith("latin-1") and place.line is not None:
         place = Place([script], place.line + 2, None, place.torch)
     mod = codemods()[case.codemod]
-    changed = checked(script, mod.run(place, mod.parameters(case.params)).edits)
+    changed = new_bytes(script, mod.run(place, mod.parameters(case.params)).edits)
     assert changed == dress(case.after or "")
 
 

@@ -53,7 +53,7 @@ def document(text: str, name: str = "a.yaml") -> Document:
 
 def edited(text: str, wanted: dict[str, Any], name: str = "a.yaml") -> str:
     made = document(text, name)
-    return apply(made.file, made.merged(wanted))
+    return apply(made.file, made.merge(wanted))
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_json_says_what_is_wanted_beside_what_it_said(indent: int | str | None, 
     out = edited(text, WANTED, "ds.json")
     assert json.loads(out) == merged(CONFIG, WANTED)
     assert ("\r\n" in out) == (newline == "\r\n" and "\r\n" in text)
-    assert not document(out, "ds.json").merged(WANTED)
+    assert not document(out, "ds.json").merge(WANTED)
     kept = [line for line in text.split(newline) if line.strip(" \t{}[],")]
     lines = {line.rstrip(",") for line in out.split(newline)}
     if indent is not None:
@@ -121,7 +121,7 @@ def test_yaml_keeps_every_other_line(dress: Any) -> None:
         .replace("use_cpu: false\n", "use_cpu: false\nanswer: 'no'\n")
     )
     assert out == dress(expected)
-    assert not document(out).merged(wanted)
+    assert not document(out).merge(wanted)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_what_is_no_plain_mapping_is_left_alone(text: str, name: str) -> None:
 )
 def test_what_stands_in_the_way_is_shown(text: str, name: str, wanted: dict[str, Any]) -> None:
     with pytest.raises(NoEdit) as refused:
-        document(text, name).merged(wanted)
+        document(text, name).merge(wanted)
     assert refused.value.kind == "display"
     assert refused.value.candidates[0].file == name
 

@@ -17,8 +17,8 @@ from trace_doctor.errors import UsageError
 from trace_doctor.fixes import apply as applying
 from trace_doctor.fixes import exchange as exchanging
 from trace_doctor.fixes import journal as journals
-from trace_doctor.fixes.apply import _replace_all, interrupted, recover
-from trace_doctor.fixes.journal import Edit, begun
+from trace_doctor.fixes.apply import _replace_all, interrupted_edits, recover
+from trace_doctor.fixes.journal import Edit, open_journal
 
 OLD = {"a.py": b"print('a, as it was')\n", "b.py": b"print('b, as it was')\n"}
 NEW = {"a.py": b"print('a, edited')\n", "b.py": b"print('b, edited')\n"}
@@ -45,7 +45,7 @@ def reset(folder: Path) -> None:
 
 def edit_all(folder: Path) -> None:
     edit = Edit.of(folder.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])
-    with begun(edit) as journal:
+    with open_journal(edit) as journal:
         _replace_all(journal)
 
 
@@ -98,7 +98,7 @@ def test_killed_at_any_step_nothing_is_lost(
         seen.add(tuple(now.items()))
         if len({content == NEW[name] for name, content in now.items()}) == 2:
             mixed += 1
-            [said] = interrupted(job)
+            [said] = interrupted_edits(job)
             assert all(name in said for name in OLD) and "interrupted" in said
         recover(job)
         after = contents(job)
@@ -118,7 +118,7 @@ def test_recovery_that_is_killed_is_recovered(job: Path, monkeypatch: pytest.Mon
     def half_done() -> None:
         reset(job)
         edit = Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])
-        with begun(edit):
+        with open_journal(edit):
             (job / "a.py").write_bytes(NEW["a.py"])
 
     half_done()
@@ -131,7 +131,7 @@ def test_recovery_that_is_killed_is_recovered(job: Path, monkeypatch: pytest.Mon
 
 
 def test_a_file_with_neither_content_is_left_alone(job: Path) -> None:
-    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
+    with open_journal(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
         (job / "a.py").write_bytes(NEW["a.py"])
     (job / "b.py").write_bytes(b"mine\n")
     with pytest.raises(UsageError, match=r"b\.py stays as it is"):
@@ -140,7 +140,7 @@ def test_a_file_with_neither_content_is_left_alone(job: Path) -> None:
     (job / "b.py").write_bytes(OLD["b.py"])
     assert recover(job) == ["an interrupted edit was completed: a.py, b.py"]
     assert contents(job) == NEW
-    assert recover(job) == interrupted(job) == []
+    assert recover(job) == interrupted_edits(job) == []
 
 
 @posix
@@ -155,7 +155,7 @@ def test_a_file_with_neither_content_is_left_alone(job: Path) -> None:
 def test_a_file_that_may_not_be_edited_any_more_is_left_alone(
     job: Path, change: Callable[[Path], None], why: str
 ) -> None:
-    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
+    with open_journal(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
         (job / "a.py").write_bytes(NEW["a.py"])
     change(job / "b.py")
     before = (job / "b.py").stat()
@@ -168,14 +168,14 @@ def test_a_file_that_may_not_be_edited_any_more_is_left_alone(
 
 
 def test_an_edit_that_had_replaced_nothing_is_dropped(job: Path) -> None:
-    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
+    with open_journal(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
         pass
-    assert interrupted(job) == recover(job) == left_in_state(job) == []
+    assert interrupted_edits(job) == recover(job) == left_in_state(job) == []
     assert contents(job) == OLD
 
 
 def test_a_journal_in_use_is_not_recovered(job: Path) -> None:
-    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])) as journal:
+    with open_journal(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])) as journal:
         (job / "a.py").write_bytes(NEW["a.py"])
         said = []
         other = threading.Thread(target=lambda: said.extend(recover(job)))
@@ -183,15 +183,15 @@ def test_a_journal_in_use_is_not_recovered(job: Path) -> None:
         other.join()
         assert said == []
         assert contents(job)["b.py"] == OLD["b.py"]
-        journal.done()
+        journal.discard()
 
 
 def test_an_edit_elsewhere_is_not_ours_to_recover(job: Path) -> None:
-    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
+    with open_journal(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
         (job / "a.py").write_bytes(NEW["a.py"])
     other = job.parent / "job2"
     other.mkdir()
-    assert interrupted(other) == recover(other) == []
+    assert interrupted_edits(other) == recover(other) == []
     assert recover(job / "b.py"), "of a file it is"
 
 
@@ -201,10 +201,10 @@ def test_the_state_folder_is_the_users_alone(job: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
     reset_to = contents(job)
-    with begun(Edit.of(job.resolve(), [("a.py", reset_to["a.py"], b"x\n")])) as journal:
+    with open_journal(Edit.of(job.resolve(), [("a.py", reset_to["a.py"], b"x\n")])) as journal:
         assert folder.stat().st_mode & 0o777 == 0o700
         assert journal.file.stat().st_mode & 0o777 == 0o600
-        journal.done()
+        journal.discard()
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "no home", "another's"])
@@ -231,7 +231,7 @@ def test_no_state_folder_no_edit(job: Path, kind: str, monkeypatch: pytest.Monke
 
 def half_done(job: Path) -> Path:
     """The journal of an edit of which one file is made, and the other not."""
-    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])) as journal:
+    with open_journal(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])) as journal:
         (job / "a.py").write_bytes(NEW["a.py"])
     return journal.file
 
@@ -277,7 +277,7 @@ def test_a_journal_that_somebody_else_may_have_written_is_not_obeyed(
         file.unlink()
         os.mkfifo(file)
     before = {p: p.lstat() for p in folder.iterdir()}
-    for act in (recover, interrupted):
+    for act in (recover, interrupted_edits):
         with pytest.raises(UsageError) as said:
             act(job)
         assert "\n" not in str(said.value)
@@ -337,7 +337,7 @@ def test_what_a_kill_leaves_of_a_journal_is_removed_by_the_next_edit_alone(job: 
         others.append(folder / ".fedcba9876543210.tmp")
         others[-1].write_bytes(b"theirs")
         os.chown(others[-1], 1234, 1234)
-    assert interrupted(job) == []
+    assert interrupted_edits(job) == []
     assert left.exists()
     assert recover(job) == []
     assert sorted(folder.iterdir()) == sorted(others)
@@ -421,7 +421,7 @@ def test_a_journal_that_says_what_none_says_is_refused(job: Path, kind: str) -> 
 
 
 def test_a_link_at_the_place_is_not_followed(job: Path) -> None:
-    with begun(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
+    with open_journal(Edit.of(job.resolve(), [(name, OLD[name], NEW[name]) for name in OLD])):
         (job / "a.py").write_bytes(NEW["a.py"])
     outside = job.parent / "outside.py"
     outside.write_bytes(OLD["b.py"])

@@ -22,7 +22,7 @@ from trace_doctor.fixes.codemods import codemods
 from trace_doctor.fixes.frameworks import trainers as tables
 from trace_doctor.fixes.frameworks.deepspeed import AUTO
 from trace_doctor.fixes.literals import source_text
-from trace_doctor.fixes.resolved import checked
+from trace_doctor.fixes.resolved import new_bytes
 from trace_doctor.model import Finding, Fix, Location, Result
 from trace_doctor.model.parameters import PARAMETERS, parameters
 from trace_doctor.model.reading import MAY_BE_SAFE
@@ -146,7 +146,7 @@ def assert_only_declared(made: Plan, codemod: str) -> int:
     for change in (item.change for item in made.items if item.change):
         allowed = codemods()[codemod].adds | (of_frameworks() if change.framework else set())
         for file, edits in change.files:
-            after = checked(file, edits).decode(file.encoding)
+            after = new_bytes(file, edits).decode(file.encoding)
             (old, called), (new, calls) = words(file.name, file.text), words(file.name, after)
             allowed |= {f"compiled_{w}" for w in old} if "compiled_" in allowed else set()
             assert new - old <= allowed, f"{codemod} adds {sorted(new - old - allowed)}"

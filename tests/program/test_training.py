@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trace_doctor.fixes.codemods import codemods
-from trace_doctor.fixes.resolved import checked
+from trace_doctor.fixes.resolved import new_bytes
 from trace_doctor.program.edits import Change, NoEdit
 from trace_doctor.program.place import Place
 from trace_doctor.program.project import Project
@@ -81,7 +81,7 @@ def test_the_edit_is_made_where_it_belongs(
 ) -> None:
     made = change(tmp_path, codemod, torch)
     assert made.script.name == file
-    assert line in checked(made.script, made.edits).decode().split("\n")
+    assert line in new_bytes(made.script, made.edits).decode().split("\n")
 
 
 def test_a_file_without_the_model_says_so(tmp_path: Path) -> None:

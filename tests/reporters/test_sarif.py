@@ -191,9 +191,9 @@ AFTERS = [
 @pytest.mark.parametrize("after", AFTERS)
 @pytest.mark.parametrize("before", [BEFORE, "", BEFORE.rstrip("\n")])
 def test_the_fix_makes_the_edit_that_the_diff_makes(before: str, after: str) -> None:
-    from trace_doctor.fixes.diffs import unified
+    from trace_doctor.fixes.diffs import unified_diff
 
-    diff = unified("src/train.py", before.encode(), after.encode()).decode()
+    diff = unified_diff("src/train.py", before.encode(), after.encode()).decode()
     fix = Fix(title="t", kind="patch", diff=diff)
     [entry] = sarif(Result(findings=[finding("train.py", fixes=[fix])]))["runs"][0]["results"]
     if not diff:

@@ -15,7 +15,7 @@ from trace_doctor.cli.progress import progress_on
 from trace_doctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from trace_doctor.fixes import Plan, Planned
+    from trace_doctor.fixes import Plan, PlannedFix
     from trace_doctor.model import Result
 
 
@@ -86,10 +86,10 @@ def fix(
 
 def finish_or_name_edits(console: Console, source: Path, finishes: bool) -> None:
     """An edit that was killed half-way is completed by those who edit, and named to the others."""
-    from trace_doctor.fixes.apply import interrupted, recover
+    from trace_doctor.fixes.apply import interrupted_edits, recover
 
     try:
-        for line in recover(source) if finishes else interrupted(source):
+        for line in recover(source) if finishes else interrupted_edits(source):
             console.note(line)
     except UsageError as unreadable:
         if finishes:
@@ -99,9 +99,9 @@ def finish_or_name_edits(console: Console, source: Path, finishes: bool) -> None
 
 def _refuse_unfinished(source: Path) -> None:
     """Who is asked about each fix has not asked for the rest of an edit that was killed half-way."""
-    from trace_doctor.fixes.apply import interrupted
+    from trace_doctor.fixes.apply import interrupted_edits
 
-    if lines := interrupted(source):
+    if lines := interrupted_edits(source):
         raise UsageError(lines[0])
 
 
@@ -172,7 +172,7 @@ def _explain(plan: Plan, console: Console) -> None:
         console.hint("no finding has a fix: nothing to do")
 
 
-def _consequences(item: Planned, console: Console) -> None:
+def _consequences(item: PlannedFix, console: Console) -> None:
     """What could go wrong, and how to see that it did not."""
     fix_ = item.fix
     notes = [n for n in (item.change.notes if item.change else ()) if n not in fix_.risk]

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from trace_doctor.fixes.annotate import with_diffs
 from trace_doctor.fixes.plan import Plan, plan
-from trace_doctor.fixes.resolved import Planned
+from trace_doctor.fixes.resolved import PlannedFix
 
-__all__ = ["Plan", "Planned", "plan", "with_diffs"]
+__all__ = ["Plan", "PlannedFix", "plan", "with_diffs"]

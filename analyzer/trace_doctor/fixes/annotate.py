@@ -9,7 +9,7 @@ import msgspec
 from trace_doctor.errors import printable
 from trace_doctor.files import is_utf8
 from trace_doctor.fixes.plan import plan
-from trace_doctor.fixes.resolved import Planned
+from trace_doctor.fixes.resolved import PlannedFix
 from trace_doctor.model import NOT_PATCHED, Finding, Fix, Location, Result, Target
 from trace_doctor.program.edits import Change
 from trace_doctor.program.source_tree import SourceTree
@@ -26,40 +26,40 @@ def with_diffs(
     A fix that has no place of its own becomes `display`, with the reason in its text.
     """
     tree = SourceTree(source)
-    made = plan(result, source, torch_version=torch_version, tree=tree)
-    by_finding: dict[str, list[Planned]] = {}
-    for item in made.items:
+    edit_plan = plan(result, source, torch_version=torch_version, tree=tree)
+    by_finding: dict[str, list[PlannedFix]] = {}
+    for item in edit_plan.items:
         by_finding.setdefault(item.finding.id, []).append(item)
-    shown: dict[str, set[int]] = {}
+    lines_by_file: dict[str, set[int]] = {}
     findings = []
     for finding in result.findings:
-        planned = by_finding.get(finding.id, [])
-        location = _edited_place(_script_location(finding, tree), planned)
+        items = by_finding.get(finding.id, [])
+        location = _edited_place(_script_location(finding, tree), items)
         if location.file is not None and location.line is not None and location.file in tree.files:
-            shown.setdefault(location.file, set()).update(_around(location.line))
+            lines_by_file.setdefault(location.file, set()).update(_around(location.line))
         fixes = []
-        for item in planned:
+        for item in items:
             no_edit = item.status in ("advice", "unresolved")
-            if no_edit and item.fix.framework not in ("torch", "", *made.frameworks):
+            if no_edit and item.fix.framework not in ("torch", "", *edit_plan.frameworks):
                 continue  # for a framework that the scripts do not use
-            fixes.append(_told(item))
+            fixes.append(_annotate(item))
             if item.change is not None:
-                shown.setdefault(item.change.script.name, set()).update(_edited_lines(item.change))
+                lines_by_file.setdefault(item.change.script.name, set()).update(_edited_lines(item.change))
         findings.append(msgspec.structs.replace(finding, location=location, fixes=fixes))
-    lines = _excerpts(tree, shown) if excerpts else {}
-    named = {f.location.file for f in findings} | {
+    lines = _excerpts(tree, lines_by_file) if excerpts else {}
+    scripts = {f.location.file for f in findings} | {
         x.target.file for f in findings for x in f.fixes if x.target
     }
     return msgspec.structs.replace(
         result,
         findings=findings,
-        source_root=made.prefix if is_utf8(made.prefix) else printable(made.prefix),
-        scripts=sorted(named & set(tree.files)),
+        source_root=edit_plan.prefix if is_utf8(edit_plan.prefix) else printable(edit_plan.prefix),
+        scripts=sorted(scripts & set(tree.files)),
         source_excerpts=lines,
     )
 
 
-def _told(item: Planned) -> Fix:
+def _annotate(item: PlannedFix) -> Fix:
     fix = item.fix
     if item.change is None:
         if fix.codemod is None or not item.why:
@@ -90,9 +90,9 @@ def _script_location(finding: Finding, tree: SourceTree) -> Location:
     return msgspec.structs.replace(location, file=names[0]) if len(names) == 1 else location
 
 
-def _edited_place(location: Location, planned: list[Planned]) -> Location:
+def _edited_place(location: Location, items: list[PlannedFix]) -> Location:
     """Of a finding that knows only the function: the line that its first edit is about."""
-    change = next((p.change for p in planned if p.change is not None), None)
+    change = next((p.change for p in items if p.change is not None), None)
     if change is None or location.line is not None or location.file not in (None, change.script.name):
         return location
     function = change.script.enclosing_function(change.line)
@@ -108,11 +108,11 @@ def _edited_lines(change: Change) -> set[int]:
     return {near for line in lines for near in _around(line)}
 
 
-def _excerpts(tree: SourceTree, wanted: dict[str, set[int]]) -> dict[str, list[tuple[int, str]]]:
-    found = {}
-    for name, lines in sorted(wanted.items()):
+def _excerpts(tree: SourceTree, lines_by_file: dict[str, set[int]]) -> dict[str, list[tuple[int, str]]]:
+    excerpts = {}
+    for name, lines in sorted(lines_by_file.items()):
         script = tree.script(name)
         if script is not None:
             count = len(script.line_starts)
-            found[name] = [(n, script.line_text(n)) for n in sorted(lines) if n <= count]
-    return found
+            excerpts[name] = [(n, script.line_text(n)) for n in sorted(lines) if n <= count]
+    return excerpts

@@ -23,8 +23,8 @@ from trace_doctor.fixes.journal import (
     Edit,
     Entry,
     Journal,
-    begun,
-    left_behind,
+    leftover_journals,
+    open_journal,
     remove_halves,
     sync_folder,
 )
@@ -52,14 +52,14 @@ def apply(plan: Plan, *, allow_dirty: bool = False) -> list[str]:
     if not allow_dirty and (why := no_way_back(root, list(targets.values()))) is not None:
         raise UsageError(why)
     with _alone(root):
-        if said := interrupted(root):
-            raise UsageError(said[0])
+        if notes := interrupted_edits(root):
+            raise UsageError(notes[0])
         for name, (script, _) in outputs.items():
             _writable(targets[name], name)
             if _read(targets[name], name) != script.data:
                 raise UsageError(f"{name} changed while it was being fixed: nothing was written")
         edit = Edit.of(root, [(name, script.data, data) for name, (script, data) in outputs.items()])
-        with begun(edit) as journal:
+        with open_journal(edit) as journal:
             _replace_all(journal)
     return list(outputs)
 
@@ -68,18 +68,18 @@ def no_way_back(root: Path, files: Sequence[Path]) -> str | None:
     """Why an edit could not be told from what was there before, and what allows it all the same; None in a clean work tree."""
     if not in_git(root):
         return "not in a git work tree, so there is no commit to go back to: pass --allow-dirty to edit all the same"
-    changed = uncommitted(root, files)
-    return None if changed is None else f"{changed}: commit or stash first, or pass --allow-dirty"
+    changes = uncommitted(root, files)
+    return None if changes is None else f"{changes}: commit or stash first, or pass --allow-dirty"
 
 
 # ---------------------------------------------------------------------- an edit that was interrupted
 
 
-def interrupted(source: Path) -> list[str]:
+def interrupted_edits(source: Path) -> list[str]:
     """One line for each edit below a folder (or of a file) that was killed half-way: which files it had replaced by then."""
     root = source.resolve()
-    with left_behind(root) as journals:
-        lines = [_told(j.edit) for j in journals if set(j.edit.states().values()) != {"old"}]
+    with leftover_journals(root) as journals:
+        lines = [_status(j.edit) for j in journals if set(j.edit.states().values()) != {"old"}]
     return [f"{line}: `fix --apply` or `treat --apply` completes it" for line in lines]
 
 
@@ -90,42 +90,42 @@ def recover(source: Path) -> list[str]:
     they are, and so is the journal."""
     root = source.resolve()
     remove_halves()
-    with _alone(root if root.is_dir() else root.parent), left_behind(root) as journals:
+    with _alone(root if root.is_dir() else root.parent), leftover_journals(root) as journals:
         try:
-            return [line for journal in journals if (line := _completed(journal))]
+            return [line for journal in journals if (line := _complete(journal))]
         except OSError as error:
             why = f"cannot complete an interrupted edit: {error.strerror} ({error.filename})"
             raise UsageError(why) from None
 
 
-def _completed(journal: Journal) -> str:
+def _complete(journal: Journal) -> str:
     edit = journal.edit
     _restore_missing(edit)
     states = edit.states()
     _remove_asides(edit)
     if set(states.values()) == {"old"}:
-        journal.done()
+        journal.discard()
         return ""
     if strange := [name for name, state in states.items() if state not in ("old", "new")]:
         raise UsageError(
-            f"{_told(edit)}; {', '.join(strange)} stays as it is: restore it, or delete {journal.file} to leave all "
+            f"{_status(edit)}; {', '.join(strange)} stays as it is: restore it, or delete {journal.file} to leave all "
             "files as they are"
         )
-    unedited = [entry for entry in edit.entries if states[entry.name] == "old"]
+    rest = [entry for entry in edit.entries if states[entry.name] == "old"]
     try:
         for entry in edit.entries:
             _inside(edit.path(entry), edit.path(entry))
-        for entry in unedited:
+        for entry in rest:
             _writable(edit.path(entry), entry.name)
     except UsageError as error:
-        raise UsageError(f"{_told(edit)}; {error}") from None
-    for entry in unedited:
+        raise UsageError(f"{_status(edit)}; {error}") from None
+    for entry in rest:
         _write_aside(edit, entry)
         _exchange(edit, entry)
     _sync_folders(edit)
-    left = _remove_asides(edit)
-    journal.done()
-    return f"an interrupted edit was completed: {', '.join(states)}{left}"
+    leftovers = _remove_asides(edit)
+    journal.discard()
+    return f"an interrupted edit was completed: {', '.join(states)}{leftovers}"
 
 
 def _restore_missing(edit: Edit) -> None:
@@ -137,7 +137,7 @@ def _restore_missing(edit: Edit) -> None:
                 rename_exclusively(out, edit.path(entry))
 
 
-def _told(edit: Edit) -> str:
+def _status(edit: Edit) -> str:
     states, parts = edit.states(), []
     for kind, word in (("new", "edited"), ("old", "not yet"), ("other", "changed since"), ("gone", "gone")):
         if names := [name for name, state in states.items() if state == kind]:
@@ -150,29 +150,29 @@ def _told(edit: Edit) -> str:
 
 def _replace_all(journal: Journal) -> None:
     """Every file of the edit, or none. The replaced files stay aside until all are done, to be put back as they were."""
-    edit, replaced = journal.edit, list[Entry]()
+    edit, swaps = journal.edit, list[Entry]()
     try:
         for entry in edit.entries:
             _write_aside(edit, entry)
         for entry in edit.entries:
             _inside(edit.path(entry), edit.path(entry))
-            replaced.append(entry)
+            swaps.append(entry)
             _exchange(edit, entry)
     except BaseException as error:  # Ctrl-C too
-        stuck = [entry.name for entry in reversed(replaced) if not _put_back(edit, entry)]
-        left = f"{', '.join(stuck)} cannot be put back" if stuck else "nothing was changed"
-        left += _remove_asides(edit)
-        journal.done()
+        stuck = [entry.name for entry in reversed(swaps) if not _put_back(edit, entry)]
+        outcome = f"{', '.join(stuck)} cannot be put back" if stuck else "nothing was changed"
+        outcome += _remove_asides(edit)
+        journal.discard()
         if isinstance(error, OSError):
-            raise UsageError(f"cannot write {entry.name}: {error.strerror}; {left}") from None
+            raise UsageError(f"cannot write {entry.name}: {error.strerror}; {outcome}") from None
         if isinstance(error, UsageError):
-            raise UsageError(f"{error}; {left}") from None
+            raise UsageError(f"{error}; {outcome}") from None
         raise
     _sync_folders(edit)
-    left = _remove_asides(edit)
-    journal.done()
-    if left:
-        raise UsageError(f"{', '.join(e.name for e in edit.entries)} edited{left}")
+    leftovers = _remove_asides(edit)
+    journal.discard()
+    if leftovers:
+        raise UsageError(f"{', '.join(e.name for e in edit.entries)} edited{leftovers}")
 
 
 def _exchange(edit: Edit, entry: Entry) -> None:
@@ -228,7 +228,7 @@ def _copy_attributes(path: Path, aside: Path) -> None:
 def _remove_asides(edit: Edit) -> str:
     """Takes away what was written aside, and the old contents that lie there after an exchange. Returns what to say of what
     stays: what holds neither, as somebody wrote into what was being replaced, and what cannot be taken away."""
-    said = []
+    notes = []
     for entry in edit.entries:
         for aside in (edit.aside(entry), moved_away(edit.aside(entry))):
             try:
@@ -236,14 +236,14 @@ def _remove_asides(edit: Edit) -> str:
                 if content == entry.old or entry.new.startswith(content):
                     aside.unlink()
                 else:
-                    said.append(f"; what somebody wrote meanwhile is kept in {aside}")
+                    notes.append(f"; what somebody wrote meanwhile is kept in {aside}")
             except FileNotFoundError:
                 continue
             except OSError as error:
-                said.append(f"; {aside} cannot be removed: {error.strerror}")
+                notes.append(f"; {aside} cannot be removed: {error.strerror}")
             except UsageError as error:  # its folder is another by now
-                said.append(f"; {error}")
-    return "".join(said)
+                notes.append(f"; {error}")
+    return "".join(notes)
 
 
 def _sync_folders(edit: Edit) -> None:

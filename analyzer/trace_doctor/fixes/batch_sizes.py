@@ -18,9 +18,9 @@ from trace_doctor.program.script import Script, argument, literal
 def divided_batch(place: Place, count: int) -> Change:
     """Divides the batch size of the training loader, for gradients that are accumulated over `count` batches."""
     scripts = place.program.scripts_with("DataLoader")
-    found = training_loaders(replace(place, scripts=scripts, line=None, function=None))
+    loaders = training_loaders(replace(place, scripts=scripts, line=None, function=None))
     script, call = only(
-        found,
+        loaders,
         "construct a DataLoader that feeds training",
         "the loader whose batches get smaller was not found",
     )
@@ -37,18 +37,18 @@ def part_of_batch(place: Place, script: Script, call: cst.Call, count: int) -> t
 
 def batch_size_of(place: Place, script: Script, call: cst.Call) -> tuple[WhereSet, int]:
     """Where a loader's batch size is set, and its value."""
-    given = argument(call, "batch_size", 1)
-    if given is None:
+    arg = argument(call, "batch_size", 1)
+    if arg is None:
         raise refusal(
             script, call, "the loader takes no batch_size (a batch sampler, or batches as they are)"
         )
-    size = literal(given.value)
+    size = literal(arg.value)
     if isinstance(size, int):
-        return WhereSet(given.value, "constant", script), size
-    origin = where_set(script, given.value, place.program)
+        return WhereSet(arg.value, "constant", script), size
+    origin = where_set(script, arg.value, place.program)
     size = literal(origin.value) if origin is not None else ...
     if origin is None or not isinstance(size, int):
-        raise refusal(script, call, f"batch_size={script.code(given.value)} is set somewhere else")
+        raise refusal(script, call, f"batch_size={script.code(arg.value)} is set somewhere else")
     return origin, size
 
 

@@ -8,7 +8,7 @@ import re
 _CONTEXT = 3
 
 
-def unified(path: str, before: bytes, after: bytes) -> bytes:
+def unified_diff(path: str, before: bytes, after: bytes) -> bytes:
     """One file's diff with `diff --git` header (paths from the top of the repository); empty when nothing changes."""
     if before == after:
         return b""
@@ -26,7 +26,7 @@ def unified(path: str, before: bytes, after: bytes) -> bytes:
                 continue
             body += ["-" + line for line in a[i1:i2]]
             body += ["+" + line for line in b[j1:j2]]
-    text = [line + "\n" for line in head] + [_closed(line) for line in body]
+    text = [line + "\n" for line in head] + [_with_newline(line) for line in body]
     # latin-1 maps bytes to characters one to one; the path alone is real text
     return "".join(text[:3]).encode("utf-8") + "".join(text[3:]).encode("latin-1")
 
@@ -36,7 +36,7 @@ def _lines(data: bytes) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", data.decode("latin-1"))
 
 
-def _closed(line: str) -> str:
+def _with_newline(line: str) -> str:
     return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
@@ -51,13 +51,13 @@ def _quote(path: str) -> str:
     """As git writes names that hold quotes, backslashes, control characters or bytes that are no UTF-8."""
     if not re.search(r'["\\\x00-\x1f\x7f\udc80-\udcff]', path):
         return path
-    return f'"{"".join(map(_quoted, path))}"'
+    return f'"{"".join(map(_escape, path))}"'
 
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
-def _quoted(char: str) -> str:
+def _escape(char: str) -> str:
     if "\udc80" <= char <= "\udcff":  # a byte that the file system's encoding has no character for
         return f"\\{ord(char) - 0xDC00:03o}"
     return _ESCAPES.get(char) or (char if char >= " " and char != "\x7f" else f"\\{ord(char):03o}")

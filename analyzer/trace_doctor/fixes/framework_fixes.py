@@ -15,8 +15,8 @@ from trace_doctor.fixes.frameworks.accelerate import in_accelerator
 from trace_doctor.fixes.frameworks.deepspeed import in_agreement, in_config
 from trace_doctor.fixes.frameworks.launchers import pass_options
 from trace_doctor.fixes.frameworks.lightning import in_lightning
-from trace_doctor.fixes.frameworks.settings import Call, known, needs, set_arguments, together
-from trace_doctor.fixes.frameworks.trainers import MANAGED, TRAINING_ARGUMENTS, wishes
+from trace_doctor.fixes.frameworks.settings import Call, is_available, needs, set_arguments, together
+from trace_doctor.fixes.frameworks.trainers import MANAGED, TRAINING_ARGUMENTS, wishes_of
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.model.parameters import DataLoaderArgs, Parameters
 from trace_doctor.program.edits import Candidate, Change, NoEdit, remove_argument
@@ -54,37 +54,37 @@ def in_framework(place: Place, codemod: str, params: Parameters) -> Change | Non
 
     Raises NoEdit where the framework does it by itself, or where it has to be told on the command line.
     """
-    found = _framework(place)
-    if found is None:
+    use = _framework(place)
+    if use is None:
         return None
-    name, calls = found
-    managed = MANAGED.get(codemod, {}).get(name)
-    if managed is not None and not _by_hand(place):
-        raise NoEdit("display", managed, framework=name)
-    wanted = wishes(codemod, params)
-    if not wanted:
+    name, calls = use
+    reason = MANAGED.get(codemod, {}).get(name)
+    if reason is not None and not _by_hand(place):
+        raise NoEdit("display", reason, framework=name)
+    wishes = wishes_of(codemod, params)
+    if not wishes:
         return None
-    _refuse_by_hand(place, name, wanted)
+    _refuse_by_hand(place, name, wishes)
     if codemod == "pinned-copies":
-        return _pinned(place, name, calls, wanted)
+        return _pin(place, name, calls, wishes)
     if name == "transformers":
-        return _training_arguments(place, calls, wanted) if set(wanted) <= set(TRAINING_ARGUMENTS) else None
+        return _training_arguments(place, calls, wishes) if set(wishes) <= set(TRAINING_ARGUMENTS) else None
     if name == "accelerate":
-        return in_accelerator(place, calls, wanted)
+        return in_accelerator(place, calls, wishes)
     if name == "deepspeed":
-        return in_config(place, wanted)
-    return in_lightning(place, name, calls, params, wanted)
+        return in_config(place, wishes)
+    return in_lightning(place, name, calls, params, wishes)
 
 
-def _refuse_by_hand(place: Place, framework: str, wanted: Mapping[str, str]) -> None:
+def _refuse_by_hand(place: Place, framework: str, wishes: Mapping[str, str]) -> None:
     """What the script does itself is not asked of its framework as well."""
-    if "compile" in wanted and framework != "lightning":
+    if "compile" in wishes and framework != "lightning":
         for script in place.program.scripts_with("torch.compile"):
             for call in script.calls("torch.compile"):
                 raise already(script, call, "compiles already", framework)
-    if "checkpointing" in wanted:
+    if "checkpointing" in wishes:
         _refuse_prepared(place, framework)
-    adapters = "checkpointing" in wanted and place.program.scripts_with("get_peft_model", "peft_config")
+    adapters = "checkpointing" in wishes and place.program.scripts_with("get_peft_model", "peft_config")
     if adapters and not place.program.scripts_with(*_INPUTS_WITH_GRADIENTS):
         why = "the base model is frozen: call model.enable_input_require_grads() first, or no gradient gets through"
         raise NoEdit("display", why, framework=framework)
@@ -94,12 +94,12 @@ def _refuse_prepared(place: Place, framework: str) -> None:
     """What makes a quantized model ready for training recomputes activations, unless it is told not to."""
     for script in place.program.scripts_with("prepare_model_for_"):
         for call in script.all(cst.Call):
-            name, told = dotted(call.func) or "", argument(call, "use_gradient_checkpointing", 1)
+            name, arg = dotted(call.func) or "", argument(call, "use_gradient_checkpointing", 1)
             prepares = name.split(".")[-1] in (
                 "prepare_model_for_kbit_training",
                 "prepare_model_for_int8_training",
             )
-            if prepares and (told is None or literal(told.value) is True):
+            if prepares and (arg is None or literal(arg.value) is True):
                 raise already(script, call, "recomputes activations already", framework)
 
 
@@ -107,22 +107,22 @@ _INPUTS_WITH_GRADIENTS = ("enable_input_require_grads", "prepare_model_for_", "u
 """words of scripts, and a Trainer, that see to it"""
 
 
-def _pinned(place: Place, framework: str, calls: list[Call], wanted: Mapping[str, str]) -> Change | None:
+def _pin(place: Place, framework: str, calls: list[Call], wishes: Mapping[str, str]) -> Change | None:
     """Pinned memory is the loader's affair, copies that do not wait are the framework's."""
     if framework == "transformers":
-        return _training_arguments(place, calls, {"pin_memory": "True", **wanted})
+        return _training_arguments(place, calls, {"pin_memory": "True", **wishes})
     if framework == "deepspeed":
         return None
     loaders = replace(place, scripts=place.program.scripts_with("DataLoader"), line=None, function=None)
     try:
         loader = codemods()["dataloader-args"].run(loaders, DataLoaderArgs(pin_memory=True))
-    except NoEdit as refused:
-        if framework != "accelerate" or refused.kind != "already":
+    except NoEdit as reason:
+        if framework != "accelerate" or reason.kind != "already":
             raise
-        return in_accelerator(place, calls, wanted)
+        return in_accelerator(place, calls, wishes)
     if framework != "accelerate":
         return replace(loader, framework="lightning")  # copies do not wait where the loader pins
-    copies = in_accelerator(place, calls, wanted)
+    copies = in_accelerator(place, calls, wishes)
     return together(copies, loader) if copies is not None else None
 
 
@@ -141,12 +141,12 @@ def _framework(place: Place) -> tuple[str, list[Call]] | None:
 @lru_cache(maxsize=8)
 def _trainers(program: Project) -> dict[str, list[Call]]:
     """The calls of a program that construct a Trainer, by their framework."""
-    found: dict[str, list[Call]] = {}
+    trainers: dict[str, list[Call]] = {}
     for script in program.scripts_with("Trainer", "Accelerator", "Fabric", "deepspeed"):
         for call in script.all(cst.Call):
             if (name := _kind(program, script, call)) is not None:
-                found.setdefault(name, []).append((script, call))
-    return found
+                trainers.setdefault(name, []).append((script, call))
+    return trainers
 
 
 def _kind(program: Project, script: Script, call: cst.Call) -> str | None:
@@ -154,8 +154,8 @@ def _kind(program: Project, script: Script, call: cst.Call) -> str | None:
     name = script.callee(call)
     names = {name} if name is not None else set()
     if name is None or name.startswith("."):
-        found = program.derived_class(script, call.func)
-        names = program.bases(*found) if found is not None else set()
+        subclass = program.derived_class(script, call.func)
+        names = program.bases(*subclass) if subclass is not None else set()
     if any(map(_TRAINER.fullmatch, names)):
         return "transformers"
     if names & _LIGHTNING:
@@ -169,14 +169,14 @@ def _kind(program: Project, script: Script, call: cst.Call) -> str | None:
 
 def _starts(place: Place) -> bool:
     """Whether the captured function hands over to a Trainer: `trainer.train()`, `trainer.fit(model)`."""
-    script, line, wanted = place.script, place.line, (place.function or "").split(".")[-1]
-    made = [call for calls in _trainers(place.program).values() for _, call in calls]
+    script, line, function = place.script, place.line, (place.function or "").split(".")[-1]
+    constructions = [call for calls in _trainers(place.program).values() for _, call in calls]
     for call in script.all(cst.Call) if script is not None else ():
         trainer = receiver(call) if method_name(call) in ("train", "fit") else None
         if script is None or trainer is None:
             continue
-        here = script.covers(call, line) if line is not None else script.function_name(call) == wanted
-        if here and any(origin in made for _, origin in place.program.of(script, trainer)):
+        here = script.covers(call, line) if line is not None else script.function_name(call) == function
+        if here and any(origin in constructions for _, origin in place.program.of(script, trainer)):
             return True
     return False
 
@@ -193,31 +193,32 @@ def _by_hand(place: Place) -> bool:
 # ---------------------------------------------------------------------- Hugging Face Trainer
 
 
-def _training_arguments(place: Place, trainers: list[Call], wanted: dict[str, str]) -> Change | None:
-    if "empty_cache" in wanted:
+def _training_arguments(place: Place, trainers: list[Call], wishes: dict[str, str]) -> Change | None:
+    if "empty_cache" in wishes:
         return _no_empty_cache(place)
     calls: list[Call] = []
-    parsed: list[Call] = []
+    parsers: list[Call] = []
     for script, trainer in trainers:
-        told = Arguments(place.program, script, trainer, {}).find("args")  # a second model may come before it
-        given = told or Arguments(place.program, script, trainer, {"args": 1}).find("args")
-        for home, origin in place.program.of(given.script, given.value) if given is not None else ():
+        # by its name first: a second model may come before it
+        args = Arguments(place.program, script, trainer, {}).find("args")
+        args = args or Arguments(place.program, script, trainer, {"args": 1}).find("args")
+        for home, origin in place.program.of(args.script, args.value) if args is not None else ():
             if isinstance(origin, cst.Call) and _is_parser(place.program, home, origin):
-                parsed.append((home, origin))
+                parsers.append((home, origin))
             elif isinstance(origin, cst.Call) and _is_arguments(origin) and (home, origin) not in calls:
                 calls.append((home, origin))
-    if "num_workers" in wanted:
+    if "num_workers" in wishes:
         _refuse_iterable(place)
-    if calls and not parsed:
+    if calls and not parsers:
         script, call = only(calls, "construct the Trainer's arguments", "")
-        if "log_every" in wanted and Arguments(place.program, script, call, {}).find("logging_steps") is None:
+        if "log_every" in wishes and Arguments(place.program, script, call, {}).find("logging_steps") is None:
             return None  # every 500 steps by default
-        if "accumulate" in wanted:
-            wanted = _accumulated(place, script, call, int(wanted["accumulate"]))
-        change = set_arguments(place, (script, call), "transformers", TRAINING_ARGUMENTS, wanted)
-        return in_agreement(place, change, wanted)
-    if parsed and "log_every" not in wanted:
-        return in_agreement(place, _on_command_line(place, parsed[0], wanted), wanted)
+        if "accumulate" in wishes:
+            wishes = _accumulate(place, script, call, int(wishes["accumulate"]))
+        change = set_arguments(place, (script, call), "transformers", TRAINING_ARGUMENTS, wishes)
+        return in_agreement(place, change, wishes)
+    if parsers and "log_every" not in wishes:
+        return in_agreement(place, _on_command_line(place, parsers[0], wishes), wishes)
     return None
 
 
@@ -240,11 +241,11 @@ def _is_parser(program: Project, script: Script, call: cst.Call) -> bool:
     parser, method = receiver(call), method_name(call)
     if method in _PARSERS or parser is None or method != "parse":
         return method in _PARSERS
-    made = [(s, o) for s, o in program.of(script, parser) if isinstance(o, cst.Call)]
-    return any((s.callee(o) or dotted(o.func) or "").endswith("ArgumentParser") for s, o in made)
+    constructions = [(s, o) for s, o in program.of(script, parser) if isinstance(o, cst.Call)]
+    return any((s.callee(o) or dotted(o.func) or "").endswith("ArgumentParser") for s, o in constructions)
 
 
-def _accumulated(place: Place, script: Script, call: cst.Call, steps: int) -> dict[str, str]:
+def _accumulate(place: Place, script: Script, call: cst.Call, steps: int) -> dict[str, str]:
     """The same number of samples per optimizer step, in `steps` times as many passes."""
     arguments = Arguments(place.program, script, call, {})
     batch, now = arguments.find("per_device_train_batch_size"), arguments.find("gradient_accumulation_steps")
@@ -268,20 +269,20 @@ def _no_empty_cache(place: Place) -> Change | None:
     return None
 
 
-def _on_command_line(place: Place, parsed: Call, wanted: Mapping[str, str]) -> Change:
+def _on_command_line(place: Place, parser: Call, wishes: Mapping[str, str]) -> Change:
     """The Trainer's arguments come from a parser: options of the launch script, else a command to type."""
     options: dict[str, str] = {}
     late: list[str] = []
-    for wish, value in wanted.items():
+    for wish, value in wishes.items():
         setting = TRAINING_ARGUMENTS[wish]
         if wish == "pin_memory":
             continue  # pinned by default
-        if not known(place, "transformers", setting):
+        if not is_available(place, "transformers", setting):
             late.append(needs("transformers", setting, value))
             continue
         options[setting.name] = setting.value.format(value).strip('"')
     if not options:
         why = "; ".join(late) or "the Trainer does this by default"
         raise NoEdit("display", why, framework="transformers")
-    settings = [TRAINING_ARGUMENTS[wish] for wish in wanted]
-    return pass_options(place, parsed[0].name, options, late, {s.name: s for s in settings})
+    settings = [TRAINING_ARGUMENTS[wish] for wish in wishes]
+    return pass_options(place, parser[0].name, options, late, {s.name: s for s in settings})

@@ -83,7 +83,7 @@ class Journal:
     file: Path
     edit: Edit
 
-    def done(self) -> None:
+    def discard(self) -> None:
         """All is as it is to be: the journal goes."""
         self.file.unlink(missing_ok=True)
         sync_folder(self.file.parent)
@@ -123,9 +123,9 @@ def _check(folder: Path) -> None:
 
 
 def _state_home() -> Path:
-    given = os.environ.get("XDG_STATE_HOME" if os.name != "nt" else "LOCALAPPDATA", "")
-    if os.path.isabs(given):
-        return Path(given)
+    folder = os.environ.get("XDG_STATE_HOME" if os.name != "nt" else "LOCALAPPDATA", "")
+    if os.path.isabs(folder):
+        return Path(folder)
     try:
         home = Path.home()
     except RuntimeError:
@@ -135,32 +135,32 @@ def _state_home() -> Path:
 
 
 @contextlib.contextmanager
-def begun(edit: Edit) -> Iterator[Journal]:
+def open_journal(edit: Edit) -> Iterator[Journal]:
     """The journal, on disk before anything else happens, and locked while it is in use. It stays where the body ends without
     `done`. Raises UsageError."""
     folder = state_folder()
     with _no_os_error(f"cannot keep a journal in {folder}"):
-        file, opened = _written(folder, msgspec.json.encode(edit))
-    with opened:
+        file, stream = _create(folder, msgspec.json.encode(edit))
+    with stream:
         yield Journal(file, edit)
 
 
-def _written(folder: Path, content: bytes) -> tuple[Path, BinaryIO]:
+def _create(folder: Path, content: bytes) -> tuple[Path, BinaryIO]:
     """The journal's file, whole from its first moment on, and still open: its lock goes with it."""
-    aside, opened = _half(folder)
+    aside, stream = _half(folder)
     file = folder / f"{aside.stem[1:]}.json"
     try:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
         os.replace(aside, file)
         sync_folder(folder)
     except BaseException:
-        opened.close()
+        stream.close()
         aside.unlink(missing_ok=True)
         file.unlink(missing_ok=True)
         raise
-    return file, opened
+    return file, stream
 
 
 def _half(folder: Path) -> tuple[Path, BinaryIO]:
@@ -168,32 +168,32 @@ def _half(folder: Path) -> tuple[Path, BinaryIO]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     while True:
         aside = folder / f".{secrets.token_hex(8)}.tmp"
-        opened = open(os.open(aside, flags, 0o600), "wb")  # noqa: SIM115
-        if _lock(opened.fileno()) is not False and _is_at(opened, aside):
-            return aside, opened
-        opened.close()
+        stream = open(os.open(aside, flags, 0o600), "wb")  # noqa: SIM115
+        if _lock(stream.fileno()) is not False and _is_at(stream, aside):
+            return aside, stream
+        stream.close()
 
 
 @contextlib.contextmanager
-def left_behind(root: Path) -> Iterator[list[Journal]]:
+def leftover_journals(root: Path) -> Iterator[list[Journal]]:
     """The journals of edits below `root` that were interrupted, locked meanwhile; what is in use is none. Raises UsageError
     for one that cannot be read, as what it would say is not known, and where one can be of somebody else."""
     journals: list[Journal] = []
     with contextlib.ExitStack() as open_files:
-        for file in _found("*.json"):
+        for file in _files("*.json"):
             try:
-                opened = open_files.enter_context(open_regular(file, follow=False))
+                stream = open_files.enter_context(open_regular(file, follow=False))
             except FileNotFoundError:
                 continue  # it was done meanwhile
             except OSError:
                 raise UsageError(_unusable(file)) from None
-            if not ours_alone(os.fstat(opened.fileno())):
+            if not ours_alone(os.fstat(stream.fileno())):
                 raise UsageError(
                     f"{file} is not a journal that you alone can write: nothing was written; look at it, and delete it"
                 )
-            if _lock(opened.fileno()) is False or not _is_at(opened, file):
+            if _lock(stream.fileno()) is False or not _is_at(stream, file):
                 continue
-            edit = _read(file, opened)
+            edit = _read(file, stream)
             if any(_below(edit.path(entry), root) for entry in edit.entries):
                 journals.append(Journal(file, edit))
         yield journals
@@ -201,18 +201,18 @@ def left_behind(root: Path) -> Iterator[list[Journal]]:
 
 def remove_halves() -> None:
     """Takes away what processes left that were killed while they wrote a journal, before they had touched anything."""
-    for half in _found(".*.tmp"):
+    for half in _files(".*.tmp"):
         if not _HALF.fullmatch(half.name):
             continue
-        with contextlib.suppress(OSError), open_regular(half, follow=False) as opened:
-            state = os.fstat(opened.fileno())
-            locked = _lock(opened.fileno())
+        with contextlib.suppress(OSError), open_regular(half, follow=False) as stream:
+            state = os.fstat(stream.fileno())
+            lock = _lock(stream.fileno())
             abandoned = state.st_mtime < time.time() - _ABANDONED_SECONDS
-            if ours_alone(state) and (locked or (locked is None and abandoned)):
+            if ours_alone(state) and (lock or (lock is None and abandoned)):
                 half.unlink()
 
 
-def _found(pattern: str) -> list[Path]:
+def _files(pattern: str) -> list[Path]:
     """Files of the state folder, where there is one. Raises UsageError where that is not the user's alone."""
     folder = _state_home() / "trace-doctor"
     with _no_os_error(f"cannot look for journals in {folder}"):
@@ -227,10 +227,10 @@ def _unusable(file: Path) -> str:
     return f"{file} tells of an interrupted edit and cannot be read: look at it, and delete it to go on"
 
 
-def _read(file: Path, opened: BinaryIO) -> Edit:
+def _read(file: Path, stream: BinaryIO) -> Edit:
     unusable = _unusable(file)
     try:
-        content = opened.read(_MAX_BYTES + 1)
+        content = stream.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise UsageError(unusable)
         edit = msgspec.json.decode(content, type=Edit)
@@ -282,10 +282,10 @@ def _lock(number: int) -> bool | None:
     return True
 
 
-def _is_at(opened: BinaryIO, path: Path) -> bool:
+def _is_at(stream: BinaryIO, path: Path) -> bool:
     """Whether an open file still has this name."""
     try:
-        return os.path.samestat(os.fstat(opened.fileno()), path.lstat())
+        return os.path.samestat(os.fstat(stream.fileno()), path.lstat())
     except OSError:
         return False
 

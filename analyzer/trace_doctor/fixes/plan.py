@@ -11,10 +11,10 @@ import msgspec
 
 from trace_doctor.errors import UnreadableScript, UsageError, no_commands, one_line
 from trace_doctor.fixes.codemods import Codemod, codemods
-from trace_doctor.fixes.diffs import unified
+from trace_doctor.fixes.diffs import unified_diff
 from trace_doctor.fixes.framework_fixes import in_framework, settings_first
 from trace_doctor.fixes.frameworks.trainers import minimum_versions
-from trace_doctor.fixes.resolved import Planned, Status, checked, together
+from trace_doctor.fixes.resolved import PlannedFix, Status, new_bytes, together
 from trace_doctor.model import NOT_PATCHED, Finding, Fix, Result, Target
 from trace_doctor.model.parameters import Parameters
 from trace_doctor.program import edits as editing
@@ -37,15 +37,15 @@ class Plan:
     tree: SourceTree
     prefix: str
     """path of the source folder inside its git work tree, with a final slash; empty outside of one"""
-    items: tuple[Planned, ...]
+    items: tuple[PlannedFix, ...]
     notes: tuple[str, ...] = field(default=())
 
-    def of(self, *statuses: Status) -> list[Planned]:
+    def of(self, *statuses: Status) -> list[PlannedFix]:
         return [item for item in self.items if item.status in statuses]
 
-    def only(self, chosen: Iterable[Planned]) -> Plan:
+    def only(self, choice: Iterable[PlannedFix]) -> Plan:
         """The plan with just these fixes ready."""
-        keep = {(c.finding.id, c.index) for c in chosen}
+        keep = {(c.finding.id, c.index) for c in choice}
         others = {id(i) for i in self.of("ready") if (i.finding.id, i.index) not in keep}
         items = (replace(i, status="held", why="not chosen") if id(i) in others else i for i in self.items)
         return replace(self, items=tuple(items))
@@ -58,26 +58,26 @@ class Plan:
     @cached_property
     def outputs(self) -> dict[str, tuple[TextFile, bytes]]:
         """File name -> (file, its new bytes), for the ready fixes together."""
-        found: dict[str, tuple[TextFile, list[Sequence[editing.Edit]]]] = {}
+        by_file: dict[str, tuple[TextFile, list[Sequence[editing.Edit]]]] = {}
         for item in self.of("ready"):
             assert item.change is not None
             for file, changes in item.change.files:
-                found.setdefault(file.name, (file, []))[1].append(changes)
-        edits = ((name, file, editing.union(groups)) for name, (file, groups) in sorted(found.items()))
+                by_file.setdefault(file.name, (file, []))[1].append(changes)
+        edits = ((name, file, editing.union(groups)) for name, (file, groups) in sorted(by_file.items()))
         try:
-            return {name: (file, checked(file, changes)) for name, file, changes in edits}
-        except NoEdit as refused:
-            raise UsageError(f"these fixes cannot be made together ({refused.why}): choose fewer") from None
+            return {name: (file, new_bytes(file, changes)) for name, file, changes in edits}
+        except NoEdit as reason:
+            raise UsageError(f"these fixes cannot be made together ({reason.why}): choose fewer") from None
 
     def patch(self) -> bytes:
         """One diff of everything that is ready, for `git apply`. It passes over the lines before each file's diff, which
         say what is in it and how safe that is."""
         return b"".join(
-            self._said(name).encode() + unified(self.prefix + name, script.data, new)
+            self._summary(name).encode() + unified_diff(self.prefix + name, script.data, new)
             for name, (script, new) in self.outputs.items()
         )
 
-    def _said(self, name: str) -> str:
+    def _summary(self, name: str) -> str:
         """One line for each fix of a file; what a capture put into a title cannot start a line of its own."""
         mine = [i for i in self.of("ready") if i.change and name in [f.name for f, _ in i.change.files]]
         lines = [no_commands(f"# {i.safety}: {i.label} {i.finding.name}: {i.fix.title}") for i in mine]
@@ -103,14 +103,14 @@ def plan(
     torch = bounds(result, _requirements(tree.root), torch_version)
     excerpts = {name: dict(lines) for name, lines in result.source_excerpts.items()}
     source_ = _Source(tree, prefix, torch, _named_files(result, tree), excerpts)
-    planned = list(_all_resolved((f for f in result.findings if selected(f, select)), source_))
-    held = {id(i) for i in planned if not unsafe and i.status == "ready" and i.safety == "unsafe"}
+    fixes = list(_resolve_all((f for f in result.findings if is_selected(f, select)), source_))
+    on_hold = {id(i) for i in fixes if not unsafe and i.status == "ready" and i.safety == "unsafe"}
     why = "unsafe: needs --unsafe-fixes"
-    items = together([replace(i, status="held", why=why) if id(i) in held else i for i in planned])
+    items = together([replace(i, status="held", why=why) if id(i) in on_hold else i for i in fixes])
     return Plan(tree, prefix, tuple(items), tuple(tree.unreadable[name] for name in sorted(tree.unreadable)))
 
 
-def selected(finding: Finding, select: Sequence[str]) -> bool:
+def is_selected(finding: Finding, select: Sequence[str]) -> bool:
     """Whether a finding is meant by its id, a prefix of its code, or its rule's name; all are when nothing is asked."""
     return not select or any(
         finding.code.startswith(s.upper()) or finding.id.upper() == s.upper() or finding.name == s
@@ -134,22 +134,22 @@ class _Source:
     """file -> line -> its text when the result was made, as far as the result holds it"""
 
 
-def _all_resolved(findings: Iterable[Finding], source: _Source) -> Iterator[Planned]:
+def _resolve_all(findings: Iterable[Finding], source: _Source) -> Iterator[PlannedFix]:
     """Every fix. Findings of many ranks and steps ask for the same at the same place: that is looked for once, which parses
     the script three times."""
-    once: dict[bytes, Planned] = {}
+    once: dict[bytes, PlannedFix] = {}
     for finding in findings:
         place = finding.location
         for index, fix in enumerate(finding.fixes):
-            asked = msgspec.json.encode((fix, place.file, place.line, place.function))
-            if asked not in once:
-                once[asked] = _resolve(finding, index, fix, source)
-            yield replace(once[asked], finding=finding, index=index)
+            key = msgspec.json.encode((fix, place.file, place.line, place.function))
+            if key not in once:
+                once[key] = _resolve(finding, index, fix, source)
+            yield replace(once[key], finding=finding, index=index)
 
 
-def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned:
-    fix = _untold(fix)
-    bare = Planned(finding, index, fix, "advice")
+def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> PlannedFix:
+    fix = _without_notes(fix)
+    bare = PlannedFix(finding, index, fix, "advice")
     if fix.codemod is None:
         return bare
     if fix.codemod not in codemods():
@@ -158,20 +158,20 @@ def _resolve(finding: Finding, index: int, fix: Fix, source: _Source) -> Planned
     mod = codemods()[fix.codemod]
     try:
         change = _run(mod, finding, fix, _parameters(mod, fix), source)
-        after = [(file, checked(file, changes)) for file, changes in change.files]
-        _accepted(change, source.torch)
-    except NoEdit as refused:
-        said = _instead(fix, refused)
-        return replace(bare, status=refused.kind, why=refused.why, candidates=refused.candidates, fix=said)
+        after = [(file, new_bytes(file, changes)) for file, changes in change.files]
+        _check_versions(change, source.torch)
+    except NoEdit as refusal:
+        instead = _instead(fix, refusal)
+        return replace(bare, status=refusal.kind, why=refusal.why, candidates=refusal.candidates, fix=instead)
     except UnreadableScript as error:
         return replace(bare, status="unresolved", why=str(error))
-    diff = b"".join(unified(source.prefix + file.name, file.data, new) for file, new in after)
+    diff = b"".join(unified_diff(source.prefix + file.name, file.data, new) for file, new in after)
     if not diff:
         return replace(bare, status="already", why="nothing to change")
-    made = replace(bare, status="ready", change=change, diff=diff)
-    if made.safety != "display":
-        return made
-    return replace(made, status="display", why="shown only: it has to be judged by a person")
+    ready = replace(bare, status="ready", change=change, diff=diff)
+    if ready.safety != "display":
+        return ready
+    return replace(ready, status="display", why="shown only: it has to be judged by a person")
 
 
 def _parameters(mod: Codemod, fix: Fix) -> Parameters:
@@ -183,7 +183,7 @@ def _parameters(mod: Codemod, fix: Fix) -> Parameters:
         raise NoEdit("unresolved", why) from None
 
 
-def _accepted(change: Change, torch: TorchBounds) -> None:
+def _check_versions(change: Change, torch: TorchBounds) -> None:
     """Raises NoEdit for an edit that would not run on every version of torch that the script may be run on."""
     for file, changes in change.files:
         form = versions.refused_form(torch, file.text, editing.apply(file, changes))
@@ -192,15 +192,15 @@ def _accepted(change: Change, torch: TorchBounds) -> None:
             raise NoEdit("display", f"{form.name} needs torch {since} or newer: say --torch-version")
 
 
-def _instead(fix: Fix, refused: NoEdit) -> Fix:
+def _instead(fix: Fix, refusal: NoEdit) -> Fix:
     """The fix in the terms of the script's framework: what to type where there is nothing to edit."""
-    framework = refused.framework or fix.framework
-    if refused.command is None:
+    framework = refusal.framework or fix.framework
+    if refusal.command is None:
         return msgspec.structs.replace(fix, framework=framework)
-    return msgspec.structs.replace(fix, kind="command", framework=framework, text=refused.command)
+    return msgspec.structs.replace(fix, kind="command", framework=framework, text=refusal.command)
 
 
-def _untold(fix: Fix) -> Fix:
+def _without_notes(fix: Fix) -> Fix:
     """The fix as its rule made it, as far as a saved result still tells: another source may hold its place."""
     lines = fix.text.split("\n")
     own = [line for line in lines if not line.startswith(NOT_PATCHED)]
@@ -215,7 +215,7 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     The widest is the program that the capture ran: other scripts of the folder are not what the finding is about.
     """
     tree = source.tree
-    own = _named(finding, fix, tree) or source.named
+    own = _script_names(finding, fix, tree) or source.named
     names = tree.imports.program(own) if own else training_files(tree)
     project = Project.of_tree(tree, names)
     anywhere = Place((), torch=source.torch, project=project, packages=_packages(tree, names))
@@ -249,20 +249,20 @@ def _once(mod: Codemod, place: Place, params: Parameters, change: Change) -> Cha
     script = change.script
     if place.line is None or not isinstance(script, Script) or script is not place.script:
         return change
-    after = Script(checked(script, change.edits), script.name, script.path)
+    after = Script(new_bytes(script, change.edits), script.name, script.path)
     try:
         again = mod.run(replace(place, scripts=[after], project=None), params)
     except NoEdit:
         return change
-    if again.script is not after or checked(after, again.edits) == after.data:
+    if again.script is not after or new_bytes(after, again.edits) == after.data:
         return change
     why = f"after the edit {after.name}:{place.line} would be another place like it"
     raise NoEdit("display", why, [Candidate.of(script, change.line)])
 
 
 def _packages(tree: SourceTree, names: list[str]) -> dict[str, tuple[int, int]]:
-    checking = (tree.data(n) for n in names if b"check_min_version(" in tree.data(n))
-    return minimum_versions(_requirements(tree.root), (data.decode("utf-8", "replace") for data in checking))
+    texts = (tree.data(n) for n in names if b"check_min_version(" in tree.data(n))
+    return minimum_versions(_requirements(tree.root), (data.decode("utf-8", "replace") for data in texts))
 
 
 def _place(target: Target | None, source: _Source, anywhere: Place) -> Place | None:
@@ -289,10 +289,10 @@ def _place(target: Target | None, source: _Source, anywhere: Place) -> Place | N
     return replace(anywhere, scripts=[script], line=line, function=target.function)
 
 
-def _line_now(script: Script, line: int, known: Mapping[int, str]) -> int:
+def _line_now(script: Script, line: int, excerpts: Mapping[int, str]) -> int:
     """Where the statement of a line stands by now, which earlier fixes may have moved; the line as it is where the result
     does not hold its text. Raises NoEdit (unresolved) where it is gone, or could be one of several."""
-    text = known.get(line)
+    text = excerpts.get(line)
     if text is None or script.line_text(line) == text:
         return line
     same = [n for n in range(1, len(script.line_starts) + 1) if script.line_text(n) == text]
@@ -316,17 +316,17 @@ def _target(mod: Codemod, finding: Finding, fix: Fix, params: Parameters) -> Tar
 def _named_files(result: Result, tree: SourceTree) -> list[str]:
     """Scripts that any finding of the result points into."""
     places = [(f, fix) for f in result.findings for fix in (None, *f.fixes)]
-    return sorted({name for finding, fix in places for name in _named(finding, fix, tree)})
+    return sorted({name for finding, fix in places for name in _script_names(finding, fix, tree)})
 
 
-def _named(finding: Finding, fix: Fix | None, tree: SourceTree) -> list[str]:
+def _script_names(finding: Finding, fix: Fix | None, tree: SourceTree) -> list[str]:
     """Scripts that a finding and its fix point into, where that is certain."""
-    found = set()
+    scripts = set()
     for place in (fix.target if fix is not None else None, finding.location):
         if place is not None and place.file and is_user_frame(place.file):
             names = tree.matches(place.file, place.function, place.line)
-            found |= set(names) if len(names) == 1 else set()
-    return sorted(found)
+            scripts |= set(names) if len(names) == 1 else set()
+    return sorted(scripts)
 
 
 def _short(path: str) -> str:

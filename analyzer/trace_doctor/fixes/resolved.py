@@ -20,7 +20,7 @@ _SAFETY_ORDER: tuple[Safety, ...] = ("safe", "unsafe", "display")
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedFix:
     """One fix of one finding, resolved against the source."""
 
     finding: Finding
@@ -40,11 +40,11 @@ class Planned:
     @property
     def safety(self) -> Safety:
         """The less safe of what the rule and the codemod say."""
-        said = [self.fix.safety, self.change.safety if self.change else "safe"]
-        return max(said, key=_SAFETY_ORDER.index)
+        levels = [self.fix.safety, self.change.safety if self.change else "safe"]
+        return max(levels, key=_SAFETY_ORDER.index)
 
 
-def checked(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:
+def new_bytes(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:
     """The file's new bytes, which parse. Raises NoEdit where an edit would break the file."""
     text = editing.apply(script, changes)
     try:
@@ -58,14 +58,14 @@ def checked(script: TextFile, changes: Iterable[editing.Edit]) -> bytes:
 # ---------------------------------------------------------------------- several fixes together
 
 
-def together(items: list[Planned]) -> list[Planned]:
+def together(items: list[PlannedFix]) -> list[PlannedFix]:
     """Drops what another fix does as well; refuses both of two fixes that contradict each other."""
-    refused: dict[int, str] = {}
-    covered: dict[int, str] = {}
-    kept: list[int] = []
+    conflicts: dict[int, str] = {}
+    duplicates: dict[int, str] = {}
+    firsts: list[int] = []
     """ready and covered by none: of many findings with one fix it stays one, and each is compared with that alone"""
     for later in (i for i, item in enumerate(items) if item.status == "ready"):
-        for earlier in kept:
+        for earlier in firsts:
             a, b = items[earlier], items[later]
             assert a.change is not None and b.change is not None
             pairs = [(x, y) for f, x in a.change.files for g, y in b.change.files if f.name == g.name]
@@ -73,44 +73,44 @@ def together(items: list[Planned]) -> list[Planned]:
             contradict = any(editing.clash(x, y) for x, y in pairs)
             kin = a.finding.code == b.finding.code and a.fix.codemod == b.fix.codemod
             if same or (contradict and (kin or a.finding.id == b.finding.id)):
-                covered[later] = f"{a.label} does this already" if same else f"an alternative to {a.label}"
+                duplicates[later] = f"{a.label} does this already" if same else f"an alternative to {a.label}"
                 break
             if contradict:
-                refused.setdefault(earlier, f"contradicts {b.label}")
-                refused.setdefault(later, f"contradicts {a.label}")
+                conflicts.setdefault(earlier, f"contradicts {b.label}")
+                conflicts.setdefault(later, f"contradicts {a.label}")
         else:
-            kept.append(later)
-    return _parsing(_with_status(_with_status(items, refused, "conflict"), covered, "covered"))
+            firsts.append(later)
+    return _refuse_unparsable(_with_status(_with_status(items, conflicts, "conflict"), duplicates, "covered"))
 
 
-def _with_status(items: list[Planned], why: Mapping[int, str], status: Status) -> list[Planned]:
+def _with_status(items: list[PlannedFix], why: Mapping[int, str], status: Status) -> list[PlannedFix]:
     """Those by their number get a status and the reason for it."""
     return [replace(item, status=status, why=why[n]) if n in why else item for n, item in enumerate(items)]
 
 
-def _parsing(items: list[Planned]) -> list[Planned]:
+def _refuse_unparsable(items: list[PlannedFix]) -> list[PlannedFix]:
     """Refuses edits that are fine alone and leave no valid file together (the last two statements of one block)."""
     by_file: dict[str, list[int]] = {}
     for number, item in enumerate(items):
         if item.status == "ready" and item.change is not None:
             for file, _ in item.change.files:
                 by_file.setdefault(file.name, []).append(number)
-    refused: dict[int, str] = {}
+    conflicts: dict[int, str] = {}
     for name, mine in by_file.items():
         if len(mine) < 2 or _parse(name, [items[n] for n in mine]):
             continue
         pairs = [p for p in combinations(mine, 2) if not _parse(name, [items[n] for n in p])]
         for a, b in pairs or combinations(mine, 2):
             for one, other in ((a, b), (b, a)):
-                refused.setdefault(one, f"together with {items[other].label} it would leave no valid file")
-    return _with_status(items, refused, "conflict")
+                conflicts.setdefault(one, f"together with {items[other].label} it would leave no valid file")
+    return _with_status(items, conflicts, "conflict")
 
 
-def _parse(name: str, items: Sequence[Planned]) -> bool:
+def _parse(name: str, items: Sequence[PlannedFix]) -> bool:
     """Whether a file parses after the edits of all of these."""
     files = [(f, e) for i in items if i.change is not None for f, e in i.change.files if f.name == name]
     try:
-        checked(files[0][0], editing.union([e for _, e in files]))
+        new_bytes(files[0][0], editing.union([e for _, e in files]))
     except NoEdit:
         return False
     return True

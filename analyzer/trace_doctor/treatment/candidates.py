@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trace_doctor.fixes.plan import Plan
-from trace_doctor.fixes.resolved import Planned, together
+from trace_doctor.fixes.resolved import PlannedFix, together
 from trace_doctor.model.treatment import ByHand
 
 _CHANGE_THE_STEP = ("batch-size", "gradient-accumulation")
@@ -20,7 +20,7 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=\S+")
 class Candidate:
     """A fix that a program can make: an edit, variables to start the command with, or options to add to it."""
 
-    item: Planned
+    item: PlannedFix
     environment: tuple[tuple[str, str], ...] = ()
     arguments: tuple[str, ...] = ()
 
@@ -101,7 +101,7 @@ def candidates(plan: Plan) -> tuple[list[Candidate], list[ByHand]]:
     return sorted(tried, key=lambda c: -c.predicted), by_hands
 
 
-def _concerns(item: Planned, plan: Plan) -> bool:
+def _concerns(item: PlannedFix, plan: Plan) -> bool:
     """Whether a person has to look at a fix: not where another of the same finding found its place in the scripts, and
     this one, for other scripts, found none."""
     placed = any(i.change is not None and i.finding.id == item.finding.id for i in plan.items)
@@ -109,11 +109,11 @@ def _concerns(item: Planned, plan: Plan) -> bool:
     return not (item.status == "already" or for_others or (placed and item.status == "unresolved"))
 
 
-def _by_hand(item: Planned, why: str) -> ByHand:
+def _by_hand(item: PlannedFix, why: str) -> ByHand:
     return ByHand(label=item.label, fix=item.fix.title, why=why, text=item.fix.text)
 
 
-def _outside(item: Planned) -> Candidate | None:
+def _outside(item: PlannedFix) -> Candidate | None:
     """A fix that changes how the command is started instead of a file."""
     fix = item.fix
     words = _words(fix.text)

@@ -29,7 +29,7 @@ def flat(script: Script, node: cst.BaseExpression) -> str:
     return " ".join(script.code(node).split())
 
 
-def called(script: Script, call: cst.Call) -> tuple[str, str, cst.BaseExpression | None]:
+def callee_of(script: Script, call: cst.Call) -> tuple[str, str, cst.BaseExpression | None]:
     """(qualified name, "", None) of a function of a module, ("", name, receiver) of a method of a value."""
     value = receiver(call)
     if value is None:
@@ -49,101 +49,105 @@ def is_minus_infinity(script: Script, node: cst.BaseExpression) -> bool:
     return not sign and script.qualified(number) in ("torch.inf", "math.inf", "numpy.inf")
 
 
-def kept(script: Script, masked: cst.BaseExpression) -> tuple[str | None, bool]:
-    """(attn_mask, causal) for scores that are minus infinity where `masked` holds: attn_mask is True where kept."""
-    inner, text = _negated(masked), "{}"
-    if isinstance(masked, cst.Comparison) and len(masked.comparisons) == 1:
-        test = masked.comparisons[0]
+def boolean_mask(script: Script, holds: cst.BaseExpression) -> tuple[str | None, bool]:
+    """(attn_mask, causal) for scores that are minus infinity where `holds` is true: attn_mask is True where kept."""
+    inner, text = _inverse(holds), "{}"
+    if isinstance(holds, cst.Comparison) and len(holds.comparisons) == 1:
+        test = holds.comparisons[0]
         if isinstance(test.operator, cst.Equal) and literal(test.comparator) in (0, False):
-            inner, text = masked.left, "{} != 0"
+            inner, text = holds.left, "{} != 0"
     if inner is None:
-        simple = isinstance(masked, cst.Name | cst.Attribute | cst.Call | cst.Subscript)
+        simple = isinstance(holds, cst.Name | cst.Attribute | cst.Call | cst.Subscript)
         text = "~{}" if simple else "~({})"
-    if is_triangle(script, inner or masked, lower=inner is not None):
+    if is_triangle(script, inner or holds, lower=inner is not None):
         return None, True
-    return text.format(flat(script, inner or masked)), False
+    return text.format(flat(script, inner or holds)), False
 
 
-def _negated(node: cst.BaseExpression) -> cst.BaseExpression | None:
+def _inverse(node: cst.BaseExpression) -> cst.BaseExpression | None:
     if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.BitInvert):
         return node.expression
     return receiver(node) if method_name(node) == "logical_not" else None
 
 
-def added(script: Script, mask: cst.BaseExpression) -> tuple[str | None, bool]:
+def additive_mask(script: Script, mask: cst.BaseExpression) -> tuple[str | None, bool]:
     """(attn_mask, causal) for a mask that is added to the scores."""
-    return (None, True) if is_triangle(script, mask, lower=False, added=True) else (flat(script, mask), False)
+    return (
+        (None, True) if is_triangle(script, mask, lower=False, additive=True) else (flat(script, mask), False)
+    )
 
 
 # ---------------------------------------------------------------------- causal masks
 
 
 def is_triangle(
-    script: Script, node: cst.BaseExpression, *, lower: bool, added: bool = False, depth: int = 0
+    script: Script, node: cst.BaseExpression, *, lower: bool, additive: bool = False, depth: int = 0
 ) -> bool:
-    """Whether a mask is a square triangle: ones on and below the diagonal (`lower`), or ones (`added`: minus infinity)
+    """Whether a mask is a square triangle: ones on and below the diagonal (`lower`), or ones (`additive`: minus infinity)
     above it. As attention masks must fit the scores, a square one proves as many queries as keys."""
     if depth > 6:
         return False
 
     def again(inner: cst.BaseExpression) -> bool:
-        return is_triangle(script, inner, lower=lower, added=added, depth=depth + 1)
+        return is_triangle(script, inner, lower=lower, additive=additive, depth=depth + 1)
 
     if isinstance(node, cst.Subscript):
         return _keeps_corner(script, node) and again(node.value)
     if isinstance(node, cst.Call):
-        name, method, value = called(script, node)
-        if added and name.endswith("Transformer.generate_square_subsequent_mask"):
+        name, method, value = callee_of(script, node)
+        if additive and name.endswith("Transformer.generate_square_subsequent_mask"):
             return True
         if value is not None and method in _SAME_VALUES:
             return again(value)
         side = "tril" if lower else "triu"
         if name == f"torch.{side}" and node.args:
-            return _is_cut(script, node, node.args[0].value, 1, side, added=added)
-        return value is not None and method == side and _is_cut(script, node, value, 0, side, added=added)
+            return _is_cut(script, node, node.args[0].value, 1, side, additive=additive)
+        return (
+            value is not None and method == side and _is_cut(script, node, value, 0, side, additive=additive)
+        )
     values = _values(script, node)
     return len(values) == 1 and values[0] is not node and again(values[0])
 
 
 def _values(script: Script, node: cst.BaseExpression) -> list[cst.BaseExpression]:
     """What a name was assigned, or what a buffer of `self` was registered with."""
-    bound = dataflow_of(script).bindings_of(node)
-    if bound:
-        return [b.value for b in bound if b.item is None and not b.loop]
+    bindings = dataflow_of(script).bindings_of(node)
+    if bindings:
+        return [b.value for b in bindings if b.item is None and not b.loop]
     if not isinstance(node, cst.Attribute):
         return []
     owner = script.nearest(node, cst.ClassDef)
-    found = []
+    values = []
     for call in script.all(cst.Call, within=owner) if owner is not None else []:
         if method_name(call) == "register_buffer":
             name, value = argument(call, "name", 0), argument(call, "tensor", 1)
             if name is not None and value is not None and literal(name.value) == node.attr.value:
-                found.append(value.value)
-    return found
+                values.append(value.value)
+    return values
 
 
 def _is_cut(
-    script: Script, call: cst.Call, full: cst.BaseExpression, place: int, side: str, *, added: bool
+    script: Script, call: cst.Call, full: cst.BaseExpression, place: int, side: str, *, additive: bool
 ) -> bool:
-    """Whether tril or triu is applied to a square of ones (`added`: of minus infinity), at the triangle's own diagonal."""
+    """Whether tril or triu is applied to a square of ones (`additive`: of minus infinity), at the triangle's own diagonal."""
     diagonal = argument(call, "diagonal", place)
     if (0 if diagonal is None else literal(diagonal.value)) != (0 if side == "tril" else 1):
         return False
     if not isinstance(full, cst.Call):
         values = _values(script, full)
         full = values[0] if len(values) == 1 else full
-    return isinstance(full, cst.Call) and _is_square(script, full, added=added)
+    return isinstance(full, cst.Call) and _is_square(script, full, additive=additive)
 
 
-def _is_square(script: Script, call: cst.Call, *, added: bool) -> bool:
+def _is_square(script: Script, call: cst.Call, *, additive: bool) -> bool:
     """`torch.ones(n, n)`, `torch.ones((n, n))`, `torch.full((n, n), -inf)`"""
-    given = positional(call)
-    if script.callee(call) != ("torch.full" if added else "torch.ones") or not given:
+    arguments = positional(call)
+    if script.callee(call) != ("torch.full" if additive else "torch.ones") or not arguments:
         return False
-    sizes = given[:1] if added else given
+    sizes = arguments[:1] if additive else arguments
     if len(sizes) == 1 and isinstance(sizes[0], cst.Tuple | cst.List):
         sizes = [e.value for e in sizes[0].elements]
-    if added and (len(given) < 2 or not is_minus_infinity(script, given[1])):
+    if additive and (len(arguments) < 2 or not is_minus_infinity(script, arguments[1])):
         return False
     return len(sizes) == 2 and flat(script, sizes[0]) == flat(script, sizes[1])
 
@@ -165,13 +169,13 @@ def _keeps_corner(script: Script, node: cst.Subscript) -> bool:
 def size_under_root(script: Script, node: cst.BaseExpression, *, inverse: bool) -> cst.BaseExpression | None:
     """`n` where an expression is sqrt(n), or with `inverse` 1 / sqrt(n); followed to where it was assigned."""
     for _ in range(4):
-        found = _root(script, node, inverse=inverse)
-        if found is not None:
-            return found
-        made = dataflow_of(script).of(node)
-        if len(made) != 1 or made[0] is node:
+        root = _root(script, node, inverse=inverse)
+        if root is not None:
+            return root
+        origins = dataflow_of(script).of(node)
+        if len(origins) != 1 or origins[0] is node:
             return None
-        node = made[0]
+        node = origins[0]
     return None
 
 
@@ -192,8 +196,8 @@ def _root(script: Script, node: cst.BaseExpression, *, inverse: bool) -> cst.Bas
 
 def is_last_size(script: Script, size: cst.BaseExpression, *operands: cst.BaseExpression) -> bool:
     """Whether a size is provably the last one of an operand."""
-    made = dataflow_of(script).of(size)
-    text = flat(script, made[0] if len(made) == 1 else size)
+    origins = dataflow_of(script).of(size)
+    text = flat(script, origins[0] if len(origins) == 1 else size)
     for operand in operands:
         name, shape = flat(script, operand), _shape(script, operand, 0)
         if text in (f"{name}.size(-1)", f"{name}.shape[-1]") or (shape and _same(script, size, shape[0])):
@@ -209,8 +213,8 @@ def _same(script: Script, a: cst.BaseExpression, b: cst.BaseExpression) -> bool:
             other
         )
 
-    left, right = dataflow_of(script).of(a), dataflow_of(script).of(b)
-    return alike(a, b) or (len(left) == len(right) == 1 and alike(left[0], right[0]))
+    ours, theirs = dataflow_of(script).of(a), dataflow_of(script).of(b)
+    return alike(a, b) or (len(ours) == len(theirs) == 1 and alike(ours[0], theirs[0]))
 
 
 def _shape(script: Script, node: cst.BaseExpression, depth: int) -> tuple[cst.BaseExpression, int] | None:
@@ -225,13 +229,17 @@ def _shape(script: Script, node: cst.BaseExpression, depth: int) -> tuple[cst.Ba
     if isinstance(node, cst.Name | cst.Attribute):
         return _shape_of_variable(script, node, depth)
     value, method = receiver(node), method_name(node) or ""
-    if value is None or not isinstance(node, cst.Call) or len(given := positional(node)) != len(node.args):
+    if (
+        value is None
+        or not isinstance(node, cst.Call)
+        or len(arguments := positional(node)) != len(node.args)
+    ):
         return None
-    if method in ("view", "reshape") and given:
-        sizes = [e.value for e in given[0].elements] if isinstance(given[0], cst.Tuple) else given
+    if method in ("view", "reshape") and arguments:
+        sizes = [e.value for e in arguments[0].elements] if isinstance(arguments[0], cst.Tuple) else arguments
         return (sizes[-1], len(sizes)) if len(sizes) > 2 else None
     inner = _shape(script, value, depth + 1)
-    return None if inner is None else _through(method, [literal(p) for p in given], *inner)
+    return None if inner is None else _through(method, [literal(p) for p in arguments], *inner)
 
 
 def _shape_of_variable(
@@ -254,9 +262,9 @@ def _through(
     """The shape of what a method gives: where it keeps the last dimension in its place."""
     if method == "unbind" and numbers in ([0], [1], [2]) and rank > 3:
         return last, rank - 1
-    kept = (
+    unmoved = (
         method in ("contiguous", "to", "float", "half", "type_as")
         or (method in ("transpose", "swapaxes") and not {-1, rank - 1} & set(numbers))
         or (method == "permute" and numbers and numbers[-1] in (-1, rank - 1))
     )
-    return (last, rank) if kept else None
+    return (last, rank) if unmoved else None

@@ -8,7 +8,7 @@ from typing import Literal
 
 import libcst as cst
 
-from trace_doctor.fixes.attention.mask import called
+from trace_doctor.fixes.attention.mask import callee_of
 from trace_doctor.program.queries.loops import changes_in_place, names_in
 from trace_doctor.program.script import Script, literal, method_name, positional, receiver
 
@@ -61,7 +61,7 @@ def product(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.
         return (node.left, node.right) if isinstance(node.operator, cst.MatrixMultiply) else None
     if not isinstance(node, cst.Call) or len(positional(node)) != len(node.args):
         return None
-    name, method, value = called(script, node)
+    name, method, value = callee_of(script, node)
     match name or method, positional(node):
         case "torch.matmul" | "torch.bmm", [left, right]:
             return left, right
@@ -78,21 +78,21 @@ def scores(script: Script, node: cst.CSTNode) -> tuple[cst.BaseExpression, cst.B
         spec, query, key = (a.value for a in node.args)
         return (query, key) if _einsum(spec, transposed=True) else None
     pair = product(script, node)
-    below = _untransposed(script, pair[1]) if pair else None
+    below = _transpose_operand(script, pair[1]) if pair else None
     return (pair[0], below) if pair and below is not None else None
 
 
-def _untransposed(script: Script, node: cst.BaseExpression) -> cst.BaseExpression | None:
+def _transpose_operand(script: Script, node: cst.BaseExpression) -> cst.BaseExpression | None:
     """`k` of `k.transpose(-2, -1)`, `k.mT`, `k.swapaxes(-1, -2)`, torch.transpose(k, -1, -2)."""
     if isinstance(node, cst.Attribute) and node.attr.value == "mT":
         return node.value
     if not isinstance(node, cst.Call):
         return None
-    given = [a.value for a in node.args if a.keyword is None]
-    of_torch = script.callee(node) == "torch.transpose" and len(given) == 3
-    inner, dims = (given[0], given[1:]) if of_torch else (receiver(node), given)
-    known = of_torch or method_name(node) in ("transpose", "swapaxes")
-    return inner if known and {literal(d) for d in dims} in ({-1, -2}, {2, 3}) else None
+    arguments = [a.value for a in node.args if a.keyword is None]
+    of_torch = script.callee(node) == "torch.transpose" and len(arguments) == 3
+    inner, dims = (arguments[0], arguments[1:]) if of_torch else (receiver(node), arguments)
+    is_transpose = of_torch or method_name(node) in ("transpose", "swapaxes")
+    return inner if is_transpose and {literal(d) for d in dims} in ({-1, -2}, {2, 3}) else None
 
 
 def _einsum(spec: cst.BaseExpression, *, transposed: bool) -> bool:
@@ -105,20 +105,20 @@ def _einsum(spec: cst.BaseExpression, *, transposed: bool) -> bool:
     batch, row, inner = a[:-2], a[-2], a[-1]
     column = b[-2] if transposed else b[-1]
     distinct = len({*batch, row, inner, column}) == len(a) + 1
-    wanted = f"{batch}{column}{inner}" if transposed else f"{batch}{inner}{column}"
-    return distinct and b == wanted and out == f"{batch}{row}{column}"
+    second = f"{batch}{column}{inner}" if transposed else f"{batch}{inner}{column}"
+    return distinct and b == second and out == f"{batch}{row}{column}"
 
 
 def changes(statement: cst.BaseSmallStatement) -> str | None:
     """The name that `x = ...`, `x += ...` or `x.masked_fill_(...)` changes."""
-    changed: cst.BaseExpression | None = None
+    target: cst.BaseExpression | None = None
     if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
-        changed = statement.targets[0].target
+        target = statement.targets[0].target
     elif isinstance(statement, cst.AugAssign):
-        changed = statement.target
+        target = statement.target
     elif isinstance(statement, cst.Expr) and method_name(statement.value) == "masked_fill_":
-        changed = receiver(statement.value)
-    return changed.value if isinstance(changed, cst.Name) else None
+        target = receiver(statement.value)
+    return target.value if isinstance(target, cst.Name) else None
 
 
 def reads(script: Script, name: str, within: cst.CSTNode) -> list[cst.Name]:

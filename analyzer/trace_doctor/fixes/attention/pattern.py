@@ -12,12 +12,12 @@ from dataclasses import replace
 import libcst as cst
 
 from trace_doctor.fixes.attention.mask import (
-    added,
-    called,
+    additive_mask,
+    boolean_mask,
+    callee_of,
     flat,
     is_last_size,
     is_minus_infinity,
-    kept,
     size_under_root,
 )
 from trace_doctor.fixes.attention.matmuls import (
@@ -43,7 +43,7 @@ _METHODS: dict[str, Kind] = {"mul": "multiply", "div": "divide", "add": "add"}
 
 def find_attention(script: Script, function: cst.FunctionDef) -> list[Attention]:
     """Attention in a function. Raises NoEdit where something is like it, but not provably the same."""
-    found = []
+    matches = []
     for kind in (cst.BinaryOperation, cst.Call):
         for node in script.all(kind, within=function):
             pair = product(script, node)
@@ -51,8 +51,8 @@ def find_attention(script: Script, function: cst.FunctionDef) -> list[Attention]
                 continue
             chain = _Chain(script, node, function)
             if chain.leads(pair[0], chain.at, softmax=True):
-                found.append(chain.read(*pair))
-    return found
+                matches.append(chain.read(*pair))
+    return matches
 
 
 class _Chain:
@@ -60,14 +60,14 @@ class _Chain:
 
     def __init__(self, script: Script, matmul: cst.BaseExpression, function: cst.FunctionDef) -> None:
         self.script, self.function = script, function
-        self.found = Attention(matmul)
+        self.match = Attention(matmul)
         statement = script.statement_of(matmul)
         assert statement is not None
         self.block, self.at = script.block_of(statement)
         self.first = self.at
-        self.used: list[str] = []
+        self.intermediates: list[str] = []
         """intermediate names"""
-        self.moved: list[cst.BaseExpression] = []
+        self.operands: list[cst.BaseExpression] = []
 
     def refuse(self, why: str, node: cst.CSTNode) -> NoEdit:
         return refusal(self.script, node, why)
@@ -86,7 +86,7 @@ class _Chain:
             return None
         if not isinstance(node, cst.Call):
             return None
-        name, method, value = called(script, node)
+        name, method, value = callee_of(script, node)
         values = [a.value for a in node.args]
         if name in ("torch.softmax", "torch.nn.functional.softmax") or method == "softmax":
             inner = value or next(iter(values), None)
@@ -99,12 +99,12 @@ class _Chain:
         if self.is_dropout(node) and values:
             return Layer("dropout", node), values[0]
         if name == "torch.where" and len(values) == 3:
-            return Layer("fill", node, self.filled(values[0], values[2], node), keeps=True), values[1]
+            return Layer("fill", node, self.fill_mask(values[0], values[2], node), keeps=True), values[1]
         if value is None:
             return None
         match method, values:
             case "masked_fill" | "masked_fill_", [mask, fill]:
-                return Layer("fill", node, self.filled(mask, fill, node)), value
+                return Layer("fill", node, self.fill_mask(mask, fill, node)), value
             case "mul" | "div" | "add", [operand]:
                 return Layer(_METHODS[method], node, operand), value
             case ("to", [like]) if (dotted(like) or "").endswith(".dtype"):
@@ -113,7 +113,7 @@ class _Chain:
                 return Layer("cast", node), value
         return None
 
-    def filled(
+    def fill_mask(
         self, mask: cst.BaseExpression, fill: cst.BaseExpression, node: cst.CSTNode
     ) -> cst.BaseExpression:
         if not is_minus_infinity(self.script, fill):
@@ -124,8 +124,8 @@ class _Chain:
     def is_dropout(self, call: cst.Call) -> bool:
         if self.script.callee(call) == "torch.nn.functional.dropout":
             return True
-        made, name = dataflow_of(self.script).all_are, "torch.nn.Dropout"
-        return len(call.args) == 1 and made(call.func, lambda o: self.script.callee(o) == name)
+        all_are, name = dataflow_of(self.script).all_are, "torch.nn.Dropout"
+        return len(call.args) == 1 and all_are(call.func, lambda o: self.script.callee(o) == name)
 
     # ------------------------------------------------------------------ following names
 
@@ -182,10 +182,10 @@ class _Chain:
             place = self.change(node.value, at)
             if place is None:
                 break
-            self.used.append(node.value)
+            self.intermediates.append(node.value)
             at, statement, condition = place
             self.first = min(self.first, at)
-            self.found.drop.append(condition or statement)
+            self.match.drop.append(condition or statement)
             node = self.behind(node, statement, condition, at, layers)
         raise self.refuse(f"{self.script.code(node)} is no known form of attention scores", node)
 
@@ -195,9 +195,9 @@ class _Chain:
         statement: cst.BaseSmallStatement,
         condition: cst.If | None,
         at: int,
-        found: list[Layer],
+        layers: list[Layer],
     ) -> cst.BaseExpression:
-        """What a statement made a name from; an operation in place or under a condition is added to those found."""
+        """What a statement made a name from; an operation in place or under a condition is added to `layers`."""
         if isinstance(statement, cst.Assign) and condition is None:
             return statement.value
         step: tuple[Layer, cst.BaseExpression] | None = None
@@ -209,10 +209,10 @@ class _Chain:
         if step is None or dotted(step[1]) != name.value:
             raise self.refuse("the scores are changed in a way that attention does not know", statement)
         layer, inner = step
-        found.append(layer if condition is None else replace(layer, unless_none=self.given(condition)))
+        layers.append(layer if condition is None else replace(layer, unless_none=self.guard_of(condition)))
         return inner
 
-    def given(self, condition: cst.If) -> str:
+    def guard_of(self, condition: cst.If) -> str:
         """`mask` of `if mask is not None:` without another branch."""
         test = condition.test
         if isinstance(test, cst.Comparison) and len(test.comparisons) == 1 and condition.orelse is None:
@@ -228,7 +228,7 @@ class _Chain:
         layers, (query, key) = self.layers(weights)
         kinds = [layer.kind for layer in layers]
         if kinds.count("softmax") != 1:
-            raise self.refuse("there is not exactly one softmax", self.found.matmul)
+            raise self.refuse("there is not exactly one softmax", self.match.matmul)
         softmax = kinds.index("softmax")
         for layer in layers[:softmax]:
             if layer.kind not in ("dropout", "cast"):
@@ -247,25 +247,25 @@ class _Chain:
             factors.append(("multiply", query.right))
             query = query.left
         self.set_scale(factors, query, key)
-        self.found.query, self.found.key, self.found.value = map(self.keep, (query, key, value))
+        self.match.query, self.match.key, self.match.value = map(self.keep, (query, key, value))
         self.check_reads()
         self.check_moved()
-        return self.found
+        return self.match
 
     def keep(self, node: cst.BaseExpression) -> str:
         """The text of an operand, which is now evaluated at the last product."""
-        self.moved.append(node)
+        self.operands.append(node)
         return flat(self.script, node)
 
     def set_dropout(self, layer: Layer) -> None:
         """`dropout_p` has no `training` beside it, so 0 has to be passed in evaluation."""
         call, script = layer.node, self.script
         assert isinstance(call, cst.Call)
-        if self.found.dropout is not None:
+        if self.match.dropout is not None:
             raise self.refuse("there are two dropouts", call)
         if script.callee(call) != "torch.nn.functional.dropout":
             module = self.keep(call.func)
-            self.found.dropout = f"{module}.p if {module}.training else 0.0"
+            self.match.dropout = f"{module}.p if {module}.training else 0.0"
             return
         p, training = argument(call, "p", 1), argument(call, "training", 2)
         chance = "0.5" if p is None else self.keep(p.value)
@@ -273,26 +273,26 @@ class _Chain:
             chance = f"({chance})"
         if training is not None and literal(training.value) is not True:
             chance = f"{chance} if {self.keep(training.value)} else 0.0"
-        self.found.dropout = chance
+        self.match.dropout = chance
 
     def set_mask(self, layer: Layer, *, scaled_later: bool) -> None:
-        if self.found.mask is not None or self.found.causal:
+        if self.match.mask is not None or self.match.causal:
             raise self.refuse("there are two masks", layer.node)
         assert layer.operand is not None
-        self.moved.append(layer.operand)
+        self.operands.append(layer.operand)
         if layer.kind == "add":
             if scaled_later:
                 raise self.refuse("the mask is scaled together with the scores", layer.node)
-            mask, causal = added(self.script, layer.operand)
+            mask, causal = additive_mask(self.script, layer.operand)
         elif layer.keeps:
             mask, causal = flat(self.script, layer.operand), False
         else:
-            mask, causal = kept(self.script, layer.operand)
+            mask, causal = boolean_mask(self.script, layer.operand)
         if layer.unless_none is not None:
             if causal:
                 raise self.refuse("a causal mask is applied under a condition", layer.node)
             mask = mask if mask == layer.unless_none else f"None if {layer.unless_none} is None else {mask}"
-        self.found.mask, self.found.causal = mask, causal
+        self.match.mask, self.match.causal = mask, causal
 
     def set_scale(
         self,
@@ -301,7 +301,7 @@ class _Chain:
         key: cst.BaseExpression,
     ) -> None:
         if not factors:
-            self.found.scale = "1.0"
+            self.match.scale = "1.0"
             return
         if len(factors) > 1:
             raise self.refuse("the scores are scaled more than once", factors[0][1])
@@ -311,31 +311,31 @@ class _Chain:
             return
         text = self.keep(factor)
         simple = isinstance(factor, cst.Name | cst.Attribute | cst.Call | cst.Float | cst.Integer)
-        self.found.scale = text if kind == "multiply" else f"1 / {text if simple else f'({text})'}"
+        self.match.scale = text if kind == "multiply" else f"1 / {text if simple else f'({text})'}"
 
     def check_reads(self) -> None:
         """Nothing but the chain reads an intermediate result."""
         script = self.script
         begin, end = script.span(self.block.body[self.first])[0], script.span(self.block.body[self.at])[1]
-        operands = {n for node in self.moved for n in names_in(script, node)}
-        for name in dict.fromkeys(self.used):
+        operands = {n for node in self.operands for n in names_in(script, node)}
+        for name in dict.fromkeys(self.intermediates):
             everywhere = reads(script, name, self.function)
             if name in operands:
-                raise self.refuse(f"{name} is scores and operand at once", self.found.matmul)
-            rebound = name in assigned_names(script.statement_of(self.found.matmul))
+                raise self.refuse(f"{name} is scores and operand at once", self.match.matmul)
+            rebound = name in assigned_names(script.statement_of(self.match.matmul))
             inside = [n for n in everywhere if begin <= script.span(n)[0] < end]
             after = [n for n in everywhere if script.span(n)[0] >= end]
-            by_chain = sum(len(reads(script, name, line)) for line in (*self.found.drop, self.found.matmul))
+            by_chain = sum(len(reads(script, name, line)) for line in (*self.match.drop, self.match.matmul))
             if len(inside) != by_chain or (after and not rebound):
                 why = f"{name} is read elsewhere as well, and the fused call does not make it"
-                raise self.refuse(why, self.found.matmul)
+                raise self.refuse(why, self.match.matmul)
 
     def check_moved(self) -> None:
         """No statement in between gives an operand another value."""
-        names = {n for node in self.moved for n in names_in(self.script, node)}
+        names = {n for node in self.operands for n in names_in(self.script, node)}
         for line in self.block.body[self.first : self.at]:
-            dropped = line in self.found.drop or _single([line]) in self.found.drop
-            if not dropped and any(binds(self.script, line, n) for n in names):
+            goes = line in self.match.drop or _single([line]) in self.match.drop
+            if not goes and any(binds(self.script, line, n) for n in names):
                 raise self.refuse("an operand gets another value between the products", line)
 
 

@@ -46,9 +46,9 @@ class Codemod:
     """identifiers and words of strings that it may bring into a script: of calls, imports, arguments and names. Beside
     these only numbers, and what the script itself says."""
 
-    def parameters(self, given: Mapping[str, Any]) -> Parameters:
+    def parameters(self, values: Mapping[str, Any]) -> Parameters:
         """The parameters that a fix holds, as the codemod takes them. Raises msgspec.ValidationError for any others."""
-        return msgspec.convert(given, self.params)  # type: ignore[no-any-return]
+        return msgspec.convert(values, self.params)  # type: ignore[no-any-return]
 
 
 _REGISTRY: dict[str, Codemod] = {}

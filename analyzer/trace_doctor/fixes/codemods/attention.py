@@ -24,8 +24,8 @@ from trace_doctor.program.versions import TorchBounds
 )
 def use_sdpa(place: Place, params: Parameters) -> Change:
     """Replaces softmax(q @ k.T * scale + mask) @ v by scaled_dot_product_attention, where it is provably just that."""
-    found: dict[cst.BaseExpression, tuple[Script, Attention]] = {}
-    refused: list[NoEdit] = []
+    matches: dict[cst.BaseExpression, tuple[Script, Attention]] = {}
+    refusals: list[NoEdit] = []
     for script in place.scripts:
         for function in script.all(cst.FunctionDef):
             if place.line is not None and not script.covers(function, place.line):
@@ -33,19 +33,19 @@ def use_sdpa(place: Place, params: Parameters) -> Change:
             if "scaled_dot_product_attention" in script.code(function):
                 continue  # written out only for a torch that has none
             try:
-                found |= {a.matmul: (script, a) for a in find_attention(script, function)}
+                matches |= {a.matmul: (script, a) for a in find_attention(script, function)}
             except NoEdit as reason:
-                refused.append(reason)
-    if not found and refused:
-        raise refused[0]
-    places = [(script, matmul) for matmul, (script, _) in found.items()]
+                refusals.append(reason)
+    if not matches and refusals:
+        raise refusals[0]
+    places = [(script, matmul) for matmul, (script, _) in matches.items()]
     _, matmul = only(places, "compute attention", _missing(place))
-    return _change(*found[matmul], place.torch)
+    return _change(*matches[matmul], place.torch)
 
 
 def _missing(place: Place) -> str:
-    used = any("scaled_dot_product_attention" in s.text for s in place.scripts)
-    also = "; scaled_dot_product_attention is used already" if used else ""
+    present = any("scaled_dot_product_attention" in s.text for s in place.scripts)
+    also = "; scaled_dot_product_attention is used already" if present else ""
     return f"no attention that is written out as product, softmax, product was found{also}"
 
 
@@ -64,17 +64,17 @@ def _change(script: Script, a: Attention, torch: TorchBounds) -> Change:
         query = f"{a.query} * ({a.scale} * {a.query}.size(-1) ** 0.5)".replace("(1.0 * ", "(")
     start, end = _range(script, a.matmul)
     text = _call(script, a, name, [query, a.key, a.value, *arguments], start, end)
-    dropped = (
+    removals = (
         Edit(*line_span(script, s), "") if isinstance(s, cst.If) else remove(script, s) for s in a.drop
     )
-    return Change(script, (*imports, Edit(start, end, text), *dropped), script.line(a.matmul))
+    return Change(script, (*imports, Edit(start, end, text), *removals), script.line(a.matmul))
 
 
 def _range(script: Script, matmul: cst.BaseExpression) -> tuple[int, int]:
     """Where the product stands, with the parentheses around it: a call needs none."""
     start, end = script.outer_span(matmul)
-    glued = start > 0 and (script.text[start - 1].isalnum() or script.text[start - 1] == "_")
-    return script.span(matmul) if glued or len(matmul.lpar) != 1 else (start, end)
+    behind_word = start > 0 and (script.text[start - 1].isalnum() or script.text[start - 1] == "_")
+    return script.span(matmul) if behind_word or len(matmul.lpar) != 1 else (start, end)
 
 
 def _call(script: Script, a: Attention, name: str, values: list[str], start: int, end: int) -> str:

@@ -27,10 +27,10 @@ def sdpa_backend(place: Place, params: SdpaBackend) -> Change:
     params: `backends`, of SDPBackend's names.
     """
     names = list(params.backends)
-    found = [(s, c) for s in place.scripts for c in s.calls(_SDPA)]
-    found = on_line(place, found) or found
+    calls = [(s, c) for s in place.scripts for c in s.calls(_SDPA)]
+    calls = on_line(place, calls) or calls
     script, call = only(
-        found, "call scaled_dot_product_attention", "scaled_dot_product_attention is not called"
+        calls, "call scaled_dot_product_attention", "scaled_dot_product_attention is not called"
     )
     if "sdpa_kernel" in script.text or "sdp_kernel" in script.text:
         raise NoEdit("already", f"{script.name} chooses its attention kernels already")
@@ -46,8 +46,8 @@ def sdpa_backend(place: Place, params: SdpaBackend) -> Change:
     if (kernel, backend) == ("sdpa_kernel", "SDPBackend") and imports and more:
         text = imports[0].text.replace("import sdpa_kernel", "import SDPBackend, sdpa_kernel")
         imports, more = (replace(imports[0], text=text, meaning=text),), ()
-    chosen = [f"{backend}.{n}" for n in names]
-    inside = chosen[0] if len(chosen) == 1 else f"[{', '.join(chosen)}]"
+    backends = [f"{backend}.{n}" for n in names]
+    inside = backends[0] if len(backends) == 1 else f"[{', '.join(backends)}]"
     return Change(
         script, (*imports, *more, *wrap(script, line, line, f"with {kernel}({inside}):")), script.line(call)
     )

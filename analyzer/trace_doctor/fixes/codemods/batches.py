@@ -30,8 +30,8 @@ _AFTER_BACKWARD = ("step", "update", "zero_grad", "unscale_", "clip_grad_norm_",
 def batch_size(place: Place, params: BatchSize) -> Change:
     """Raises the batch size of the training loader where it is set. params: `size`."""
     refuse_done(place.scripts, _SIZE)
-    found = loaders_on_line(place) or training_loaders(place)
-    script, call = only(found, "construct a DataLoader that feeds training", "no DataLoader(...) was found")
+    loaders = loaders_on_line(place) or training_loaders(place)
+    script, call = only(loaders, "construct a DataLoader that feeds training", "no DataLoader(...) was found")
     origin, size = batch_size_of(place, script, call)
     if size >= params.size:
         raise already(origin.script, origin.value, f"sets a batch of {size} already")
@@ -63,17 +63,17 @@ def gradient_accumulation(place: Place, params: GradientAccumulation) -> Change:
     if len(loaders) != 1 or not isinstance(loaders[0], cst.Call):
         raise refusal(script, loop, "the loader of the loop, whose batches get smaller, was not found")
     smaller = resize(place, *part_of_batch(place, script, loaders[0], count))
-    counter, counting = _counter(script, loop)
-    run, moved = _stepping(step, loop)
+    counter, counter_edits = _counter(script, loop)
+    run, clearing = _step_lines(step, loop)
     test = f"({counter} + 1) % {source_text(count)} == 0"
     length = _length(loop)
     header = f"if {test} or {counter} + 1 == len({length}):" if length else f"if {test}:"
-    edits = [*counting, _divided(step, count)]
+    edits = [*counter_edits, _divide_loss(step, count)]
     edits += wrap(script, run[0], run[-1], header)
-    if moved is not None:
-        edits.append(remove(script, moved))
+    if clearing is not None:
+        edits.append(remove(script, clearing))
         inner = script.level(script.indent(run[-1]))
-        after = insert_after(script, run[-1].body[-1], inner + script.code(moved), "accumulate")
+        after = insert_after(script, run[-1].body[-1], inner + script.code(clearing), "accumulate")
         edits.append(after)
     line = script.line(step.backward)
     if smaller.script.name != script.name:
@@ -96,8 +96,8 @@ def _counter(script: Script, loop: cst.For) -> tuple[str, list[Edit]]:
     (start, end), (first, last) = script.outer_span(target), script.span(call)
     text = script.text[start:end].rstrip()
     bare = isinstance(target, cst.Tuple) and not target.lpar
-    counted = Edit(start, start + len(text), f"{name}, ({text})" if bare else f"{name}, {text}")
-    return name, [counted, Edit(first, first, "enumerate("), Edit(last, last, ")")]
+    edit = Edit(start, start + len(text), f"{name}, ({text})" if bare else f"{name}, {text}")
+    return name, [edit, Edit(first, first, "enumerate("), Edit(last, last, ")")]
 
 
 def _length(loop: cst.For) -> str | None:
@@ -108,22 +108,22 @@ def _length(loop: cst.For) -> str | None:
     return dotted(node)
 
 
-def _stepping(
+def _step_lines(
     step: Step, loop: cst.For
 ) -> tuple[list[cst.SimpleStatementLine], cst.BaseSmallStatement | None]:
     """The lines after backward up to the last that belongs to stepping, and a zero_grad before it that has to move."""
     script = step.script
     backward = whole_line(script, step.backward)
     steps = optimizer_steps(script, loop)
-    _, stepping = only([(script, c) for c, _ in steps], "step an optimizer", "0 places step an optimizer")
+    _, step_call = only([(script, c) for c, _ in steps], "step an optimizer", "0 places step an optimizer")
     block, index = script.block_of(backward)
     run = []
     for line in block.body[index + 1 :]:
         if not isinstance(line, cst.SimpleStatementLine) or not _is_stepping(script, line):
             break
         run.append(line)
-    if not any(script.covers(line, script.line(stepping)) for line in run):
-        raise refusal(script, stepping, "other statements stand between backward() and step()")
+    if not any(script.covers(line, script.line(step_call)) for line in run):
+        raise refusal(script, step_call, "other statements stand between backward() and step()")
     clears = [script.statement_of(c) for c, _ in zero_grads(script, loop)]
     if len(clears) != 1 or not isinstance(clears[0], cst.Expr):
         raise refusal(script, loop, "not exactly one zero_grad() in the loop")
@@ -136,12 +136,12 @@ def _stepping(
 
 
 def _is_stepping(script: Script, line: cst.SimpleStatementLine) -> bool:
-    called = _called(script, line)
-    scaler = called != "update" or "scaler" in script.code(line.body[0]).lower()  # a meter has update(), too
-    return len(line.body) == 1 and called in _AFTER_BACKWARD and scaler
+    callee = _callee(script, line)
+    scaler = callee != "update" or "scaler" in script.code(line.body[0]).lower()  # a meter has update(), too
+    return len(line.body) == 1 and callee in _AFTER_BACKWARD and scaler
 
 
-def _called(script: Script, line: cst.SimpleStatementLine) -> str:
+def _callee(script: Script, line: cst.SimpleStatementLine) -> str:
     node = line.body[0]
     value = node.value if isinstance(node, cst.Expr | cst.Assign) else None
     if not isinstance(value, cst.Call):
@@ -150,12 +150,12 @@ def _called(script: Script, line: cst.SimpleStatementLine) -> str:
     return name.split(".")[-1]
 
 
-def _divided(step: Step, count: int) -> Edit:
+def _divide_loss(step: Step, count: int) -> Edit:
     """`(loss / N).backward()`, `scaler.scale(loss / N).backward()`"""
     script = step.script
-    scaled = next(
+    scale = next(
         (c for c, _ in method_calls(script, "scale") if c.args and c.args[0].value is step.loss), None
     )
     start, end = script.outer_span(step.loss)
     text = f"{script.text[start:end]} / {source_text(count)}"
-    return Edit(start, end, text if scaled is not None else f"({text})")
+    return Edit(start, end, text if scale is not None else f"({text})")

@@ -24,33 +24,33 @@ _CLOCK = re.compile(r"(?:^|\.)(?:time|perf_counter|monotonic|process_time|now|el
 def remove_call(place: Place, params: RemoveCall) -> Change:
     """Takes out a statement that calls a named function, from the loop it slows down."""
     name = params.call
-    found = [(s, c) for s in place.scripts for c in s.calls(name)]
-    found = on_line(place, found)
+    calls = [(s, c) for s in place.scripts for c in s.calls(name)]
+    calls = on_line(place, calls)
     if place.line is None:
-        found = of_steps([(s, c) for s, c in in_function(place, found) if _repeats(s, c)])
-    script, call = only(found, f"call {name}", f"no call of {name} was found there")
+        calls = of_steps([(s, c) for s, c in in_function(place, calls) if _repeats(s, c)])
+    script, call = only(calls, f"call {name}", f"no call of {name} was found there")
     statement = script.statement_of(call)
     if not isinstance(statement, cst.Expr) or statement.value is not call:
         raise refusal(script, call, f"the value of {name}() is used")
-    if name.endswith(".synchronize") and (clock := _measured(script, statement)) is not None:
+    if name.endswith(".synchronize") and (clock := _clock_after(script, statement)) is not None:
         why = "the clock is read right after it: without the wait the time that is taken means nothing"
         raise refusal(script, call, why, clock)
     return Change(script, (remove(script, statement),), script.line(call))
 
 
-def _measured(script: Script, statement: cst.CSTNode) -> cst.CSTNode | None:
+def _clock_after(script: Script, statement: cst.CSTNode) -> cst.CSTNode | None:
     """The statement behind another one, or behind the `if` around it, where that reads a clock."""
     block, index = script.block_of(statement)
     owner: cst.CSTNode | None = script.parent(block)
     if index + 1 < len(block.body):
-        calls = script.all(cst.Call, within=(following := block.body[index + 1]))
-        return following if any(_CLOCK.search(script.code(c.func)) for c in calls) else None
+        calls = script.all(cst.Call, within=(after := block.body[index + 1]))
+        return after if any(_CLOCK.search(script.code(c.func)) for c in calls) else None
     if not isinstance(owner, cst.If | cst.Else):
         return None
     while isinstance(owner, cst.Else) or isinstance(script.parent(owner), cst.If):
         owner = script.parent(owner)
         assert owner is not None
-    return _measured(script, owner)
+    return _clock_after(script, owner)
 
 
 def _repeats(script: Script, call: cst.Call) -> bool:
@@ -73,36 +73,36 @@ def _repeats(script: Script, call: cst.Call) -> bool:
 )
 def set_call_args(place: Place, params: CompileCall | DistributedCall) -> Change:
     """Sets and removes keyword arguments of the one call of a named function or class."""
-    callee, unwanted = params.callee, params.remove
-    wanted = {name: source_text(value) for name, value in params.args.set_values().items()}
-    found: list[tuple[Script, cst.Call | cst.Decorator]]
-    found = [(s, c) for s in place.scripts for c in s.calls(callee)]
+    callee, removals = params.callee, params.remove
+    values = {name: source_text(value) for name, value in params.args.set_values().items()}
+    nodes: list[tuple[Script, cst.Call | cst.Decorator]]
+    nodes = [(s, c) for s in place.scripts for c in s.calls(callee)]
     bare = [(s, d) for s in place.scripts for d in s.all(cst.Decorator) if s.qualified(d.decorator) == callee]
-    found += [(s, d) for s, d in bare if not isinstance(d.decorator, cst.Call)]
-    script, node = only(on_line(place, found) or found, f"call {callee}", f"no call of {callee} was found")
+    nodes += [(s, d) for s, d in bare if not isinstance(d.decorator, cst.Call)]
+    script, node = only(on_line(place, nodes) or nodes, f"call {callee}", f"no call of {callee} was found")
     if isinstance(node, cst.Decorator):
-        if not wanted:
+        if not values:
             raise already(script, node, "passes no arguments")
         end = script.span(node.decorator)[1]
-        text = "(" + ", ".join(f"{name}={value}" for name, value in wanted.items()) + ")"
+        text = "(" + ", ".join(f"{name}={value}" for name, value in values.items()) + ")"
         return Change(script, (Edit(end, end, text, f"decorator:{end}", text),), script.line(node))
-    return Change(script, tuple(_edits(script, node, wanted, unwanted)), script.line(node))
+    return Change(script, tuple(_edits(script, node, values, removals)), script.line(node))
 
 
-def _edits(script: Script, call: cst.Call, wanted: dict[str, str], unwanted: Sequence[str]) -> list[Edit]:
+def _edits(script: Script, call: cst.Call, values: dict[str, str], removals: Sequence[str]) -> list[Edit]:
     if any(a.star for a in call.args):
         raise refusal(script, call, "the call takes *args or **kwargs that may hold these")
-    if "mode" in wanted and argument(call, "options"):
+    if "mode" in values and argument(call, "options"):
         raise refusal(script, call, "mode and options exclude each other")
-    edits, added = [], {}
-    for name, value in wanted.items():
+    edits, additions = [], {}
+    for name, value in values.items():
         there = argument(call, name)
         if there is None:
-            added[name] = value
+            additions[name] = value
         elif script.code(there.value) != value:
             edits.append(set_argument(script, call, there, value))
-    edits += [remove_argument(script, call, arg) for name in unwanted if (arg := argument(call, name))]
-    edits += add_arguments(script, call, added)
+    edits += [remove_argument(script, call, arg) for name in removals if (arg := argument(call, name))]
+    edits += add_arguments(script, call, additions)
     if not edits:
         raise already(script, call, "has these arguments already")
     return edits

@@ -33,8 +33,8 @@ def checkpoint_blocks(place: Place, params: Parameters) -> Change:
     """Recomputes each repeated block in backward (use_reentrant=False) instead of keeping its activations."""
     for script in place.scripts:
         refuse_done([script], _INSTEAD)
-        enabled = (c for c, _ in method_calls(script, "gradient_checkpointing_enable"))
-        for call in (*script.calls(_CHECKPOINT, _SEQUENTIAL), *enabled):
+        switches = (c for c, _ in method_calls(script, "gradient_checkpointing_enable"))
+        for call in (*script.calls(_CHECKPOINT, _SEQUENTIAL), *switches):
             raise already(script, call, "recomputes activations already")
     uses = [(s, u) for s in place.scripts for b in repeated_blocks(s) for u in _uses(s, b)]
     line = place.line
@@ -71,11 +71,11 @@ def _of_trained(place: Place, uses: list[tuple[Script, cst.Call]]) -> list[tuple
             for name in home.all(cst.Name, within=node):
                 part = program.class_by_name(home, name) if name.value[:1].isupper() else None
                 classes += [part] if part is not None else []
-    trained = [(s, u) for s, u in uses if s.nearest(u, cst.ClassDef) in visited]
-    if not trained:
+    ours = [(s, u) for s, u in uses if s.nearest(u, cst.ClassDef) in visited]
+    if not ours:
         why = "cannot see whether the model that is trained is made of these blocks"
         raise NoEdit("display", why, [candidate(s, u) for s, u in uses])
-    return trained
+    return ours
 
 
 def _uses(script: Script, blocks: Blocks) -> list[cst.Call]:
@@ -83,12 +83,12 @@ def _uses(script: Script, blocks: Blocks) -> list[cst.Call]:
     path = f"self.{blocks.path}"
     if blocks.sequential:
         return [c for c in script.all(cst.Call, within=blocks.owner) if dotted(c.func) == path]
-    found = []
+    calls = []
     for loop in script.all(cst.For, within=blocks.owner):
         name = _variable(script, loop, path)
         if name is not None:
-            found += [c for c in script.all(cst.Call, within=loop.body) if dotted(c.func) == name]
-    return found
+            calls += [c for c in script.all(cst.Call, within=loop.body) if dotted(c.func) == name]
+    return calls
 
 
 def _variable(script: Script, loop: cst.For, path: str) -> str | None:

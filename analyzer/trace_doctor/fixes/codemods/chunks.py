@@ -41,10 +41,10 @@ def chunked_loss(place: Place, params: ChunkedLoss) -> Change:
 
     params: `chunks`. Only where the logits are made on the line above and used for nothing else.
     """
-    found = [(s, c) for s in place.scripts for c in s.calls(_LOSS)]
+    losses = [(s, c) for s in place.scripts for c in s.calls(_LOSS)]
     line = place.line
-    found = [(s, c) for s, c in found if line is None or s.covers(s.function_of(c) or c, line)]
-    script, call = only(found, "compute a cross-entropy", "no F.cross_entropy was found there")
+    losses = [(s, c) for s, c in losses if line is None or s.covers(s.function_of(c) or c, line)]
+    script, call = only(losses, "compute a cross-entropy", "no F.cross_entropy was found there")
     if any("chunk" in script.code(a) for a in script.ancestors(call) if isinstance(a, cst.FunctionDef)):
         raise already(script, call, "is computed in chunks already")
     return _change(script, call, params.chunks)
@@ -55,16 +55,18 @@ def _change(script: Script, call: cst.Call, chunks: int) -> Change:
     value = statement.value if isinstance(statement, cst.Return | cst.Assign) else None
     if statement is None or value is not call:
         raise refusal(script, call, "the loss is part of a larger expression")
-    given, target = argument(call, "input", 0), argument(call, "target", 1)
-    others = [a for a in call.args if a is not given and a is not target]
-    allowed = all(
+    logits_arg, target = argument(call, "input", 0), argument(call, "target", 1)
+    others = [a for a in call.args if a is not logits_arg and a is not target]
+    plain = all(
         a.keyword is not None and a.keyword.value in ("ignore_index", "label_smoothing") for a in others
     )
-    if given is None or target is None or not allowed:
+    if logits_arg is None or target is None or not plain:
         raise refusal(script, call, "the loss takes weights or another reduction")
     block, index = script.block_of(statement)
-    logits, head, made = _logits(script, call, given.value, block.body[index - 1] if index else None)
-    _refuse_other_uses(script, logits, made, call)
+    logits, head, head_line = _logits(
+        script, call, logits_arg.value, block.body[index - 1] if index else None
+    )
+    _refuse_other_uses(script, logits, head_line, call)
     hidden = head.args[0].value
     labels = _root(target.value)
     if dotted(hidden) is None or labels is None or not _only_shaped(script, target.value):
@@ -72,11 +74,11 @@ def _change(script: Script, call: cst.Call, chunks: int) -> Change:
     loss, more = name_for(script, _LOSS, call)
     checkpoint, imports = name_for(script, _CHECKPOINT, call)
     inner = [
-        script.code(given.value),
+        script.code(logits_arg.value),
         script.code(target.value),
         *(script.code(a).rstrip(", ") for a in others),
     ]
-    ignored = argument(call, "ignore_index")
+    ignore_index = argument(call, "ignore_index")
     begin = script.text[script.span(statement)[0] : script.span(call)[0]]
     values = {
         "head": script.code(head.func),
@@ -86,7 +88,7 @@ def _change(script: Script, call: cst.Call, chunks: int) -> Change:
         "loss": f'{loss}({", ".join(inner)}, reduction="sum")',
         "checkpoint": checkpoint,
         "chunks": source_text(chunks),
-        "ignored": script.code(ignored.value) if ignored else "-100",
+        "ignored": script.code(ignore_index.value) if ignore_index else "-100",
         "keep": "return " if isinstance(statement, cst.Return) else begin,
         "unit": script.module.default_indent,
     }
@@ -94,15 +96,15 @@ def _change(script: Script, call: cst.Call, chunks: int) -> Change:
         if name in script.text:
             raise NoEdit("already", f"{script.name} has {name} already")
     lines = [line.format_map(values) for line in _CODE.split("\n")]
-    edits = (*imports, *more, replace_lines(script, made, statement, lines))
+    edits = (*imports, *more, replace_lines(script, head_line, statement, lines))
     return Change(script, edits, script.line(statement))
 
 
 def _logits(
-    script: Script, loss: cst.Call, given: cst.BaseExpression, above: cst.CSTNode | None
+    script: Script, loss: cst.Call, value: cst.BaseExpression, above: cst.CSTNode | None
 ) -> tuple[str, cst.Call, cst.SimpleStatementLine]:
     """(name, call of the head, its line): `logits = self.head(hidden)` right above the loss."""
-    name = _root(given)
+    name = _root(value)
     line = above if isinstance(above, cst.SimpleStatementLine) and len(above.body) == 1 else None
     node = line.body[0] if line is not None else None
     head = node.value if isinstance(node, cst.Assign) and assigned_names(node) == [name] else None
@@ -116,7 +118,7 @@ def _logits(
         raise refusal(script, loss, "the logits are not made by one layer on the line above")
     if not dataflow_of(script).all_are(head.func, lambda o: script.callee(o) == "torch.nn.Linear"):
         raise refusal(script, loss, f"{script.code(head.func)} is no nn.Linear that is made in this script")
-    if not _only_shaped(script, given):
+    if not _only_shaped(script, value):
         raise refusal(script, loss, "the logits are changed before the loss")
     return name, head, line
 
@@ -138,7 +140,7 @@ def _only_shaped(script: Script, node: cst.BaseExpression) -> bool:
     return True
 
 
-def _refuse_other_uses(script: Script, logits: str, made: cst.CSTNode, call: cst.Call) -> None:
+def _refuse_other_uses(script: Script, logits: str, line: cst.CSTNode, call: cst.Call) -> None:
     for name in script.all(cst.Name, within=script.function_of(call)):
-        if name.value == logits and not script.within(name, made) and not script.within(name, call):
+        if name.value == logits and not script.within(name, line) and not script.within(name, call):
             raise refusal(script, name, f"{logits} are used for something else as well")

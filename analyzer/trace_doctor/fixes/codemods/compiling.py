@@ -54,8 +54,8 @@ def _arguments(params: Compile) -> str:
     return ", ".join(f"{name}={source_text(value)}" for name, value in params.set_values().items())
 
 
-def _compiled(torch: str, what: str, given: str) -> str:
-    return f"{torch}.compile({', '.join(filter(None, [what, given]))})"
+def _compile_call(torch: str, what: str, options: str) -> str:
+    return f"{torch}.compile({', '.join(filter(None, [what, options]))})"
 
 
 @codemod(
@@ -72,14 +72,14 @@ def compile_model(place: Place, params: Compile) -> Change:
     checkpoints; before that and where the version is not known by torch.compile(model).
     """
     model = _model(place, _INSTEAD)
-    script, given = model.script, _arguments(params)
+    script, options = model.script, _arguments(params)
     if place.torch.at_least(2, 2):
-        edit = insert_after(script, model.setup, f"{model.name}.compile({given})", "compile-model")
+        edit = insert_after(script, model.setup, f"{model.name}.compile({options})", "compile-model")
         return Change(script, (edit,), script.line(model.setup))
     if any(word in script.text for word in _STATE):
         raise refusal(script, model.setup, _RENAMED)
     torch, imports = name_for(script, "torch", model.setup)
-    code = f"{model.name} = {_compiled(torch, model.name, given)}"
+    code = f"{model.name} = {_compile_call(torch, model.name, options)}"
     edit = insert_after(script, model.setup, code, "compile-model")
     return Change(script, (*imports, edit), script.line(model.setup))
 
@@ -88,11 +88,11 @@ def _model(place: Place, instead: Mapping[str, str]) -> Model:
     refuse_done(place.scripts, instead)
     step = find_step(place)
     script = step.script
-    decorated = [d for d in script.all(cst.Decorator) if "torch.compile" in script.code(d)]
+    decorators = [d for d in script.all(cst.Decorator) if "torch.compile" in script.code(d)]
     methods = [c for c, _ in method_calls(script, "compile") if script.qualified(c.func) is None]
     in_place = [c for c in methods if all(a.keyword is not None for a in c.args)]
-    for done in (*script.calls("torch.compile"), *in_place, *decorated):
-        raise already(script, done, "compiles already")
+    for call in (*script.calls("torch.compile"), *in_place, *decorators):
+        raise already(script, call, "compiles already")
     return find_model(step)
 
 
@@ -113,24 +113,24 @@ def compile_blocks(place: Place, params: Compile) -> Change:
     home = model.definition[0] if model.definition else script
     lists = {b.call: b for b in repeated_blocks(*model.definition)} if model.definition else {}
     missing = "the model has no list of repeated blocks in these scripts"
-    _, chosen = only([(home, made) for made in lists], "make a list of blocks", missing)
-    blocks = lists[chosen]
-    given = _arguments(params)
+    _, construction = only([(home, call) for call in lists], "make a list of blocks", missing)
+    blocks = lists[construction]
+    options = _arguments(params)
     if place.torch.at_least(2, 2):
         unit = script.module.default_indent
         whole_line(script, model.setup)
-        loop = f"for block in {model.name}.{blocks.path}:\n{script.indent(model.setup)}{unit}block.compile({given})"
+        loop = f"for block in {model.name}.{blocks.path}:\n{script.indent(model.setup)}{unit}block.compile({options})"
         edit = insert_after(script, model.setup, loop, "compile-blocks")
         return Change(script, (edit,), script.line(model.setup))
     forward = method_of(blocks.block, "forward") if blocks.block is not None else None
     if forward is None:
-        raise refusal(home, chosen, "the block's forward is not where its list is made")
+        raise refusal(home, construction, "the block's forward is not where its list is made")
     torch, imports = name_for(home, "torch", forward)
-    return Change(home, (*imports, _decorate(home, forward, torch, given)), home.line(forward))
+    return Change(home, (*imports, _decorate(home, forward, torch, options)), home.line(forward))
 
 
-def _decorate(script: Script, function: cst.FunctionDef, torch: str, given: str) -> Edit:
-    text = f"@{torch}.compile" + (f"({given})" if given else "")
+def _decorate(script: Script, function: cst.FunctionDef, torch: str, options: str) -> Edit:
+    text = f"@{torch}.compile" + (f"({options})" if options else "")
     first = function.decorators[0] if function.decorators else function
     return insert_before(script, first, text, f"decorate:{function.name.value}")
 
@@ -150,7 +150,7 @@ def compile_loss(place: Place, params: Compile) -> Change:
     refuse_done(place.scripts, _INSTEAD)
     step = find_step(place)
     script, call = _loss_call(step)
-    given = _arguments(params)
+    options = _arguments(params)
     torch, imports = name_for(script, "torch", step.backward)
     target = dataflow_of(script).definition(call.func)
     if isinstance(target, cst.FunctionDef):
@@ -158,36 +158,36 @@ def compile_loss(place: Place, params: Compile) -> Change:
             raise already(script, target, "is compiled already")
         if script.nearest(target, cst.ClassDef) is not None:
             raise refusal(script, target, "the loss is a method")
-        return Change(script, (*imports, _decorate(script, target, torch, given)), script.line(target))
-    made = [o for o in dataflow_of(script).of(call.func) if o is not call.func]
-    if len(made) == 1 and isinstance(made[0], cst.Call):
-        if any(script.callee(up) == "torch.compile" for up in script.ancestors(made[0])):
-            raise already(script, made[0], "is compiled already")
-        text = _compiled(torch, script.code(made[0]), given)
-        edit = Edit(*script.span(made[0]), text, "compile-loss", text)
-        return Change(script, (*imports, edit), script.line(made[0]))
-    return _compile_function(step, call, torch, given, imports)
+        return Change(script, (*imports, _decorate(script, target, torch, options)), script.line(target))
+    origins = [o for o in dataflow_of(script).of(call.func) if o is not call.func]
+    if len(origins) == 1 and isinstance(origins[0], cst.Call):
+        if any(script.callee(up) == "torch.compile" for up in script.ancestors(origins[0])):
+            raise already(script, origins[0], "is compiled already")
+        text = _compile_call(torch, script.code(origins[0]), options)
+        edit = Edit(*script.span(origins[0]), text, "compile-loss", text)
+        return Change(script, (*imports, edit), script.line(origins[0]))
+    return _compile_function(step, call, torch, options, imports)
 
 
 def _loss_call(step: Step) -> tuple[Script, cst.Call]:
     """The one call that computes the loss from the model's outputs, which is no model itself."""
     values = [a.value for a in loss_assignments(step)] or [step.loss]
-    found = [(step.script, v) for v in values if isinstance(v, cst.Call) and _is_loss(step, v)]
+    calls = [(step.script, v) for v in values if isinstance(v, cst.Call) and _is_loss(step, v)]
     return only(
-        found, "compute the loss", "the loss is computed by no function that can be compiled on its own"
+        calls, "compute the loss", "the loss is computed by no function that can be compiled on its own"
     )
 
 
 def _is_loss(step: Step, value: cst.Call) -> bool:
     script = step.script
     name = script.callee(value) or ""
-    tracked = dataflow_of(script)
-    made = tracked.of(value.func)
-    definition = tracked.definition(value.func)
+    dataflow = dataflow_of(script)
+    origins = dataflow.of(value.func)
+    definition = dataflow.definition(value.func)
     local = isinstance(definition, cst.FunctionDef) and not _runs_a_model(script, definition)
-    constructed = [script.callee(o) or "" for o in made if isinstance(o, cst.Call)]
+    constructors = [script.callee(o) or "" for o in origins if isinstance(o, cst.Call)]
     functional = re.fullmatch(r"torch\.nn\.functional\.\w*(loss|entropy|div)\w*", name) is not None
-    classes = bool(constructed) and all(re.fullmatch(r"torch\.nn\.\w+Loss", n) for n in constructed)
+    classes = bool(constructors) and all(re.fullmatch(r"torch\.nn\.\w+Loss", n) for n in constructors)
     return local or functional or classes
 
 
@@ -197,12 +197,12 @@ _MODEL_NAME = re.compile(r"(?:.*[._])?(?:model|net|network|module|backbone|encod
 def _runs_a_model(script: Script, function: cst.FunctionDef) -> bool:
     """Whether a function calls what it is passed, or something with a model's name: more than a loss."""
     names = parameters(function)
-    called = [dotted(c.func) or "" for c in script.all(cst.Call, within=function.body)]
-    return any(name in names or _MODEL_NAME.fullmatch(name.lower()) for name in called)
+    callees = [dotted(c.func) or "" for c in script.all(cst.Call, within=function.body)]
+    return any(name in names or _MODEL_NAME.fullmatch(name.lower()) for name in callees)
 
 
 def _compile_function(
-    step: Step, call: cst.Call, torch: str, given: str, imports: tuple[Edit, ...]
+    step: Step, call: cst.Call, torch: str, options: str, imports: tuple[Edit, ...]
 ) -> Change:
     """`compiled_cross_entropy = torch.compile(F.cross_entropy)` above the loop, and its use in it."""
     script = step.script
@@ -212,8 +212,8 @@ def _compile_function(
     name = f"compiled_{text.split('.')[-1]}"
     if name in script.text:
         raise NoEdit("already", f"{script.name} has {name} already")
-    compiled = f"{name} = {_compiled(torch, text, given)}"
-    above = insert_before(script, outermost(script, step.home), compiled, "compile-loss")
+    code = f"{name} = {_compile_call(torch, text, options)}"
+    above = insert_before(script, outermost(script, step.home), code, "compile-loss")
     return Change(script, (*imports, above, Edit(*script.span(call.func), name)), script.line(call))
 
 
@@ -232,14 +232,14 @@ def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
 
     params: `name` (of the parameter of the compiled function; else its first), `dim`.
     """
-    found = [(s, c) for s in place.scripts for c in s.all(cst.Call) if _is_compiled(s, c)]
+    calls = [(s, c) for s in place.scripts for c in s.all(cst.Call) if _is_compiled(s, c)]
     script, call = only(
-        on_line(place, found) or found, "call a compiled function", "no call of a compiled function was found"
+        on_line(place, calls) or calls, "call a compiled function", "no call of a compiled function was found"
     )
-    given = _input(script, call, params.name)
-    if given is None or not isinstance(given, cst.Name | cst.Attribute):
+    value = _input(script, call, params.name)
+    if value is None or not isinstance(value, cst.Name | cst.Attribute):
         raise refusal(script, call, "the input has no name at the call")
-    text, dim = script.code(given), params.dim
+    text, dim = script.code(value), params.dim
     if isinstance(script.statement_of(call), cst.BaseCompoundStatement):
         raise refusal(script, call, "the call stands in the head of a block")
     line = whole_line(script, call)
@@ -254,22 +254,22 @@ def mark_dynamic(place: Place, params: MarkDynamic) -> Change:
 
 def _is_compiled(script: Script, call: cst.Call) -> bool:
     """Whether a call calls what torch.compile returned, or a function under its decorator."""
-    made = [script.callee(binding.value) for binding in dataflow_of(script).bindings_of(call.func)]
+    callees = [script.callee(binding.value) for binding in dataflow_of(script).bindings_of(call.func)]
     target = dataflow_of(script).definition(call.func)
-    used = [d.decorator for d in target.decorators] if isinstance(target, cst.FunctionDef) else []
-    made += [script.qualified(d.func if isinstance(d, cst.Call) else d) for d in used]
-    return "torch.compile" in made
+    decorators = [d.decorator for d in target.decorators] if isinstance(target, cst.FunctionDef) else []
+    callees += [script.qualified(d.func if isinstance(d, cst.Call) else d) for d in decorators]
+    return "torch.compile" in callees
 
 
 def _input(script: Script, call: cst.Call, name: str) -> cst.BaseExpression | None:
     """What is passed for a parameter of the compiled function, by name or by its place in the definition."""
-    tracked = dataflow_of(script)
-    target: cst.CSTNode | None = tracked.definition(call.func)
-    if target is None and (owner := tracked.constructed_class(call.func)) is not None:
+    dataflow = dataflow_of(script)
+    target: cst.CSTNode | None = dataflow.definition(call.func)
+    if target is None and (owner := dataflow.constructed_class(call.func)) is not None:
         target = method_of(owner, "forward")
     names = [p.name.value for p in target.params.params] if isinstance(target, cst.FunctionDef) else []
     names = names[1:] if names[:1] == ["self"] else names
     if not name:
         return next(iter(positional(call)), None)
-    given = argument(call, name, names.index(name)) if name in names else None
-    return given.value if given is not None else None
+    arg = argument(call, name, names.index(name)) if name in names else None
+    return arg.value if arg is not None else None

@@ -34,24 +34,24 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     being copied is left with which it could be changed meanwhile.
     """
     refuse_done(place.scripts, _INSTEAD)
-    found = [(s, loop) for s in place.scripts for loop in s.all(cst.For) if _copies(s, loop)]
-    found = on_line(place, found) or found
-    found = [(s, f) for s, f in found if trains(s, f)] or (found if place.line is not None else [])
+    loops = [(s, loop) for s in place.scripts for loop in s.all(cst.For) if _copies(s, loop)]
+    loops = on_line(place, loops) or loops
+    loops = [(s, f) for s, f in loops if trains(s, f)] or (loops if place.line is not None else [])
     script, loop = only(
-        found, "copy a loader's batches", "no loop copies the batches of a DataLoader to a device"
+        loops, "copy a loader's batches", "no loop copies the batches of a DataLoader to a device"
     )
     copies = _copies(script, loop)
-    waiting = [c for c in copies if _asked(c) is None]
-    edits = [e for c in waiting for e in add_arguments(script, c, {"non_blocking": "True"})]
+    blocking = [c for c in copies if _non_blocking(c) is None]
+    edits = [e for c in blocking for e in add_arguments(script, c, {"non_blocking": "True"})]
     loader = _loader(script, loop)
     assert loader is not None
     if any(a.star for a in loader.args):
         raise refusal(script, loader, "the loader takes *args or **kwargs that may pin")
-    pinned = argument(loader, "pin_memory", 7)
-    if pinned is None:
+    pin_memory = argument(loader, "pin_memory", 7)
+    if pin_memory is None:
         edits += add_arguments(script, loader, {"pin_memory": "True"})
-    elif literal(pinned.value) is False:
-        edits.append(set_argument(script, loader, pinned, "True"))
+    elif literal(pin_memory.value) is False:
+        edits.append(set_argument(script, loader, pin_memory, "True"))
     if not edits:
         raise already(script, copies[0], "copies from pinned memory already")
     for copy in copies:
@@ -61,7 +61,7 @@ def pinned_copies(place: Place, params: Parameters) -> Change:
     return Change(script, tuple(edits), script.line(copies[0]), "safe" if plain else "unsafe")
 
 
-def _asked(copy: cst.Call) -> cst.Arg | None:
+def _non_blocking(copy: cst.Call) -> cst.Arg | None:
     """What a copy says of waiting: `to(device, dtype, non_blocking)`, `to(tensor, non_blocking)`, `cuda(device, non_blocking)`."""
     second = argument(copy, "non_blocking", 1)
     if method_name(copy) == "cuda" or (second is not None and isinstance(literal(second.value), bool)):
@@ -79,9 +79,9 @@ def _of_torch(place: Place, script: Script, loader: cst.Call) -> bool:
 
 
 def _loader(script: Script, loop: cst.For) -> cst.Call | None:
-    tracked = dataflow_of(script)
-    made = [o for o in tracked.of(loop.iter) if isinstance(o, cst.Call) and tracked.is_dataloader(o)]
-    return made[0] if len(made) == 1 and len(tracked.of(loop.iter)) == 1 else None
+    dataflow = dataflow_of(script)
+    loaders = [o for o in dataflow.of(loop.iter) if isinstance(o, cst.Call) and dataflow.is_dataloader(o)]
+    return loaders[0] if len(loaders) == 1 and len(dataflow.of(loop.iter)) == 1 else None
 
 
 def _copies(script: Script, loop: cst.For) -> list[cst.Call]:
@@ -89,7 +89,7 @@ def _copies(script: Script, loop: cst.For) -> list[cst.Call]:
     if _loader(script, loop) is None:
         return []
     batch = _batch_names(script, loop)
-    found = []
+    calls = []
     for call in script.all(cst.Call, within=loop.body):
         source, method, device = receiver(call), method_name(call), argument(call, "device", 0)
         where = script.code(device.value) if device is not None else ""
@@ -102,27 +102,27 @@ def _copies(script: Script, loop: cst.For) -> list[cst.Call]:
             _loader(script, f) is not None for f in inner
         )  # a loop over another loader: validation
         if names_in(script, source) & batch and not between_steps:
-            found.append(call)
-    return found
+            calls.append(call)
+    return calls
 
 
 def _batch_names(script: Script, loop: cst.For) -> set[str]:
     """What the loop's target binds, and what is taken out of it in the loop."""
-    found = names_in(script, loop.target)
+    names = names_in(script, loop.target)
     for _ in range(3):
         for assign in script.all(cst.Assign, within=loop.body):
-            if not isinstance(assign.value, cst.Call) and names_in(script, assign.value) & found:
-                found |= {n for t in assign.targets for n in names_in(script, t.target)}
+            if not isinstance(assign.value, cst.Call) and names_in(script, assign.value) & names:
+                names |= {n for t in assign.targets for n in names_in(script, t.target)}
         for each in script.all(cst.CompFor, within=loop.body):
-            if names_in(script, each.iter) & found:
-                found |= names_in(script, each.target)
-    return found
+            if names_in(script, each.iter) & names:
+                names |= names_in(script, each.target)
+    return names
 
 
 def _written_later(script: Script, loop: cst.For, copy: cst.Call) -> bool:
     """Whether the source of a copy that does not wait is written to while the copy may still run."""
-    copied, statement = receiver(copy), script.statement_of(copy)
-    source = dotted(copied) if copied is not None else None
+    value, statement = receiver(copy), script.statement_of(copy)
+    source = dotted(value) if value is not None else None
     targets = statement.targets if isinstance(statement, cst.Assign) else ()
     if source is None or any(source in names_in(script, t.target) for t in targets):
         return False
@@ -151,20 +151,22 @@ def _host_names_used(script: Script, loop: cst.For, copies: list[cst.Call]) -> b
     ]
     pairs += [(f.target, f.iter) for f in script.all(cst.For, loop.body)]
     pairs += [(f.target, f.iter) for f in script.all(cst.CompFor, loop.body)]
-    held = [(t, v) for t, v in pairs if v in copies or _copies_each(script, v, copies)]
-    kept = [(names_in(script, t), _kept_names(script, v, held, copies)) for t, v in pairs]
-    delivered = names_in(script, loop.target)
-    copied = {n.split(".")[0] for c in copies if (source := receiver(c)) for n in names_in(script, source)}
-    related = set(copied)
+    to_copies = [(t, v) for t, v in pairs if v in copies or _copies_each(script, v, copies)]
+    flows = [(names_in(script, t), _kept_names(script, v, to_copies, copies)) for t, v in pairs]
+    batch = names_in(script, loop.target)
+    roots = {n.split(".")[0] for c in copies if (source := receiver(c)) for n in names_in(script, source)}
+    aliases = set(roots)
     for _ in range(4):
-        for bound, read in kept:
-            delivered |= bound if read & delivered else set()
-            related |= bound if read & related else read if bound & related else set()
-    others = [b for p, (b, read) in zip(pairs, kept, strict=True) if p not in held and not read & delivered]
-    if not copied <= delivered or any(bound & copied for bound in others):
+        for targets, sources in flows:
+            batch |= targets if sources & batch else set()
+            aliases |= targets if sources & aliases else sources if targets & aliases else set()
+    others = [
+        b for p, (b, sources) in zip(pairs, flows, strict=True) if p not in to_copies and not sources & batch
+    ]
+    if not roots <= batch or any(targets & roots for targets in others):
         return True
-    names = [n for name in related & delivered for n in script.variables(name, loop.body)]
-    return any(not _harmless(script, n, held, copies) for n in names)
+    names = [n for name in aliases & batch for n in script.variables(name, loop.body)]
+    return any(not _harmless(script, n, to_copies, copies) for n in names)
 
 
 def _one_by_one(target: cst.BaseExpression, value: cst.BaseExpression) -> list[Pair]:
@@ -181,11 +183,13 @@ def _copies_each(script: Script, value: cst.BaseExpression, copies: list[cst.Cal
 
 
 def _kept_names(
-    script: Script, value: cst.BaseExpression, held: list[Pair], copies: list[cst.Call]
+    script: Script, value: cst.BaseExpression, to_copies: list[Pair], copies: list[cst.Call]
 ) -> set[str]:
     """Names through whose value what is bound to an expression may be changed: not those that are only copied or asked."""
     uses = [u for name in names_in(script, value) for u in script.variables(name, value)]
-    return {u.value for u in uses if not _holds(script, u, held) and _reaches(script, u, copies) is not None}
+    return {
+        u.value for u in uses if not _holds(script, u, to_copies) and _reaches(script, u, copies) is not None
+    }
 
 
 def _reaches(script: Script, name: cst.Name, copies: list[cst.Call]) -> cst.CSTNode | None:
@@ -210,26 +214,26 @@ def _reaches(script: Script, name: cst.Name, copies: list[cst.Call]) -> cst.CSTN
     return None
 
 
-def _harmless(script: Script, name: cst.Name, held: list[Pair], copies: list[cst.Call]) -> bool:
+def _harmless(script: Script, name: cst.Name, to_copies: list[Pair], copies: list[cst.Call]) -> bool:
     """Whether a use of a name of the batch binds it, takes it apart, looks at it, copies it, or finds the copy there."""
-    holds, copying = _holds(script, name, held), any(script.within(name, c) for c in copies)
-    if holds or copying:
-        return not (holds and copying)
+    holds, copies_it = _holds(script, name, to_copies), any(script.within(name, c) for c in copies)
+    if holds or copies_it:
+        return not (holds and copies_it)
     statement = _reaches(script, name, copies)
     if isinstance(statement, cst.Assign):
         targets = [part for t in statement.targets for part in _parts(t.target)]
-        return all(isinstance(t, cst.Name) or any(t is h for h, _ in held) for t in targets)
+        return all(isinstance(t, cst.Name) or any(t is h for h, _ in to_copies) for t in targets)
     return statement is None or isinstance(statement, cst.CompFor | cst.For | cst.If | cst.Del)
 
 
-def _holds(script: Script, name: cst.Name, held: list[Pair]) -> bool:
+def _holds(script: Script, name: cst.Name, to_copies: list[Pair]) -> bool:
     """Whether a name, or what is taken out of it there, was bound to a copy before."""
     path: cst.CSTNode = name
     codes = {name.value}
     while isinstance(up := script.parent(path), cst.Attribute | cst.Subscript) and up.value is path:
         path = up
         codes.add(script.code(path))
-    before = [t for t, v in held if script.span(v)[1] < script.span(name)[0]]
+    before = [t for t, v in to_copies if script.span(v)[1] < script.span(name)[0]]
     return any(script.code(part) in codes for t in before for part in _parts(t))
 
 
@@ -257,20 +261,22 @@ def channels_last(place: Place, params: Parameters) -> Change:
     homes = {id(s): s for s in (script, model.construction[0], *(model.definition or ())[:1])}
     if not images and not any(s.calls("torch.nn.Conv2d") for s in homes.values()):
         raise refusal(*model.construction, "the model has no Conv2d in these scripts")
-    given = call.args[0].value if call.args and call.args[0].keyword is None else None
-    if given is None or not isinstance(given, cst.Name) or len(model.calls) > 1:
+    images_arg = call.args[0].value if call.args and call.args[0].keyword is None else None
+    if images_arg is None or not isinstance(images_arg, cst.Name) or len(model.calls) > 1:
         raise refusal(script, call, "the images have no name where the model is called")
     torch, imports = name_for(script, "torch", call)
     layout = f"{torch}.channels_last"
     to_layout = insert_after(script, model.setup, f"{model.name}.to(memory_format={layout})", "channels-last")
     edits = [*imports, to_layout]
     moves = [
-        b.value for b in dataflow_of(script).bindings_of(given) if isinstance(b.value, cst.Call | cst.Tuple)
+        b.value
+        for b in dataflow_of(script).bindings_of(images_arg)
+        if isinstance(b.value, cst.Call | cst.Tuple)
     ]
-    copies = [c for m in moves for c, r in method_calls(script, "to", m) if dotted(r) == given.value]
+    copies = [c for m in moves for c, r in method_calls(script, "to", m) if dotted(r) == images_arg.value]
     if len(copies) == 1:
         edits += add_arguments(script, copies[0], {"memory_format": layout})
     else:
-        code = f"{given.value} = {given.value}.to(memory_format={layout})"
+        code = f"{images_arg.value} = {images_arg.value}.to(memory_format={layout})"
         edits.append(insert_before(script, whole_line(script, call), code, "channels-last-input"))
     return Change(script, tuple(edits), script.line(model.setup))

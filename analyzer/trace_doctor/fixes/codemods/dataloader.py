@@ -47,15 +47,15 @@ _SPAWN = (
 )
 def dataloader_args(place: Place, params: DataLoaderArgs) -> Change:
     """Sets num_workers, pin_memory, persistent_workers and prefetch_factor of the training loader together."""
-    given = params.set_values()
-    wanted = {name: given[name] for name in _ORDER if given.get(name)}
-    found = loaders_on_line(place) or training_loaders(place)
+    values = params.set_values()
+    settings = {name: values[name] for name in _ORDER if values.get(name)}
+    loaders = loaders_on_line(place) or training_loaders(place)
     script, call = only(
-        found,
+        loaders,
         "construct a DataLoader that feeds training",
         "no DataLoader(...) was found that the loader of the capture can be",
     )
-    return _Loader(place.program, script, call).edited(wanted)
+    return _Loader(place.program, script, call).set_arguments(settings)
 
 
 class _Loader:
@@ -70,41 +70,41 @@ class _Loader:
         self.guard: str | None = None
         """an expression for the number of workers that a user may set to 0"""
 
-    def edited(self, wanted: dict[str, Any]) -> Change:
+    def set_arguments(self, settings: dict[str, Any]) -> Change:
         script = self.script
-        if wanted.get("num_workers"):
+        if settings.get("num_workers"):
             _refuse_iterable(self.project, script, self.call)
-        self._refuse_hidden(wanted)
+        self._refuse_hidden(settings)
         workers = self.arguments.find("num_workers")
-        count = self._set_workers(workers, int(wanted.get("num_workers") or 0))
-        added = {"num_workers": source_text(count)} if workers is None and count else {}
+        count = self._set_workers(workers, int(settings.get("num_workers") or 0))
+        additions = {"num_workers": source_text(count)} if workers is None and count else {}
         for name in _ORDER[1:]:
-            if name not in wanted or (name != "pin_memory" and not count):
+            if name not in settings or (name != "pin_memory" and not count):
                 continue
-            there, value = self.arguments.find(name), self._guarded(name, wanted[name])
+            there, value = self.arguments.find(name), self._argument_text(name, settings[name])
             if there is None:
-                added[name] = value
+                additions[name] = value
             elif literal(there.value) in (None, False):
                 self.edits.keep(there.script, [set_value(there, value)])
-        if added:
-            self.edits.keep(*self.arguments.add(workers, added))
+        if additions:
+            self.edits.keep(*self.arguments.add(workers, additions))
         if not self.edits.files:
             raise already(script, self.call, "sets its workers and pinning already")
         names = {e.key.rpartition(":")[2] for _, edits in self.edits.files.values() for e in edits}
         self._refuse_explained(names)
-        guarded = any("__main__" in s.text for s in self.project.scripts_with("__main__", "DataLoader"))
-        if names != {"pin_memory"} and not guarded:
+        has_guard = any("__main__" in s.text for s in self.project.scripts_with("__main__", "DataLoader"))
+        if names != {"pin_memory"} and not has_guard:
             self.edits.notes.append(_SPAWN)
         file, edits = self.edits.files.get(script.name) or next(iter(self.edits.files.values()))
         line = script.line(self.call) if file.name == script.name else file.line_of(edits[0].start)
         change = self.edits.change(file, line, None)
         return replace(change, safety="safe" if names == {"pin_memory"} else "unsafe")
 
-    def _refuse_hidden(self, wanted: dict[str, Any]) -> None:
+    def _refuse_hidden(self, settings: dict[str, Any]) -> None:
         script, call, hidden = self.script, self.call, self.arguments.hidden
         if hidden:
             raise refusal(script, call, f"the loader's arguments come from {hidden}: set them there")
-        for name in wanted:
+        for name in settings:
             if (times := self.arguments.times(name)) > 1:
                 raise refusal(script, call, f"{name} is set in {times} places")
 
@@ -114,8 +114,8 @@ class _Loader:
         first, last = script.lines(script.statement_of(self.call) or self.call)
         while first > 1 and script.line_text(first - 1).strip().startswith("#"):
             first -= 1
-        said = [script.line_text(n).partition("#")[2].lower() for n in range(first, last + 1)]
-        about = [name for name in names & set(_ORDER) if any(name in comment for comment in said)]
+        comments = [script.line_text(n).partition("#")[2].lower() for n in range(first, last + 1)]
+        about = [name for name in names & set(_ORDER) if any(name in comment for comment in comments)]
         if about:
             raise refusal(script, self.call, f"a comment at the loader speaks of {about[0]}")
 
@@ -143,7 +143,7 @@ class _Loader:
             self.edits.notes.append(f"num_workers is set in {where}{flag}")
         return max(current, target)
 
-    def _guarded(self, name: str, value: Any) -> str:
+    def _argument_text(self, name: str, value: Any) -> str:
         """The argument's text; where the worker count is a variable that a user may set to 0, it holds for 0 as well."""
         if self.guard is None or name == "pin_memory":
             return source_text(value)
@@ -158,17 +158,17 @@ def _inner(project: Project, script: Script, call: cst.Call) -> tuple[Script, cs
         init = method_of(owner, "__init__")
         if init is None or init.params.star_kwarg is not None:
             continue
-        for made in where.all(cst.Call, within=init):
-            if method_name(made) == "__init__":
-                return where, made
+        for init_call in where.all(cst.Call, within=init):
+            if method_name(init_call) == "__init__":
+                return where, init_call
     return script, call
 
 
 def _refuse_iterable(project: Project, script: Script, call: cst.Call) -> None:
     """Workers multiply the data of an IterableDataset: raises unless the dataset is known to be map-style."""
     for name, position in (("shuffle", 2), ("sampler", 3), ("batch_sampler", 4)):
-        given = argument(call, name, position)
-        value = literal(given.value) if given is not None else None
+        arg = argument(call, name, position)
+        value = literal(arg.value) if arg is not None else None
         if value not in (None, False) and (value is not ... or name != "shuffle"):
             return  # an IterableDataset raises with these
     dataset = argument(call, "dataset", 0)
@@ -197,8 +197,8 @@ def _style(project: Project, script: Script, origin: cst.BaseExpression) -> str:
         return "iterable" if streaming is not None and literal(streaming.value) is not False else "map"
     if "Iterable" in name or name.startswith("webdataset."):
         return "iterable"
-    mapped = name in (*_MAP_STYLE, "range") or name.startswith("torchvision.datasets.")
-    return "map" if mapped else "unknown"
+    map_style = name in (*_MAP_STYLE, "range") or name.startswith("torchvision.datasets.")
+    return "map" if map_style else "unknown"
 
 
 def _local_style(project: Project, script: Script, origin: cst.Call) -> str:

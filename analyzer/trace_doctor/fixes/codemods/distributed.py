@@ -59,17 +59,17 @@ def no_sync(place: Place, params: Parameters) -> Change:
 
 def _is_wrapped(script: Script, node: cst.BaseExpression) -> bool:
     """Whether a name is bound to a model in DistributedDataParallel, here or where it is passed in."""
-    tracked = dataflow_of(script)
-    bound = tracked.bindings_of(node)
-    if any(script.callee(b.value) in _NO_SYNC for b in bound):
+    dataflow = dataflow_of(script)
+    bindings = dataflow.bindings_of(node)
+    if any(script.callee(b.value) in _NO_SYNC for b in bindings):
         return True
     function = script.function_of(node)
-    if bound or function is None or not isinstance(node, cst.Name):
+    if bindings or function is None or not isinstance(node, cst.Name):
         return False
     names = [p.name.value for p in function.params.params]
-    callers = [c for c in script.all(cst.Call) if tracked.definition(c.func) is function]
-    passed = [argument(c, node.value, names.index(node.value)) for c in callers if node.value in names]
-    return bool(passed) and all(a is not None and _is_wrapped(script, a.value) for a in passed)
+    callers = [c for c in script.all(cst.Call) if dataflow.definition(c.func) is function]
+    arguments = [argument(c, node.value, names.index(node.value)) for c in callers if node.value in names]
+    return bool(arguments) and all(a is not None and _is_wrapped(script, a.value) for a in arguments)
 
 
 def _step_condition(step: Step) -> str:
@@ -113,8 +113,8 @@ def fully_shard(place: Place, params: Parameters) -> Change:
     statement = line.body[0]
     inner = call.args[0].value if call.args else None
     target = next(iter(assigned_names(statement)), None)
-    bound = isinstance(statement, cst.Assign) and statement.value is call
-    if inner is None or target is None or not bound:
+    plain = isinstance(statement, cst.Assign) and statement.value is call
+    if inner is None or target is None or not plain:
         raise refusal(script, call, "the wrapped model is bound by no plain assignment")
     _refuse_unsharded(script, call, target)
     owner = dataflow_of(script).constructed_class(inner)
@@ -142,9 +142,9 @@ def _refuse_unsharded(script: Script, call: cst.CSTNode, target: str) -> None:
     ):
         if word in script.text:
             raise refusal(script, call, why)
-    for made in script.all(cst.Assign):
-        here = script.function_of(made) is script.function_of(call)
-        before = here and script.line(made) < script.line(call)
-        if before and any(is_optimizer(script, t.target) for t in made.targets):
+    for assignment in script.all(cst.Assign):
+        here = script.function_of(assignment) is script.function_of(call)
+        before = here and script.line(assignment) < script.line(call)
+        if before and any(is_optimizer(script, t.target) for t in assignment.targets):
             why = "the optimizer is made before the model is sharded, so it would hold the whole parameters"
-            raise refusal(script, made, why, call)
+            raise refusal(script, assignment, why, call)

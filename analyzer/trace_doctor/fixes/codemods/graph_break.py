@@ -40,7 +40,7 @@ def graph_break_line(place: Place, params: GraphBreakLine) -> Change:
         raise NoEdit("unresolved", why)
     statement = statements[0]
     if isinstance(statement, cst.Expr) and _is_output(script, statement.value):
-        return _silenced(script, statement, place.torch)
+        return _silence(script, statement, place.torch)
     tests = script.all(cst.Call, within=statement.test) if isinstance(statement, cst.If) else []
     if any(script.callee(c) == _IS_COMPILING for c in tests):
         raise NoEdit("already", f"{script.name}:{line} is left out of compiled code already")
@@ -65,18 +65,18 @@ def _is_output(script: Script, call: cst.BaseExpression) -> bool:
     return name in _PRINTS or name.startswith("logging.") or _LOGGER.fullmatch(short) is not None
 
 
-def _silenced(script: Script, statement: cst.Expr, torch: TorchBounds) -> Change:
+def _silence(script: Script, statement: cst.Expr, torch: TorchBounds) -> Change:
     """The line under `if not torch.compiler.is_compiling():`, which the compiler leaves out; without it where torch may
     not have that, or where other statements share the line."""
     if any(isinstance(n, cst.NamedExpr | cst.Await) for n in script.below(statement)):
         raise refusal(script, statement, "the line also assigns: move the print out by hand")
     if not accepts(torch, _IS_COMPILING) or shares_line(script, statement):
-        gone = ("the output of that line disappears",)
-        return Change(script, (remove(script, statement),), script.line(statement), notes=gone)
+        notes = ("the output of that line disappears",)
+        return Change(script, (remove(script, statement),), script.line(statement), notes=notes)
     name, imports = name_for(script, _IS_COMPILING, statement)
     edits = (*imports, *wrap(script, statement, statement, f"if not {name}():"))
-    gone = ("the output of that line disappears from compiled runs",)
-    return Change(script, edits, script.line(statement), notes=gone)
+    notes = ("the output of that line disappears from compiled runs",)
+    return Change(script, edits, script.line(statement), notes=notes)
 
 
 def _branch(script: Script, statement: Statement, line: int) -> cst.CSTNode | None:
@@ -89,7 +89,7 @@ def _branch(script: Script, statement: Statement, line: int) -> cst.CSTNode | No
     function = script.function_of(statement) or script.module
     tests = (n for n in script.below(function) if isinstance(n, cst.If | cst.While | cst.IfExp | cst.Assert))
     later = (n for n in tests if script.line(n) > line)
-    return next((n for n in later if names & {dotted(read) for read in script.below(n.test)}), None)
+    return next((n for n in later if names & {dotted(node) for node in script.below(n.test)}), None)
 
 
 def _reads_scalar(script: Script, statement: Statement) -> bool:

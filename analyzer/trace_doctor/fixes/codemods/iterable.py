@@ -26,13 +26,15 @@ first, stride = (info.id, info.num_workers) if info is not None else (0, 1)"""
 )
 def shard_iterable(place: Place, params: ShardIterable) -> Change:
     """Lets __iter__ of an IterableDataset deliver only the worker's share, by get_worker_info()."""
-    found = [
+    datasets = [
         (script, owner)
         for script in place.scripts
         for owner in script.all(cst.ClassDef)
         if "torch.utils.data.IterableDataset" in dataflow_of(script).bases(owner)
     ]
-    script, owner = only(found, "define an IterableDataset", "no IterableDataset is defined in this script")
+    script, owner = only(
+        datasets, "define an IterableDataset", "no IterableDataset is defined in this script"
+    )
     methods = [f for f in script.all(cst.FunctionDef, within=owner) if f.name.value == "__iter__"]
     if len(methods) != 1:
         raise refusal(script, owner, "the class has no __iter__ of its own")
@@ -53,19 +55,19 @@ def shard_iterable(place: Place, params: ShardIterable) -> Change:
 def _source(script: Script, method: cst.FunctionDef) -> tuple[cst.BaseExpression, cst.CSTNode]:
     """(what is iterated over, the statement that does): one loop that yields, or one `yield from`, or `return iter(...)`."""
     body = method.body.body
-    found: list[tuple[cst.BaseExpression, cst.CSTNode]] = []
+    loops: list[tuple[cst.BaseExpression, cst.CSTNode]] = []
     for line in body:
         if isinstance(line, cst.For) and script.all(cst.Yield, within=line):
-            found.append((line.iter, line))
+            loops.append((line.iter, line))
         elif isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1:
             node = line.body[0]
             value = node.value if isinstance(node, cst.Expr | cst.Return) else None
             if isinstance(value, cst.Yield) and isinstance(value.value, cst.From):
-                found.append((value.value.item, line))
+                loops.append((value.value.item, line))
             elif isinstance(node, cst.Return) and value is not None and script.callee(value) == "iter":
-                found.append((value, line))
+                loops.append((value, line))
     yields = len(script.all(cst.Yield, within=method))
-    inside = sum(len(script.all(cst.Yield, within=line)) for _, line in found)
-    if len(found) != 1 or yields != inside:
+    inside = sum(len(script.all(cst.Yield, within=line)) for _, line in loops)
+    if len(loops) != 1 or yields != inside:
         raise refusal(script, method, "__iter__ is not one loop over its samples")
-    return found[0]
+    return loops[0]

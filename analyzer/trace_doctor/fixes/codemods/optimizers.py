@@ -91,12 +91,12 @@ def _on_device(script: Script, call: cst.Call) -> bool:
     """Whether the model whose parameters an optimizer takes was moved to a device before."""
     for _, model in method_calls(script, "parameters", call):
         name = dotted(model) or ""
-        moved = [c for m in ("to", "cuda") for c, r in method_calls(script, m) if dotted(r) == name]
-        made = [b.value for b in dataflow_of(script).bindings_of(model)]
-        moved += [c for m in ("to", "cuda") for v in made for c, _ in method_calls(script, m, v)]
-        made += [o for o in dataflow_of(script).of(model) if isinstance(o, cst.Call)]
-        wrapped = any(_DDP in script.code(v) for v in made if isinstance(v, cst.Call))
-        return wrapped or any(script.span(c)[0] < script.span(call)[0] for c in moved)
+        moves = [c for m in ("to", "cuda") for c, r in method_calls(script, m) if dotted(r) == name]
+        origins = [b.value for b in dataflow_of(script).bindings_of(model)]
+        moves += [c for m in ("to", "cuda") for v in origins for c, _ in method_calls(script, m, v)]
+        origins += [o for o in dataflow_of(script).of(model) if isinstance(o, cst.Call)]
+        in_ddp = any(_DDP in script.code(v) for v in origins if isinstance(v, cst.Call))
+        return in_ddp or any(script.span(c)[0] < script.span(call)[0] for c in moves)
     return False
 
 
@@ -104,28 +104,30 @@ _DDP = "DistributedDataParallel"
 """takes parameters that are on their device"""
 
 
-def _optimizer(place: Place, named: str, instead: Mapping[str, str]) -> tuple[Script, cst.Call]:
+def _optimizer(place: Place, class_name: str, instead: Mapping[str, str]) -> tuple[Script, cst.Call]:
     """The construction of the one optimizer that training steps."""
     refuse_done(place.scripts, {**instead, **_INSTEAD["deepspeed"]})
-    found = [
+    optimizers = [
         (script, call)
         for script in place.scripts
         for call in script.all(cst.Call)
         if (script.callee(call) or "").startswith("torch.optim.") and dataflow_of(script).is_optimizer(call)
     ]
-    if named:
-        found = [(s, c) for s, c in found if (s.callee(c) or "").split(".")[-1] == named] or found
-    found = [(s, c) for s, c in found if _is_stepped(s, c)] or found
-    if not found and any("bitsandbytes" in s.text or "Adafactor" in s.text for s in place.scripts):
+    if class_name:
+        optimizers = [
+            (s, c) for s, c in optimizers if (s.callee(c) or "").split(".")[-1] == class_name
+        ] or optimizers
+    optimizers = [(s, c) for s, c in optimizers if _is_stepped(s, c)] or optimizers
+    if not optimizers and any("bitsandbytes" in s.text or "Adafactor" in s.text for s in place.scripts):
         raise NoEdit("already", "the optimizer is none of torch's")
-    return only(found, "make an optimizer", "no optimizer of torch.optim is made in this script")
+    return only(optimizers, "make an optimizer", "no optimizer of torch.optim is made in this script")
 
 
 def _is_stepped(script: Script, call: cst.Call) -> bool:
-    tracked = dataflow_of(script)
+    dataflow = dataflow_of(script)
     receivers = [r for _, r in method_calls(script, "step")]
     receivers += [c.args[0].value for c, _ in method_calls(script, "step") if c.args]
-    return any(origin is call for r in receivers for origin in tracked.of(r))
+    return any(origin is call for r in receivers for origin in dataflow.of(r))
 
 
 # ---------------------------------------------------------------------- another optimizer
@@ -158,8 +160,8 @@ def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
         raise refusal(script, call, "bitsandbytes does not take the sharded parameters of FSDP")
     if any(a.star for a in call.args):
         raise refusal(script, call, "the optimizer takes *args or **kwargs that may not fit the other one")
-    for given in (argument(call, "amsgrad", 5), argument(call, "maximize")):
-        if given is not None and literal(given.value) is not False:
+    for arg in (argument(call, "amsgrad", 5), argument(call, "maximize")):
+        if arg is not None and literal(arg.value) is not False:
             raise refusal(script, call, "the other optimizer has no amsgrad and no maximize")
     text, imports = name_for(script, new, call)
     arguments = _for_adafactor(script, call, name) if goal == "adafactor" else _without(script, call)
@@ -169,19 +171,21 @@ def replace_optimizer(place: Place, params: ReplaceOptimizer) -> Change:
 
 def _without(script: Script, call: cst.Call) -> list[Edit]:
     """Takes out what only torch's optimizers have; the last arguments of a call together, with the comma before them."""
-    unwanted = [a for name in _OF_TORCH_ONLY if (a := argument(call, name)) is not None]
-    kept = [a for a in call.args if a not in unwanted]
-    if kept and tuple(call.args[: len(kept)]) == tuple(kept):
-        return [Edit(script.outer_span(kept[-1].value)[1], script.outer_span(call.args[-1].value)[1], "")]
-    return [remove_argument(script, call, u) for u in unwanted]
+    removals = [a for name in _OF_TORCH_ONLY if (a := argument(call, name)) is not None]
+    rest = [a for a in call.args if a not in removals]
+    if rest and tuple(call.args[: len(rest)]) == tuple(rest):
+        return [Edit(script.outer_span(rest[-1].value)[1], script.outer_span(call.args[-1].value)[1], "")]
+    return [remove_argument(script, call, u) for u in removals]
 
 
 def _for_adafactor(script: Script, call: cst.Call, optimizer: str) -> list[Edit]:
     """Adafactor has other second moments: only parameters, learning rate and weight decay are taken over."""
-    kept = {name: argument(call, name, at) for name, at in (("params", 0), ("lr", 1), ("weight_decay", 4))}
-    texts = [f"{name}={script.code(arg.value)}" for name, arg in kept.items() if arg is not None]
+    arguments = {
+        name: argument(call, name, at) for name, at in (("params", 0), ("lr", 1), ("weight_decay", 4))
+    }
+    texts = [f"{name}={script.code(arg.value)}" for name, arg in arguments.items() if arg is not None]
     texts[:1] = [texts[0].removeprefix("params=")] if texts else []
-    if kept["weight_decay"] is None and optimizer.endswith("AdamW"):
+    if arguments["weight_decay"] is None and optimizer.endswith("AdamW"):
         texts.append("weight_decay=0.01")
     start, end = script.outer_span(call.args[0])[0], script.span(call)[1] - 1
     return [Edit(start, end, ", ".join(texts))]

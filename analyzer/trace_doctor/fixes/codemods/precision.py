@@ -69,7 +69,7 @@ def autocast(place: Place, params: Autocast) -> Change:
     header = f"with {torch}.autocast(device_type={source_text(device)}, dtype={torch}.{dtype}):"
     edits = [*imports, *wrap(script, run[0], run[-1], header)]
     if dtype == "float16":
-        edits += _scaled(step, place.torch, torch, device)
+        edits += _scale_loss(step, place.torch, torch, device)
     return Change(script, tuple(edits), script.line(run[0]))
 
 
@@ -94,7 +94,7 @@ def _forward(step: Step) -> Sequence[cst.CSTNode]:
     return run
 
 
-def _scaled(step: Step, torch: TorchBounds, name: str, device: str) -> list[Edit]:
+def _scale_loss(step: Step, torch: TorchBounds, name: str, device: str) -> list[Edit]:
     """`scaler.scale(loss).backward()`, `scaler.step(optimizer)`, `scaler.update()`, and its construction."""
     script = step.script
     steps = optimizer_steps(script, step.home)
@@ -107,13 +107,13 @@ def _scaled(step: Step, torch: TorchBounds, name: str, device: str) -> list[Edit
         raise refusal(script, call, "the script has a scaler of its own")
     if not isinstance(step.home, Loop):
         raise refusal(script, call, "the step is a function: its GradScaler is made outside and passed in")
-    statement, scaled = script.statement_of(call), receiver(step.backward)
+    statement, loss = script.statement_of(call), receiver(step.backward)
     if not isinstance(statement, cst.Expr):
         raise refusal(script, call, "the value of step() is used")
-    assert scaled is not None
+    assert loss is not None
     modern = torch.at_least(2, 3)
     make = f"{name}.amp.GradScaler({source_text(device)})" if modern else f"{name}.cuda.amp.GradScaler()"
-    start, end = script.outer_span(scaled)
+    start, end = script.outer_span(loss)
     edits = [
         insert_before(script, outermost(script, step.home), f"scaler = {make}", "scaler"),
         Edit(start, end, f"scaler.scale({script.text[start:end]})", "scale", "loss"),
@@ -147,20 +147,20 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
     attributes is used only where the script does.
     """
     script, new = started_script(place), False
-    allowed, on_purpose = "allows TF32 already", "the precision of fp32 products is set on purpose"
+    done, on_purpose = "allows TF32 already", "the precision of fp32 products is set on purpose"
     for call in script.calls("torch.set_float32_matmul_precision"):
         if call.args and literal(call.args[0].value) in ("high", "medium"):
-            raise already(script, call, allowed)
+            raise already(script, call, done)
         raise refusal(script, call, on_purpose)
     for assign in script.all(cst.Assign):
         names = [script.qualified(t.target) or "" for t in assign.targets]
         if f"{_MATMUL}.allow_tf32" in names:
             if literal(assign.value) is True:
-                raise already(script, assign, allowed)
+                raise already(script, assign, done)
             raise refusal(script, assign, "TF32 is switched off on purpose")
         if any(n in (f"{_MATMUL}.{_NEW}", f"torch.backends.{_NEW}") for n in names):
             if literal(assign.value) == "tf32":
-                raise already(script, assign, allowed)
+                raise already(script, assign, done)
             raise refusal(script, assign, on_purpose)
         new |= any(n.startswith("torch.backends.") and n.endswith(f".{_NEW}") for n in names)
     anchor = last_import(script)

@@ -39,9 +39,9 @@ def allocator_setting(place: Place, params: AllocatorSetting) -> Change:
     """Sets an option of the CUDA caching allocator before torch is imported."""
     setting = f"{params.key}:{is_true(params.value)}"
     script = started_script(place)
-    done = _extend(script, params.key, setting) or _extend_outside(place, params.key, setting)
-    if done is not None:
-        return done
+    change = _extend(script, params.key, setting) or _extend_outside(place, params.key, setting)
+    if change is not None:
+        return change
     first = _first_foreign_import(script)
     if first is None:
         raise NoEdit("unresolved", f"{script.name} imports no torch, so it is not the script that is started")
@@ -94,14 +94,16 @@ def _with(text: str, key: str, setting: str, where: Candidate) -> str:
 
 def _extend_outside(place: Place, key: str, setting: str) -> Change | None:
     """What starts the script sets the variable: a default in the script would do nothing."""
-    found = assignments_of(place, ALLOCATOR_VARIABLES)
-    lacking = [a for a in found if not a.says(setting)]
-    if not found:
+    assignments = assignments_of(place, ALLOCATOR_VARIABLES)
+    incomplete = [a for a in assignments if not a.says(setting)]
+    if not assignments:
         return None
-    if len(lacking) > 1:
-        raise NoEdit("ambiguous", f"{len(lacking)} places set the allocator", [a.candidate for a in lacking])
-    one = lacking[0] if lacking else found[0]
-    if not lacking:
+    if len(incomplete) > 1:
+        raise NoEdit(
+            "ambiguous", f"{len(incomplete)} places set the allocator", [a.candidate for a in incomplete]
+        )
+    one = incomplete[0] if incomplete else assignments[0]
+    if not incomplete:
         raise NoEdit("already", f"{one.candidate.file}:{one.candidate.line} sets {setting} already")
     if one.text is None or one.end is None:
         raise NoEdit("display", f"add {setting} to what this line sets", [one.candidate])
@@ -112,20 +114,20 @@ def _extend_outside(place: Place, key: str, setting: str) -> Change | None:
 
 def _settings(script: Script) -> list[tuple[cst.BaseExpression, cst.CSTNode]]:
     """(value, statement) of every place that sets an allocator variable."""
-    found: list[tuple[cst.BaseExpression, cst.CSTNode]] = []
+    settings: list[tuple[cst.BaseExpression, cst.CSTNode]] = []
     for assign in script.all(cst.Assign):
         keys = [key_of(t.target) for t in assign.targets]
-        found += [(assign.value, assign) for key in keys if key in ALLOCATOR_VARIABLES]
+        settings += [(assign.value, assign) for key in keys if key in ALLOCATOR_VARIABLES]
     for call in script.all(cst.Call):
-        given = [a.value for a in call.args if a.keyword is None]
+        arguments = [a.value for a in call.args if a.keyword is None]
         method = dotted(call.func) or ""
-        sets = method.endswith(("setdefault", "putenv")) and len(given) == 2
-        if sets and literal(given[0]) in ALLOCATOR_VARIABLES:
-            found.append((given[1], call))
-        elif (script.callee(call) or "").endswith("_set_allocator_settings") and given:
-            found.append((given[0], call))
+        sets = method.endswith(("setdefault", "putenv")) and len(arguments) == 2
+        if sets and literal(arguments[0]) in ALLOCATOR_VARIABLES:
+            settings.append((arguments[1], call))
+        elif (script.callee(call) or "").endswith("_set_allocator_settings") and arguments:
+            settings.append((arguments[0], call))
     elements = script.all(cst.DictElement)
-    return found + [(e.value, e) for e in elements if literal(e.key) in ALLOCATOR_VARIABLES]
+    return settings + [(e.value, e) for e in elements if literal(e.key) in ALLOCATOR_VARIABLES]
 
 
 def _first_foreign_import(script: Script) -> cst.CSTNode | None:
@@ -133,10 +135,10 @@ def _first_foreign_import(script: Script) -> cst.CSTNode | None:
     for statement in script.module.body:
         if isinstance(statement, cst.If) and (dotted(statement.test) or "").endswith("TYPE_CHECKING"):
             continue
-        imported = [
+        modules = [
             m for i in script.imports(statement) if not script.function_of(i) for m in imported_modules(i)
         ]
-        if any(module.split(".")[0] not in sys.stdlib_module_names for module in imported):
+        if any(module.split(".")[0] not in sys.stdlib_module_names for module in modules):
             return statement
     return None
 
@@ -162,9 +164,9 @@ def set_config(place: Place, params: SetConfig) -> Change:
     return configure(started_script(place), params.name, is_true(params.value))
 
 
-def configure(script: Script, name: str, wanted: bool) -> Change:
+def configure(script: Script, name: str, state: bool) -> Change:
     """Assigns `name = value` at module level, or changes the assignment that is there."""
-    against, value = _DETERMINISM.get(name, ()), source_text(wanted)
+    against, value = _DETERMINISM.get(name, ()), source_text(state)
     set_here = [
         a
         for a in script.all(cst.Assign)

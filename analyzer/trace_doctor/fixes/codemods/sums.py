@@ -15,9 +15,11 @@ from trace_doctor.program.script import Script, dotted, literal
 @codemod("sum-on-device", Parameters, adds="detach float", words=(".item()",))
 def sum_on_device(place: Place, params: Parameters) -> Change:
     """Adds up losses as tensors (detach() instead of item()), and reads the sum where it is used."""
-    found = [(s, a) for s in place.scripts for a in s.all(cst.AugAssign) if _adds_item(s, a)]
-    found = of_steps(in_function(place, found)) if place.line is None else on_line(place, found)
-    script, addition = only(found, "add up a value that is read", "no running sum of .item() was found there")
+    additions = [(s, a) for s in place.scripts for a in s.all(cst.AugAssign) if _adds_item(s, a)]
+    additions = of_steps(in_function(place, additions)) if place.line is None else on_line(place, additions)
+    script, addition = only(
+        additions, "add up a value that is read", "no running sum of .item() was found there"
+    )
     total = dotted(addition.target)
     home = script.function_of(addition)
     assert total is not None
@@ -33,15 +35,15 @@ def sum_on_device(place: Place, params: Parameters) -> Change:
     uses = script.variables(total, home)
     if any(script.function_of(n) is not home for n in uses):
         raise refusal(script, addition, f"{total} is used in an inner function")
-    read = _items(script, addition)[0].func
-    assert isinstance(read, cst.Attribute)
+    method = _items(script, addition)[0].func
+    assert isinstance(method, cst.Attribute)
     reads = [n for n in uses if not _is_bound(script, n)]
     loop = enclosing_loop(script, addition)
     for name in reads:
         if enclosing_loop(script, name) is loop and not conditional(script, name):
             raise refusal(script, name, f"{total} is read in every step, which waits as well")
     edits = [Edit(*script.span(n), f"float({total})") for n in reads]
-    return Change(script, (Edit(*script.span(read.attr), "detach"), *edits), script.line(addition))
+    return Change(script, (Edit(*script.span(method.attr), "detach"), *edits), script.line(addition))
 
 
 def _items(script: Script, addition: cst.AugAssign) -> list[cst.Call]:

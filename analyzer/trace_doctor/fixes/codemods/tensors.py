@@ -60,19 +60,22 @@ def detach_accumulation(place: Place, params: Parameters) -> Change:
     where the script alone shows that it is a tensor, and that what keeps it stays in the function and is only read as a
     number.
     """
-    named = place.line is not None
-    found = [(s, v) for s in place.scripts for t, v in _sums(s) if _keeps_graph(s, t, v, named=named)]
+    line_known = place.line is not None
+    sums = [
+        (s, v) for s in place.scripts for t, v in _sums(s) if _keeps_graph(s, t, v, line_known=line_known)
+    ]
     if place.line is not None:
-        found = [(s, v) for s, v in found if _made_or_kept_at(s, v, place.line)]
-    script, value = only(found, "keep a loss with its graph", "no running sum or list of a loss was found")
+        sums = [(s, v) for s, v in sums if _made_or_kept_at(s, v, place.line)]
+    script, value = only(sums, "keep a loss with its graph", "no running sum or list of a loss was found")
     end = script.outer_span(value)[1]
     edits = [Edit(end, end, ".detach()")]
     if isinstance(value, cst.BinaryOperation) and not value.lpar:
         start = script.outer_span(value)[0]
         edits = [Edit(start, start, "("), Edit(end, end, ").detach()")]
-    kept = [t for t, v in _sums(script) if v is value]
+    targets = [t for t, v in _sums(script) if v is value]
     plain = any(
-        _keeps_graph(script, t, value, named=False) and _only_read(place, script, t, value) for t in kept
+        _keeps_graph(script, t, value, line_known=False) and _only_read(place, script, t, value)
+        for t in targets
     )
     safe = plain and _is_tensor(script, value)
     return Change(script, tuple(edits), script.line(value), "safe" if safe else "unsafe")
@@ -81,50 +84,52 @@ def detach_accumulation(place: Place, params: Parameters) -> Change:
 def _only_read(place: Place, script: Script, target: cst.BaseExpression, value: cst.BaseExpression) -> bool:
     """Whether a collection is a local that never leaves its function (or a script's global that no other file names),
     and each use of it, of what is taken from it and of what is made from it needs no graph."""
-    home, kept = script.function_of(value), script.code(target)
-    if not isinstance(target, cst.Name) or not _created(script, home, target):
+    home, text = script.function_of(value), script.code(target)
+    if not isinstance(target, cst.Name) or not _is_local(script, home, target):
         return False
-    if home is None and any(other is not script for other in place.program.scripts_with(kept)):
+    if home is None and any(other is not script for other in place.program.scripts_with(text)):
         return False
-    names = _made_from(script, home, kept)
+    names = _names_from(script, home, text)
     if any("." in name for name in names):
         return False  # others hold it as well
     uses = [n for n in script.all(cst.Name, within=home) if n.value in names]
     return all(_needs_no_graph(script, use, names) for use in uses)
 
 
-def _created(script: Script, home: cst.CSTNode | None, name: cst.Name) -> bool:
+def _is_local(script: Script, home: cst.CSTNode | None, name: cst.Name) -> bool:
     """Whether all that a variable of a function is bound to there is new, or made from the variable itself."""
-    declared: list[cst.Global | cst.Nonlocal]
-    declared = [*script.all(cst.Global, within=home), *script.all(cst.Nonlocal, within=home)]
-    outer = {n.name.value for d in declared for n in d.names}
-    bound = dataflow_of(script).bindings_of(name)
-    if not bound or (home is not None and name.value in outer):
+    declarations: list[cst.Global | cst.Nonlocal]
+    declarations = [*script.all(cst.Global, within=home), *script.all(cst.Nonlocal, within=home)]
+    outer = {n.name.value for d in declarations for n in d.names}
+    bindings = dataflow_of(script).bindings_of(name)
+    if not bindings or (home is not None and name.value in outer):
         return False
-    for binding in bound:
-        made = binding.value
-        if isinstance(made, cst.Tuple) and binding.item is not None:
-            made = made.elements[binding.item].value
-        own = name.value in names_in(script, made) and isinstance(made, cst.BinaryOperation)
-        library = (script.callee(made) or "").split(".")[0] in ("torch", "collections", "list")
-        if binding.loop or script.function_of(made) is not home:
+    for binding in bindings:
+        value = binding.value
+        if isinstance(value, cst.Tuple) and binding.item is not None:
+            value = value.elements[binding.item].value
+        own = name.value in names_in(script, value) and isinstance(value, cst.BinaryOperation)
+        library = (script.callee(value) or "").split(".")[0] in ("torch", "collections", "list")
+        if binding.loop or script.function_of(value) is not home:
             return False
-        if not own and not library and literal(made) is ...:
+        if not own and not library and literal(value) is ...:
             return False
     several = [a for a in script.all(cst.Assign, within=home) if len(a.targets) > 1]
-    shared = [a for a in several if name.value in [dotted(t.target) for t in a.targets]]
-    return all(name.value in names_in(script, a.value) for a in shared)
+    chains = [a for a in several if name.value in [dotted(t.target) for t in a.targets]]
+    return all(name.value in names_in(script, a.value) for a in chains)
 
 
 def _is_tensor(script: Script, value: cst.BaseExpression) -> bool:
     """Whether a loss is plainly a tensor: torch made it, or it is differentiated under its only name."""
     if isinstance(value, cst.BinaryOperation):
         return any(_is_tensor(script, side) for side in (value.left, value.right))
-    bound, home = dataflow_of(script).bindings_of(value), script.function_of(value)
-    differentiated = {n for v in backward_values(script, home) for n in names_in(script, v)}
-    if dotted(value) in differentiated and len(bound) <= 1:
+    bindings, home = dataflow_of(script).bindings_of(value), script.function_of(value)
+    losses = {n for v in backward_values(script, home) for n in names_in(script, v)}
+    if dotted(value) in losses and len(bindings) <= 1:
         return True
-    return bool(bound) and all(b.item is None and not b.loop and _of_torch(script, b.value) for b in bound)
+    return bool(bindings) and all(
+        b.item is None and not b.loop and _of_torch(script, b.value) for b in bindings
+    )
 
 
 def _of_torch(script: Script, value: cst.BaseExpression) -> bool:
@@ -179,7 +184,7 @@ def _made_or_kept_at(script: Script, value: cst.BaseExpression, line: int) -> bo
 
 def _sums(script: Script) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
     """(container, added value) of `t += v`, `t = t + v`, `t.append(v)`."""
-    found: list[tuple[cst.BaseExpression, cst.BaseExpression]] = [
+    sums: list[tuple[cst.BaseExpression, cst.BaseExpression]] = [
         (a.target, a.value) for a in script.all(cst.AugAssign) if isinstance(a.operator, cst.AddAssign)
     ]
     for assign in script.all(cst.Assign):
@@ -187,36 +192,36 @@ def _sums(script: Script) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]
         if not isinstance(value, cst.BinaryOperation) or not isinstance(value.operator, cst.Add):
             continue
         if script.code(value.left) == script.code(target):
-            found.append((target, value.right))
+            sums.append((target, value.right))
     appends = method_calls(script, "append")
-    return found + [(kept, call.args[0].value) for call, kept in appends if len(call.args) == 1]
+    return sums + [(container, call.args[0].value) for call, container in appends if len(call.args) == 1]
 
 
 def _keeps_graph(
-    script: Script, target: cst.BaseExpression, value: cst.BaseExpression, *, named: bool
+    script: Script, target: cst.BaseExpression, value: cst.BaseExpression, *, line_known: bool
 ) -> bool:
     """Whether a loop keeps the graph of a loss for nothing: the sum is never differentiated.
 
     A loss is what `backward` is called on, or what has "loss" in its name, or (where the capture names the line)
     anything computed in the loop.
     """
-    loop, root, kept = enclosing_loop(script, value), _loss_root(value), script.code(target)
+    loop, root, text = enclosing_loop(script, value), _loss_root(value), script.code(target)
     if loop is None or root is None:
         return False
     home = script.function_of(loop)
     losses = set().union(*(names_in(script, v) for v in backward_values(script, home)))
-    sums = _made_from(script, home, kept)
+    sums = _names_from(script, home, text)
     if sums & losses:
         return False
     if root in losses:
         return True
-    if not losses and _returned(script, home, sums):
+    if not losses and _is_returned(script, home, sums):
         return False  # `total += loss; return total`: the caller may differentiate it
-    bound = dataflow_of(script).bindings_of(value)
-    if any(_takes_out(script, b.value) for b in bound):
+    bindings = dataflow_of(script).bindings_of(value)
+    if any(_takes_out(script, b.value) for b in bindings):
         return False
-    computed = any(isinstance(b.value, cst.Call) and not b.loop for b in bound)
-    return computed and (named or "loss" in root.lower())
+    is_computed = any(isinstance(b.value, cst.Call) and not b.loop for b in bindings)
+    return is_computed and (line_known or "loss" in root.lower())
 
 
 def _loss_root(value: cst.BaseExpression) -> str | None:
@@ -239,17 +244,17 @@ def _takes_out(script: Script, value: cst.BaseExpression) -> bool:
     return method_name(value) in _OUT_OF_GRAPH or script.callee(value) in ("float", "int", "round")
 
 
-def _made_from(script: Script, home: cst.CSTNode | None, kept: str) -> set[str]:
+def _names_from(script: Script, home: cst.CSTNode | None, text: str) -> set[str]:
     """The sum and the names assigned from it."""
-    found = {kept}
+    names = {text}
     for _ in range(4):
         for assign in script.all(cst.Assign, within=home):
-            if names_in(script, assign.value) & found:
-                found |= {name for name in assigned_names(assign) if name is not None}
-    return found
+            if names_in(script, assign.value) & names:
+                names |= {name for name in assigned_names(assign) if name is not None}
+    return names
 
 
-def _returned(script: Script, home: cst.CSTNode | None, names: set[str]) -> bool:
+def _is_returned(script: Script, home: cst.CSTNode | None, names: set[str]) -> bool:
     returns = script.all(cst.Return, within=home)
     return any(r.value is not None and names_in(script, r.value) & names for r in returns)
 
@@ -261,10 +266,10 @@ def _returned(script: Script, home: cst.CSTNode | None, names: set[str]) -> bool
 def every_n_guard(place: Place, params: EveryN) -> Change:
     """Runs a log line that reads a value from the device only every N iterations."""
     every = source_text(params.every)
-    found = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
-    found = in_function(place, found)
-    found = of_steps(found) if place.line is None else on_line(place, found)
-    script, statement = only(found, "log a value in a loop", "no log line with .item() was found there")
+    logs = [(s, e) for s in place.scripts for e in s.all(cst.Expr) if _logs_a_value(s, e)]
+    logs = in_function(place, logs)
+    logs = of_steps(logs) if place.line is None else on_line(place, logs)
+    script, statement = only(logs, "log a value in a loop", "no log line with .item() was found there")
     loop = enclosing_loop(script, statement)
     counter = _counter(script, loop)
     if counter is None:
@@ -287,8 +292,8 @@ def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
     """The index of `for i, x in enumerate(...)` or `for i in range(...)`."""
     if not isinstance(loop, cst.For) or not isinstance(loop.iter, cst.Call):
         return None
-    wrapped = [loop.iter, *script.all(cst.Call, within=loop.iter)]
-    if any(script.callee(c) == "enumerate" for c in wrapped[:3]) and isinstance(loop.target, cst.Tuple):
+    calls = [loop.iter, *script.all(cst.Call, within=loop.iter)]
+    if any(script.callee(c) == "enumerate" for c in calls[:3]) and isinstance(loop.target, cst.Tuple):
         return dotted(loop.target.elements[0].value)
     if script.callee(loop.iter) in ("range", "tqdm.trange"):
         return dotted(loop.target)
@@ -301,24 +306,26 @@ def _counter(script: Script, loop: cst.CSTNode | None) -> str | None:
 @codemod("tensor-device", Parameters, adds="device cuda", words=("torch",))
 def tensor_device(place: Place, params: Parameters) -> Change:
     """Creates a tensor on the device instead of copying it there."""
-    found = [(s, c) for s in place.scripts for c in s.all(cst.Call) if _made_then_copied(s, c) is not None]
-    found = on_line(place, found)
+    copies = [(s, c) for s in place.scripts for c in s.all(cst.Call) if _creation(s, c) is not None]
+    copies = on_line(place, copies)
     if place.line is None:
-        found = [(s, c) for s, c in found if enclosing_loop(s, c) is not None or s.function_of(c) is not None]
-    script, copy = only(found, "create a tensor and then copy it", "no tensor is created and copied there")
-    made = _made_then_copied(script, copy)
-    assert made is not None
-    create, device = made
+        copies = [
+            (s, c) for s, c in copies if enclosing_loop(s, c) is not None or s.function_of(c) is not None
+        ]
+    script, copy = only(copies, "create a tensor and then copy it", "no tensor is created and copied there")
+    creation = _creation(script, copy)
+    assert creation is not None
+    create, device = creation
     if any(a.star for a in create.args):
         raise refusal(script, copy, "the tensor's arguments are not visible")
     random = (script.callee(create) or "").split(".")[-1] in _RANDOM
     notes = ("the random numbers of the device differ from those of the CPU",) if random else ()
-    cut = Edit(script.span(create)[1], script.span(copy)[1], "")
-    edits = (*add_arguments(script, create, {"device": device}), cut)
+    removal = Edit(script.span(create)[1], script.span(copy)[1], "")
+    edits = (*add_arguments(script, create, {"device": device}), removal)
     return Change(script, edits, script.line(copy), notes=notes)
 
 
-def _made_then_copied(script: Script, copy: cst.Call) -> tuple[cst.Call, str] | None:
+def _creation(script: Script, copy: cst.Call) -> tuple[cst.Call, str] | None:
     """(creating call, device) of `torch.zeros(...).to(device)`, `.cuda()`."""
     create, method = receiver(copy), method_name(copy)
     if not isinstance(create, cst.Call) or argument(create, "device") is not None or create.lpar:

@@ -40,44 +40,44 @@ def deepspeed_zero(place: Place, params: DeepSpeedZero) -> Change:
         raise NoEdit("unresolved", "the program has no configuration of DeepSpeed")
     now = config.value("zero_optimization", "stage")
     if now is not None and not isinstance(now, int):
-        here = config.shown("zero_optimization", "stage")
+        here = config.candidate("zero_optimization", "stage")
         raise no_edit("the stage of ZeRO is not set to a number", here)
     now = now or 0
     last = max(now, stage)
     if last > 1 and place.program.scripts_with("PipelineModule"):
         raise no_edit("pipeline parallelism takes ZeRO up to stage 1")
-    wanted: dict[str, Any] = {"stage": last} if last != now else {}
+    values: dict[str, Any] = {"stage": last} if last != now else {}
     for name in ("offload_optimizer", "offload_param"):
         if getattr(params, name) and config.value("zero_optimization", name, "device") not in _OFFLOADED:
-            wanted[name] = dict(_HOST)
+            values[name] = dict(_HOST)
     if config.value("zero_optimization", "offload_param", "device") in _OFFLOADED:
-        _refuse_woken(wanted, config.shown("zero_optimization", "offload_param"))
-    _refuse(place, config, last, now, wanted)
-    notes = (_SHARDS,) if wanted.get("stage") == 3 else ()
-    return change(config, {"zero_optimization": wanted} if wanted else {}, *notes)
+        _refuse_woken(values, config.candidate("zero_optimization", "offload_param"))
+    _refuse(place, config, last, now, values)
+    notes = (_SHARDS,) if values.get("stage") == 3 else ()
+    return change(config, {"zero_optimization": values} if values else {}, *notes)
 
 
-def _refuse_woken(wanted: Mapping[str, Any], where: Candidate) -> None:
+def _refuse_woken(values: Mapping[str, Any], where: Candidate) -> None:
     """A section that lower stages ignore."""
-    if 3 in (wanted.get("stage"), wanted.get("zero_stage")):
+    if 3 in (values.get("stage"), values.get("zero_stage")):
         why = "the configuration offloads parameters, which only stage 3 does: every step would wait for them"
         raise no_edit(why, where)
 
 
-def _refuse(place: Place, config: Config, stage: int, now: int, wanted: Mapping[str, Any]) -> None:
+def _refuse(place: Place, config: Config, stage: int, now: int, values: Mapping[str, Any]) -> None:
     """What raises when DeepSpeed starts."""
-    here = config.shown("zero_optimization")
-    if "offload_optimizer" in wanted and not stage:
+    here = config.candidate("zero_optimization")
+    if "offload_optimizer" in values and not stage:
         raise no_edit("offloading needs ZeRO stage 1 or higher", here)
-    if "offload_param" in wanted and stage < 3:
+    if "offload_param" in values and stage < 3:
         raise no_edit("only ZeRO stage 3 offloads parameters", here)
     by_hand = any(
         "deepspeed.initialize" in s.text for s in place.program.scripts_with("deepspeed.initialize")
     )
-    if not by_hand or not wanted or isinstance(config.value("optimizer", "type"), str):
+    if not by_hand or not values or isinstance(config.value("optimizer", "type"), str):
         return
     makes = "the script makes the optimizer:"
-    if "offload_optimizer" in wanted:
+    if "offload_optimizer" in values:
         other = 'deepspeed.ops.adam.DeepSpeedCPUAdam, or "optimizer" of the configuration'
         raise no_edit(f"{makes} with offloading it is {other}", here)
     if not now:
@@ -92,13 +92,13 @@ def _in_settings(settings: Document, stage: int, params: DeepSpeedZero) -> Chang
     """The few of DeepSpeed's settings that Accelerate's own configuration has."""
     now = settings.value("deepspeed_config", "zero_stage")
     last = max(now, stage) if isinstance(now, int) else stage
-    wanted: dict[str, Any] = {"zero_stage": last} if last else {}
+    values: dict[str, Any] = {"zero_stage": last} if last else {}
     for name in ("offload_optimizer", "offload_param"):
         key = f"{name}_device"
         if getattr(params, name) and settings.value("deepspeed_config", key) not in _OFFLOADED:
-            wanted[key] = "cpu"
+            values[key] = "cpu"
     if last != now and settings.value("deepspeed_config", "offload_param_device") in _OFFLOADED:
-        _refuse_woken(wanted, settings.shown("deepspeed_config", "offload_param_device"))
-    if "offload_param_device" in wanted and last < 3:
+        _refuse_woken(values, settings.candidate("deepspeed_config", "offload_param_device"))
+    if "offload_param_device" in values and last < 3:
         raise NoEdit("display", "only ZeRO stage 3 offloads parameters", framework="accelerate")
-    return change(settings, {"deepspeed_config": wanted})
+    return change(settings, {"deepspeed_config": values})

@@ -34,7 +34,7 @@ def zero_grad(place: Place, params: ZeroGrad) -> Change:
         raise refusal(script, call, "step() is called with a closure or its value is used")
     home = home_of(script, call)
     others = {other for _, other in optimizer_steps(script)} - {optimizer}
-    clears = [(script, c) for c, cleared in zero_grads(script, home) if cleared not in others]  # or a model's
+    clears = [(script, c) for c, owner in zero_grads(script, home) if owner not in others]  # or a model's
     if not clears:
         if isinstance(home, cst.FunctionDef):
             _refuse_cleared_elsewhere(place, script, home)
@@ -48,12 +48,12 @@ def zero_grad(place: Place, params: ZeroGrad) -> Change:
 
 def _step(place: Place) -> tuple[Script, cst.Call]:
     """The optimizer step that the finding is about; steps outside loops count only where there is no other."""
-    found = [(s, call) for s in place.scripts for call, _ in optimizer_steps(s)]
+    steps = [(s, call) for s in place.scripts for call, _ in optimizer_steps(s)]
     if place.line is not None and place.script is not None:
-        same_loop = [(s, c) for s, c in found if (o := enclosing_loop(s, c)) and s.covers(o, place.line)]
-        found = on_line(place, found) or same_loop or found
-    found = [(s, c) for s, c in found if enclosing_loop(s, c) is not None] or found
-    return only(found, "step an optimizer", "no optimizer.step() was found")
+        same_loop = [(s, c) for s, c in steps if (o := enclosing_loop(s, c)) and s.covers(o, place.line)]
+        steps = on_line(place, steps) or same_loop or steps
+    steps = [(s, c) for s, c in steps if enclosing_loop(s, c) is not None] or steps
+    return only(steps, "step an optimizer", "no optimizer.step() was found")
 
 
 # ---------------------------------------------------------------------- the edits
@@ -61,15 +61,15 @@ def _step(place: Place) -> tuple[Script, cst.Call]:
 
 def _last_of_step(script: Script, statement: cst.Expr) -> cst.BaseSmallStatement:
     """The statement to insert after: the step, or the `scaler.update()` that follows it."""
-    following = _following(script, statement)
-    if isinstance(following, cst.Expr) and isinstance(following.value, cst.Call):
-        update = method_name(following.value) == "update"
-        if update and "scaler" in script.code(following.value.func).lower():
-            return following
+    after = _next_statement(script, statement)
+    if isinstance(after, cst.Expr) and isinstance(after.value, cst.Call):
+        update = method_name(after.value) == "update"
+        if update and "scaler" in script.code(after.value.func).lower():
+            return after
     return statement
 
 
-def _following(script: Script, statement: cst.BaseSmallStatement) -> cst.CSTNode | None:
+def _next_statement(script: Script, statement: cst.BaseSmallStatement) -> cst.CSTNode | None:
     up = script.parent(statement)
     assert isinstance(up, cst.SimpleStatementLine | cst.SimpleStatementSuite)
     index = next(i for i, s in enumerate(up.body) if s is statement)
@@ -102,14 +102,14 @@ def _refuse_cleared_elsewhere(place: Place, script: Script, home: cst.FunctionDe
 
 def _refuse_own_optimizer(place: Place, script: Script, call: cst.Call) -> None:
     """An optimizer of a class that is not known to be torch's may clear in its step, or have no zero_grad()."""
-    stepped = call.args[0].value if call.args else receiver(call)
-    for where, origin in place.program.of(script, stepped) if stepped is not None else ():
+    optimizer = call.args[0].value if call.args else receiver(call)
+    for where, origin in place.program.of(script, optimizer) if optimizer is not None else ():
         if not isinstance(origin, cst.Call) or dataflow_of(where).is_optimizer(origin):
             continue
         owner = place.program.class_by_name(where, origin.func)
         bases = place.program.bases(*owner) if owner is not None else set()
-        known = any(b.startswith("torch.optim.") for b in bases)
-        if not known and (owner is not None or where.callee(origin)):
+        of_torch = any(b.startswith("torch.optim.") for b in bases)
+        if not of_torch and (owner is not None or where.callee(origin)):
             why = "the optimizer is of a class of its own, which may clear the gradients in its step"
             raise refusal(where, origin, why)
 
@@ -119,14 +119,14 @@ def _move(script: Script, statement: cst.Expr, optimizer: str, call: cst.Call, h
     if not isinstance(old, cst.Expr):
         raise refusal(script, call, "zero_grad() is part of a larger expression")
     together = home_of(script, old) is home and not isinstance(home, cst.Module)
-    given = _keeps_zeros(call)
+    arg = _keeps_zeros(call)
     if together and _frees_in_time(script, statement, old, home):
-        if given is None:
+        if arg is None:
             what = "clears the gradients between the step and the next forward pass already"
             raise already(script, call, what)
-        return Change(script, (remove_argument(script, call, given),), script.line(call))
+        return Change(script, (remove_argument(script, call, arg),), script.line(call))
     _refuse_changed_meaning(script, statement, old, home)
-    as_it_is = given is None and argument(call, "set_to_none", 0) is not None
+    as_it_is = arg is None and argument(call, "set_to_none", 0) is not None
     text = script.code(call) if as_it_is else f"{script.code(call.func)}()"
     after = insert_after(script, _last_of_step(script, statement), text, "zero_grad:" + optimizer)
     return Change(script, (remove(script, old), after), script.line(old))
@@ -144,36 +144,36 @@ def _refuse_changed_meaning(script: Script, step: cst.Expr, old: cst.Expr, home:
 
 def _conditions(script: Script, node: cst.CSTNode, home: Home) -> list[str]:
     """Tests and other blocks between a statement and its loop or function. A `with` changes nothing about how often it runs."""
-    found = []
+    conditions = []
     inner: cst.CSTNode = node
     for up in script.between(node, home):
         if isinstance(up, cst.If):
-            found.append(script.code(up.test) if up.body is inner else f"not {script.code(up.test)}")
+            conditions.append(script.code(up.test) if up.body is inner else f"not {script.code(up.test)}")
         elif isinstance(up, cst.Try | cst.TryStar | cst.ExceptHandler | cst.Finally | cst.Else | cst.Match):
-            found.append(type(up).__name__)
+            conditions.append(type(up).__name__)
         inner = up
-    return found
+    return conditions
 
 
 def _frees_in_time(script: Script, step: cst.Expr, old: cst.Expr, home: Home) -> bool:
     """Whether the gradients of a step are gone before the next forward pass: no forward between the two, around the
     loop's end where the clearing comes first."""
     begin, end = script.span(home)
-    stepped, cleared = script.span(step)[1], script.span(old)[0]
-    if cleared > stepped:
+    step_at, clear_at = script.span(step)[1], script.span(old)[0]
+    if clear_at > step_at:
         as_often = _conditions(script, old, home) == _conditions(script, step, home)
-        return as_often and not _forwards(script, home, stepped, cleared)
-    return not _forwards(script, home, begin, cleared) and not _forwards(script, home, stepped, end)
+        return as_often and not _forwards(script, home, step_at, clear_at)
+    return not _forwards(script, home, begin, clear_at) and not _forwards(script, home, step_at, end)
 
 
 def _forwards(script: Script, home: Home, begin: int, end: int) -> bool:
     """Whether a stretch of a loop or function calls a model, or computes what backward is called on."""
     losses = {script.code(value) for value in backward_values(script, home)}
-    tracked = dataflow_of(script)
+    dataflow = dataflow_of(script)
     for call in script.all(cst.Call, within=home):
         if not begin <= script.span(call)[0] < end:
             continue
-        if tracked.all_are(call.func, tracked.is_model):
+        if dataflow.all_are(call.func, dataflow.is_model):
             return True
         statement = script.statement_of(call)
         targets = statement.targets if isinstance(statement, cst.Assign) else ()
@@ -185,16 +185,16 @@ def _forwards(script: Script, home: Home, begin: int, end: int) -> bool:
 def _drop(place: Place) -> Change:
     """`zero_grad(set_to_none=False)` writes zeros and keeps the memory; the default frees it (torch 2.0 and later)."""
     calls = [(s, c) for s in place.scripts for c, _ in zero_grads(s)]
-    named = on_line(place, calls) if place.line is not None else []
-    found = [(s, c) for s, c in named or calls if _keeps_zeros(c) is not None]
-    if named and not found:
-        raise NoEdit("already", f"{named[0][0].name}:{place.line} frees the gradients already")
-    script, call = only(found, "pass set_to_none=False", "no zero_grad(set_to_none=False) was found")
-    given = _keeps_zeros(call)
-    assert given is not None
-    return Change(script, (remove_argument(script, call, given),), script.line(call))
+    on_that_line = on_line(place, calls) if place.line is not None else []
+    writes = [(s, c) for s, c in on_that_line or calls if _keeps_zeros(c) is not None]
+    if on_that_line and not writes:
+        raise NoEdit("already", f"{on_that_line[0][0].name}:{place.line} frees the gradients already")
+    script, call = only(writes, "pass set_to_none=False", "no zero_grad(set_to_none=False) was found")
+    arg = _keeps_zeros(call)
+    assert arg is not None
+    return Change(script, (remove_argument(script, call, arg),), script.line(call))
 
 
 def _keeps_zeros(call: cst.Call) -> cst.Arg | None:
-    given = argument(call, "set_to_none", 0)
-    return given if given is not None and literal(given.value) is False else None
+    arg = argument(call, "set_to_none", 0)
+    return arg if arg is not None and literal(arg.value) is False else None

@@ -16,7 +16,7 @@ import libcst as cst
 from trace_doctor.fixes.batch_sizes import divided_batch
 from trace_doctor.fixes.frameworks.deepspeed import find_config, in_agreement
 from trace_doctor.fixes.frameworks.documents import Document
-from trace_doctor.fixes.frameworks.launchers import CONFIG, documents, named, starts
+from trace_doctor.fixes.frameworks.launchers import CONFIG, config_files, documents, starts
 from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import ACCELERATE, DYNAMO, Setting
 from trace_doctor.program.edits import Candidate, Change, NoEdit, change_of
@@ -39,39 +39,41 @@ _ACCUMULATE = (
 def launch_config(place: Place, *, guess: bool = True) -> Document | None:
     """The configuration of `accelerate launch`: the one that the commands name, else (as a guess) the only one of the
     source folder. Raises NoEdit for several."""
-    started = starts(place)
-    said = sorted({path for c in started if (path := c.option("config_file")) is not None})
-    files = {f.name: f for path in said for f in named(place, path)}
-    found = list(documents(files.values()))
-    if not found and guess and not started:
-        found = [d for d in documents(place.program.files(*CONFIG)) if d.find("distributed_type") is not None]
-    if len(found) > 1:
+    launches = starts(place)
+    paths = sorted({path for c in launches if (path := c.option("config_file")) is not None})
+    files = {f.name: f for path in paths for f in config_files(place, path)}
+    configs = list(documents(files.values()))
+    if not configs and guess and not launches:
+        configs = [
+            d for d in documents(place.program.files(*CONFIG)) if d.find("distributed_type") is not None
+        ]
+    if len(configs) > 1:
         if not guess:
             return None
-        where = [Candidate.of(d.file, 1) for d in found]
-        raise NoEdit("ambiguous", f"{len(found)} files can be Accelerate's configuration", where)
-    return found[0] if found else None
+        where = [Candidate.of(d.file, 1) for d in configs]
+        raise NoEdit("ambiguous", f"{len(configs)} files can be Accelerate's configuration", where)
+    return configs[0] if configs else None
 
 
-def in_accelerator(place: Place, calls: list[Call], wanted: Mapping[str, str]) -> Change | None:
+def in_accelerator(place: Place, calls: list[Call], wishes: Mapping[str, str]) -> Change | None:
     """The change in Accelerate's terms; None where it has no word for what is wanted."""
-    table = DYNAMO if "compile" in wanted and _needs_plugin(place, calls, wanted) else ACCELERATE
-    if not set(wanted) <= set(table):
+    table = DYNAMO if "compile" in wishes and _needs_plugin(place, calls, wishes) else ACCELERATE
+    if not set(wishes) <= set(table):
         return None
-    if table is DYNAMO and "compile_backend" in wanted:
-        wanted = {wish: value for wish, value in wanted.items() if wish != "compile"}
+    if table is DYNAMO and "compile_backend" in wishes:
+        wishes = {wish: value for wish, value in wishes.items() if wish != "compile"}
     calls = [c for c in calls if place.script is not None and c[0].name == place.script.name] or calls
     if not _alternatives(calls):
         calls = [only(calls, "construct the Accelerator", "")]
-    if "accumulate" in wanted:
-        _refuse_without_accumulate(place, calls[0], wanted["accumulate"])
-    in_file = _in_file(place, calls[0], wanted) if len(calls) == 1 else None
+    if "accumulate" in wishes:
+        _refuse_without_accumulate(place, calls[0], wishes["accumulate"])
+    in_file = _in_file(place, calls[0], wishes) if len(calls) == 1 else None
     if in_file is not None:
         return in_file
-    made = _in_each(place, calls, table, wanted)
-    if "accumulate" in wanted:
-        made = together(made, divided_batch(place, int(wanted["accumulate"])))
-    return in_agreement(place, made, wanted)
+    change = _in_each(place, calls, table, wishes)
+    if "accumulate" in wishes:
+        change = together(change, divided_batch(place, int(wishes["accumulate"])))
+    return in_agreement(place, change, wishes)
 
 
 def _alternatives(calls: list[Call]) -> bool:
@@ -93,25 +95,25 @@ def _apart(script: Script, a: cst.Call, b: cst.Call) -> bool:
 
 
 def _in_each(
-    place: Place, calls: list[Call], table: Mapping[str, Setting], wanted: Mapping[str, str]
+    place: Place, calls: list[Call], table: Mapping[str, Setting], wishes: Mapping[str, str]
 ) -> Change:
     """The arguments of every call; of those that have them already none."""
     changes: list[Change] = []
     there: list[NoEdit] = []
     for call in calls:
         try:
-            changes.append(set_arguments(place, call, "accelerate", table, wanted))
-        except NoEdit as refused:
-            if refused.kind != "already":
+            changes.append(set_arguments(place, call, "accelerate", table, wishes))
+        except NoEdit as reason:
+            if reason.kind != "already":
                 raise
-            there.append(refused)
+            there.append(reason)
     if not changes:
         raise there[0]
     return reduce(together, changes)
 
 
-def _needs_plugin(place: Place, calls: list[Call], wanted: Mapping[str, str]) -> bool:
-    if set(wanted) != {"compile"}:
+def _needs_plugin(place: Place, calls: list[Call], wishes: Mapping[str, str]) -> bool:
+    if set(wishes) != {"compile"}:
         return True
     return any(Arguments(place.program, s, c, {}).find("dynamo_plugin") is not None for s, c in calls)
 
@@ -127,36 +129,38 @@ def _refuse_without_accumulate(place: Place, call: Call, steps: str) -> None:
 # ---------------------------------------------------------------------- the file of `accelerate launch`
 
 
-def _in_file(place: Place, call: Call, wanted: Mapping[str, str]) -> Change | None:
+def _in_file(place: Place, call: Call, wishes: Mapping[str, str]) -> Change | None:
     """The change of the configuration file that the launch command names, where it is what decides."""
     settings = launch_config(place, guess=False)
-    wish = next(iter(wanted))
+    wish = next(iter(wishes))
     arguments = Arguments(place.program, call[0], call[1], {})
     if settings is None or arguments.hidden:
         return None
-    if wish in ("bf16", "fp16") and not _given(arguments, "mixed_precision"):
+    if wish in ("bf16", "fp16") and not _is_set(arguments, "mixed_precision"):
         now = settings.value("mixed_precision")
         if now not in (None, wish, "no", False):
             why = f"{settings.file.name} sets mixed_precision to {now} on purpose"
-            raise NoEdit("display", why, [settings.shown("mixed_precision")], framework="accelerate")
+            raise NoEdit("display", why, [settings.candidate("mixed_precision")], framework="accelerate")
         options = {c.option("mixed_precision") for c in starts(place)} - {None}
         if now is None or options or find_config(place) is not None:
             return None
-        return change_of(settings.file, settings.merged({"mixed_precision": wish}), "sets this", "accelerate")
-    if wish == "compile" and not (_given(arguments, "dynamo_plugin") or _given(arguments, "dynamo_backend")):
+        return change_of(settings.file, settings.merge({"mixed_precision": wish}), "sets this", "accelerate")
+    if wish == "compile" and not (
+        _is_set(arguments, "dynamo_plugin") or _is_set(arguments, "dynamo_backend")
+    ):
         if settings.find("dynamo_config") is None:
             return None
-        edits = settings.merged({"dynamo_config": _dynamo(settings, wanted)})
+        edits = settings.merge({"dynamo_config": _dynamo(settings, wishes)})
         return change_of(settings.file, edits, "sets this", "accelerate")
     return None
 
 
-def _given(arguments: Arguments, name: str) -> bool:
-    given = arguments.find(name)
-    return given is not None and literal(given.value) is not None
+def _is_set(arguments: Arguments, name: str) -> bool:
+    arg = arguments.find(name)
+    return arg is not None and literal(arg.value) is not None
 
 
-def _dynamo(settings: Document, wanted: Mapping[str, str]) -> dict[str, Any]:
+def _dynamo(settings: Document, wishes: Mapping[str, str]) -> dict[str, Any]:
     keys = {
         "compile": "dynamo_backend",
         "compile_backend": "dynamo_backend",
@@ -165,11 +169,11 @@ def _dynamo(settings: Document, wanted: Mapping[str, str]) -> dict[str, Any]:
         "compile_fullgraph": "dynamo_use_fullgraph",
         "compile_regions": "dynamo_use_regional_compilation",
     }
-    made: dict[str, Any] = {}
-    for wish, text in wanted.items():
+    values: dict[str, Any] = {}
+    for wish, text in wishes.items():
         value = "inductor" if wish == "compile" else literal(cst.parse_expression(text))
         there = settings.value("dynamo_config", keys[wish])
         if wish != "compile" or there in (None, "NO", "no", False):
-            named = keys[wish] == "dynamo_backend" and isinstance(value, str)
-            made[keys[wish]] = str(value).upper() if named else value
-    return made
+            is_backend = keys[wish] == "dynamo_backend" and isinstance(value, str)
+            values[keys[wish]] = str(value).upper() if is_backend else value
+    return values

@@ -13,8 +13,8 @@ from typing import Any
 
 import libcst as cst
 
-from trace_doctor.fixes.frameworks.documents import OTHER, Document, Wanted
-from trace_doctor.fixes.frameworks.launchers import documents, named, starts
+from trace_doctor.fixes.frameworks.documents import OTHER, Document, Values
+from trace_doctor.fixes.frameworks.launchers import config_files, documents, starts
 from trace_doctor.fixes.frameworks.settings import together
 from trace_doctor.fixes.literals import source_text
 from trace_doctor.program.edits import Candidate, Change, Edit, NoEdit, change_of
@@ -52,11 +52,11 @@ class InScript:
 
     file: Script
     node: cst.Dict
-    changed: frozenset[str] = frozenset()
+    changed_keys: frozenset[str] = frozenset()
     """keys that are set or removed elsewhere; with "*" any can be"""
 
     def value(self, *path: str) -> object:
-        if path[0] in self.changed:
+        if path[0] in self.changed_keys:
             return OTHER
         node: cst.BaseExpression | None = self.node
         for key in path:
@@ -65,32 +65,32 @@ class InScript:
             return None
         return OTHER if isinstance(node, cst.Dict) else literal(node)
 
-    def shown(self, *path: str) -> Candidate:
+    def candidate(self, *path: str) -> Candidate:
         return candidate(self.file, self.node)
 
-    def merged(self, wanted: Wanted) -> list[Edit]:
-        if self.changed & {*wanted, "*"}:
+    def merge(self, values: Values) -> list[Edit]:
+        if self.changed_keys & {*values, "*"}:
             raise refusal(self.file, self.node, "the dictionary is changed in other places")
-        return list(self._merged(self.node, wanted))
+        return list(self._merge(self.node, values))
 
-    def _merged(self, node: cst.Dict, wanted: Wanted) -> Iterator[Edit]:
-        entries, added = self._entries(node), {}
+    def _merge(self, node: cst.Dict, values: Values) -> Iterator[Edit]:
+        entries, additions = self._entries(node), {}
         if len(entries) != len(node.elements):
             raise refusal(self.file, node, "the dictionary has entries of other kinds")
-        for key, value in wanted.items():
+        for key, value in values.items():
             there = entries.get(key)
             if there is None:
-                added[key] = source_text(value)
+                additions[key] = source_text(value)
             elif isinstance(value, Mapping):
                 if not isinstance(there, cst.Dict):
                     raise refusal(self.file, there, f"{key} is no dictionary here")
-                yield from self._merged(there, value)
+                yield from self._merge(there, value)
             elif (now := literal(there)) is ...:
                 raise refusal(self.file, there, f"{key} comes from something else")
             elif now != value:
                 start, end = self.file.outer_span(there)
                 yield Edit(start, end, source_text(value), f"entry:{start}:{key}", source_text(value))
-        yield from add_entries(self.file, node, added) if added else ()
+        yield from add_entries(self.file, node, additions) if additions else ()
 
     def _entries(self, node: cst.Dict) -> dict[str, cst.BaseExpression]:
         return {
@@ -109,8 +109,8 @@ Config = Document | InScript
 def find_config(place: Place) -> Config | None:
     """The configuration of the program: the one that the script or the command that starts it names, else the only one
     of the source folder. None where there is none; raises NoEdit where it cannot be told."""
-    for found in (list(_in_code(place)), list(_in_commands(place))):
-        unique = {(c.file.name, id(getattr(c, "node", None))): c for c in found}
+    for configs in (list(_in_code(place)), list(_in_commands(place))):
+        unique = {(c.file.name, id(getattr(c, "node", None))): c for c in configs}
         if unique:
             return _one(list(unique.values()), "configurations of DeepSpeed are named")
     if not place.program.scripts_with(*_WORDS) and not any(c.option("deepspeed") for c in starts(place)):
@@ -119,11 +119,11 @@ def find_config(place: Place) -> Config | None:
     return _one(every, "files can be DeepSpeed's configuration")
 
 
-def _one(found: Sequence[Config], what: str) -> Config | None:
-    if len(found) > 1:
-        where = [c.shown() for c in found]
-        raise NoEdit("ambiguous", f"{len(found)} {what}", where, framework="deepspeed")
-    return found[0] if found else None
+def _one(configs: Sequence[Config], what: str) -> Config | None:
+    if len(configs) > 1:
+        where = [c.candidate() for c in configs]
+        raise NoEdit("ambiguous", f"{len(configs)} {what}", where, framework="deepspeed")
+    return configs[0] if configs else None
 
 
 def no_edit(why: str, *where: Candidate) -> NoEdit:
@@ -153,38 +153,40 @@ def _configs(place: Place, script: Script, node: cst.BaseExpression) -> Iterator
         if isinstance(origin, cst.Dict):
             names = assigned_names(where.parent(origin))[:1]
             yield InScript(
-                where, origin, _changed(script, dotted(node)).union(*(_changed(where, n) for n in names))
+                where,
+                origin,
+                _changed_keys(script, dotted(node)).union(*(_changed_keys(where, n) for n in names)),
             )
             continue
         path = literal(origin)
         if path is ... and (default := where_set(where, origin, place.program)) is not None:
             path = literal(default.value)
         if isinstance(path, str):
-            yield from (Document(file) for file in named(place, path) if file.name.endswith(".json"))
+            yield from (Document(file) for file in config_files(place, path) if file.name.endswith(".json"))
 
 
-def _changed(script: Script, wanted: str | None) -> frozenset[str]:
+def _changed_keys(script: Script, name: str | None) -> frozenset[str]:
     """Keys of a dictionary that a script sets or removes by its name; "*" where that cannot be seen."""
-    found: set[str] = set()
-    if wanted is None:
+    keys: set[str] = set()
+    if name is None:
         return frozenset()
     for item in script.all(cst.Subscript):
         changes = isinstance(script.parent(item), cst.AssignTarget | cst.Del | cst.AugAssign)
-        if changes and dotted(item.value) == wanted:
-            found.add(key_of(item) or "*")
+        if changes and dotted(item.value) == name:
+            keys.add(key_of(item) or "*")
     for method in _CHANGES:
-        found |= {"*" for _, receiver in method_calls(script, method) if dotted(receiver) == wanted}
-    return frozenset(found)
+        keys |= {"*" for _, receiver in method_calls(script, method) if dotted(receiver) == name}
+    return frozenset(keys)
 
 
 def _in_commands(place: Place) -> Iterator[Document]:
     for command in starts(place):
         path = command.option(*_OPTIONS)
         settings = command.option("config_file")
-        for file in named(place, settings) if settings else ():
+        for file in config_files(place, settings) if settings else ():
             inside = Document(file).value("deepspeed_config", "deepspeed_config_file")
             path = inside if isinstance(inside, str) else path
-        for file in named(place, path) if path else ():
+        for file in config_files(place, path) if path else ():
             if file.name.endswith(".json"):
                 yield Document(file)
 
@@ -192,9 +194,9 @@ def _in_commands(place: Place) -> Iterator[Document]:
 # ---------------------------------------------------------------------- what it is told
 
 
-def in_config(place: Place, wanted: Mapping[str, str]) -> Change | None:
+def in_config(place: Place, wishes: Mapping[str, str]) -> Change | None:
     """The change of the configuration of a script that runs DeepSpeed's engine itself; None where it has no word for it."""
-    if len(wanted) != 1 or (wish := next(iter(wanted))) not in _OTHER_TYPE:
+    if len(wishes) != 1 or (wish := next(iter(wishes))) not in _OTHER_TYPE:
         return None
     config = find_config(place)
     if config is None:
@@ -203,13 +205,13 @@ def in_config(place: Place, wanted: Mapping[str, str]) -> Change | None:
     return change(config, {wish: {"enabled": True}})
 
 
-def in_agreement(place: Place, made: Change, wanted: Mapping[str, str]) -> Change:
+def in_agreement(place: Place, own: Change, wishes: Mapping[str, str]) -> Change:
     """A change of a Trainer's arguments, with what the program's configuration says of the same: the Trainer raises where
     the two differ. Most of them it does not repeat, and then it does not matter which of several files it is."""
-    if _ALIKE.keys().isdisjoint(wanted) or (config := find_config(place)) is None:
-        return made
+    if _ALIKE.keys().isdisjoint(wishes) or (config := find_config(place)) is None:
+        return own
     more: dict[str, Any] = {}
-    for wish, text in wanted.items():
+    for wish, text in wishes.items():
         if (path := _ALIKE.get(wish)) is None:
             continue
         if wish in _OTHER_TYPE:
@@ -217,12 +219,12 @@ def in_agreement(place: Place, made: Change, wanted: Mapping[str, str]) -> Chang
         now, new = config.value(*path), literal(cst.parse_expression(text))
         if now in (AUTO, new) or (now is None and wish not in _OTHER_TYPE):
             continue
-        follows = wish == "batch_size" and "accumulate" not in wanted
+        follows = wish == "batch_size" and "accumulate" not in wishes
         if follows and config.value("train_batch_size") not in (None, AUTO):
             why = "train_batch_size of the DeepSpeed configuration has to follow"
-            raise no_edit(why, config.shown("train_batch_size"))
+            raise no_edit(why, config.candidate("train_batch_size"))
         more[path[0]] = {path[1]: AUTO} if len(path) > 1 else new
-    return together(made, change(config, more)) if more else made
+    return together(own, change(config, more)) if more else own
 
 
 def _refuse_other_type(config: Config, wish: str) -> None:
@@ -230,9 +232,9 @@ def _refuse_other_type(config: Config, wish: str) -> None:
     now = config.value(other, "enabled")
     if now in (True, OTHER) or (now is None and config.value(other) is not None):
         why = f"{other} {'is' if now is True else 'may be'} enabled, which excludes {wish}"
-        raise no_edit(why, config.shown(other, "enabled"))
+        raise no_edit(why, config.candidate(other, "enabled"))
 
 
-def change(config: Config, wanted: Wanted, *notes: str) -> Change:
+def change(config: Config, values: Values, *notes: str) -> Change:
     """The change after which a configuration says what is wanted. Raises NoEdit where it does."""
-    return change_of(config.file, config.merged(wanted), "says this", "deepspeed", notes)
+    return change_of(config.file, config.merge(values), "says this", "deepspeed", notes)

@@ -21,7 +21,7 @@ from trace_doctor.program.text_file import TextFile
 
 OTHER: Final = ...
 """the value of what is neither a mapping nor a scalar that is understood"""
-Wanted = Mapping[str, Any]
+Values = Mapping[str, Any]
 """what a file is to say: nested mappings of scalars"""
 
 
@@ -35,13 +35,13 @@ class Node:
     members: dict[str, Node] | None = None
     keys: list[int] = field(default_factory=list)
     """where the members' keys start"""
-    doubled: set[str] = field(default_factory=set)
+    duplicates: set[str] = field(default_factory=set)
     """keys that the mapping has more than once"""
 
     def add(self, key: str, start: int, value: Node) -> None:
         assert self.members is not None
         if key in self.members:
-            self.doubled.add(key)
+            self.duplicates.add(key)
         self.members[key] = value
         self.keys.append(start)
 
@@ -71,93 +71,95 @@ class Document:
 
     def line(self, *path: str) -> int:
         """Line (1-based) of a value, or of the last thing above it that is there."""
-        found = self.root
+        node = self.root
         for key in path:
-            found = (found.members or {}).get(key, found)
-        return self.file.line_of(found.start)
+            node = (node.members or {}).get(key, node)
+        return self.file.line_of(node.start)
 
-    def merged(self, wanted: Wanted) -> list[Edit]:
+    def merge(self, values: Values) -> list[Edit]:
         """Edits after which the file says what is wanted beside all that it said. None where it does already.
 
         Raises NoEdit (display) where something of another kind stands in the way.
         """
-        return list(self._merged(self.root, wanted, ()))
+        return list(self._merge(self.root, values, ()))
 
-    def _merged(self, node: Node, wanted: Wanted, path: tuple[str, ...]) -> Iterator[Edit]:
+    def _merge(self, node: Node, values: Values, path: tuple[str, ...]) -> Iterator[Edit]:
         assert node.members is not None
-        added: dict[str, Any] = {}
-        for key, value in wanted.items():
+        additions: dict[str, Any] = {}
+        for key, value in values.items():
             here = (*path, key)
             there = node.members.get(key)
             if there is None:
-                added[key] = value
+                additions[key] = value
                 continue
-            if key in node.doubled:
-                raise self._refused(here, f"{key} is set more than once")
+            if key in node.duplicates:
+                raise self._refusal(here, f"{key} is set more than once")
             if isinstance(value, Mapping):
                 if there.members is None and (self.is_json or there.value is not None):
-                    raise self._refused(here, f"{'.'.join(here)} is no mapping")
+                    raise self._refusal(here, f"{'.'.join(here)} is no mapping")
                 if there.members:
-                    yield from self._merged(there, value, here)
+                    yield from self._merge(there, value, here)
                 else:
                     yield self._insertion(there, value, here)
             elif there.members is not None or there.value is OTHER:
-                raise self._refused(here, f"{'.'.join(here)} is no plain value")
+                raise self._refusal(here, f"{'.'.join(here)} is no plain value")
             elif there.value != value or type(there.value) is not type(value):
                 text = self._scalar(value)
                 yield Edit(there.start, there.end, text, f"key:{'.'.join(here)}", text)
-        if added:
-            yield self._insertion(node, added, path)
+        if additions:
+            yield self._insertion(node, additions, path)
 
-    def shown(self, *path: str) -> Candidate:
+    def candidate(self, *path: str) -> Candidate:
         """The line of a value, as people are shown it."""
         return Candidate.of(self.file, self.line(*path))
 
-    def _refused(self, path: tuple[str, ...], why: str) -> NoEdit:
-        return NoEdit("display", why, [self.shown(*path)])
+    def _refusal(self, path: tuple[str, ...], why: str) -> NoEdit:
+        return NoEdit("display", why, [self.candidate(*path)])
 
     def _scalar(self, value: Any) -> str:
         return json.dumps(value) if self.is_json else _yaml_scalar(value)
 
     # ------------------------------------------------------------------ new members
 
-    def _insertion(self, node: Node, added: Wanted, path: tuple[str, ...]) -> Edit:
+    def _insertion(self, node: Node, additions: Values, path: tuple[str, ...]) -> Edit:
         """New members below the last one, in the style of the mapping."""
-        key = f"keys:{'.'.join(path)}:{','.join(added)}"
+        key = f"keys:{'.'.join(path)}:{','.join(additions)}"
         if not node.members and not self.is_json:
-            return Edit(*self._yaml_first(node, added, path), key, json.dumps(added))
-        at, text = self._json_members(node, added) if self.is_json else self._yaml_members(node, added)
-        return Edit(at, at, text, key, json.dumps(added))
+            return Edit(*self._yaml_first(node, additions, path), key, json.dumps(additions))
+        at, text = (
+            self._json_members(node, additions) if self.is_json else self._yaml_members(node, additions)
+        )
+        return Edit(at, at, text, key, json.dumps(additions))
 
-    def _json_members(self, node: Node, added: Wanted) -> tuple[int, str]:
+    def _json_members(self, node: Node, additions: Values) -> tuple[int, str]:
         indent = self._own_line(node.keys[-1]) if node.members else None
         unit = self._unit() if indent is not None else None
-        texts = ((json.dumps(k), json.dumps(v, indent=unit)) for k, v in added.items())
+        texts = ((json.dumps(k), json.dumps(v, indent=unit)) for k, v in additions.items())
         pairs = [f"{key}: {text}".replace("\n", f"\n{indent}") for key, text in texts]
         if not node.members:
             return node.start + 1, ", ".join(pairs)
         gap = " " if indent is None else f"\n{indent}"
         return list(node.members.values())[-1].end, "".join(f",{gap}{pair}" for pair in pairs)
 
-    def _yaml_members(self, node: Node, added: Wanted) -> tuple[int, str]:
+    def _yaml_members(self, node: Node, additions: Values) -> tuple[int, str]:
         file = self.file
         last = file.line_of(max(node.start, node.end - 1))
         indent = self._own_line(node.keys[0]) or ""
-        text = "\n".join(_yaml_lines(added, indent, self._unit()))
+        text = "\n".join(_yaml_lines(additions, indent, self._unit()))
         if last < len(file.line_starts):
             return file.line_starts[last], text + "\n"
         return len(file.text), "\n" + text
 
-    def _yaml_first(self, node: Node, added: Wanted, path: tuple[str, ...]) -> tuple[int, int, str]:
+    def _yaml_first(self, node: Node, additions: Values, path: tuple[str, ...]) -> tuple[int, int, str]:
         """Members of a mapping that is empty: `key:`, `key: {}`."""
         line = self.file.line_of(node.start)
         whole = self.file.line_text(line)
         if "#" in whole:
-            raise self._refused(path, f"{'.'.join(path)} is empty")
+            raise self._refusal(path, f"{'.'.join(path)} is empty")
         indent = whole[: len(whole) - len(whole.lstrip())] + self._unit()
         start = self.file.line_starts[line - 1]
         colon = start + whole[: node.start - start].rstrip().rindex(":") + 1
-        return colon, start + len(whole), "\n" + "\n".join(_yaml_lines(added, indent, self._unit()))
+        return colon, start + len(whole), "\n" + "\n".join(_yaml_lines(additions, indent, self._unit()))
 
     def _own_line(self, start: int) -> str | None:
         """The indentation of what stands first on its line."""
@@ -282,10 +284,10 @@ def _scalar(event: yaml.ScalarEvent) -> object:
     """The value of a scalar; OTHER where it has an anchor or a tag, or is a block."""
     if event.anchor or event.tag or event.style in ("|", ">"):
         return OTHER
-    return event.value if event.style else _meant(event.value)
+    return event.value if event.style else _meaning(event.value)
 
 
-def _meant(text: str) -> object:
+def _meaning(text: str) -> object:
     """What a plain scalar stands for: a number, a truth value, nothing, a date or a text."""
     loader = yaml.SafeLoader("")
     try:
@@ -298,13 +300,13 @@ def _meant(text: str) -> object:
 
 def _yaml_scalar(value: Any) -> str:
     if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z_][\w./-]*", value) and isinstance(_meant(value), str)
+        plain = re.fullmatch(r"[A-Za-z_][\w./-]*", value) and isinstance(_meaning(value), str)
         return value if plain else "'" + value.replace("'", "''") + "'"
     return json.dumps(value)
 
 
-def _yaml_lines(added: Wanted, indent: str, unit: str) -> Iterator[str]:
-    for key, value in added.items():
+def _yaml_lines(additions: Values, indent: str, unit: str) -> Iterator[str]:
+    for key, value in additions.items():
         if isinstance(value, Mapping):
             yield f"{indent}{key}:"
             yield from _yaml_lines(value, indent + unit, unit)

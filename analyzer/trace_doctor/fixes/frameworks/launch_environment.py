@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from trace_doctor.fixes.frameworks.launchers import CONFIG, SHELL, commands, shown
+from trace_doctor.fixes.frameworks.launchers import CONFIG, SHELL, candidate_at, commands
 from trace_doctor.program.edits import Candidate
 from trace_doctor.program.place import Place
 from trace_doctor.program.text_file import TextFile
@@ -44,7 +44,7 @@ class Assignment:
 
     @property
     def candidate(self) -> Candidate:
-        return shown(self.file, self.start)
+        return candidate_at(self.file, self.start)
 
     def says(self, option: str) -> bool:
         """Whether the option is among those of the value, or of the line where the value is not known."""
@@ -54,11 +54,11 @@ class Assignment:
 
 def assignments_of(place: Place, names: Sequence[str]) -> list[Assignment]:
     """Places that set, or may set, one of these variables for the program, in files that start it or start nothing else."""
-    found = []
+    assignments = []
     for file in place.program.files(*SHELL, *CONFIG):
         if any(name in file.text for name in names) and _concerns(place, file):
-            found += list(_in_file(file, names))
-    return found
+            assignments += list(_in_file(file, names))
+    return assignments
 
 
 def _concerns(place: Place, file: TextFile) -> bool:
@@ -99,12 +99,12 @@ def _scalars(file: TextFile) -> dict[int, tuple[int, int]]:
         todo = list(yaml.compose_all(file.text, Loader=yaml.SafeLoader))
     except (yaml.YAMLError, RecursionError, ValueError):
         return {}
-    found, seen = {}, set()
+    spans, visited = {}, set()
     while todo:
         node = todo.pop()
-        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+        if id(node) in visited or not isinstance(node, yaml.CollectionNode):
             continue
-        seen.add(id(node))
+        visited.add(id(node))
         if not isinstance(node, yaml.MappingNode):
             todo += node.value
             continue
@@ -115,13 +115,13 @@ def _scalars(file: TextFile) -> dict[int, tuple[int, int]]:
             *([(members["name"], members["value"])] if {"name", "value"} <= members.keys() else []),
         ]
         for name, value in pairs:
-            span = _written(file, value, bare=not node.flow_style)
+            span = _value_span(file, value, bare=not node.flow_style)
             if isinstance(name, yaml.ScalarNode) and span is not None:
-                found[name.start_mark.index + (name.style is not None)] = span
-    return found
+                spans[name.start_mark.index + (name.style is not None)] = span
+    return spans
 
 
-def _written(file: TextFile, node: yaml.Node, *, bare: bool) -> tuple[int, int] | None:
+def _value_span(file: TextFile, node: yaml.Node, *, bare: bool) -> tuple[int, int] | None:
     start, end = node.start_mark.index, node.end_mark.index
     text = file.text[start:end]
     if not isinstance(node, yaml.ScalarNode) or not re.fullmatch(_PLAIN, node.value):

@@ -38,22 +38,22 @@ class Command:
     def option(self, *names: str) -> str | None:
         """The value of an option, of the launcher or of the script."""
         for name in names:
-            found = re.search(_option(name), self.text)
-            if found is not None:
-                return found["value"].strip("\"'")
+            match = re.search(_option(name), self.text)
+            if match is not None:
+                return match["value"].strip("\"'")
         return None
 
-    def said(self, name: str) -> object:
+    def value(self, name: str) -> object:
         """The value of an option; True for a flag without one, None where it is not passed."""
         flag = re.search(rf"(?<!\S)--{name}(?![\w-])", self.text) is not None
         return self.option(name) or (flag or None)
 
     @property
     def candidate(self) -> Candidate:
-        return shown(self.file, self.arguments)
+        return candidate_at(self.file, self.arguments)
 
 
-def shown(file: TextFile, offset: int) -> Candidate:
+def candidate_at(file: TextFile, offset: int) -> Candidate:
     """The line that a place of a file is on."""
     return Candidate.of(file, file.line_of(offset))
 
@@ -80,15 +80,15 @@ def _commands(file: TextFile, script: str) -> Iterator[Command]:
         yield Command(file, start, match.end(), stop if stop >= 0 else len(file.text))
 
 
-def named(place: Place, path: str) -> list[TextFile]:
+def config_files(place: Place, path: str) -> list[TextFile]:
     """Configuration files of the source folder that a path of a command or a script can mean."""
-    wanted = [part for part in path.replace("\\", "/").split("/") if part not in (".", "..", "")]
-    wanted = wanted[max((i + 1 for i, p in enumerate(wanted) if "$" in p or "{" in p), default=0) :]
-    if not wanted:
+    parts = [part for part in path.replace("\\", "/").split("/") if part not in (".", "..", "")]
+    parts = parts[max((i + 1 for i, p in enumerate(parts) if "$" in p or "{" in p), default=0) :]
+    if not parts:
         return []
-    files = [f for f in place.program.files(*CONFIG) if f.name.split("/")[-1] == wanted[-1]]
-    exact = [f for f in files if f.name.split("/") == wanted]
-    return exact or [f for f in files if f.name.split("/")[-len(wanted) :] == wanted]
+    files = [f for f in place.program.files(*CONFIG) if f.name.split("/")[-1] == parts[-1]]
+    exact = [f for f in files if f.name.split("/") == parts]
+    return exact or [f for f in files if f.name.split("/")[-len(parts) :] == parts]
 
 
 # ---------------------------------------------------------------------- options of a parser
@@ -106,23 +106,23 @@ def pass_options(
     Edits the one launch script, or the one configuration file of the Trainer's arguments, that the source folder holds.
     Raises NoEdit with the options to type where there is none or more than one.
     """
-    started = commands(place, script)
-    plain = [simple for command in started if (simple := _simple(command, script)) is not None]
+    launches = commands(place, script)
+    plain = [simple for command in launches if (simple := _simple(command, script)) is not None]
     configs = [d for d in documents(place.program.files(*CONFIG)) if d.find(_TRAINER_KEY) is not None]
-    if len(started) == len(plain) == 1:
+    if len(launches) == len(plain) == 1:
         file = plain[0].file
-        _refuse_contradictions(plain[0].said, options, settings)
+        _refuse_contradictions(plain[0].value, options, settings)
         edits = _shell_edits(plain[0], options)
-    elif len(configs) == 1 and not started:
+    elif len(configs) == 1 and not launches:
         file = configs[0].file
         _refuse_contradictions(configs[0].value, options, settings)
-        edits = configs[0].merged(_unlike(configs[0], options))
+        edits = configs[0].merge(_unlike(configs[0], options))
     else:
         text = " ".join(f"--{name} {value}" for name, value in options.items())
         raise NoEdit(
             "display",
             "the arguments come from the command line: add these options to it",
-            [command.candidate for command in started],
+            [command.candidate for command in launches],
             command="\n".join([f"python {script} ... {text}", *(f"# {note}" for note in notes)]),
             framework="transformers",
         )
@@ -169,14 +169,14 @@ def _is_named(word: str, name: str) -> bool:
 
 
 def _refuse_contradictions(
-    said: Callable[[str], object], options: Mapping[str, str], settings: Mapping[str, Setting]
+    value_of: Callable[[str], object], options: Mapping[str, str], settings: Mapping[str, Setting]
 ) -> None:
     """Raises NoEdit where what is passed already excludes an option, or sets it for another reason."""
     for name, setting in settings.items():
         for other in setting.excludes if name in options else ():
-            if str(said(other)).lower() not in ("none", "false", "0"):
+            if str(value_of(other)).lower() not in ("none", "false", "0"):
                 raise NoEdit("display", f"{other} is set, which excludes {name}", framework="transformers")
-        now = said(name)
+        now = value_of(name)
         if setting.instead_of and now is not None and now not in (options.get(name), *setting.instead_of):
             raise NoEdit("display", f"{name}={now} is set on purpose", framework="transformers")
 
@@ -192,8 +192,8 @@ def documents(files: Iterable[TextFile]) -> Iterator[Document]:
 
 def _unlike(document: Document, options: Mapping[str, str]) -> dict[str, Any]:
     """The options whose values are not there, or smaller, as values of a configuration file."""
-    wanted = {name: _value(text) for name, text in options.items()}
-    return {n: v for n, v in wanted.items() if not _more(str(document.value(n)), str(v))}
+    values = {name: _value(text) for name, text in options.items()}
+    return {n: v for n, v in values.items() if not _more(str(document.value(n)), str(v))}
 
 
 def _value(text: str) -> Any:
@@ -212,23 +212,23 @@ def _shell_edits(command: Command, options: Mapping[str, str]) -> list[Edit]:
     edits, new = [], []
     for name, value in options.items():
         there = re.search(_option(name), text)
-        if there is None and command.said(name) and value == "True":
+        if there is None and command.value(name) and value == "True":
             continue
         if there is not None and "$" in there["value"]:
-            where = [shown(file, start + there.start("value"))]
+            where = [candidate_at(file, start + there.start("value"))]
             raise NoEdit("display", f"--{name} comes from {there['value']}", where, framework="transformers")
         if there is None:
             new.append(f"--{name} {value}")
         elif there["value"] != value and not _more(there["value"], value):
             at = start + there.start("value")
             edits.append(Edit(at, start + there.end("value"), value, f"option:{start}:{name}", value))
-    at, added, rest = start, "".join(f" {option}" for option in new), text.split("\n")[0]
+    at, addition, rest = start, "".join(f" {option}" for option in new), text.split("\n")[0]
     if rest.strip() == "\\":  # one option a line: new lines of the same form right below
         below = file.line_text(file.line_of(start) + 1)
         indent = below[: len(below) - len(below.lstrip())]
-        at, added = start + len(rest) + 1, "".join(f"{indent}{option} \\\n" for option in new)
-    return [*edits, Edit(at, at, added, f"options:{start}", added)] if new else edits
+        at, addition = start + len(rest) + 1, "".join(f"{indent}{option} \\\n" for option in new)
+    return [*edits, Edit(at, at, addition, f"options:{start}", addition)] if new else edits
 
 
-def _more(now: str, wished: str) -> bool:
-    return now.isdigit() and wished.isdigit() and int(now) >= int(wished)
+def _more(now: str, goal: str) -> bool:
+    return now.isdigit() and goal.isdigit() and int(now) >= int(goal)

@@ -32,40 +32,44 @@ _LOGS_EVERY = 50
 
 
 def in_lightning(
-    place: Place, framework: str, calls: list[Call], params: Parameters, wanted: Mapping[str, str]
+    place: Place, framework: str, calls: list[Call], params: Parameters, wishes: Mapping[str, str]
 ) -> Change | None:
     """The change in the terms of Lightning (`lightning`: its Trainer) or of its `fabric`; None where it has no word."""
-    if isinstance(params, Compile) and "compile_regions" not in wanted:
-        return _compiled(place, framework, calls, params)
+    if isinstance(params, Compile) and "compile_regions" not in wishes:
+        return _compile_model(place, framework, calls, params)
     table = LIGHTNING if framework == "lightning" else FABRIC
-    if not set(wanted) <= set(table):
+    if not set(wishes) <= set(table):
         return None
     call = only(calls, f"construct the {_CLASS[framework]}", "")
-    steps = wanted.get("log_every")
+    steps = wishes.get("log_every")
     if steps is not None and int(steps) <= _LOGS_EVERY:
         arguments = Arguments(place.program, *call, {})
         if not arguments.hidden and arguments.find(table["log_every"].name) is None:
             return None
-    made = set_arguments(place, call, "lightning", table, wanted)
-    return together(made, divided_batch(place, int(wanted["accumulate"]))) if "accumulate" in wanted else made
+    change = set_arguments(place, call, "lightning", table, wishes)
+    return (
+        together(change, divided_batch(place, int(wishes["accumulate"])))
+        if "accumulate" in wishes
+        else change
+    )
 
 
-def _compiled(place: Place, framework: str, calls: list[Call], params: Compile) -> Change:
+def _compile_model(place: Place, framework: str, calls: list[Call], params: Compile) -> Change:
     """`model = torch.compile(model)` right before the Trainer or the Fabric takes it."""
     method, since = _TAKES[framework]
     constructions = [call for _, call in calls]
-    found = [
+    uses = [
         (script, call)
         for script in place.program.scripts_with(f".{method}(")
         for call, receiver in method_calls(script, method)
         if any(o in constructions for _, o in place.program.of(script, receiver))
     ]
     missing = f"no call of {method}() was found that takes the model"
-    script, call = only(found, f"call {method}()", missing)
-    given = argument(call, "model" if framework == "lightning" else "module", 0)
-    if given is None or not isinstance(given.value, cst.Name):
+    script, call = only(uses, f"call {method}()", missing)
+    arg = argument(call, "model" if framework == "lightning" else "module", 0)
+    if arg is None or not isinstance(arg.value, cst.Name):
         raise refusal(script, call, f"the model has no name at {method}()", framework="lightning")
-    if any(script.callee(b.value) == "torch.compile" for b in dataflow_of(script).bindings_of(given.value)):
+    if any(script.callee(b.value) == "torch.compile" for b in dataflow_of(script).bindings_of(arg.value)):
         raise already(script, call, "takes a compiled model", framework="lightning")
     version = place.packages.get("lightning")
     if version is None or version < since:
@@ -73,10 +77,7 @@ def _compiled(place: Place, framework: str, calls: list[Call], params: Compile) 
         raise refusal(script, call, why, framework="lightning")
     line = whole_line(script, call)
     torch, imports = name_for(script, "torch", call)
-    name, options = (
-        given.value.value,
-        [f"{k}={source_text(value)}" for k, value in params.set_values().items()],
-    )
+    name, options = arg.value.value, [f"{k}={source_text(v)}" for k, v in params.set_values().items()]
     code = f"{name} = {torch}.compile({', '.join([name, *options])})"
     edit = insert_before(script, line, code, "compile-model")
     return Change(script, (*imports, edit), script.line(call), framework="lightning")

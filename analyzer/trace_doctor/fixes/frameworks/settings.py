@@ -25,11 +25,11 @@ _ANY = ("compile_mode", "compile_backend")
 
 
 def set_arguments(
-    place: Place, call: Call, framework: str, table: Mapping[str, Setting], wanted: Mapping[str, str]
+    place: Place, call: Call, framework: str, table: Mapping[str, Setting], wishes: Mapping[str, str]
 ) -> Change:
     """Sets what is wanted as arguments of a construction. Raises NoEdit where they are there, or cannot be seen."""
     edits = Gathered()
-    _Construction(place, call, framework, edits).tell(table, wanted)
+    _Construction(place, call, framework, edits).tell(table, wishes)
     script, node = call
     if not edits.files:
         why = "; ".join(edits.notes) or f"{script.name}:{script.line(node)} sets this already"
@@ -45,7 +45,7 @@ def together(change: Change, also: Change) -> Change:
     return edits.change(change.script, change.line, change.framework)
 
 
-def known(place: Place, framework: str, setting: Setting | Plugin | None) -> bool:
+def is_available(place: Place, framework: str, setting: Setting | Plugin | None) -> bool:
     """Whether every release that the program can run on has a setting."""
     version = place.packages.get(framework)
     return setting is None or setting.since is None or (version is not None and version >= setting.since)
@@ -63,33 +63,33 @@ class _Construction:
         self.place, self.framework, self.edits = place, framework, edits
         self.script, self.call = call
         self.arguments = Arguments(place.program, *call, {})
-        self.added: dict[str, str] = {}
+        self.additions: dict[str, str] = {}
 
-    def tell(self, table: Mapping[str, Setting], wanted: Mapping[str, str]) -> None:
+    def tell(self, table: Mapping[str, Setting], wishes: Mapping[str, str]) -> None:
         """Sets what is wanted by the settings of a table, or notes which release it needs."""
         if self.arguments.hidden:
             raise self.refusal(f"the arguments come from {self.arguments.hidden}: set them there")
         inside: dict[Plugin, dict[str, str]] = {}
-        for wish, value in wanted.items():
+        for wish, value in wishes.items():
             setting = table[wish]
-            if setting.always and not known(self.place, self.framework, setting):
+            if setting.always and not is_available(self.place, self.framework, setting):
                 setting = replace(setting, value=setting.always, since=None)
-            if not all(known(self.place, self.framework, it) for it in (setting, setting.plugin)):
+            if not all(is_available(self.place, self.framework, it) for it in (setting, setting.plugin)):
                 self.edits.notes.append(needs(self.framework, setting, value))
             elif setting.plugin is not None:
                 inside.setdefault(setting.plugin, {})[wish] = value
             else:
                 self.refuse_excluded(setting)
-                given, text = self.arguments.find(setting.name), setting.value.format(value)
-                if given is None:
-                    self.added[setting.name] = text
+                arg, text = self.arguments.find(setting.name), setting.value.format(value)
+                if arg is None:
+                    self.additions[setting.name] = text
                 else:
-                    self.set_given(given, wish, text, setting.instead_of)
-        for plugin, wishes in inside.items():
-            self.tell_plugin(plugin, {wish: replace(table[wish], plugin=None) for wish in wishes}, wishes)
-        self.leave_out(wanted)
-        if self.added:
-            self.edits.keep(*self.arguments.add(None, self.added))
+                    self.change_argument(arg, wish, text, setting.instead_of)
+        for plugin, group in inside.items():
+            self.tell_plugin(plugin, {wish: replace(table[wish], plugin=None) for wish in group}, group)
+        self.leave_out(wishes)
+        if self.additions:
+            self.edits.keep(*self.arguments.add(None, self.additions))
 
     def refusal(self, why: str) -> NoEdit:
         return refusal(self.script, self.call, why, framework=self.framework)
@@ -100,51 +100,53 @@ class _Construction:
             if there is not None and literal(there.value) not in (None, False):
                 raise self.refusal(f"{other} is set, which excludes {setting.name}")
 
-    def set_given(self, given: Argument, wish: str, text: str, instead_of: tuple[object, ...]) -> None:
+    def change_argument(self, arg: Argument, wish: str, text: str, instead_of: tuple[object, ...]) -> None:
         """Sets an argument that is there to what is wished, where it is not that, or better, or chosen for another reason
         than the values it may take the place of."""
-        program, here = self.place.program, (given.script, given.value)
-        now, wished = literal(given.value), literal(cst.parse_expression(text))
-        if isinstance(wished, dict):
-            if not isinstance(given.value, cst.Dict) or not isinstance(now, dict):
-                raise refusal(*here, f"{given.name} is set somewhere else")
-            if any(k in now and now[k] != v for k, v in wished.items()):
-                raise refusal(*here, f"{given.name} says otherwise on purpose")
-            missing = {k: source_text(v) for k, v in wished.items() if k not in now}
-            self.edits.keep(given.script, add_entries(given.script, given.value, missing))
+        program, here = self.place.program, (arg.script, arg.value)
+        now, goal = literal(arg.value), literal(cst.parse_expression(text))
+        if isinstance(goal, dict):
+            if not isinstance(arg.value, cst.Dict) or not isinstance(now, dict):
+                raise refusal(*here, f"{arg.name} is set somewhere else")
+            if any(k in now and now[k] != v for k, v in goal.items()):
+                raise refusal(*here, f"{arg.name} says otherwise on purpose")
+            missing = {k: source_text(v) for k, v in goal.items() if k not in now}
+            self.edits.keep(arg.script, add_entries(arg.script, arg.value, missing))
             return
         origin = where_set(*here, program) if now is ... else None
         if now is ... and origin is None:
-            raise refusal(*here, f"{given.script.code(given.value)} is set somewhere else")
+            raise refusal(*here, f"{arg.script.code(arg.value)} is set somewhere else")
         now = literal(origin.value) if origin is not None else now
-        if instead_of and now is not None and now not in (wished, *instead_of):
-            raise NoEdit("display", f"{given.name}={now} is set on purpose")
+        if instead_of and now is not None and now not in (goal, *instead_of):
+            raise NoEdit("display", f"{arg.name}={now} is set on purpose")
         if origin is not None and wish == "batch_size":
             refuse_divided(origin, program)
-        if _as_wished(wish, now, wished):
+        if _fulfils(wish, now, goal):
             return
         if origin is not None:
             self.edits.keep(origin.script, set_origin(origin, text, "default"))
         else:
-            self.edits.keep(given.script, [set_value(given, text)])
+            self.edits.keep(arg.script, [set_value(arg, text)])
 
-    def leave_out(self, wanted: Mapping[str, str]) -> None:
+    def leave_out(self, wishes: Mapping[str, str]) -> None:
         """What is the default already, or raises without workers, is not added."""
-        if wanted.get("pin_memory") == "True":
-            self.added.pop("dataloader_pin_memory", None)
-        if "dataloader_num_workers" not in self.added and not self.arguments.find("dataloader_num_workers"):
-            self.added.pop("dataloader_prefetch_factor", None)
-            self.added.pop("dataloader_persistent_workers", None)
+        if wishes.get("pin_memory") == "True":
+            self.additions.pop("dataloader_pin_memory", None)
+        if "dataloader_num_workers" not in self.additions and not self.arguments.find(
+            "dataloader_num_workers"
+        ):
+            self.additions.pop("dataloader_prefetch_factor", None)
+            self.additions.pop("dataloader_persistent_workers", None)
 
     def tell_plugin(self, plugin: Plugin, table: Mapping[str, Setting], wishes: Mapping[str, str]) -> None:
         """Arguments of the object that the call is passed: of the one that is there, else of a new one."""
-        script, given = self.script, self.arguments.find(plugin.name)
-        if given is not None and literal(given.value) is not None:
-            made = self.place.program.of(given.script, given.value)
-            where, construction = made[0] if len(made) == 1 else (script, None)
+        script, arg = self.script, self.arguments.find(plugin.name)
+        if arg is not None and literal(arg.value) is not None:
+            origins = self.place.program.of(arg.script, arg.value)
+            where, construction = origins[0] if len(origins) == 1 else (script, None)
             if not isinstance(construction, cst.Call):
                 why = f"{plugin.name} is made somewhere else"
-                raise refusal(given.script, given.value, why, framework=self.framework)
+                raise refusal(arg.script, arg.value, why, framework=self.framework)
             _Construction(self.place, (where, construction), self.framework, self.edits).tell(table, wishes)
             return
         self.refuse_excluded(plugin)
@@ -158,20 +160,20 @@ class _Construction:
         text = f"{name}({', '.join(f'{k}={v}' for k, v in texts.items())})"
         self.edits.keep(script, imports)
         if simple is None:
-            self.added[plugin.name] = text
+            self.additions[plugin.name] = text
             return
-        arg = argument(self.call, plugin.replaces)
-        if arg is None or literal(simple.value) is ...:
+        own = argument(self.call, plugin.replaces)
+        if own is None or literal(simple.value) is ...:
             raise self.refusal(f"{plugin.replaces} is set somewhere else")
-        start, end = script.span(arg)[0], script.outer_span(arg.value)[1]
+        start, end = script.span(own)[0], script.outer_span(own.value)[1]
         self.edits.keep(
             script, [Edit(start, end, f"{plugin.name}={text}", f"arg:{start}:{plugin.name}", text)]
         )
 
 
-def _as_wished(wish: str, now: object, wished: object) -> bool:
-    if wish in _AT_LEAST and isinstance(now, int) and isinstance(wished, int):
-        return now >= wished
+def _fulfils(wish: str, now: object, goal: object) -> bool:
+    if wish in _AT_LEAST and isinstance(now, int) and isinstance(goal, int):
+        return now >= goal
     if wish == "compile":
         return now not in (None, False, "no", "NO")
-    return now is not None if wish in _ANY else now == wished
+    return now is not None if wish in _ANY else now == goal

@@ -119,27 +119,27 @@ DYNAMO: Mapping[str, Setting] = {
 """Accelerate's, where more is to be said of the compiler than that it is used"""
 
 
-def wishes(codemod: str, params: Parameters) -> dict[str, str]:
+def wishes_of(codemod: str, params: Parameters) -> dict[str, str]:
     """What a codemod is to bring about, in words that frameworks have a setting for, with the source text of each value;
     empty for any other."""
     return {name: source_text(value) for name, value in _wishes(codemod, params)}
 
 
 def _wishes(codemod: str, params: Parameters) -> Iterator[tuple[str, bool | int | str | None]]:
-    given = params.set_values()
+    values = params.set_values()
     match params:
         case DataLoaderArgs():
             order = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
-            yield from ((name, given[name]) for name in order if given.get(name))
+            yield from ((name, values[name]) for name in order if values.get(name))
         case OptimizerArgs() if params.fused:
             yield "fused", True
         case Compile() if codemod in ("compile-model", "compile-blocks"):
             yield "compile", True
             if codemod == "compile-blocks":
                 yield "compile_regions", True
-            yield from ((f"compile_{name}", value) for name, value in given.items())
+            yield from ((f"compile_{name}", value) for name, value in values.items())
         case SetConfig(name="torch.backends.cudnn.benchmark"):
-            yield "benchmark", given["value"]
+            yield "benchmark", values["value"]
         case RemoveCall(call="torch.cuda.empty_cache"):
             yield "empty_cache", None
         case ReplaceOptimizer():
@@ -185,14 +185,14 @@ MANAGED: Mapping[str, Mapping[str, str]] = {
 
 def minimum_versions(requirements: Iterable[str], scripts: Iterable[str]) -> dict[str, Version]:
     """The oldest release of each framework that pins of requirement files and checks of scripts allow."""
-    found: dict[str, Version] = {}
+    oldest: dict[str, Version] = {}
     for text in requirements:
         for match in _PIN.finditer(text):
-            found.setdefault(match["name"], (int(match["major"]), int(match["minor"] or 0)))
+            oldest.setdefault(match["name"], (int(match["major"]), int(match["minor"] or 0)))
     for text in scripts:
         for match in _CHECK.finditer(text):
-            found.setdefault("transformers", (int(match["major"]), int(match["minor"])))
-    return found
+            oldest.setdefault("transformers", (int(match["major"]), int(match["minor"])))
+    return oldest
 
 
 _PIN = re.compile(
