@@ -16,12 +16,12 @@ from trace_doctor.engine import (
     Sizes,
     conclude,
     examine,
-    judged,
+    judge,
     merged_findings,
     must_select,
-    numbered,
     ownership,
     retime,
+    with_numbers,
 )
 from trace_doctor.engine.coverage import RecordedRanks, Scope
 from trace_doctor.errors import NoCaptures, NotACapture, TraceDoctorError, UnusableResult, UsageError
@@ -95,13 +95,13 @@ def analyze(
     captures = [Facts(capture, options) for capture in _captures(read, paths, rank)]
     rules = [config.rule(rule) for rule in settings.chosen()]
     sizes = Sizes.among(len(captures), sum(c.capture.run is not None for c in captures))
-    examinations = judged([examine(c, rules, sizes, progress) for c in captures], rules)
+    examinations = judge([examine(c, rules, sizes, progress) for c in captures], rules)
     must_select(examinations, options)
     merged = merged_findings(examinations, config)
     suppressions = Suppressions.of(settings.suppress, script)
     suppressed = suppressions.silenced(merged.findings, lambda findings: _located(findings, script))
     remaining = merged.without({s.finding.id for s in suppressed})
-    numbers = [number for number, _ in numbered(examinations)]
+    numbers = [number for number, _ in with_numbers(examinations)]
     retimed = [retime(c, remaining.removals(number)) for c, number in zip(captures, numbers, strict=True)]
     owned = [ownership(c, merged.owners(number)) for c, number in zip(captures, numbers, strict=True)]
     result = conclude(

@@ -10,7 +10,7 @@ import pytest
 
 from trace_doctor.api import read_captures
 from trace_doctor.config import defaults
-from trace_doctor.engine import Sizes, conclude, examine, judged, merged_findings
+from trace_doctor.engine import Sizes, conclude, examine, judge, merged_findings
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.rank_summary import RankSummary, decode, encode, summarised
 from trace_doctor.model import Result
@@ -42,7 +42,7 @@ def _results(everything: list[Facts], rules: Sequence[Rule] = RULES) -> list[Res
     ]
     results = []
     for each in (examinations, read):
-        complete = judged(each, rules)
+        complete = judge(each, rules)
         merged = merged_findings(complete, defaults())
         results.append(
             conclude(complete, merged, [[]] * len(complete), [[]] * len(complete), rules, defaults())

@@ -11,7 +11,7 @@ import msgspec
 from trace_doctor.config import Config
 from trace_doctor.engine.coverage import Scope, incomplete, ranks_of
 from trace_doctor.engine.display import Display
-from trace_doctor.engine.examine import Examination, numbered
+from trace_doctor.engine.examine import Examination, with_numbers
 from trace_doctor.engine.findings import Merged, file_claim, merge, on_a_busy_machine
 from trace_doctor.engine.rule_runs import one_owner, run_rules
 from trace_doctor.engine.sizes import (
@@ -20,9 +20,9 @@ from trace_doctor.engine.sizes import (
     MAX_LANES,
     MAX_POINTS,
     MAX_STEPS,
-    detailed,
     limit,
     share,
+    with_details,
 )
 from trace_doctor.engine.summary import outcomes, summary
 from trace_doctor.errors import UsageError
@@ -36,7 +36,7 @@ from trace_doctor.version import VERSION
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-def judged(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Examination]:
+def judge(examinations: Sequence[Examination], rules: Sequence[Rule]) -> list[Examination]:
     """The examinations of all captures with what rules over several ranks say of each, from the summaries alone; faults
     with two names went to their owner. Each has one verdict for each rule, in their order."""
     over_ranks = [r for r in rules if r.over_ranks()]
@@ -64,8 +64,8 @@ def must_select(examinations: Sequence[Examination], options: Options) -> None:
 
 
 def merged_findings(examinations: Sequence[Examination], config: Config) -> Merged:
-    """The findings of all captures, one for each fault. The examinations are `judged`."""
-    filed = [
+    """The findings of all captures, one for each fault. The examinations are those of `judge`."""
+    filings = [
         file_claim(
             verdict.rule,
             on_a_busy_machine(verdict.rule, claim, e.summary.waited_for_cpu),
@@ -74,17 +74,17 @@ def merged_findings(examinations: Sequence[Examination], config: Config) -> Merg
             e.summary.path,
             config.settings,
         )
-        for number, e in numbered(examinations)
+        for number, e in with_numbers(examinations)
         for verdict in e.verdicts
         for claim in verdict.claims
     ]
-    return merge(filed, config.settings)
+    return merge(filings, config.settings)
 
 
 def conclude(
     examinations: Sequence[Examination],
     merged: Merged,
-    retimed: Sequence[Sequence[WhatIf]],
+    what_ifs: Sequence[Sequence[WhatIf]],
     owned: Sequence[Sequence[OwnershipRow]],
     rules: Sequence[Rule],
     config: Config,
@@ -93,13 +93,13 @@ def conclude(
     scope: Scope | None = None,
 ) -> Result:
     """The result of all captures together: findings that are not silenced, what they may save together, and the rows of
-    each capture. `retimed` and `owned`: what `retime` and `ownership` say of each; `scope` says what else was there."""
+    each capture. `what_ifs` and `owned`: what `retime` and `ownership` say of each; `scope` says what else was there."""
     scope = scope or Scope()
-    reported = merged.without({s.finding.id for s in suppressed})
-    limits = _left_out(reported.left_out) + [e.display.doubt for e in examinations if e.display.doubt]
-    findings = limit(reported.findings, MAX_FINDINGS, "findings", limits)
-    findings = detailed(findings, limits)
-    displays = [(number, e.rank, e.display) for number, e in numbered(examinations)]
+    visible = merged.without({s.finding.id for s in suppressed})
+    limits = _left_out(visible.left_out) + [e.display.doubt for e in examinations if e.display.doubt]
+    findings = limit(visible.findings, MAX_FINDINGS, "findings", limits)
+    findings = with_details(findings, limits)
+    displays = [(number, e.rank, e.display) for number, e in with_numbers(examinations)]
 
     def rows(of: Callable[[Display], Sequence[R]]) -> list[R]:
         return [
@@ -110,14 +110,14 @@ def conclude(
 
     time = rows(lambda d: d.time_ledger)
 
-    def with_numbers(of_each: Sequence[Sequence[R]]) -> list[R]:
+    def of_inputs(of_each: Sequence[Sequence[R]]) -> list[R]:
         return [
             msgspec.structs.replace(row, input=number)
-            for (number, _), own in zip(numbered(examinations), of_each, strict=True)
+            for (number, _), own in zip(with_numbers(examinations), of_each, strict=True)
             for row in own
         ]
 
-    what_if, owners = with_numbers(retimed), with_numbers(owned)
+    what_if, owners = of_inputs(what_ifs), of_inputs(owned)
     memory = limit(rows(lambda d: d.memory_timeline), MAX_LANES, "memory charts", limits)
     return Result(
         tool=Tool(version=VERSION),
@@ -130,7 +130,7 @@ def conclude(
         ),
         ranks=ranks_of([e.summary for e in examinations], scope),
         incomplete=incomplete([(e.summary, e.display.shortage) for e in examinations], scope),
-        summary=summary(examinations, what_if, findings, reported.left_out),
+        summary=summary(examinations, what_if, findings, visible.left_out),
         time_ledger=time,
         ownership=owners,
         memory_ledger=rows(lambda d: d.memory_ledger),
@@ -145,7 +145,7 @@ def conclude(
         collectives=rows(lambda d: d.collectives),
         what_if=what_if,
         findings=findings,
-        outcomes=outcomes(examinations, rules, reported.numbered, unowned(time, owners)),
+        outcomes=outcomes(examinations, rules, visible.pairs, unowned(time, owners)),
         suppressed=list(suppressed),
         config=_config(config),
         limits=limits,

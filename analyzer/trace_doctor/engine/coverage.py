@@ -29,11 +29,11 @@ class RecordedRanks:
 
     folder: str
     """as it is shown"""
-    listed: Sequence[int]
-    read: Set[int]
+    ranks: Sequence[int]
+    ranks_read: Set[int]
     unreadable: Sequence[str] = ()
     """names of manifests that cannot be read"""
-    lost: Sequence[tuple[int, str]] = ()
+    absent_captures: Sequence[tuple[int, str]] = ()
     """rank and name of captures that were written and are there no more"""
 
 
@@ -51,16 +51,16 @@ class Scope:
 
 def ranks_of(summaries: Sequence[RankSummary], scope: Scope) -> Ranks:
     """Of several jobs the one with the most ranks counts."""
-    read = sorted({s.rank for s in summaries})
+    ranks = sorted({s.rank for s in summaries})
     worlds = [s.world for s in summaries if s.world is not None]
     world = max(worlds, default=None)
     note = ""
-    if world is not None and len(read) < world:
-        note = f"{len(read)} of {world} ranks"
-        if len(read) == 1:
+    if world is not None and len(ranks) < world:
+        note = f"{len(ranks)} of {world} ranks"
+        if len(ranks) == 1:
             note += "; rules over several ranks did not run"
-    listed = sorted({rank for recording in scope.recorded for rank in recording.listed})
-    return Ranks(read=read, world=world, recorded=listed, note=note)
+    recorded_ranks = sorted({rank for recording in scope.recorded for rank in recording.ranks})
+    return Ranks(read=ranks, world=world, recorded=recorded_ranks, note=note)
 
 
 def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> list[str]:
@@ -72,9 +72,9 @@ def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> li
         reasons.append(f"{more} more capture{'s were' if more > 1 else ' was'} not read")
     for recording in scope.recorded:
         reasons += _of_recording(recording, scope.rank)
-    reasons += _named_or_counted(list(scope.doubtful), "are not of the rank that they are named by")
+    reasons += _first_and_count(list(scope.doubtful), "are not of the rank that they are named by")
     reasons += _of_worlds([summary for summary, _ in shortages])
-    reasons += _named_or_counted(
+    reasons += _first_and_count(
         [
             f"{summary.path} holds {steps.not_judged}"
             for summary, _ in shortages
@@ -86,10 +86,10 @@ def incomplete(shortages: Sequence[tuple[RankSummary, str]], scope: Scope) -> li
     if len(empty) == len(shortages):  # nothing at all can be judged: more than a part that is missing
         return reasons
     few = [f"{path} holds too little to be judged: {why}" for path, why in empty]
-    return reasons + _named_or_counted(few, "hold too little to be judged")
+    return reasons + _first_and_count(few, "hold too little to be judged")
 
 
-def _named_or_counted(reasons: list[str], what: str) -> list[str]:
+def _first_and_count(reasons: list[str], what: str) -> list[str]:
     more = len(reasons) - _MOST_NAMED
     return reasons if more <= 0 else [*reasons[:_MOST_NAMED], f"{more} more captures {what}"]
 
@@ -97,15 +97,15 @@ def _named_or_counted(reasons: list[str], what: str) -> list[str]:
 def _of_recording(recording: RecordedRanks, only: int | None) -> Iterable[str]:
     for name in recording.unreadable:
         yield f"{PurePosixPath(recording.folder) / name} was not read: no manifest of a recording"
-    if missing := [r for r in recording.listed if r not in recording.read and only in (None, r)]:
+    if missing := [r for r in recording.ranks if r not in recording.ranks_read and only in (None, r)]:
         what = f"the recording {recording.folder}" if recording.folder != "." else "the recording"
-        yield f"{what} has {_named(recording.listed)}, and nothing was read of {_named(missing)}"
-    gone = [
+        yield f"{what} has {_ranks_text(recording.ranks)}, and nothing was read of {_ranks_text(missing)}"
+    losses = [
         f"{PurePosixPath(recording.folder) / name} was recorded and is not there"
-        for rank, name in recording.lost
-        if rank in recording.read and only in (None, rank)
+        for rank, name in recording.absent_captures
+        if rank in recording.ranks_read and only in (None, rank)
     ]
-    yield from _named_or_counted(gone, "were recorded and are not there")
+    yield from _first_and_count(losses, "were recorded and are not there")
 
 
 def _of_worlds(summaries: Sequence[RankSummary]) -> Iterable[str]:
@@ -149,10 +149,10 @@ def _so_many(ranks: Set[int], world: int) -> str:
 
 def _missing(ranks: Set[int], world: int) -> str:
     """The first that are not there: a file may claim any number of ranks."""
-    return _named([r for r in range(min(world, len(ranks) + _MOST_NAMED + 1)) if r not in ranks])
+    return _ranks_text([r for r in range(min(world, len(ranks) + _MOST_NAMED + 1)) if r not in ranks])
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _ranks_text(ranks: Sequence[int]) -> str:
     more = ", …" if len(ranks) > _MOST_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"
 

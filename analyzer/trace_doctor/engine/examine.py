@@ -60,7 +60,7 @@ _ALWAYS = (Steps, PlainPace)
 """evidence of a summary that the result needs, whatever rules there are"""
 
 
-def numbered(examinations: Sequence[Examination]) -> Iterator[tuple[int, Examination]]:
+def with_numbers(examinations: Sequence[Examination]) -> Iterator[tuple[int, Examination]]:
     """Each with the number of its first file in `Result.inputs`."""
     number = 0
     for examination in examinations:

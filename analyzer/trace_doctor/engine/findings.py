@@ -38,7 +38,7 @@ MAX_SPANS = 20
 
 
 @dataclass(frozen=True)
-class Filed:
+class Filing:
     """A claim with the place it comes from and the finding made of it."""
 
     rule: Rule
@@ -49,7 +49,7 @@ class Filed:
     finding: Finding
 
 
-def file_claim(rule: Rule, claim: Claim, input: int, rank: int, path: str, settings: Settings) -> Filed:
+def file_claim(rule: Rule, claim: Claim, input: int, rank: int, path: str, settings: Settings) -> Filing:
     """The finding of one claim, still without its id."""
     saving = _clean(claim.saving)
     finding = Finding(
@@ -67,26 +67,26 @@ def file_claim(rule: Rule, claim: Claim, input: int, rank: int, path: str, setti
         saving=saving,
         evidence=[_cut(t) for t in claim.evidence],
         spans=list(claim.spans[:MAX_SPANS]),
-        fixes=[_verifiable(_made(f), rule.code) for f in claim.fixes],
+        fixes=[_verifiable(_safe_fix(f), rule.code) for f in claim.fixes],
         thresholds=rule.thresholds(),
         why=rule.sections().get("Why is this bad", ""),
     )
-    return Filed(rule, claim, input, rank, path, finding)
+    return Filing(rule, claim, input, rank, path, finding)
 
 
-def on_a_busy_machine(rule: Rule, claim: Claim, waited: float | None) -> Claim:
+def on_a_busy_machine(rule: Rule, claim: Claim, wait_share: float | None) -> Claim:
     """The claim, less sure of itself where the recording says that the training could have run and did not for as much
-    as half of what it costs. `waited`: for which share of its time; None where nothing says."""
+    as half of what it costs. `wait_share`: for which share of its time; None where nothing says."""
     cost = (claim.saving.share_of_step if claim.saving is not None else None) or 0.0
-    if not rule.costs_host_time or waited is None or waited < max(BUSY, cost / 2):
+    if not rule.costs_host_time or wait_share is None or wait_share < max(BUSY, cost / 2):
         return claim
     less: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
-    doubt = f"training waited {waited:.0%} of the time for a CPU, so other programs may be to blame"
+    doubt = f"training waited {wait_share:.0%} of the time for a CPU, so other programs may be to blame"
     message = f"{claim.message.rstrip('.')}; {doubt}."
     return replace_claim(claim, confidence=less[claim.confidence], message=message)
 
 
-def _made(fix: Fix) -> Fix:
+def _safe_fix(fix: Fix) -> Fix:
     """A fix with parameters that its codemod does not take, as damaged captures give, is only shown."""
     if fix.codemod is None or not misfit(fix.codemod, fix.params):
         return fix
@@ -102,8 +102,8 @@ def _verifiable(fix: Fix, code: str) -> Fix:
 def severity(rule: Rule, claim: Claim, settings: Settings) -> Severity:
     """From the saving's share; what is declared caps it, and so does how the saving is known: low confidence
     and a model of it give `info`, medium confidence at most `warning`."""
-    if forced := settings.severity.get(rule.code) or settings.severity.get(rule.name):
-        return _severity(forced)
+    if override := settings.severity.get(rule.code) or settings.severity.get(rule.name):
+        return _severity(override)
     share = _share(claim.saving)
     if share is None:
         level = LEVEL[claim.severity or "info"]
@@ -124,8 +124,8 @@ def _severity(text: str) -> Severity:
 def _share(saving: Saving | None) -> float | None:
     if saving is None:
         return None
-    known = [s for s in (saving.share_of_step, saving.share_of_peak) if s is not None]
-    return max(known, default=None)
+    shares = [s for s in (saving.share_of_step, saving.share_of_peak) if s is not None]
+    return max(shares, default=None)
 
 
 def _clean(saving: Saving | None) -> Saving | None:
@@ -167,92 +167,92 @@ def score(finding: Finding) -> float:
 class Merged:
     """The findings, ordered and with ids, each with the claim that it was made of."""
 
-    numbered: tuple[tuple[Finding, Filed], ...]
+    pairs: tuple[tuple[Finding, Filing], ...]
     left_out: int
     """below min-confidence or min-saving"""
-    also: tuple[tuple[str, Filed], ...] = ()
+    also: tuple[tuple[str, Filing], ...] = ()
     """(id of the finding, the same fault elsewhere): claims of other captures that are a row of its table"""
 
     @property
     def findings(self) -> list[Finding]:
         """The findings alone, by their numbers."""
-        return [finding for finding, _ in self.numbered]
+        return [finding for finding, _ in self.pairs]
 
     def removals(self, number: int) -> list[tuple[str, Removal]]:
         """Of one input: (id of the finding, what its fixes take out), where a fix is more than shown."""
         return [
-            (finding.id, filed.claim.removal)
-            for finding, filed in self.numbered
-            if filed.input == number
-            and filed.claim.removal
+            (finding.id, filing.claim.removal)
+            for finding, filing in self.pairs
+            if filing.input == number
+            and filing.claim.removal
             and any(f.safety != "display" for f in finding.fixes)
         ]
 
     def owners(self, number: int) -> list[Owner]:
         """Of one input: the findings that own time, the gravest first."""
-        order = {finding.id: place for place, (finding, _) in enumerate(self.numbered)}
-        claims = [*((finding.id, filed) for finding, filed in self.numbered), *self.also]
+        order = {finding.id: place for place, (finding, _) in enumerate(self.pairs)}
+        claims = [*((finding.id, filing) for finding, filing in self.pairs), *self.also]
         return [
-            Owner(id, filed.claim.location.device, intervals(filed.claim.owned))
-            for id, filed in sorted(claims, key=lambda claim: order[claim[0]])
-            if filed.input == number and filed.claim.owned
+            Owner(id, filing.claim.location.device, intervals(filing.claim.owned))
+            for id, filing in sorted(claims, key=lambda claim: order[claim[0]])
+            if filing.input == number and filing.claim.owned
         ]
 
-    def without(self, silenced: Collection[str]) -> Merged:
+    def without(self, ids: Collection[str]) -> Merged:
         """Those whose ids are not among the silenced."""
         return Merged(
-            tuple(pair for pair in self.numbered if pair[0].id not in silenced),
+            tuple(pair for pair in self.pairs if pair[0].id not in ids),
             self.left_out,
-            tuple(pair for pair in self.also if pair[0] not in silenced),
+            tuple(pair for pair in self.also if pair[0] not in ids),
         )
 
 
-def merge(filed: Sequence[Filed], settings: Settings) -> Merged:
+def merge(filings: Sequence[Filing], settings: Settings) -> Merged:
     """One finding per fault: the same fault on other ranks or files of one folder becomes a table in the worst one."""
-    groups: dict[tuple[str, str], list[Filed]] = {}
-    for f in filed:
+    groups: dict[tuple[str, str], list[Filing]] = {}
+    for f in filings:
         groups.setdefault((f.finding.fingerprint, str(PurePosixPath(f.path).parent)), []).append(f)
-    merged = []
-    elsewhere: dict[int, list[Filed]] = {}
+    pairs = []
+    elsewhere: dict[int, list[Filing]] = {}
     for group in groups.values():
         group.sort(key=lambda f: (-score(f.finding), f.rank, f.path))
         worst = group[0]
         same_file = [f for f in group if f.input == worst.input]
         for own in same_file:
             others = [f for f in group if f.input != worst.input] if own is worst else []
-            merged.append((_with_others(own.finding, others), own))
+            pairs.append((_with_others(own.finding, others), own))
             elsewhere[id(own)] = others
     at_least = WEIGHT[_confidence(settings.min_confidence)]
-    reported = [
+    visible = [
         (finding, f)
-        for finding, f in merged
+        for finding, f in pairs
         if WEIGHT[finding.confidence] >= at_least and not _too_small(finding, settings.min_saving)
     ]
-    reported.sort(key=lambda pair: _order(pair[0], pair[1].path))
-    counted: Counter[str] = Counter()
-    numbered = []
-    for finding, f in reported:
-        counted[finding.code] += 1
-        numbered.append((replace(finding, id=f"{finding.code}-{counted[finding.code]}"), f))
+    visible.sort(key=lambda pair: _order(pair[0], pair[1].path))
+    counts: Counter[str] = Counter()
+    with_ids = []
+    for finding, f in visible:
+        counts[finding.code] += 1
+        with_ids.append((replace(finding, id=f"{finding.code}-{counts[finding.code]}"), f))
     inputs = {key: {f.input for f in group} for key, group in groups.items()}
-    explained = tuple((_explained(finding, f, numbered, inputs), f) for finding, f in numbered)
-    also = tuple((finding.id, other) for finding, f in numbered for other in elsewhere[id(f)])
-    return Merged(explained, len(merged) - len(reported), also)
+    with_causes = tuple((_with_causes(finding, f, with_ids, inputs), f) for finding, f in with_ids)
+    also = tuple((finding.id, other) for finding, f in with_ids for other in elsewhere[id(f)])
+    return Merged(with_causes, len(pairs) - len(visible), also)
 
 
-def _explained(
+def _with_causes(
     finding: Finding,
-    filed: Filed,
-    numbered: Sequence[tuple[Finding, Filed]],
+    filing: Filing,
+    pairs: Sequence[tuple[Finding, Filing]],
     inputs: Mapping[tuple[str, str], set[int]],
 ) -> Finding:
     """With the findings that explain it, on its capture and device, and their fixes behind its own."""
     causes = [
         other
-        for other, f in numbered
-        if other.code in filed.rule.explained_by
-        and filed.input in inputs[f.finding.fingerprint, str(PurePosixPath(f.path).parent)]
-        and (f.input != filed.input or other.location.device in (None, finding.location.device))
+        for other, f in pairs
+        if other.code in filing.rule.explained_by
+        and filing.input in inputs[f.finding.fingerprint, str(PurePosixPath(f.path).parent)]
+        and (f.input != filing.input or other.location.device in (None, finding.location.device))
     ]
     if not causes:
         return finding
@@ -286,7 +286,7 @@ def _order(finding: Finding, path: str) -> tuple[int, float, str, str, int, floa
     )
 
 
-def _with_others(finding: Finding, others: Sequence[Filed]) -> Finding:
+def _with_others(finding: Finding, others: Sequence[Filing]) -> Finding:
     if not others:
         return finding
     rows: list[list[Cell]] = [

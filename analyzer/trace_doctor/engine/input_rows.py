@@ -58,13 +58,13 @@ def inputs_of(facts: Facts, further: Sequence[Facts], shapes: int, shortage: str
 
 
 def _trace(run: Run, capture: Capture, steps: Steps | None) -> Input:
-    numbered = steps is not None and steps.source == "profiler_step" and capture.record is not None
+    has_numbers = steps is not None and steps.source == "profiler_step" and capture.record is not None
     return Input(
         path=run.path,
         kind="trace",
         role=capture.roles.get(run.path),
         seconds=_seconds(run.span_ns, capture),
-        run_steps=(steps.steps[0].index, steps.steps[-1].index) if steps and numbered else None,
+        run_steps=(steps.steps[0].index, steps.steps[-1].index) if steps and has_numbers else None,
         rank=capture.rank,
         rank_how=run.rank_how,
         device_name=next(iter(run.device_names.values()), None),
@@ -78,8 +78,8 @@ def _trace(run: Run, capture: Capture, steps: Steps | None) -> Input:
 
 def _events(run: Run) -> int:
     """All of them, or none where the only ones are of other programs that write the same format."""
-    known = run.own & ~run.is_cat(Cat.OTHER, Cat.SPAN)
-    return (int(np.count_nonzero(run.own)) if known.any() else 0) + len(run.memory)
+    ours = run.own & ~run.is_cat(Cat.OTHER, Cat.SPAN)
+    return (int(np.count_nonzero(run.own)) if ours.any() else 0) + len(run.memory)
 
 
 def _snapshot(snapshot: Snapshot, capture: Capture) -> Input:
@@ -107,8 +107,8 @@ def _seconds(span: tuple[int, int] | None, capture: Capture) -> tuple[float, flo
 def _memory_steps(capture: Capture) -> tuple[int, int] | None:
     """The steps of the phase that recorded memory: a snapshot has no numbers of steps."""
     phase = capture.record.phase("memory") if capture.record is not None else None
-    known = phase is not None and 0 <= phase.first_step <= phase.last_step
-    return (phase.first_step, phase.last_step) if phase is not None and known else None
+    is_valid = phase is not None and 0 <= phase.first_step <= phase.last_step
+    return (phase.first_step, phase.last_step) if phase is not None and is_valid else None
 
 
 def _work(facts: Facts, shapes: int) -> Work:

@@ -45,9 +45,9 @@ def run_rules(
     verdicts = []
     for rule in rules:
         progress(rule.code)
-        started = time.perf_counter()
+        start = time.perf_counter()
         verdicts.append(_first_to_tell(view, further, rule))
-        log.debug("%s %s in %.0f ms", rule.code, verdicts[-1].outcome, (time.perf_counter() - started) * 1e3)
+        log.debug("%s %s in %.0f ms", rule.code, verdicts[-1].outcome, (time.perf_counter() - start) * 1e3)
     return verdicts
 
 
@@ -94,24 +94,22 @@ def _run(view: View, rule: Rule) -> Verdict:
 def one_owner(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """A rule gives up the claims that a rule it yields to also makes: same moments, or same call site. Time that the
     owner has not claimed goes with them."""
-    fired = {v.rule.code: v for v in verdicts if v.claims}
-    settled = []
-    handed: dict[int, Claim] = {}
+    by_code = {v.rule.code: v for v in verdicts if v.claims}
+    rest = []
+    by_owner: dict[int, Claim] = {}
     for verdict in verdicts:
-        owners = [fired[c] for c in verdict.rule.yields_to if c in fired]
-        shared = [(w, c, o) for c in verdict.claims for w in owners for o in w.claims if _same(c, o)]
-        if not shared:
-            settled.append(verdict)
+        owners = [by_code[c] for c in verdict.rule.yields_to if c in by_code]
+        overlaps = [(w, c, o) for c in verdict.claims for w in owners for o in w.claims if _same(c, o)]
+        if not overlaps:
+            rest.append(verdict)
             continue
-        given_up = {id(c) for _, c, _ in shared}
-        remaining = tuple(c for c in verdict.claims if id(c) not in given_up)
-        codes = tuple(dict.fromkeys(w.rule.code for w, _, _ in shared))
-        for _, claim, owner in shared:
-            handed.setdefault(id(owner), claim)
-        settled.append(
-            replace(verdict, outcome="fired" if remaining else "passed", claims=remaining, refers_to=codes)
-        )
-    return [replace(v, claims=tuple(_with_time_of(c, handed.get(id(c))) for c in v.claims)) for v in settled]
+        overlap_ids = {id(c) for _, c, _ in overlaps}
+        claims = tuple(c for c in verdict.claims if id(c) not in overlap_ids)
+        codes = tuple(dict.fromkeys(w.rule.code for w, _, _ in overlaps))
+        for _, claim, owner in overlaps:
+            by_owner.setdefault(id(owner), claim)
+        rest.append(replace(verdict, outcome="fired" if claims else "passed", claims=claims, refers_to=codes))
+    return [replace(v, claims=tuple(_with_time_of(c, by_owner.get(id(c))) for c in v.claims)) for v in rest]
 
 
 def _with_time_of(owner: Claim, claim: Claim | None) -> Claim:

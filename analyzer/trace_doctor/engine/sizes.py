@@ -54,7 +54,7 @@ def limit(rows: list[R], most: int, what: str, limits: list[str], of: int | None
     return rows[:most]
 
 
-def detailed(findings: list[Finding], limits: list[str]) -> list[Finding]:
+def with_details(findings: list[Finding], limits: list[str]) -> list[Finding]:
     """The first findings as they are; of the others, which nobody reads before those, a few rows of evidence."""
     detailed_findings: list[Finding] = []
     room, whole = MAX_DETAIL, 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from trace_doctor.engine.examine import Examination, numbered
-from trace_doctor.engine.findings import Filed
+from trace_doctor.engine.examine import Examination, with_numbers
+from trace_doctor.engine.findings import Filing
 from trace_doctor.evidence.idle.profiler_cost import PlainPace
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.model import (
@@ -24,23 +24,23 @@ from trace_doctor.rule import Rule
 
 
 def summary(
-    examined: Sequence[Examination], what_if: Sequence[WhatIf], findings: Sequence[Finding], left_out: int
+    examinations: Sequence[Examination], what_if: Sequence[WhatIf], findings: Sequence[Finding], left_out: int
 ) -> Summary:
     """Of several captures: the slowest step, the busy share of all steady time, the highest peak, the largest saving."""
     with_steps = [
         (s.step_ns, e.summary)
-        for e in examined
+        for e in examinations
         if (s := e.summary.get(Steps)) is not None and s.source != "none"
     ]
     slowest = max(with_steps, key=lambda pair: pair[0], default=None)
     plain = slowest[1].get(PlainPace) if slowest else None
-    ledgers = [row for e in examined for row in e.display.time_ledger]
+    ledgers = [row for e in examinations for row in e.display.time_ledger]
     rows = [r for r in ledgers if r.phase == "steady"] or ledgers
     window = sum(r.window_ns for r in rows)
     idle = sum(r.idle_ns.total() for r in rows)
     on_gpu = bool(rows) and all(r.device >= 0 for r in rows)
-    memory = [row for e in examined for row in e.display.memory_ledger]
-    replays = [e.display.replay for e in examined]
+    memory = [row for e in examinations for row in e.display.memory_ledger]
+    replays = [e.display.replay for e in examinations]
     errors = [r.base_error for r in replays if r.base_error is not None]
     unexplained = [r.unexplained_share for r in replays if r.unexplained_share is not None]
     reserved = [m.max_reserved_bytes for m in memory if m.max_reserved_bytes is not None]
@@ -69,12 +69,12 @@ def _saving_up_to(what_if: Sequence[WhatIf], findings: Sequence[Finding]) -> Sav
         if today > 0 and (best is None or (today - least) / today > best[1]):
             best = (today - least, (today - least) / today)
     if best is None:
-        claimed = [
+        claims = [
             (f.saving.time_us_per_step, f.saving.share_of_step or 0.0)
             for f in findings
             if f.saving and f.saving.time_us_per_step and any(x.safety != "display" for x in f.fixes)
         ]
-        best = max(claimed, key=lambda c: c[1], default=None)
+        best = max(claims, key=lambda c: c[1], default=None)
     # Falls of the peak do not add up either: without one replay of all removals, the largest is what is sure.
     memory = [f.saving.bytes for f in findings if f.saving and f.saving.bytes]
     return SavingUpTo(
@@ -89,9 +89,9 @@ UNDECIDED_FROM = 0.10
 
 
 def outcomes(
-    examined: Sequence[Examination],
+    examinations: Sequence[Examination],
     rules: Sequence[Rule],
-    findings: Sequence[tuple[Finding, Filed]],
+    findings: Sequence[tuple[Finding, Filing]],
     unowned: Sequence[Unowned],
 ) -> list[Outcome]:
     """One outcome per rule over all captures: the strongest of fired, error, passed, skipped; undecided instead of passed
@@ -99,10 +99,10 @@ def outcomes(
     order: tuple[OutcomeKind, ...] = ("fired", "error", "passed", "skipped")
     rows = []
     for i, rule in enumerate(rules):
-        verdicts = [e.verdicts[i] for e in examined]
+        verdicts = [e.verdicts[i] for e in examinations]
         kind = next(k for k in order if any(v.outcome == k for v in verdicts) or k == "skipped")
-        speaking = next((v for v in verdicts if v.outcome == kind and v.reason), None)
-        reason = speaking.reason if speaking else None
+        example = next((v for v in verdicts if v.outcome == kind and v.reason), None)
+        reason = example.reason if example else None
         if kind == "passed" and (open_question := _open_question(rule, unowned)):
             kind, reason = "undecided", open_question
         owners = sorted({c for v in verdicts if v.outcome != "fired" for c in v.refers_to})
@@ -113,10 +113,12 @@ def outcomes(
                 title=rule.title,
                 outcome=kind,
                 reason=reason,
-                capture=speaking.capture if speaking else None,
+                capture=example.capture if example else None,
                 refers_to=[f.id for f, _ in findings if f.code in owners],
                 inputs=[
-                    number for number, e in numbered(examined) if e.verdicts[i].outcome in ("fired", "passed")
+                    number
+                    for number, e in with_numbers(examinations)
+                    if e.verdicts[i].outcome in ("fired", "passed")
                 ],
             )
         )

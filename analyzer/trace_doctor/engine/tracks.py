@@ -66,8 +66,8 @@ def _idle(run: Run, idle: IdleLedger) -> Iterator[SliceTrack]:
 
 
 def _idle_kind(run: Run, cause: int, owner: int, wait: int) -> SliceKind:
-    named = {"host was in": owner, "charged to": wait}
-    args = {what: run.names[name] for what, name in named.items() if name >= 0}
+    owners = {"host was in": owner, "charged to": wait}
+    args = {what: run.names[name] for what, name in owners.items() if name >= 0}
     return SliceKind(IDLE[IDLE_CAUSES[cause]].label, args)
 
 
