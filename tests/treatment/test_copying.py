@@ -72,7 +72,7 @@ def test_copy_data_without_room_is_refused_before_it_is_begun(
     (project / "tokens.bin").write_bytes(b"12345678")
     usage = shutil.disk_usage(project)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=7))
-    monkeypatch.setattr(copying, "_cloned", lambda file, copy: False)
+    monkeypatch.setattr(copying, "_clone", lambda file, copy: False)
     with pytest.raises(UsageError, match=r"--copy-data: 18 B of data, and 7 B are free"):
         Scratch(project, project, copy_data=True)
 
@@ -174,7 +174,7 @@ def test_a_file_that_always_changes_is_named_and_has_an_end(
         appended.append(name)
         return False
 
-    monkeypatch.setattr(copying, "_cloned", meanwhile)
+    monkeypatch.setattr(copying, "_clone", meanwhile)
     with Scratch(project, project) as scratch:
         assert "changed while it was copied: now.log" in said(scratch)
         assert (scratch.cwd / "once.bin").read_bytes() == b"1more"

@@ -53,7 +53,7 @@ def test_a_plain_run_of_two_ranks_times_the_same_steps_of_both(tmp_path: Path) -
             max_steps=None,
             environment={**environment, "OMP_NUM_THREADS": "1"},
         )
-        runner.steps = Steps(warmup=3, timed=6)
+        runner.steps = Steps(warmup=3, timing=6)
         run = runner.time(Setup(plan(Result(), project)))
     timed = {rank: [step for r, step in run.step_us if r == rank] for rank, _ in run.step_us}
     assert set(timed) == {0, 1} and timed[0] == timed[1]

@@ -93,7 +93,7 @@ class Pretender:
         raise NotImplementedError
 
     def time(self, setup: Setup) -> Measured:
-        labels = tuple(c.label for c in setup.chosen)
+        labels = tuple(c.label for c in setup.fixes)
         number = len(self.runs)
         self.before_run(number)
         self.runs.append(labels)
@@ -155,7 +155,7 @@ def test_what_helps_is_kept_on_top_of_what_helped_before(treated: Run) -> None:
     loop, runner = treated(Pretender({"TD101-1": 0.5, "TD304-1": 1.0, "TD102-1": 0.8}), *THREE)
     assert [a.label for a in loop.attempts] == ["TD101-1", "TD304-1", "TD102-1"]  # by what they promise
     assert fates(loop) == {"TD101-1": "kept", "TD304-1": "rejected", "TD102-1": "kept"}
-    assert [c.label for c in loop.setup.chosen] == ["TD101-1", "TD102-1"]
+    assert [c.label for c in loop.setup.fixes] == ["TD101-1", "TD102-1"]
     assert ("TD101-1", "TD102-1") in runner.runs and ("TD101-1", "TD304-1") in runner.runs
     assert loop.confirmed
     assert loop.together.time is not None
@@ -177,7 +177,7 @@ def test_a_fix_without_effect_is_rejected_soon_and_says_what_would_have_shown(tr
     assert attempt.fate == "rejected"
     assert "no gain beyond the noise" in attempt.reason and "would have shown" in attempt.reason
     assert len(runner.runs) < 2 * RULES.repeats
-    assert loop.setup.chosen == () and loop.confirmed is None
+    assert loop.setup.fixes == () and loop.confirmed is None
 
 
 def test_runs_take_turns_so_that_a_drift_is_no_gain(treated: Run) -> None:

@@ -85,7 +85,7 @@ def test_what_a_run_has_mounted_is_neither_emptied_nor_entered(
     assert whole(store)
     assert len(scratch.mounted) == 1
     assert Path(scratch.mounted[0], "precious").read_text() == "the user's"
-    [line] = scratch.left()
+    [line] = scratch.leftovers()
     assert scratch.mounted[0] in line and "unmount it before you delete" in line
     assert not list(scratch.folder.rglob("train.py")), "what is not mounted is gone"
     if in_git and place != ".":
@@ -151,7 +151,7 @@ def test_treat_names_what_a_run_has_mounted_and_ends_with_2(project: Path, store
 def test_nobody_is_told_to_delete_what_is_mounted_over_the_copy(project: Path, store: Path) -> None:
     with Scratch(project, project, folder=project.parent) as scratch:
         subprocess.run(["mount", "--bind", store, scratch.folder], check=True)
-    [line] = scratch.left()
+    [line] = scratch.leftovers()
     assert line.endswith(": what lies there now may be yours and is left")
     assert scratch.mounted == [str(scratch.folder)]
     assert whole(store)
@@ -166,7 +166,7 @@ def test_what_lies_where_the_copy_was_is_left(project: Path, store: Path, instea
             scratch.folder.mkdir()
         elif instead == "link":
             scratch.folder.symlink_to(store)
-    [line] = scratch.left()
+    [line] = scratch.leftovers()
     assert line.endswith(": what lies there now may be yours and is left")
     assert os.path.lexists(scratch.folder) == (instead != "nothing")
     assert whole(store) and not list(away.iterdir())
@@ -230,7 +230,7 @@ def test_what_cannot_be_deleted_is_named_and_all_else_is_gone(project: Path, in_
         if done.returncode:
             pytest.skip(f"no file can be made immutable here: {done.stderr.strip()}")
     try:
-        [line] = scratch.left()
+        [line] = scratch.leftovers()
         assert "could not be deleted" in line and "held (Operation not permitted)" in line
         assert str(scratch.folder) in line and scratch.mounted == []
         assert [p.name for p in scratch.folder.rglob("*") if p.is_file()] == ["held"]
@@ -244,4 +244,4 @@ def test_what_was_taken_away_whole_leaves_no_line(project: Path) -> None:
         deep.mkdir(parents=True)
         (deep / "x").write_text("")
         deep.chmod(0)
-    assert scratch.left() == [] and scratch.mounted == [] and not scratch.folder.exists()
+    assert scratch.leftovers() == [] and scratch.mounted == [] and not scratch.folder.exists()

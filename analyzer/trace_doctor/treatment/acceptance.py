@@ -10,24 +10,24 @@ from trace_doctor.reporters.units import share
 from trace_doctor.treatment.trial import Rules, Trial
 
 
-def judged(trial: Trial) -> tuple[bool, str]:
+def judge(trial: Trial) -> tuple[bool, str]:
     """Whether a fix is kept, and why."""
-    if trial.failed:
-        return False, f"the script fails with it: {trial.failed}"
-    shown = trial.effects()
-    refused = _losses(shown, trial)
-    if refused:
-        return False, refused
-    gains = [e for e in (shown.time, shown.memory) if e is not None and e.verdict == "less"]
-    costs = [e for e in (shown.time, shown.memory) if e is not None and e.verdict == "more"]
+    if trial.failure:
+        return False, f"the script fails with it: {trial.failure}"
+    effects = trial.effects()
+    refusal = _losses(effects, trial)
+    if refusal:
+        return False, refusal
+    gains = [e for e in (effects.time, effects.memory) if e is not None and e.verdict == "less"]
+    costs = [e for e in (effects.time, effects.memory) if e is not None and e.verdict == "more"]
     if not gains:
-        return False, _nothing(shown, trial.rules) + _busy(trial)
-    said = ", ".join(_gain(e) for e in gains)
-    if shown.time in costs:
-        return False, f"{said}, but {_cost(shown.time)}: a trade that is yours to make"
+        return False, _nothing(effects, trial.rules) + _busy(trial)
+    text = ", ".join(_gain(e) for e in gains)
+    if effects.time in costs:
+        return False, f"{text}, but {_cost(effects.time)}: a trade that is yours to make"
     if costs:
-        said += f"; {_cost(costs[0])}"
-    return True, said + _unseen(shown)
+        text += f"; {_cost(costs[0])}"
+    return True, text + _unseen(effects)
 
 
 def _losses(effects: Effects, trial: Trial) -> str:
@@ -43,10 +43,10 @@ def _losses(effects: Effects, trial: Trial) -> str:
 
 def _busy(trial: Trial) -> str:
     """What a busy machine has to do with it."""
-    waited = [run.waited_for_cpu for run in (*trial.before, *trial.after) if run.waited_for_cpu is not None]
-    if not waited or median(waited) < BUSY:
+    waits = [run.waited_for_cpu for run in (*trial.before, *trial.after) if run.waited_for_cpu is not None]
+    if not waits or median(waits) < BUSY:
         return ""
-    return f"; training waited {median(waited):.0%} of the time for a CPU: a quieter machine may show one"
+    return f"; training waited {median(waits):.0%} of the time for a CPU: a quieter machine may show one"
 
 
 def _unseen(effects: Effects) -> str:
@@ -66,14 +66,14 @@ def _cost(effect: Effect | None) -> str:
     return f"{share(effect.ratio - 1)} {word}"
 
 
-def _nothing(shown: Effects, rules: Rules) -> str:
+def _nothing(effects: Effects, rules: Rules) -> str:
     """No gain: how large one would have shown."""
-    effects = [e for e in (shown.time, shown.memory) if e is not None]
-    if not effects:
+    both = [e for e in (effects.time, effects.memory) if e is not None]
+    if not both:
         return "nothing was measured"
-    worse = [e for e in effects if e.verdict == "more"]
+    worse = [e for e in both if e.verdict == "more"]
     if worse:
         return ", ".join(_cost(e) for e in worse)
-    scatter = max(effects[0].detectable, rules.least_gain)
-    pairs = f"{shown.pairs} pairs of runs" if shown.pairs > 1 else "a pair of runs"
+    scatter = max(both[0].detectable, rules.least_gain)
+    pairs = f"{effects.pairs} pairs of runs" if effects.pairs > 1 else "a pair of runs"
     return f"no gain beyond the noise; {share(scatter)} would have shown in {pairs}"

@@ -30,7 +30,7 @@ class Candidate:
         return self.item.label
 
     @property
-    def predicted(self) -> float:
+    def claim(self) -> float:
         """Share of the step or of the peak that the finding claims, whichever is more."""
         saving = self.item.finding.saving
         return max(saving.share_of_step or 0.0, saving.share_of_peak or 0.0) if saving else 0.0
@@ -41,16 +41,16 @@ class Setup:
     """The script with some fixes made."""
 
     plan: Plan
-    chosen: tuple[Candidate, ...] = ()
+    fixes: tuple[Candidate, ...] = ()
 
     def with_(self, candidate: Candidate) -> Setup:
         """The same with one fix more."""
-        return replace(self, chosen=(*self.chosen, candidate))
+        return replace(self, fixes=(*self.fixes, candidate))
 
     @property
     def edits(self) -> Plan:
         """The plan with these edits alone."""
-        return replace(self.plan, items=tuple(c.item for c in self.chosen if c.item.change is not None))
+        return replace(self.plan, items=tuple(c.item for c in self.fixes if c.item.change is not None))
 
     def files(self) -> dict[str, bytes]:
         """File name -> its new bytes."""
@@ -59,20 +59,20 @@ class Setup:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that its fixes set."""
-        return {name: value for c in self.chosen for name, value in c.environment}
+        return {name: value for c in self.fixes for name, value in c.environment}
 
     @property
     def arguments(self) -> list[str]:
         """Arguments that its fixes add to the command."""
-        return [a for c in self.chosen for a in c.arguments]
+        return [a for c in self.fixes for a in c.arguments]
 
     def refuses(self, candidate: Candidate) -> str:
         """Why a fix cannot be made on top of these; empty where it can."""
         if candidate.item.change is not None:
-            made = together([*(c.item for c in self.chosen if c.item.change is not None), candidate.item])
-            return "" if made[-1].status == "ready" else made[-1].why
-        done = next((c for c in self.chosen if c.item.finding.id == candidate.item.finding.id), None)
-        return f"an alternative to {done.label}" if done is not None else ""
+            fixes = together([*(c.item for c in self.fixes if c.item.change is not None), candidate.item])
+            return "" if fixes[-1].status == "ready" else fixes[-1].why
+        twin = next((c for c in self.fixes if c.item.finding.id == candidate.item.finding.id), None)
+        return f"an alternative to {twin.label}" if twin is not None else ""
 
 
 def candidates(plan: Plan) -> tuple[list[Candidate], list[ByHand]]:
@@ -80,7 +80,7 @@ def candidates(plan: Plan) -> tuple[list[Candidate], list[ByHand]]:
 
     A variable or an option is tried only where no edit does the same.
     """
-    promising: list[Candidate] = []
+    options: list[Candidate] = []
     by_hands: list[ByHand] = []
     for item in plan.items:
         if item.status == "held":
@@ -91,22 +91,22 @@ def candidates(plan: Plan) -> tuple[list[Candidate], list[ByHand]]:
                     _by_hand(item, "it changes how much a step does, so times per step cannot judge it")
                 )
             else:
-                promising.append(Candidate(replace(item, status="ready", why="")))
-        elif (made := _outside(item)) is not None:
-            promising.append(made)
+                options.append(Candidate(replace(item, status="ready", why="")))
+        elif (option := _outside(item)) is not None:
+            options.append(option)
         elif _concerns(item, plan):
             by_hands.append(_by_hand(item, item.why or "it is advice, to be followed by hand"))
-    edited = {c.item.finding.id for c in promising if c.item.change is not None}
-    tried = [c for c in promising if c.item.change is not None or c.item.finding.id not in edited]
-    return sorted(tried, key=lambda c: -c.predicted), by_hands
+    with_edits = {c.item.finding.id for c in options if c.item.change is not None}
+    queue = [c for c in options if c.item.change is not None or c.item.finding.id not in with_edits]
+    return sorted(queue, key=lambda c: -c.claim), by_hands
 
 
 def _concerns(item: PlannedFix, plan: Plan) -> bool:
     """Whether a person has to look at a fix: not where another of the same finding found its place in the scripts, and
     this one, for other scripts, found none."""
-    placed = any(i.change is not None and i.finding.id == item.finding.id for i in plan.items)
+    has_place = any(i.change is not None and i.finding.id == item.finding.id for i in plan.items)
     for_others = item.fix.framework not in ("torch", "", *plan.frameworks)
-    return not (item.status == "already" or for_others or (placed and item.status == "unresolved"))
+    return not (item.status == "already" or for_others or (has_place and item.status == "unresolved"))
 
 
 def _by_hand(item: PlannedFix, why: str) -> ByHand:

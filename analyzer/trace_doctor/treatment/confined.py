@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from trace_doctor.treatment.removal import FOLDER, Left, Mounted, empty, mount_of, remove_folder
+from trace_doctor.treatment.removal import FOLDER, Leftover, Mounted, empty, mount_of, remove_folder
 
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
@@ -40,8 +40,8 @@ class Confined:
 
     def entries(self, name: str) -> list[tuple[str, os.stat_result]]:
         """What a folder holds, with the state of each entry; of a link that is its own."""
-        with self._opened(name) as folder, os.scandir(folder) as found:
-            return [(entry.name, entry.stat(follow_symlinks=False)) for entry in found]
+        with self._descriptor(name) as folder, os.scandir(folder) as listing:
+            return [(entry.name, entry.stat(follow_symlinks=False)) for entry in listing]
 
     def state(self, name: str) -> os.stat_result | None:
         """The state of an entry, of a link its own; None where there is none."""
@@ -89,18 +89,18 @@ class Confined:
         """Takes an entry away, a folder with all that is in it, however deep."""
         with self._parent(name) as (folder, last):
             if stat.S_ISDIR(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode):
-                for left in remove_folder(folder, last):
-                    name = f"{name.removesuffix(last)}{left.name}"
-                    raise Mounted(name) if left.mounted else OSError(errno.EBUSY, f"{name}: {left.why}")
+                for one in remove_folder(folder, last):
+                    name = f"{name.removesuffix(last)}{one.name}"
+                    raise Mounted(name) if one.mounted else OSError(errno.EBUSY, f"{name}: {one.why}")
             else:
                 os.unlink(last, dir_fd=folder)
 
-    def clear(self) -> list[Left]:
+    def clear(self) -> list[Leftover]:
         """Takes everything away, as far as that can be done; what is left."""
         return empty(self._root)
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[int]:
+    def _descriptor(self, name: str) -> Iterator[int]:
         """A folder's descriptor."""
         here = os.dup(self._root)
         try:
@@ -118,7 +118,7 @@ class Confined:
     def _parent(self, name: str) -> Iterator[tuple[int, str]]:
         """The descriptor of the folder that holds an entry, and the entry's name in it."""
         *above, last = _parts(name)
-        with self._opened("/".join(above)) as folder:
+        with self._descriptor("/".join(above)) as folder:
             yield folder, last
 
 

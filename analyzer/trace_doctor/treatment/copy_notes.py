@@ -8,8 +8,8 @@ from pathlib import Path
 
 from trace_doctor.errors import printable
 from trace_doctor.reporters.units import plural
-from trace_doctor.treatment.copying import Copied
-from trace_doctor.treatment.removal import Left
+from trace_doctor.treatment.copying import CopyRecord
+from trace_doctor.treatment.removal import Leftover
 
 _NAMED = 10
 _WRITABLE = "a run can write there"
@@ -32,56 +32,59 @@ class _Kind:
 
 
 @dataclass(frozen=True)
-class Said:
-    """Lines about a copy. `beside` are the names around the project that are linked, by their folder; `overlooked` links
+class CopyNotes:
+    """Lines about a copy. `beside` are the names around the project that are linked, by their folder; `blind_spots` links
     to folders that hold too much to be compared in the end."""
 
-    copied: Copied
+    record: CopyRecord
     worktree: bool
     beside: Mapping[str, Sequence[str]]
-    overlooked: Sequence[str]
+    blind_spots: Sequence[str]
 
     def notes(self) -> list[str]:
         """A line of bounded length for each kind."""
         kind = "git work tree" if self.worktree else "copy"
-        files = plural(len(self.copied.files), "file")
-        said = f"trials run in a {kind} of {files}; no edit reaches your own files without --apply"
-        return [said, *(kind.line() for kind in self._kinds() if kind.names)]
+        files = plural(len(self.record.files), "file")
+        headline = f"trials run in a {kind} of {files}; no edit reaches your own files without --apply"
+        return [headline, *(kind.line() for kind in self._kinds() if kind.names)]
 
     def details(self) -> list[str]:
         """A line for each name."""
         return [printable(f"{kind.text}: {name}") for kind in self._kinds() for name in kind.names]
 
     def _kinds(self) -> list[_Kind]:
-        done = self.copied
-        outward = [f"{name} -> {to}" for name, to in sorted(done.outward.items())]
+        record = self.record
+        outward = [f"{name} -> {to}" for name, to in sorted(record.outward.items())]
         beside = [f"{folder.rstrip('/')}/{name}" for folder, names in self.beside.items() for name in names]
         counts = ", ".join(f"{len(names)} in {folder}" for folder, names in self.beside.items())
         return [
-            _Kind(f"linked, not copied, {_WRITABLE}", sorted(done.linked), " (--copy-data copies data)"),
+            _Kind(
+                f"linked, not copied, {_WRITABLE}", sorted(record.shared_data), " (--copy-data copies data)"
+            ),
             _Kind(f"links out of the project, {_WRITABLE}", outward),
             _Kind(f"linked beside the project, {_WRITABLE}", beside, brief=counts),
-            _Kind("virtual environments, linked", sorted(done.environments)),
-            _Kind("too many files to compare in the end", self.overlooked),
-            _Kind("left out, as what a run writes", sorted(done.left_out), " (--link NAME to have them)"),
+            _Kind("virtual environments, linked", sorted(record.environments)),
+            _Kind("too many files to compare in the end", self.blind_spots),
+            _Kind("left out, as what a run writes", sorted(record.left_out), " (--link NAME to have them)"),
             _Kind(
-                "these name your project's own path, which leads to your own files", sorted(done.scripts_with)
+                "these name your project's own path, which leads to your own files",
+                sorted(record.own_path_names),
             ),
-            _Kind("not readable, left out", sorted(done.unreadable)),
-            _Kind("pipes, sockets and devices, left out", sorted(done.special)),
-            _Kind("changed while it was copied", sorted(done.unsettled)),
+            _Kind("not readable, left out", sorted(record.unreadable)),
+            _Kind("pipes, sockets and devices, left out", sorted(record.special)),
+            _Kind("changed while it was copied", sorted(record.unstable)),
         ]
 
 
-def remains(folder: Path, left: Sequence[Left], worktree: bool) -> list[str]:
+def remains(folder: Path, leftovers: Sequence[Leftover], worktree: bool) -> list[str]:
     """What is left of a copy in the end, and how it is tidied up."""
-    mounted = [str(folder / one.name) for one in left if one.mounted]
-    stuck = [f"{folder / one.name} ({one.why})" for one in left if not one.mounted]
+    mounts = [str(folder / one.name) for one in leftovers if one.mounted]
+    stuck = [f"{folder / one.name} ({one.why})" for one in leftovers if not one.mounted]
     then = f"delete {folder}" + (", then run `git worktree prune`" if worktree else "")
     kinds = [
         _Kind(
             "a run has mounted something in the copy, which is left",
-            mounted,
+            mounts,
             f"; unmount it before you {then}",
         ),
         _Kind("could not be deleted", stuck, f"; {then}"),

@@ -61,7 +61,7 @@ def looks_written(name: str) -> bool:
 
 
 @dataclass
-class Copied:
+class CopyRecord:
     """What was done with the entries of a folder; names are relative to it, with forward slashes."""
 
     files: dict[str, State] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Copied:
     links: dict[str, str] = field(default_factory=dict)
     """links in the copy -> what they point to"""
     folders: set[str] = field(default_factory=set)
-    linked: list[str] = field(default_factory=list)
+    shared_data: list[str] = field(default_factory=list)
     """large files and folders that the copy shares with the original"""
     environments: list[str] = field(default_factory=list)
     """virtual environments that the copy shares with the original"""
@@ -81,15 +81,15 @@ class Copied:
     unreadable: list[str] = field(default_factory=list)
     special: list[str] = field(default_factory=list)
     """sockets, pipes and devices"""
-    unsettled: list[str] = field(default_factory=list)
+    unstable: list[str] = field(default_factory=list)
     """files that changed each time they were copied"""
-    scripts_with: set[str] = field(default_factory=set)
+    own_path_names: set[str] = field(default_factory=set)
     """scripts and configuration in which the absolute path of the project is written"""
 
 
 def copy_tree(
     source: Path, tree: Confined, at: str, routes: Routes, *, link: Collection[str] = (), data: bool = False
-) -> Copied:
+) -> CopyRecord:
     """Copies a folder to the folder `at` of a tree, which exists. `link` names files and folders of it that are linked
     whatever they look like; `data`: files and folders of data are copied as well.
 
@@ -100,7 +100,7 @@ def copy_tree(
         copy.run()
     except OSError as error:
         raise UsageError(f"cannot copy {source}: {error.strerror}") from None
-    return copy.done
+    return copy.record
 
 
 def _link_name(name: str, source: Path) -> str:
@@ -118,7 +118,7 @@ class _Copy:
     routes: Routes
     link: frozenset[str]
     data: bool
-    done: Copied = field(default_factory=Copied)
+    record: CopyRecord = field(default_factory=CopyRecord)
     _later: list[tuple[str, int]] = field(default_factory=list)
     """data that is to be copied when it is known that there is room: names and bytes"""
 
@@ -142,7 +142,7 @@ class _Copy:
             try:
                 entries = sorted(os.scandir(self.source / folder), key=lambda e: e.name)
             except OSError:
-                self.done.unreadable.append(folder or ".")
+                self.record.unreadable.append(folder or ".")
                 continue
             for entry in entries:
                 name = f"{folder}/{entry.name}" if folder else entry.name
@@ -164,13 +164,13 @@ class _Copy:
                 return kind
             path = Path(entry.path)
             if os.path.exists(path / "pyvenv.cfg"):
-                self.done.environments.append(name)
+                self.record.environments.append(name)
                 self._link_to(name, str(path))
                 return None
             data = _is_data(path) if kind == "project" else False
             return self._large(name) if data else "project" if data is None else "small"
         elif not entry.is_file(follow_symlinks=False):
-            self.done.special.append(name)
+            self.record.special.append(name)
         elif kind == "linked":
             self._link_to(name, entry.path)
         elif kind != "data" and entry.stat(follow_symlinks=False).st_size > LARGE_FILE:
@@ -182,7 +182,7 @@ class _Copy:
     def _large(self, name: str) -> _Kind | None:
         path = self.source / name
         if looks_written(path.name):
-            self.done.left_out.append(name)
+            self.record.left_out.append(name)
             if path.is_dir():
                 self._make(name)
             return None
@@ -196,9 +196,9 @@ class _Copy:
         path = self.source / name
         final = os.path.realpath(path)
         if self.routes.within(final):
-            self.done.linked.append(name)
+            self.record.shared_data.append(name)
         else:
-            self.done.outward[name] = final
+            self.record.outward[name] = final
         if path.is_dir() and not path.is_symlink() and self._leads_back(path):
             return "linked"
         self._link_to(name, final)
@@ -217,46 +217,46 @@ class _Copy:
         path = self.source / name
         where = os.readlink(path)
         absolute = os.path.join(path.parent, where)
-        final, led = self.routes.final(absolute), self.routes.led(absolute, around=True)
+        final, target = self.routes.final(absolute), self.routes.into_copy(absolute, around=True)
         straight = os.path.normpath(self.routes.inside(path.parent) / where)
-        if not os.path.isabs(where) and _stays(where, name) and led in (None, straight):
+        if not os.path.isabs(where) and _stays(where, name) and target in (None, straight):
             self._link_to(name, where)
-        elif led is not None:
-            self._link_to(name, led)
+        elif target is not None:
+            self._link_to(name, target)
         elif not looks_written(path.name):
             self._link_to(name, where if os.path.isabs(where) else final)
         else:
-            self.done.left_out.append(name)
+            self.record.left_out.append(name)
             if os.path.isdir(final):
                 self._make(name)
             return
         if not self.routes.within(final):
-            self.done.outward[name] = final
+            self.record.outward[name] = final
 
     def _file(self, name: str) -> None:
         to = f"{self.at}/{name}"
         for attempt in range(_ATTEMPTS):
             if attempt:
                 self.tree.remove(to)
-            if copy_file(self.source, name, self.tree, to, self.done):
+            if copy_file(self.source, name, self.tree, to, self.record):
                 break
         else:
-            self.done.unsettled.append(name)
+            self.record.unstable.append(name)
 
     def _make(self, name: str) -> None:
         self.tree.make_folder(f"{self.at}/{name}")
-        self.done.folders.add(name)
+        self.record.folders.add(name)
 
     def _link_to(self, name: str, where: str) -> None:
         self.tree.make_link(f"{self.at}/{name}", where)
-        self.done.links[name] = where
+        self.record.links[name] = where
 
-    def _room(self, needed: int) -> None:
+    def _room(self, demand: int) -> None:
         folder = self.routes.inside(self.source)
         free = shutil.disk_usage(folder).free
-        if needed > free and not self._clones(max(self._later, key=lambda item: item[1])[0]):
+        if demand > free and not self._clones(max(self._later, key=lambda item: item[1])[0]):
             raise UsageError(
-                f"--copy-data: {size(needed)} of data, and {size(free)} are free where the copy is made; "
+                f"--copy-data: {size(demand)} of data, and {size(free)} are free where the copy is made; "
                 "--scratch DIR makes it elsewhere"
             )
 
@@ -265,7 +265,7 @@ class _Copy:
         files = (p for p, e in walk(self.source / name) if e.is_file(follow_symlinks=False))
         one = self.source / name / next(files, "")
         with suppress(OSError), open_unlinked(one) as file, self.tree.new_file(".probe") as copy:
-            return _cloned(file, copy)
+            return _clone(file, copy)
         return False
 
 
@@ -276,7 +276,7 @@ def _stays(where: str, name: str) -> bool:
     return ".." not in parts[ups:] and ups <= name.count("/")
 
 
-def copy_file(root: Path, name: str, tree: Confined, to: str, copied: Copied) -> bool:
+def copy_file(root: Path, name: str, tree: Confined, to: str, record: CopyRecord) -> bool:
     """Copies one file with its mode and times; False where it changed meanwhile, so that the copy may be of no moment.
 
     No link is followed on either side. What cannot be read is only noted. Raises OSError where the copy cannot be written.
@@ -288,28 +288,28 @@ def copy_file(root: Path, name: str, tree: Confined, to: str, copied: Copied) ->
             with tree.new_file(to) as copy:
                 if data is not None:
                     copy.write(data)
-                elif not _cloned(file, copy):
+                elif not _clone(file, copy):
                     _copy_bytes(file, copy, before.st_size)
                 copy.flush()
                 os.utime(copy.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
                 os.fchmod(copy.fileno(), stat.S_IMODE(before.st_mode))
-            settled = stamp(os.fstat(file.fileno())) == stamp(before)
+            is_stable = stamp(os.fstat(file.fileno())) == stamp(before)
     except OSError as error:
         if error.errno in _OURS_TO_TELL:
             raise
-        copied.unreadable.append(name)
+        record.unreadable.append(name)
         with suppress(OSError):
             tree.remove(to)
         return True
-    made = tree.state(to)
-    if made is None:
+    info = tree.state(to)
+    if info is None:
         raise OSError(errno.ENOENT, "the copy was taken away")
-    copied.files[name] = state(made)
-    copied.originals[name] = stamp(before) if data is None else digest(data, before.st_mode)
+    record.files[name] = state(info)
+    record.originals[name] = stamp(before) if data is None else digest(data, before.st_mode)
     if data is not None and os.fsencode(root) in data:
         text = data.decode("utf-8", "surrogateescape")
-        copied.scripts_with |= {name} if mention(str(root)).search(text) else set()
-    return settled
+        record.own_path_names |= {name} if mention(str(root)).search(text) else set()
+    return is_stable
 
 
 def _copy_bytes(file: BinaryIO, copy: BinaryIO, count: int) -> None:
@@ -360,7 +360,7 @@ def _bytes(path: Path) -> int:
 _FICLONE = 0x40049409
 
 
-def _cloned(file: BinaryIO, copy: BinaryIO) -> bool:
+def _clone(file: BinaryIO, copy: BinaryIO) -> bool:
     """Copies by sharing blocks until one side writes, where the file system can (btrfs, xfs)."""
     try:
         import fcntl

@@ -17,17 +17,17 @@ _MOST = 1 << 20
 
 def in_place(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> list[str]:
     """Folders that the command's Python imports from because something is installed in place; they may lie anywhere."""
-    found: dict[str, None] = {}
+    folders: dict[str, None] = {}
     for packages in _site_packages(command, cwd, environment):
         for name in sorted(os.listdir(packages)):
             path = packages / name
             if path.name.endswith(".pth"):
-                found |= dict.fromkeys(line for line in _text(path).splitlines() if os.path.isabs(line))
+                folders |= dict.fromkeys(line for line in _text(path).splitlines() if os.path.isabs(line))
             elif path.name.startswith("__editable__") and path.name.endswith("finder.py"):
-                found |= dict.fromkeys(os.path.dirname(folder) for folder in _mapped(_text(path)))
+                folders |= dict.fromkeys(os.path.dirname(folder) for folder in _package_folders(_text(path)))
             elif path.is_symlink():
-                found[os.path.dirname(os.path.realpath(path))] = None
-    return list(found)
+                folders[os.path.dirname(os.path.realpath(path))] = None
+    return list(folders)
 
 
 def _site_packages(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> Iterator[Path]:
@@ -49,13 +49,13 @@ def _text(path: Path) -> str:
     return ""
 
 
-def _mapped(text: str) -> Iterator[str]:
+def _package_folders(text: str) -> Iterator[str]:
     """The folders of the packages that a finder of setuptools knows: the values of its `MAPPING`."""
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         for node in ast.parse(text).body:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             if any(isinstance(t, ast.Name) and t.id == "MAPPING" for t in targets):
-                known = ast.literal_eval(getattr(node, "value", ast.Dict([], [])))
+                mapping = ast.literal_eval(getattr(node, "value", ast.Dict([], [])))
                 yield from (
-                    (v for v in known.values() if isinstance(v, str)) if isinstance(known, dict) else ()
+                    (v for v in mapping.values() if isinstance(v, str)) if isinstance(mapping, dict) else ()
                 )

@@ -44,7 +44,7 @@ class Steps:
     """Which steps every plain run takes: so many to warm up, then so many that count."""
 
     warmup: int
-    timed: int
+    timing: int
     by: Figure = "median"
 
 
@@ -74,7 +74,7 @@ class CommandRunner:
         self._max_seconds = max_seconds
         self._numbers = count(1)
         self._say = say
-        self.left = 0
+        self.leftover_processes = 0
         """processes that runs have left running, and that were ended"""
         self.steps = Steps(0, 1)
 
@@ -85,12 +85,12 @@ class CommandRunner:
         else:
             folder = self._recordings / name
             folder.mkdir(parents=True)
-        recorded = self._run(setup, self._options(folder))
-        if not recorded.steps:
-            why = "".join(f"; {warning}" for warning in recorded.warnings[:1])
+        outcome = self._run(setup, self._options(folder))
+        if not outcome.steps:
+            why = "".join(f"; {warning}" for warning in outcome.warnings[:1])
             raise RunFailed(f"no step was seen: no optimizer step, and no call of a module{why}")
         if name == "before":
-            self._settle(recorded)
+            self._settle(outcome)
         return folder
 
     def time(self, setup: Setup) -> Measured:
@@ -103,23 +103,23 @@ class CommandRunner:
             phases=("warmup", "timing"),
             warmup_steps=steps.warmup,
             max_warmup_steps=steps.warmup,
-            timing_steps=steps.timed,
-            max_steps=steps.warmup + steps.timed + _LEAD,
+            timing_steps=steps.timing,
+            max_steps=steps.warmup + steps.timing + _LEAD,
         )
-        recorded = self._run(setup, options)
+        outcome = self._run(setup, options)
         self._scratch.drop_folder(name)
-        rows = [(rank, step) for rank, taken in recorded.steps.items() for step in taken]
-        timed = {(rank, s.step): s.milliseconds * 1e3 for rank, s in rows if s.phase == "timing"}
-        if len(timed) < steps.timed * len(recorded.steps) or not timed:
-            taken = max((s.step for _, s in rows), default=-1) + 1
-            late = f", stopped after {recorded.seconds:.0f} s" if recorded.stopped_by_us else ""
-            why = "".join(f"; {warning}" for warning in recorded.warnings[:2])
-            wanted = steps.warmup + steps.timed
+        rows = [(rank, step) for rank, rank_steps in outcome.steps.items() for step in rank_steps]
+        times = {(rank, s.step): s.milliseconds * 1e3 for rank, s in rows if s.phase == "timing"}
+        if len(times) < steps.timing * len(outcome.steps) or not times:
+            number = max((s.step for _, s in rows), default=-1) + 1
+            late = f", stopped after {outcome.seconds:.0f} s" if outcome.stopped_by_us else ""
+            why = "".join(f"; {warning}" for warning in outcome.warnings[:2])
+            total = steps.warmup + steps.timing
             fewer = "" if late else "; --max-steps says how many to time"
-            raise RunFailed(f"it has only {taken} of {wanted} steps{late}{fewer}{why}")
+            raise RunFailed(f"it has only {number} of {total} steps{late}{fewer}{why}")
         losses = {(rank, s.step): s.loss for rank, s in rows if s.loss is not None}
-        waited = max(recorded.waited_for_cpu.values(), default=None)
-        return Measured(timed, losses, _peak(recorded), steps.by, waited)
+        wait = max(outcome.waited_for_cpu.values(), default=None)
+        return Measured(times, losses, _peak(outcome), steps.by, wait)
 
     def pilot(self, setup: Setup) -> Measured:
         """The first plain run: whether the script can be timed at all, and by which figure."""
@@ -131,21 +131,21 @@ class CommandRunner:
     def _options(self, folder: Path) -> RecordOptions:
         return RecordOptions(folder=str(folder), max_seconds=self._max_seconds, step_every=self._step_every)
 
-    def _settle(self, recorded: Recorded) -> None:
+    def _settle(self, outcome: Recorded) -> None:
         """The warm-up that the recording found, and as many steps as the script has, within what was asked for."""
-        steps = min(recorded.steps.values(), key=len)
+        steps = min(outcome.steps.values(), key=len)
         there = max(s.step for s in steps) + 1
         first = min((s.step for s in steps if s.phase != "warmup"), default=there)
-        wanted = self._max_steps or _enough(s.milliseconds for s in steps if s.phase == "timing")
-        most = wanted if recorded.stopped_by_us else min(wanted, there)
+        limit = self._max_steps or _enough(s.milliseconds for s in steps if s.phase == "timing")
+        most = limit if outcome.stopped_by_us else min(limit, there)
         warmup = max(1, min(first, most // 2))
         self.steps = Steps(warmup, max(most - warmup, 1))
-        self._max_seconds = min(self._max_seconds, max(_LEAST_SECONDS, _PATIENCE * recorded.seconds))
+        self._max_seconds = min(self._max_seconds, max(_LEAST_SECONDS, _PATIENCE * outcome.seconds))
 
     def _run(self, setup: Setup, options: RecordOptions) -> Recorded:
         """Raises RunFailed where the command fails, with what it said last."""
         self._scratch.prepare(setup.files())
-        recorded = record_command(
+        outcome = record_command(
             [*self._command, *setup.arguments],
             options,
             cwd=self._scratch.cwd,
@@ -153,24 +153,24 @@ class CommandRunner:
             quiet_output=True,
             leave_nothing=True,
         )
-        if recorded.left and not self.left:
-            self._say(left_running(recorded.left))
-        self.left += recorded.left
-        if recorded.told == signal.SIGINT:
+        if outcome.left and not self.leftover_processes:
+            self._say(leftover_note(outcome.left))
+        self.leftover_processes += outcome.left
+        if outcome.told == signal.SIGINT:
             raise KeyboardInterrupt
-        if recorded.told in _TO_LEAVE:
-            raise SystemExit(128 + recorded.told)
-        code = recorded.exit_code
-        if recorded.stopped_by_us and not recorded.steps:
-            raise RunFailed(f"no step in {recorded.seconds:.0f} s, then it was stopped")
-        if code and not recorded.empty:
+        if outcome.told in _TO_LEAVE:
+            raise SystemExit(128 + outcome.told)
+        code = outcome.exit_code
+        if outcome.stopped_by_us and not outcome.steps:
+            raise RunFailed(f"no step in {outcome.seconds:.0f} s, then it was stopped")
+        if code and not outcome.empty:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             log = Path(options.folder) / OUTPUT_FILE
             raise RunFailed(how + _last_words(log, self._command, self._environment))
-        return recorded
+        return outcome
 
 
-def left_running(count: int) -> str:
+def leftover_note(count: int) -> str:
     """What is said of processes that outlived their run."""
     return f"the command left {plural(count, 'process', 'processes')} running, which {'was' if count == 1 else 'were'} ended"
 
@@ -184,8 +184,8 @@ def _enough(milliseconds: Iterable[float]) -> int:
 
 def _last_words(log: Path, command: Sequence[str], environment: Mapping[str, str]) -> str:
     """What a failed command said of its failure, without secrets and then cut to be short."""
-    said = one_line(without_secrets(_of_failure(log), command, environment))
-    return f": {said[:_LONGEST_WORDS]}" if said else ""
+    words = one_line(without_secrets(_of_failure(log), command, environment))
+    return f": {words[:_LONGEST_WORDS]}" if words else ""
 
 
 def _of_failure(log: Path) -> str:
@@ -197,16 +197,16 @@ def _of_failure(log: Path) -> str:
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return ""
-    raised = [found[1] for line in lines if (found := _RAISED.fullmatch(line.rstrip()))]
-    own = [line for line in raised if _OF_LAUNCHER not in line]
+    exceptions = [match[1] for line in lines if (match := _RAISED.fullmatch(line.rstrip()))]
+    own = [line for line in exceptions if _OF_LAUNCHER not in line]
     if own:
-        return own[0] if len(own) < len(raised) else own[-1]
+        return own[0] if len(own) < len(exceptions) else own[-1]
     return next((line for line in reversed(lines) if any(map(str.isalnum, line))), "")
 
 
-def _peak(recorded: Recorded) -> int | None:
+def _peak(outcome: Recorded) -> int | None:
     """The highest peak of any rank's device, where all ranks tell it."""
-    ranks = recorded.recording.ranks.values() if recorded.recording else ()
+    ranks = outcome.recording.ranks.values() if outcome.recording else ()
     peaks = [rank.peak_allocated_bytes for rank in ranks]
-    known = [p for p in peaks if p]
-    return max(known) if known and len(known) == len(peaks) else None
+    nonzero = [p for p in peaks if p]
+    return max(nonzero) if nonzero and len(nonzero) == len(peaks) else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trace_doctor.model.treatment import Attempt, Effects, Fate
-from trace_doctor.treatment.acceptance import judged
+from trace_doctor.treatment.acceptance import judge
 from trace_doctor.treatment.candidates import Candidate, Setup
 from trace_doctor.treatment.measurement import RunFailed
 from trace_doctor.treatment.trial import Clock, OutOfTime, Rules, Runner, Trial
@@ -28,7 +28,7 @@ class Loop:
     attempts: list[Attempt] = field(default_factory=list)
     together: Effects = NOTHING_SHOWN
     confirmed: bool | None = None
-    _rejected: list[Candidate] = field(default_factory=list)
+    _rejects: list[Candidate] = field(default_factory=list)
 
     def run(self, queue: Sequence[Candidate], max_trials: int | None = None) -> None:
         """Tries all; then, where several were kept, the script as it was against the script with all of them.
@@ -38,11 +38,11 @@ class Loop:
         start = self.setup
         trials = 0
         for position, candidate in enumerate(queue):
-            refused = self._refused(candidate)
-            if not refused and max_trials is not None and trials >= max_trials:
-                refused = "not tried: --max-trials is reached"
-            if refused:
-                self._note(candidate, "not_tried", refused)
+            refusal = self._refusal(candidate)
+            if not refusal and max_trials is not None and trials >= max_trials:
+                refusal = "not tried: --max-trials is reached"
+            if refusal:
+                self._note(candidate, "not_tried", refusal)
                 continue
             trials += 1
             try:
@@ -50,13 +50,13 @@ class Loop:
             except OutOfTime:
                 for rest in queue[position + 1 :]:
                     self._note(
-                        rest, "not_tried", self._refused(rest) or "not tried: --max-seconds is used up"
+                        rest, "not_tried", self._refusal(rest) or "not tried: --max-seconds is used up"
                     )
                 break
         self._confirm(start)
 
-    def _refused(self, candidate: Candidate) -> str:
-        twin = next((c for c in self._rejected if _same_edit(c, candidate)), None)
+    def _refusal(self, candidate: Candidate) -> str:
+        twin = next((c for c in self._rejects if _same_edit(c, candidate)), None)
         if twin is not None:
             return f"the same edit as {twin.label}, which was rejected"
         return self.setup.refuses(candidate)
@@ -68,31 +68,31 @@ class Loop:
             trial.run(self.runner, self.setup, self.setup.with_(candidate), self.clock)
         except RunFailed as failure:
             reason = f"could not be measured: the script fails without it: {failure}"
-            self._tried(candidate, "rejected", reason, trial, began)
+            self._conclude(candidate, "rejected", reason, trial, began)
             return
         except OutOfTime:
-            self._tried(candidate, "not_tried", "not decided: --max-seconds is used up", trial, began)
+            self._conclude(candidate, "not_tried", "not decided: --max-seconds is used up", trial, began)
             raise
         except BaseException:
-            self._tried(candidate, "not_tried", "not decided: interrupted", trial, began)
+            self._conclude(candidate, "not_tried", "not decided: interrupted", trial, began)
             raise
-        kept, reason = judged(trial)
-        self._tried(candidate, "kept" if kept else "rejected", reason, trial, began)
-        if kept:
+        is_better, reason = judge(trial)
+        self._conclude(candidate, "kept" if is_better else "rejected", reason, trial, began)
+        if is_better:
             self.setup = self.setup.with_(candidate)
         else:
-            self._rejected.append(candidate)
+            self._rejects.append(candidate)
 
     def _confirm(self, start: Setup) -> None:
         """Fixes that were picked by their runs look better in those than they are; fresh runs do not."""
-        chosen = self.setup.chosen
-        if len(chosen) == 1:
+        fixes = self.setup.fixes
+        if len(fixes) == 1:
             [self.together] = [a.effects for a in self.attempts if a.fate == "kept"]
             return
-        if not chosen:
+        if not fixes:
             return
-        self.say(f"all {len(chosen)} that helped, together, against the script as it was")
-        safe = all(c.item.safety == "safe" for c in chosen)
+        self.say(f"all {len(fixes)} that helped, together, against the script as it was")
+        safe = all(c.item.safety == "safe" for c in fixes)
         trial = Trial(self.rules, "safe" if safe else "unsafe")
         try:
             trial.run(self.runner, start, self.setup, self.clock)
@@ -100,10 +100,10 @@ class Loop:
             self.together = trial.effects()
             return
         self.together = trial.effects()
-        self.confirmed, reason = judged(trial)
+        self.confirmed, reason = judge(trial)
         self.say(f"    {'confirmed' if self.confirmed else 'NOT confirmed'}: {reason}")
 
-    def _tried(self, candidate: Candidate, fate: Fate, reason: str, trial: Trial, began: float) -> None:
+    def _conclude(self, candidate: Candidate, fate: Fate, reason: str, trial: Trial, began: float) -> None:
         seconds = round(self.clock.spent() - began, 1)
         self._note(candidate, fate, reason, trial.effects(), seconds)
         self.say(f"    {fate.replace('_', ' ')}: {reason}")

@@ -38,19 +38,19 @@ def agreement(
         default=0.0,
     )
     distance = max(min(_distance(a, b) for a in old) for b in new)
-    allowed = own * 2 + (tolerance if safety != "safe" else 0.0)
+    limit = own * 2 + (tolerance if safety != "safe" else 0.0)
     repeats = "" if own == 0 else f"; runs of the script as it was differ by {own:.2g} among themselves"
-    if distance <= allowed:
-        how = f"differ by {distance:.2g} on average, at most {allowed:.2g} is allowed{repeats}"
+    if distance <= limit:
+        how = f"differ by {distance:.2g} on average, at most {limit:.2g} is allowed{repeats}"
         return LossCheck(verdict="close", steps=len(steps), distance=distance, own=own, how=how)
     first = next(s for s, a, b in zip(steps, old[0], new[0], strict=True) if not _same([a], [b]))
     at = f"from step {first[1]} on"
-    wanted = (
+    demand = (
         "must be the same bit by bit"
         if safety == "safe" and own == 0
-        else f"at most {allowed:.2g} is allowed{' (--loss-tolerance)' if safety != 'safe' else ''}"
+        else f"at most {limit:.2g} is allowed{' (--loss-tolerance)' if safety != 'safe' else ''}"
     )
-    how = f"differ by {distance:.2g} on average, {at}; {wanted}{repeats}"
+    how = f"differ by {distance:.2g} on average, {at}; {demand}{repeats}"
     return LossCheck(verdict="differ", steps=len(steps), distance=distance, own=own, how=how)
 
 

@@ -25,36 +25,36 @@ _SYSTEM = ("/proc", "/sys", "/dev/")
 class Originals:
     """The files of a project, and those that links of it lead to, as they are now.
 
-    `copied` are the states of files when they were copied: of scripts and configuration their hashes. `behind` names what a
+    `stamps` are the states of files when they were copied: of scripts and configuration their hashes. `behind` names what a
     run can write through a link, with where it leads if that is outside of the project. `ours` are folders that we write;
     what they lie in is the user's, but for being made for them.
     """
 
     root: Path
-    copied: Mapping[str, Stamp]
+    stamps: Mapping[str, Stamp]
     behind: Mapping[str, str | None]
     ours: list[Path] = field(default_factory=list)
-    overlooked: list[str] = field(default_factory=list)
+    blind_spots: list[str] = field(default_factory=list)
     """links to folders outside that hold too much to be compared"""
     of_other_treats: list[str] = field(default_factory=list)
     """patches and pages that another `treat` of the project wrote meanwhile, by the last look: no run makes those, and they are
     no files of the user's"""
 
     def __post_init__(self) -> None:
-        self._before = {**self._now(MOST_OUTSIDE), **self.copied}
+        self._before = {**self._now(MOST_OUTSIDE), **self.stamps}
 
     def changes(self) -> list[FileChange]:
         """What is not as it was, sorted by name; of a folder that came or went the folder alone."""
         now = self._now()
-        for name, was in self.copied.items():
+        for name, was in self.stamps.items():
             if isinstance(was, bytes) and name in now:
                 now[name] = self._digest(name) or now[name]
         names = sorted(n for n in self._before.keys() | now.keys() if self._before.get(n) != now.get(n))
         ours = _output_files() if names else set()
-        found: dict[str, FileChange] = {}
+        by_name: dict[str, FileChange] = {}
         self.of_other_treats = []
         for name in names:
-            above = next((f for f in _above(name) if f in found and found[f].how != "changed"), None)
+            above = next((f for f in _above(name) if f in by_name and by_name[f].how != "changed"), None)
             how: How = "created" if name not in self._before else "changed" if name in now else "deleted"
             if above is not None or self._identity(name) in ours or self._is_ours(name, how):
                 continue
@@ -62,14 +62,14 @@ class Originals:
                 self.of_other_treats.append(printable(name))
             else:
                 through = next((link for link in self.behind if _lies_behind(name, link)), "")
-                found[name] = FileChange(name=printable(name), how=how, through=printable(through))
-        return list(found.values())
+                by_name[name] = FileChange(name=printable(name), how=how, through=printable(through))
+        return list(by_name.values())
 
     def _now(self, most: float = inf) -> dict[str, Stamp]:
-        found, left = dict(self._below(self.root, "")), most
+        stamps, room = dict(self._below(self.root, "")), most
         visited: set[str] = set()
         for link, target in self.behind.items():
-            if target is None or target in visited or link in self.overlooked or self._not_data(target):
+            if target is None or target in visited or link in self.blind_spots or self._not_data(target):
                 continue
             visited.add(target)
             states: dict[str, Stamp] = {}
@@ -77,13 +77,13 @@ class Originals:
                 states[_as_file(link, target)] = stamp(os.stat(target))
             for name, state in self._below(Path(target), f"{link}/"):
                 states[name] = state
-                if len(states) > left:
-                    self.overlooked.append(link)
+                if len(states) > room:
+                    self.blind_spots.append(link)
                     break
             else:
-                left -= len(states)
-                found.update(states)
-        return found
+                room -= len(states)
+                stamps.update(states)
+        return stamps
 
     def _not_data(self, target: str) -> bool:
         """What holds the project would be the whole disk; what the system makes up is never as it was."""
@@ -146,17 +146,17 @@ def _above(name: str) -> Iterator[str]:
 
 def _output_files() -> set[tuple[int, int]]:
     """Files that get what we say ourselves: our output led into a file, also through a pipe (`| tee FILE`)."""
-    found = set()
+    identities = set()
     pipes = set()
     for number in (1, 2):
         with suppress(OSError):
             info = os.fstat(number)
-            found |= {(info.st_dev, info.st_ino)} if stat.S_ISREG(info.st_mode) else set()
+            identities |= {(info.st_dev, info.st_ino)} if stat.S_ISREG(info.st_mode) else set()
             pipes |= {(info.st_dev, info.st_ino)} if stat.S_ISFIFO(info.st_mode) else set()
     for process in Path("/proc").glob("[0-9]*/fd") if pipes else ():
         with suppress(OSError):
-            given = (process / "0").stat()
-            if (given.st_dev, given.st_ino) in pipes:
-                files = [held.stat() for held in process.iterdir()]
-                found |= {(f.st_dev, f.st_ino) for f in files if stat.S_ISREG(f.st_mode)}
-    return found
+            stdin = (process / "0").stat()
+            if (stdin.st_dev, stdin.st_ino) in pipes:
+                files = [entry.stat() for entry in process.iterdir()]
+                identities |= {(f.st_dev, f.st_ino) for f in files if stat.S_ISREG(f.st_mode)}
+    return identities

@@ -26,7 +26,7 @@ class Mounted(OSError):
 
 
 @dataclass(frozen=True)
-class Left:
+class Leftover:
     """What was not deleted: its name in the folder that was to go, and why."""
 
     name: str
@@ -34,55 +34,55 @@ class Left:
     mounted: bool
 
 
-def mount_of(opened: int) -> Mount:
+def mount_of(descriptor: int) -> Mount:
     """Where an open file or folder is mounted: its device and, where Linux tells it, the number of the mount. That alone
     tells what is mounted from another place of the same device."""
-    device, said = None, b""
+    device, text = None, b""
     with suppress(OSError):  # the program behind a mount may be gone
-        device = os.fstat(opened).st_dev
+        device = os.fstat(descriptor).st_dev
     with suppress(OSError):
-        told = os.open(f"/proc/self/fdinfo/{opened}", os.O_RDONLY)
+        info = os.open(f"/proc/self/fdinfo/{descriptor}", os.O_RDONLY)
         try:
-            said = os.read(told, 4096)
+            text = os.read(info, 4096)
         finally:
-            os.close(told)
-    number = _MOUNT.search(said)
+            os.close(info)
+    number = _MOUNT.search(text)
     return device, number[1] if number else b""
 
 
-def remove_folder(parent: int, name: str) -> list[Left]:
+def remove_folder(parent: int, name: str) -> list[Leftover]:
     """Takes a folder away with all that is in it, however deep; what is left of it."""
     try:
         here = _own_folder(parent, name, mount_of(parent))
     except OSError as error:
-        return [_left(parent, name, name, error, mount_of(parent))]
+        return [_leftover(parent, name, name, error, mount_of(parent))]
     try:
-        left = empty(here)
+        leftovers = empty(here)
     finally:
         os.close(here)
-    if left:
-        return [replace(one, name=f"{name}/{one.name}") for one in left]
+    if leftovers:
+        return [replace(one, name=f"{name}/{one.name}") for one in leftovers]
     try:
         os.rmdir(name, dir_fd=parent)
     except OSError as error:
-        return [_left(parent, name, name, error, mount_of(parent))]
+        return [_leftover(parent, name, name, error, mount_of(parent))]
     return []
 
 
-def empty(here: int) -> list[Left]:
+def empty(here: int) -> list[Leftover]:
     """Deletes all that is in an open folder; what is left."""
-    lefts: list[Left] = []
+    leftovers: list[Leftover] = []
     for _ in range(_PASSES):
-        lefts = _pass(here)
-        if all(one.mounted for one in lefts) if lefts else not os.listdir(here):
+        leftovers = _pass(here)
+        if all(one.mounted for one in leftovers) if leftovers else not os.listdir(here):
             break
-    return lefts
+    return leftovers
 
 
-def _pass(here: int) -> list[Left]:
+def _pass(here: int) -> list[Leftover]:
     """Folders in it are moved up beside each other first: neither the stack nor the descriptors grow with the depth."""
-    mount, moved = mount_of(here), 0
-    lefts: list[Left] = []
+    mount, number = mount_of(here), 0
+    leftovers: list[Leftover] = []
     todo = os.listdir(here)
     while todo:
         one = todo.pop()
@@ -92,31 +92,31 @@ def _pass(here: int) -> list[Left]:
                 continue
             inner = _own_folder(here, one, mount)
         except OSError as error:
-            lefts.append(_left(here, one, one, error, mount))
+            leftovers.append(_leftover(here, one, one, error, mount))
             continue
-        stays = len(lefts)
+        stays = len(leftovers)
         try:
             for name in os.listdir(inner):
                 try:
                     if not _is_folder(inner, name):
                         os.unlink(name, dir_fd=inner)
                         continue
-                    to, moved = _free_name(here, moved)
+                    to, number = _free_name(here, number)
                     os.rename(name, to, src_dir_fd=inner, dst_dir_fd=here)
                     todo.append(to)
                 except OSError as error:
-                    lefts.append(_left(inner, name, f"{one}/{name}", error, mount))
+                    leftovers.append(_leftover(inner, name, f"{one}/{name}", error, mount))
         finally:
             os.close(inner)
-        if len(lefts) == stays:
+        if len(leftovers) == stays:
             try:
                 os.rmdir(one, dir_fd=here)
             except OSError as error:
-                lefts.append(_left(here, one, one, error, mount))
-    return lefts
+                leftovers.append(_leftover(here, one, one, error, mount))
+    return leftovers
 
 
-def _left(parent: int, name: str, told: str, error: OSError, mount: Mount) -> Left:
+def _leftover(parent: int, name: str, label: str, error: OSError, mount: Mount) -> Leftover:
     mounted = isinstance(error, Mounted)
     if not mounted:
         with suppress(OSError):
@@ -126,7 +126,7 @@ def _left(parent: int, name: str, told: str, error: OSError, mount: Mount) -> Le
                 mounted = number != mount[1] if number else device not in (None, mount[0])
             finally:
                 os.close(itself)
-    return Left(told, error.strerror or str(error), mounted)
+    return Leftover(label, error.strerror or str(error), mounted)
 
 
 def _is_folder(parent: int, name: str) -> bool:

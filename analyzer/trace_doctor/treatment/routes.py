@@ -17,7 +17,7 @@ class Routes:
     def __init__(self, original: Path, base: Path, copy: Path, around: Iterable[Path] = ()) -> None:
         self.original, self._base, self._copy = original, base, copy
         self._around = {str(folder) for folder in around}
-        self._spelled = {str(original): str(self.inside(original))}
+        self._spellings = {str(original): str(self.inside(original))}
         self._links: dict[str, str | None] = {}
 
     def inside(self, path: Path) -> Path:
@@ -31,7 +31,7 @@ class Routes:
         for folder in [*reversed(path.parents), path]:
             real = Path(os.path.realpath(folder))
             if self.within(str(real)):
-                self._spelled[str(folder)] = str(self.inside(real))
+                self._spellings[str(folder)] = str(self.inside(real))
                 return
 
     def within(self, path: str) -> bool:
@@ -41,15 +41,15 @@ class Routes:
 
     def final(self, path: str) -> str:
         """Where an absolute path ends in the original, all links followed."""
-        return self._followed(path)[0]
+        return self._follow(path)[0]
 
-    def led(self, path: str, *, around: bool = False) -> str | None:
+    def into_copy(self, path: str, *, around: bool = False) -> str | None:
         """An absolute path as a path of the copy, through the links of the copy; None where it never gets into the project.
         `around`: also a path to a folder around it, as the copy has them."""
-        final, led = self._followed(path)
-        return led or (str(self.inside(Path(final))) if around and final in self._around else None)
+        final, target = self._follow(path)
+        return target or (str(self.inside(Path(final))) if around and final in self._around else None)
 
-    def _followed(self, path: str) -> tuple[str, str | None]:
+    def _follow(self, path: str) -> tuple[str, str | None]:
         """Follows a path part by part. From where it comes into the project the way is the same in the copy, unless it
         leaves once more: then only the way from where it comes back is."""
         where, rest = os.sep, [p for p in path.split(os.sep) if p not in ("", ".")]
@@ -78,8 +78,8 @@ class Routes:
 
     def mentions(self, text: str) -> str:
         """A text with the project's absolute paths replaced by those of the copy."""
-        for spelled in sorted(self._spelled, key=len, reverse=True):
-            text = mention(spelled).sub(lambda _, to=self._spelled[spelled]: to, text)  # type: ignore[misc]
+        for spelling in sorted(self._spellings, key=len, reverse=True):
+            text = mention(spelling).sub(lambda _, to=self._spellings[spelling]: to, text)  # type: ignore[misc]
         return text
 
 

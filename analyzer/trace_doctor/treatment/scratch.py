@@ -15,10 +15,10 @@ from trace_doctor.files import check_folders
 from trace_doctor.model.treatment import FileChange
 from trace_doctor.treatment import worktree
 from trace_doctor.treatment.confined import Confined
-from trace_doctor.treatment.copy_notes import Said, remains
-from trace_doctor.treatment.copying import Copied, copy_file, copy_tree, looks_written
+from trace_doctor.treatment.copy_notes import CopyNotes, remains
+from trace_doctor.treatment.copying import CopyRecord, copy_file, copy_tree, looks_written
 from trace_doctor.treatment.originals import Originals
-from trace_doctor.treatment.removal import Left
+from trace_doctor.treatment.removal import Leftover
 from trace_doctor.treatment.routes import Routes
 from trace_doctor.treatment.starting import Start
 from trace_doctor.treatment.states import state
@@ -55,20 +55,20 @@ class Scratch:
         common = Path(os.path.commonpath([self._original, self._cwd]))
         self._base = [common, *common.parents][: LEVELS_UP + 1][-1]
         self._single = None if source.is_dir() else source.name
-        self.folder = _made(folder, self._original)
+        self.folder = _new_folder(folder, self._original)
         self._tree = Confined(self.folder)
         way = self._way()
         self._routes = Routes(self._original, self._base, self._base_copy, way)
-        for spelled in (source.absolute(), cwd.absolute(), Path(os.environ.get("PWD", "."))):
-            self._routes.spell(spelled)
+        for path in (source.absolute(), cwd.absolute(), Path(os.environ.get("PWD", "."))):
+            self._routes.spell(path)
         self._root = self.inside(self._original)
         self._at = self._name(self._root)
         self._worktree = False
-        self._left: list[Left] | None = None
+        self._leftovers: list[Leftover] | None = None
         """of the copy, when it was taken away; None until then"""
         self._covered = False
         """whether something else lay in the copy's place by then"""
-        self._imported: list[str] = []
+        self._import_folders: list[str] = []
         """folders of the copy that Python is to search"""
         try:
             self._root.parent.mkdir(parents=True, exist_ok=True)
@@ -76,18 +76,18 @@ class Scratch:
                 self._original, self._root
             )
             self._root.mkdir(exist_ok=True)
-            self._copied = copy_tree(
+            self._record = copy_tree(
                 self._original, self._tree, self._at, self._routes, link=link, data=copy_data
             )
-            self.cwd = self._cwd_made()
-            self._folders, self._links, self._beside = self._surrounded(way)
+            self.cwd = self._make_cwd()
+            self._folders, self._links, self._beside = self._link_neighbours(way)
             self._really_outward()
-            self._originals = Originals(self._original, self._copied.originals, self._behind(), [self.folder])
+            self._originals = Originals(self._original, self._record.originals, self._behind(), [self.folder])
         except BaseException:
             self.close()
             raise
-        said = Said(self._copied, self._worktree, self._beside, self._originals.overlooked)
-        self.notes, self.details = said.notes(), said.details()
+        copy_notes = CopyNotes(self._record, self._worktree, self._beside, self._originals.blind_spots)
+        self.notes, self.details = copy_notes.notes(), copy_notes.details()
 
     @property
     def _base_copy(self) -> Path:
@@ -101,9 +101,9 @@ class Scratch:
 
     def close(self) -> None:
         """Takes the copy away, as far as it is ours; git forgets the work tree, and deletes nothing itself."""
-        if self._left is not None:
+        if self._leftovers is not None:
             return
-        left = self._tree.clear()
+        leftovers = self._tree.clear()
         if self._worktree and not os.path.lexists(self._root):
             worktree.remove(self._original, self._root)
             self._worktree = False
@@ -112,25 +112,25 @@ class Scratch:
             if not self._covered:
                 os.rmdir(self.folder)
         except OSError as error:
-            left = left or [Left("", error.strerror or str(error), mounted=False)]
+            leftovers = leftovers or [Leftover("", error.strerror or str(error), mounted=False)]
         self._tree.close()
-        self._left = left
+        self._leftovers = leftovers
 
     @property
     def mounted(self) -> list[str]:
         """Where something is mounted that runs have left in the copy, once this is closed."""
         if self._covered:
             return [str(self.folder)] * os.path.lexists(self.folder)
-        return [str(self.folder / left.name) for left in self._left or () if left.mounted]
+        return [str(self.folder / one.name) for one in self._leftovers or () if one.mounted]
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         """What could not be taken away with the copy, a line for each kind."""
         if self._covered:
             return [
                 f"a run has moved the copy away from {self.folder}, or mounted something over it: what lies there now may be "
                 "yours and is left"
             ]
-        return remains(self.folder, self._left or (), self._worktree)
+        return remains(self.folder, self._leftovers or (), self._worktree)
 
     @property
     def source(self) -> Path:
@@ -157,7 +157,7 @@ class Scratch:
             if folder.is_relative_to(self._base) and not folder.is_relative_to(self._original)
         }
 
-    def _cwd_made(self) -> Path:
+    def _make_cwd(self) -> Path:
         """Where the command runs, a folder of the copy. Raises UsageError where that is linked."""
         cwd = self.inside(self._cwd)
         for folder in [*reversed(cwd.parents), cwd]:
@@ -171,10 +171,10 @@ class Scratch:
                     f"the command runs in {self._cwd}, which is linked into the copy: see --copy-data"
                 )
             if folder.is_relative_to(self._root) and folder != self._root:
-                self._copied.folders.add(folder.relative_to(self._root).as_posix())
+                self._record.folders.add(folder.relative_to(self._root).as_posix())
         return cwd
 
-    def _surrounded(self, way: set[Path]) -> tuple[set[str], dict[str, str], dict[str, list[str]]]:
+    def _link_neighbours(self, way: set[Path]) -> tuple[set[str], dict[str, str], dict[str, list[str]]]:
         """Links what lies beside the project and beside where the command runs, and the same of the folders above. The
         folders and links of the copy that are made for it, and the names that are linked, by their folder."""
         folders = {self._name(self.inside(f)) for f in way}
@@ -193,14 +193,16 @@ class Scratch:
                 neighbour = folder / name
                 if self.folder.is_relative_to(neighbour) or looks_written(name):
                     continue
-                links[f"{here}/{name}"] = self._routes.led(str(neighbour), around=True) or str(neighbour)
+                links[f"{here}/{name}"] = self._routes.into_copy(str(neighbour), around=True) or str(
+                    neighbour
+                )
                 self._tree.make_link(f"{here}/{name}", links[f"{here}/{name}"])
                 beside.setdefault(str(folder), []).append(name)
         return folders, links, beside
 
     def _really_outward(self) -> None:
         """A link to a link that was left out leads to what is in its place."""
-        outward = self._copied.outward
+        outward = self._record.outward
         for name in [
             n for n in outward if Path(os.path.realpath(self._root / n)).is_relative_to(self.folder)
         ]:
@@ -208,8 +210,8 @@ class Scratch:
 
     def _behind(self) -> dict[str, str | None]:
         """What a run can write through a link -> where it leads, outside of the project."""
-        copied = self._copied
-        return dict.fromkeys((*copied.linked, *copied.environments)) | copied.outward
+        record = self._record
+        return dict.fromkeys((*record.shared_data, *record.environments)) | record.outward
 
     # ------------------------------------------------------------------ runs
 
@@ -224,20 +226,20 @@ class Scratch:
             for name, data in files.items():
                 if self.refuses(name):
                     raise UsageError(f"{name}: {self.refuses(name)}")
-                self._tree.replace(self._name(self._edited(name)), data)
+                self._tree.replace(self._name(self._edit_target(name)), data)
         except OSError as error:
             raise UsageError(f"cannot put the copy back as it was: {error.strerror or error}") from None
 
     def refuses(self, name: str) -> str:
         """Why a file of the source folder cannot be edited in the copy; empty where it can."""
-        path = self._edited(name)
+        path = self._edit_target(name)
         if not path.is_relative_to(self._root):
             return "it is a link that leads out of the project; it is left alone"
-        if path.relative_to(self._root).as_posix() not in self._copied.files:
+        if path.relative_to(self._root).as_posix() not in self._record.files:
             return "it is linked into the copy, not copied; it is left alone"
         return ""
 
-    def _edited(self, name: str) -> Path:
+    def _edit_target(self, name: str) -> Path:
         """The file of the copy that stands for one of the source folder, links of the project followed."""
         real = Path(os.path.realpath(self._folder / name))
         return self.inside(real) if real.is_relative_to(self._original) else real
@@ -245,30 +247,30 @@ class Scratch:
     def _reset(self) -> None:
         if not self._tree.is_at(self.folder):
             raise UsageError(f"a run moved the copy away from {self.folder}: start again")
-        copied, at = self._copied, self._at
-        folders = self._folders | {at} | {f"{at}/{name}" for name in copied.folders}
-        links = self._links | {f"{at}/{name}": where for name, where in copied.links.items()}
-        files = {f"{at}/{name}": was for name, was in copied.files.items()}
-        as_it_was = self._cleared(folders, links, {**files})
+        record, at = self._record, self._at
+        folders = self._folders | {at} | {f"{at}/{name}" for name in record.folders}
+        links = self._links | {f"{at}/{name}": where for name, where in record.links.items()}
+        files = {f"{at}/{name}": was for name, was in record.files.items()}
+        as_it_was = self._clear(folders, links, {**files})
         for name in sorted(folders - as_it_was):
             self._tree.make_folder(name)
         for name in sorted(links.keys() - as_it_was):
             self._tree.make_link(name, links[name])
-        for name in sorted(copied.files.keys() - {n.removeprefix(f"{at}/") for n in as_it_was}):
+        for name in sorted(record.files.keys() - {n.removeprefix(f"{at}/") for n in as_it_was}):
             self._bring_back(name)
 
-    def _cleared(
+    def _clear(
         self, folders: Collection[str], links: Mapping[str, str], files: Mapping[str, object]
     ) -> set[str]:
         """Takes away what does not belong into the copy; the names of what is as it was."""
-        found: set[str] = set()
+        names: set[str] = set()
         todo = [self._name(self._base_copy)]
         top = self._tree.state(todo[0])
         if top is None or not stat.S_ISDIR(top.st_mode):
             if top is not None:
                 self._tree.remove(todo[0])
-            return found
-        found.add(todo[0])
+            return names
+        names.add(todo[0])
         while todo:
             folder = todo.pop()
             for last, info in self._tree.entries(folder):
@@ -288,17 +290,17 @@ class Scratch:
                 elif not stat.S_ISREG(info.st_mode) or files.get(name) != state(info):
                     self._tree.remove(name)
                     continue
-                found.add(name)
-        return found
+                names.add(name)
+        return names
 
     def _bring_back(self, name: str) -> None:
-        copied = self._copied
-        was = copied.originals[name]
-        now = Copied()
+        record = self._record
+        was = record.originals[name]
+        now = CopyRecord()
         copy_file(self._original, name, self._tree, f"{self._at}/{name}", now)
         if now.originals.get(name) != was:
             raise UsageError(f"{name} was changed while its folder was treated: start again")
-        copied.files[name] = now.files[name]
+        record.files[name] = now.files[name]
 
     def changes(self) -> list[FileChange]:
         """Files of the user's that are not as they were."""
@@ -334,25 +336,25 @@ class Scratch:
         """The command with paths into the original led into the copy."""
         return Start(self._routes, cwd, self.cwd).command(command)
 
-    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """The environment with the project's paths led into the copy, and a folder for temporary files."""
-        changed = Start(self._routes, self._cwd, self.cwd).environment(given, self._imported)
+        values = Start(self._routes, self._cwd, self.cwd).environment(variables, self._import_folders)
         temporary = self.folder / "tmp"
         if len(str(temporary)) <= _LONGEST_TMPDIR:
             temporary.mkdir(exist_ok=True)
-            changed["TMPDIR"] = str(temporary)
-        return changed
+            values["TMPDIR"] = str(temporary)
+        return values
 
     def import_from(self, folders: Iterable[str]) -> None:
         """Has Python find in the copy what it would find in these folders, as far as they lie in the project."""
         routes = self._routes
-        led = {f: to for f in folders if routes.within(routes.final(f)) and (to := routes.led(f))}
-        self._imported = list(dict.fromkeys(led.values()))
-        if led:
-            self.notes.append(printable(f"installed in place, imported from the copy: {', '.join(led)}"))
+        targets = {f: to for f in folders if routes.within(routes.final(f)) and (to := routes.into_copy(f))}
+        self._import_folders = list(dict.fromkeys(targets.values()))
+        if targets:
+            self.notes.append(printable(f"installed in place, imported from the copy: {', '.join(targets)}"))
 
 
-def _made(folder: Path | None, original: Path) -> Path:
+def _new_folder(folder: Path | None, original: Path) -> Path:
     """A new scratch folder. Raises UsageError where it would lie in what is to be copied."""
     if folder is not None:
         check_folders(folder / "new")

@@ -24,17 +24,17 @@ class Start:
         """The words; relative paths stay as they are where they lead to the same place of the copy."""
         return [self._word(word) for word in command]
 
-    def environment(self, given: Mapping[str, str], imported: Sequence[str] = ()) -> dict[str, str]:
-        """The variables; `imported` are folders of the copy that Python searches after those it is told to."""
-        changed = {name: self._list(value) for name, value in given.items()}
-        changed["PWD"] = str(self.there)
+    def environment(self, variables: Mapping[str, str], folders: Sequence[str] = ()) -> dict[str, str]:
+        """The variables; `folders` are those of the copy that Python searches after those it is told to."""
+        values = {name: self._list(value) for name, value in variables.items()}
+        values["PWD"] = str(self.there)
         # in a copy `uv run` would install the copy into the linked environment, in the place of the project
-        changed.setdefault("UV_NO_SYNC", "1")
-        path = given.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in given else []
-        if path or imported:
-            found = [part and (self._path(part) or part) for part in path]
-            changed["PYTHONPATH"] = os.pathsep.join([*found, *imported])
-        return changed
+        values.setdefault("UV_NO_SYNC", "1")
+        path = variables.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in variables else []
+        if path or folders:
+            paths = [part and (self._path(part) or part) for part in path]
+            values["PYTHONPATH"] = os.pathsep.join([*paths, *folders])
+        return values
 
     def _word(self, word: str) -> str:
         option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
@@ -50,19 +50,19 @@ class Start:
         whole = os.path.join(self.here, text)
         if "/" not in text or len(text) > _LONGEST_PATH or not os.path.exists(whole):
             return None
-        led = self.routes.led(whole)
-        if led is None:
+        target = self.routes.into_copy(whole)
+        if target is None:
             return self.routes.final(whole)
-        same = os.path.realpath(self.there / text) == os.path.realpath(led)
-        return None if same else led
+        same = os.path.realpath(self.there / text) == os.path.realpath(target)
+        return None if same else target
 
     def _absolute(self, text: str) -> str:
         """An absolute path, or several with something between them, led into the copy."""
-        mentioned = self.routes.mentions(text)
+        rewrite = self.routes.mentions(text)
         goes_up = ".." in text.split("/")
-        if (mentioned != text and not goes_up) or len(text) > _LONGEST_PATH:
-            return mentioned
-        return self.routes.led(text) or mentioned
+        if (rewrite != text and not goes_up) or len(text) > _LONGEST_PATH:
+            return rewrite
+        return self.routes.into_copy(text) or rewrite
 
     def _list(self, text: str) -> str:
         """A text with the absolute paths in it, alone or in a list, led into the copy."""

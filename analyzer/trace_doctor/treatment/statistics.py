@@ -76,9 +76,9 @@ def critical(before: int, after: int, alpha: float = ALPHA) -> int:
     return most
 
 
-def chance(inverted: int, before: int, after: int) -> float:
-    """P(U <= inverted): that so few pairs speak against a gain, were all orders of the runs as likely."""
-    total = sum(_orders(u, before, after) for u in range(min(inverted, before * after) + 1))
+def chance(inversions: int, before: int, after: int) -> float:
+    """P(U <= inversions): that so few pairs speak against a gain, were all orders of the runs as likely."""
+    total = sum(_orders(u, before, after) for u in range(min(inversions, before * after) + 1))
     return total / comb(before + after, before)
 
 

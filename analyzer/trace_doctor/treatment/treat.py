@@ -22,7 +22,7 @@ from trace_doctor.reporters.treatment_words import changed_words, verdict
 from trace_doctor.treatment import losses, statistics
 from trace_doctor.treatment.candidates import Candidate, Setup, candidates
 from trace_doctor.treatment.installed import in_place
-from trace_doctor.treatment.launching import CommandRunner, Steps, left_running
+from trace_doctor.treatment.launching import CommandRunner, Steps, leftover_note
 from trace_doctor.treatment.loop import Loop, Say
 from trace_doctor.treatment.measurement import RunFailed
 from trace_doctor.treatment.scratch import Scratch
@@ -132,47 +132,49 @@ def treat(
             say=say,
         )
         say("recording the script as it is")
-        before = _untouched(runner, Setup(plan(Result(), source)), options)
+        before = _record_before(runner, Setup(plan(Result(), source)), options)
         result = analyze(before, source=source, config=config)
-        made = plan(result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version)
-        queue, by_hand = _editable(scratch, *candidates(made))
-        say(_found(result, queue, by_hand))
+        edit_plan = plan(
+            result, source, unsafe=options.unsafe, select=options.select, torch_version=torch_version
+        )
+        queue, by_hand = _editable(scratch, *candidates(edit_plan))
+        say(_summary(result, queue, by_hand))
         if choose is not None:
             queue = choose(queue)
         rules = Rules(options.repeats, options.least_gain, options.loss_tolerance, options.without_losses)
-        loop = Loop(runner, rules, clock, Setup(made), say)
+        loop = Loop(runner, rules, clock, Setup(edit_plan), say)
         if queue:
-            _pilot(runner, Setup(made), clock)
-        known = _Known(options, runner.steps, loop, by_hand, list(scratch.notes))
-        with known.whatever_comes():
+            _pilot(runner, Setup(edit_plan), clock)
+        outcome = _Outcome(options, runner.steps, loop, by_hand, list(scratch.notes))
+        with outcome.whatever_comes():
             loop.run(queue, options.max_trials)
-            known.difference(runner, result, scratch, config)
-        if runner.left:
-            known.notes.append(left_running(runner.left))
-        known.compare(scratch)
-        if known.changed:
-            say(changed_words(known.changed, len(known.changed)))
-        known.clear(scratch, say)
-        return known.treated()
+            outcome.difference(runner, result, scratch, config)
+        if runner.leftover_processes:
+            outcome.notes.append(leftover_note(runner.leftover_processes))
+        outcome.compare(scratch)
+        if outcome.changes:
+            say(changed_words(outcome.changes, len(outcome.changes)))
+        outcome.clear(scratch, say)
+        return outcome.treatment()
 
 
 def _editable(
     scratch: Scratch, queue: Sequence[Candidate], by_hand: Sequence[ByHand]
 ) -> tuple[list[Candidate], list[ByHand]]:
     """The fixes whose edits stay in the copy; the others are left to the user."""
-    tried, left = [], list(by_hand)
+    editable, rest = [], list(by_hand)
     for candidate in queue:
         change = candidate.item.change
         names = [file.name for file, _ in change.files] if change is not None else []
-        refused = [f"{name}: {why}" for name in names if (why := scratch.refuses(name))]
-        if refused:
+        refusals = [f"{name}: {why}" for name in names if (why := scratch.refuses(name))]
+        if refusals:
             fix = candidate.item.fix
-            left.append(
-                ByHand(label=candidate.label, fix=fix.title, why=printable(refused[0]), text=fix.text)
+            rest.append(
+                ByHand(label=candidate.label, fix=fix.title, why=printable(refusals[0]), text=fix.text)
             )
         else:
-            tried.append(candidate)
-    return tried, left
+            editable.append(candidate)
+    return editable, rest
 
 
 @contextmanager
@@ -181,8 +183,8 @@ def _telling_changes(scratch: Scratch, say: Say) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        if told := _in_the_end(scratch):
-            raise UsageError("; ".join([str(error), *told])) from None
+        if lines := _in_the_end(scratch):
+            raise UsageError("; ".join([str(error), *lines])) from None
         raise
     except BaseException:
         for line in _in_the_end(scratch):
@@ -191,12 +193,12 @@ def _telling_changes(scratch: Scratch, say: Say) -> Iterator[None]:
 
 
 def _in_the_end(scratch: Scratch) -> list[str]:
-    changed = scratch.changes()
+    changes = scratch.changes()
     scratch.close()
-    return [changed_words(changed, len(changed))] * bool(changed) + scratch.left()
+    return [changed_words(changes, len(changes))] * bool(changes) + scratch.leftovers()
 
 
-def _untouched(runner: CommandRunner, setup: Setup, options: TreatOptions) -> Path:
+def _record_before(runner: CommandRunner, setup: Setup, options: TreatOptions) -> Path:
     """The recording of the script as it is."""
     try:
         return runner.record(setup, "before")
@@ -224,13 +226,13 @@ def _recordings(options: TreatOptions) -> Path | None:
     return Path(new_folder(options.logs))
 
 
-def _found(result: Result, queue: Sequence[Candidate], by_hand: Sequence[ByHand]) -> str:
+def _summary(result: Result, queue: Sequence[Candidate], by_hand: Sequence[ByHand]) -> str:
     findings = f"{len(result.findings)} findings" if len(result.findings) != 1 else "1 finding"
     fixes = f"{len(queue)} fixes to try" if len(queue) != 1 else "1 fix to try"
     return f"{findings}, {fixes}" + (f", {len(by_hand)} left to you" if by_hand else "")
 
 
-class _Known:
+class _Outcome:
     """What a treatment has shown so far."""
 
     def __init__(
@@ -239,7 +241,7 @@ class _Known:
         self.options, self.steps, self.loop, self.by_hand, self.notes = options, steps, loop, by_hand, notes
         self.interrupted: int | None = None
         self.stopped = ""
-        self.changed: list[FileChange] = []
+        self.changes: list[FileChange] = []
         self.mounted: list[str] = []
         self._difference: Difference | None = None
 
@@ -260,7 +262,7 @@ class _Known:
     ) -> None:
         """Records once more with all that was kept, and compares the recordings."""
         loop = self.loop
-        if not loop.setup.chosen:
+        if not loop.setup.fixes:
             return
         if loop.clock.spent() > loop.clock.max_seconds:
             self.notes.append("no recording was made after: --max-seconds is used up")
@@ -277,7 +279,7 @@ class _Known:
         """Looks for what is no longer as it was among the user's files."""
         compared = False
         with self.whatever_comes():
-            self.changed = scratch.changes()
+            self.changes = scratch.changes()
             compared = True
             if others := scratch.of_other_treats():
                 self.notes.append(
@@ -291,20 +293,20 @@ class _Known:
         with self.whatever_comes():
             scratch.close()
         self.mounted = scratch.mounted
-        self.notes += scratch.left()
-        for line in scratch.left():
+        self.notes += scratch.leftovers()
+        for line in scratch.leftovers():
             say(line)
 
-    def treated(self) -> Treated:
+    def treatment(self) -> Treated:
         loop, options = self.loop, self.options
         edits = loop.setup.edits
-        made = Treatment(
+        treatment = Treatment(
             tool=Tool(version=VERSION),
             code=0,
             verdict="",
             method=Method(
                 warmup_steps=self.steps.warmup,
-                timed_steps=self.steps.timed,
+                timed_steps=self.steps.timing,
                 figure=self.steps.by,
                 repeats=options.repeats,
                 alpha=statistics.ALPHA,
@@ -320,10 +322,10 @@ class _Known:
             by_hand=self.by_hand,
             difference=self._difference,
             notes=self.notes,
-            changed=self.changed[:_MOST_CHANGES],
-            changed_count=len(self.changed),
+            changed=self.changes[:_MOST_CHANGES],
+            changed_count=len(self.changes),
             mounted=self.mounted,
             stopped=self.stopped,
             interrupted=self.interrupted is not None,
         )
-        return Treated(verdict(made, self.interrupted), edits)
+        return Treated(verdict(treatment, self.interrupted), edits)

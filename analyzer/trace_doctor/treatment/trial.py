@@ -55,14 +55,14 @@ class Clock:
     max_seconds: float
     now: Callable[[], float] = time.monotonic
     longest: float = 0.0
-    started: float = field(init=False)
+    start: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.started = self.now()
+        self.start = self.now()
 
     def spent(self) -> float:
         """Seconds since the treatment began."""
-        return self.now() - self.started
+        return self.now() - self.start
 
     def run(self, measure: Callable[[], Measured]) -> Measured:
         """Raises OutOfTime where the run would not end in time."""
@@ -83,7 +83,7 @@ class Trial:
     safety: Safety
     before: list[Measured] = field(default_factory=list)
     after: list[Measured] = field(default_factory=list)
-    failed: str = ""
+    failure: str = ""
     """why a run with the change ended early"""
 
     def run(self, runner: Runner, without: Setup, with_: Setup, clock: Clock) -> None:
@@ -93,31 +93,31 @@ class Trial:
         losses differ, and where the runs show no gain and the next look could not any more. Raises RunFailed where a run without the change fails, OutOfTime, and what interrupts it.
         """
         for pair in range(2 * self.rules.repeats):
-            for changed in (True, False) if pair % 2 == 0 else (False, True):
-                if changed:
+            for with_change in (True, False) if pair % 2 == 0 else (False, True):
+                if with_change:
                     try:
                         self.after.append(clock.run(lambda: runner.time(with_)))
                     except RunFailed as failure:
-                        self.failed = str(failure)
+                        self.failure = str(failure)
                         return
                 else:
                     self.before.append(clock.run(lambda: runner.time(without)))
-            if self._settled(pair + 1):
+            if self._is_decided(pair + 1):
                 return
 
-    def _settled(self, pairs: int) -> bool:
-        rules, shown = self.rules, self.effects()
-        if pairs > 1 and shown.losses is not None and shown.losses.verdict == "differ":
+    def _is_decided(self, pairs: int) -> bool:
+        rules, effects = self.rules, self.effects()
+        if pairs > 1 and effects.losses is not None and effects.losses.verdict == "differ":
             return True
-        effects = [e for e in (shown.time, shown.memory) if e is not None]
-        if rules.alpha(pairs) and any(e.verdict == "less" for e in effects):
+        both = [e for e in (effects.time, effects.memory) if e is not None]
+        if rules.alpha(pairs) and any(e.verdict == "less" for e in both):
             return True
         look = rules.repeats if pairs < rules.repeats else 2 * rules.repeats
         return all(
             e.ratio >= 1 - rules.least_gain
             and against(e.runs_before, e.runs_after, rules.least_gain)
             > critical(look, look, rules.alpha(look))
-            for e in effects
+            for e in both
         )
 
     def _figures(
@@ -158,16 +158,16 @@ def _peak(run: Measured) -> float | None:
 
 
 def _effect(unit: str, before: Sequence[float], after: Sequence[float], least: float, alpha: float) -> Effect:
-    made = compare(before, after, least, alpha)
+    comparison = compare(before, after, least, alpha)
     return Effect(
         unit="us" if unit == "us" else "bytes",
         before=median(before),
         after=median(after),
-        ratio=made.ratio,
-        bound=made.bound if isfinite(made.bound) else None,
-        p=made.p,
-        verdict=made.verdict,
-        detectable=made.detectable,
+        ratio=comparison.ratio,
+        bound=comparison.bound if isfinite(comparison.bound) else None,
+        p=comparison.p,
+        verdict=comparison.verdict,
+        detectable=comparison.detectable,
         runs_before=list(before),
         runs_after=list(after),
     )
