@@ -89,7 +89,7 @@ def test_killed_at_any_step_nothing_is_lost(
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda number: None)  # processes are killed, not the machine
     if not kernel_exchanges:
-        monkeypatch.setattr(exchanging, "_exchanged", lambda one, other: False)
+        monkeypatch.setattr(exchanging, "_try_exchange", lambda one, other: False)
     line, mixed, seen = 0, 0, set()
     while killed_at(line := line + 1, lambda: edit_all(job)):
         now = {name: (job / name).read_bytes() if (job / name).exists() else b"" for name in OLD}
@@ -442,7 +442,7 @@ def test_a_change_between_the_comparison_and_the_replacement_is_not_lost(
     job: Path, name: str, how: str, kernel_exchanges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernel_exchanges:
-        monkeypatch.setattr(exchanging, "_exchanged", lambda one, other: False)
+        monkeypatch.setattr(exchanging, "_try_exchange", lambda one, other: False)
     done = []
 
     def with_somebody(new: Path, place: Path) -> None:
@@ -483,7 +483,7 @@ def test_what_is_written_into_a_file_that_was_replaced_is_kept_aside(
 def test_a_file_that_comes_to_stand_in_an_empty_place_is_not_overwritten(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchanging, "_exchanged", lambda one, other: False)
+    monkeypatch.setattr(exchanging, "_try_exchange", lambda one, other: False)
     real = exchanging.rename_exclusively
 
     def meanwhile(source: Path, target: Path) -> None:

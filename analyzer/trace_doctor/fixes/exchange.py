@@ -18,7 +18,7 @@ def exchange(new: Path, place: Path) -> None:
     """`place` becomes what `new` was, and `new` what `place` was at that very moment. Where the system cannot exchange two
     names at once, `place` is missing in between, and nothing that comes to stand there is overwritten: then FileExistsError
     is raised, and `new` holds what `place` was. Raises OSError."""
-    if _exchanged(new, place):
+    if _try_exchange(new, place):
         return
     away = moved_away(new)
     os.rename(place, away)
@@ -55,7 +55,7 @@ def rename_exclusively(source: Path, target: Path) -> None:
     os.unlink(source)
 
 
-def _exchanged(one: Path, other: Path) -> bool:
+def _try_exchange(one: Path, other: Path) -> bool:
     """Whether the kernel exchanged the two. Raises OSError where it refuses for another reason than that it cannot."""
     rename = _renameat2()
     if rename is None:

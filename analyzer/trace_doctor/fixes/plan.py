@@ -128,7 +128,7 @@ class _Source:
     tree: SourceTree
     prefix: str
     torch: TorchBounds
-    named: list[str]
+    script_names: list[str]
     """scripts that any finding of the result points into"""
     excerpts: Mapping[str, Mapping[int, str]]
     """file -> line -> its text when the result was made, as far as the result holds it"""
@@ -215,7 +215,7 @@ def _run(mod: Codemod, finding: Finding, fix: Fix, params: Parameters, source: _
     The widest is the program that the capture ran: other scripts of the folder are not what the finding is about.
     """
     tree = source.tree
-    own = _script_names(finding, fix, tree) or source.named
+    own = _script_names(finding, fix, tree) or source.script_names
     names = tree.imports.program(own) if own else training_files(tree)
     project = Project.of_tree(tree, names)
     anywhere = Place((), torch=source.torch, project=project, packages=_packages(tree, names))

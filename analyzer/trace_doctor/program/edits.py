@@ -227,7 +227,7 @@ def _removable(script: Script, owner: cst.If) -> bool:
     return quiet and owner.orelse is None and not alone
 
 
-def _indented(script: Script, statement: cst.CSTNode, lines: Iterable[str]) -> str:
+def _indent_lines(script: Script, statement: cst.CSTNode, lines: Iterable[str]) -> str:
     """Lines with the indentation of a statement."""
     indent = script.indent(statement)
     return "".join(f"{indent}{line}\n" if line else "\n" for line in lines)
@@ -236,13 +236,13 @@ def _indented(script: Script, statement: cst.CSTNode, lines: Iterable[str]) -> s
 def insert_before(script: Script, statement: cst.CSTNode, code: str, key: str = "") -> Edit:
     """New lines above a statement's line, with its indentation."""
     start = script.line_starts[script.line(statement) - 1]
-    return Edit(start, start, _indented(script, statement, code.split("\n")), key, code)
+    return Edit(start, start, _indent_lines(script, statement, code.split("\n")), key, code)
 
 
 def replace_lines(script: Script, first: cst.CSTNode, last: cst.CSTNode, lines: Iterable[str]) -> Edit:
     """Other lines in place of those from one statement to another, with the indentation of the first."""
     start, end = line_span(script, first)[0], line_span(script, last)[1]
-    text = _indented(script, first, lines)
+    text = _indent_lines(script, first, lines)
     return Edit(start, end, text if script.text[end - 1] in "\r\n" else text.rstrip("\n"))
 
 

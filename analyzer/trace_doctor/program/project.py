@@ -269,12 +269,12 @@ class Project:
         """The class of this program with a base of its own that an expression names. By its name first: most of what
         is called is no such class, and a method's receiver is not looked for."""
         name = script.qualified(func) or dotted(func) or ""
-        if name.rpartition(".")[2] not in self._derived:
+        if name.rpartition(".")[2] not in self._subclass_names:
             return None
         return self.class_by_name(script, func)
 
     @cached_property
-    def _derived(self) -> frozenset[str]:
+    def _subclass_names(self) -> frozenset[str]:
         """Names of the classes that are defined with a base in the program's files, which are not parsed for it."""
         return frozenset(name.decode() for data in self._data() for name in _CLASS.findall(data))
 

@@ -34,7 +34,7 @@ class Script(TextFile, SyntaxTree):
 
     def __init__(self, data: bytes, name: str, path: Path | None = None) -> None:
         TextFile.__init__(self, data, name, path)
-        module = _parsed(self.text, name)
+        module = _parse(self.text, name)
         layout = Layout.of(module)
         if layout.text != self.text:
             raise UnreadableScript(f"{name}: cannot be written back unchanged; it is left alone")
@@ -49,7 +49,7 @@ class Script(TextFile, SyntaxTree):
 
     def rewritten(self, data: bytes) -> None:
         if data not in self._rewritten:
-            _parsed(TextFile(data, self.name).text, self.name)
+            _parse(TextFile(data, self.name).text, self.name)
             self._rewritten.add(data)
 
     # ------------------------------------------------------------------ places
@@ -181,7 +181,7 @@ class Script(TextFile, SyntaxTree):
         return Names(self)
 
 
-def _parsed(text: str, name: str) -> cst.Module:
+def _parse(text: str, name: str) -> cst.Module:
     """Raises UnreadableScript for what is no Python, or nested deeper than this process can follow."""
     if nesting(text) > PLAIN:
         try_to_parse(text, name)

@@ -46,7 +46,7 @@ class SourceTree:
         self.unreadable: dict[str, str] = {}
         self._scripts: dict[str, Script | None] = {}
         self._bytes: dict[str, bytes] = {}
-        self._parsed = 0
+        self._bytes_parsed = 0
 
     @cached_property
     def files(self) -> list[str]:
@@ -131,8 +131,8 @@ class SourceTree:
         if name not in self._scripts:
             from trace_doctor.program.script import Script
 
-            self._parsed += len(self.data(name))
-            if self._parsed > MAX_PARSED:
+            self._bytes_parsed += len(self.data(name))
+            if self._bytes_parsed > MAX_PARSED:
                 why = f"more than {MAX_PARSED // 1_000_000} MB of scripts; it is left alone"
                 self.unreadable[name] = f"{name}: {why}"
             self._scripts[name] = self._read(name, Script)

@@ -31,9 +31,9 @@ def parse(text: str | None) -> Version | None:
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
-def bounds(result: Result, requirements: Iterable[str] = (), said: str | None = None) -> TorchBounds:
+def bounds(result: Result, requirements: Iterable[str] = (), torch_version: str | None = None) -> TorchBounds:
     """What the user said, else the widest bounds over all inputs, else the pins of requirement files."""
-    if (version := parse(said)) is not None:
+    if (version := parse(torch_version)) is not None:
         return TorchBounds(version, version)
     versions = [i.torch_version for i in result.inputs]
     lows = [parse(v.min) for v in versions]

@@ -147,20 +147,20 @@ def matmul_precision(place: Place, params: Parameters) -> Change:
     attributes is used only where the script does.
     """
     script, new = started_script(place), False
-    done, on_purpose = "allows TF32 already", "the precision of fp32 products is set on purpose"
+    already_on, on_purpose = "allows TF32 already", "the precision of fp32 products is set on purpose"
     for call in script.calls("torch.set_float32_matmul_precision"):
         if call.args and literal(call.args[0].value) in ("high", "medium"):
-            raise already(script, call, done)
+            raise already(script, call, already_on)
         raise refusal(script, call, on_purpose)
     for assign in script.all(cst.Assign):
         names = [script.qualified(t.target) or "" for t in assign.targets]
         if f"{_MATMUL}.allow_tf32" in names:
             if literal(assign.value) is True:
-                raise already(script, assign, done)
+                raise already(script, assign, already_on)
             raise refusal(script, assign, "TF32 is switched off on purpose")
         if any(n in (f"{_MATMUL}.{_NEW}", f"torch.backends.{_NEW}") for n in names):
             if literal(assign.value) == "tf32":
-                raise already(script, assign, done)
+                raise already(script, assign, already_on)
             raise refusal(script, assign, on_purpose)
         new |= any(n.startswith("torch.backends.") and n.endswith(f".{_NEW}") for n in names)
     anchor = last_import(script)

@@ -73,7 +73,7 @@ def _in_file(file: TextFile, names: Sequence[str]) -> Iterator[Assignment]:
     values = _scalars(file) if file.name.endswith(CONFIG) else {}
     for match in re.finditer(rf"(?<![\w$.-])(?<!\${{)(?:{'|'.join(map(re.escape, names))})(?!\w)", file.text):
         at = match.start()
-        if _commented(file, at):
+        if _in_comment(file, at):
             continue
         span = values.get(at) if file.name.endswith(CONFIG) else _statement(file, at)
         yield Assignment(file, *(span or (at, None)))
@@ -131,6 +131,6 @@ def _value_span(file: TextFile, node: yaml.Node, *, bare: bool) -> tuple[int, in
     return (start, end) if bare and text == node.value else None
 
 
-def _commented(file: TextFile, at: int) -> bool:
+def _in_comment(file: TextFile, at: int) -> bool:
     line = file.line_starts[file.line_of(at) - 1]
     return re.search(r"(?:^|\s)#", file.text[line:at]) is not None
