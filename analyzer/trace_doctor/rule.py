@@ -70,9 +70,12 @@ class View(Protocol):
     """What a rule looks at: the evidence of one capture, or of one rank of a job."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Of the job; 0 where there is one process."""
+
     def __getitem__(self, kind: type[Any], /) -> Any: ...
-    def get(self, kind: type[Any], /) -> Any: ...
+    def get(self, kind: type[Any], /) -> Any:
+        """The evidence, or None where it was not captured."""
 
 
 class Context:

@@ -101,6 +101,7 @@ class Console:
 
     @property
     def in_color(self) -> bool:
+        """False here; a terminal of rich's may show colors."""
         return False
 
     def choose(

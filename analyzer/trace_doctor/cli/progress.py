@@ -122,6 +122,7 @@ class _Drawn:
         self._progress.start()
 
     def update(self, text: str, share: tuple[int, int] | None, rate: str) -> None:
+        """`share`: (bytes read, of all), None where the end is unknown; `rate`: text behind the bar."""
         done, total = share or (0, 0)
         self._progress.update(
             self._task, description=text, completed=min(done, total), total=total or None, rate=rate
@@ -129,4 +130,5 @@ class _Drawn:
         self._progress.refresh()
 
     def stop(self) -> None:
+        """Takes the bar off the terminal."""
         self._progress.stop()

@@ -66,9 +66,11 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(1, str(root), entries, _digest(str(root), entries))
 
     def path(self, entry: Entry) -> Path:
+        """Absolute: the folder of the edit with the entry's name."""
         return Path(self.root) / entry.name
 
     def aside(self, entry: Entry) -> Path:
+        """In the file's own folder, so that the two names can be exchanged."""
         return self.path(entry).with_name(entry.temporary)
 
     def states(self) -> dict[str, State]:

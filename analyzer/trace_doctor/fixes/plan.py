@@ -41,6 +41,7 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
 
     def of(self, *statuses: Status) -> list[PlannedFix]:
+        """Fixes with one of these statuses, in the order of the plan."""
         return [item for item in self.items if item.status in statuses]
 
     def only(self, choice: Iterable[PlannedFix]) -> Plan:

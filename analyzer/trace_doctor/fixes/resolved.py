@@ -35,6 +35,7 @@ class PlannedFix:
 
     @property
     def label(self) -> str:
+        """The finding's id, with the number of the fix (from 1) where it has several."""
         return self.finding.id if len(self.finding.fixes) == 1 else f"{self.finding.id}.{self.index + 1}"
 
     @property

@@ -82,6 +82,7 @@ class _Judge:
         return [c for c in changes if c.before or c.after]
 
     def change(self, name: str, a: Sample, b: Sample, unit: Unit, kind: str = "") -> Change:
+        """`unit`: us or bytes. Noise within three standard errors, and within what LEAST_CHANGE and its siblings allow."""
         moved = b.value - a.value
         floor = LEAST_OF_STEP * self.step_us if unit == "us" else LEAST_BYTES
         noise = max(3 * hypot(a.error, b.error), LEAST_CHANGE * a.value, floor)

@@ -170,6 +170,7 @@ class _Reader:
     recompiles: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def take(self, header: bytes, payload: bytes) -> None:
+        """One line of the log: its JSON and the text below; what cannot be read is only counted."""
         try:
             record = msgspec.json.decode(header)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -189,6 +190,7 @@ class _Reader:
                     self.unreadable += 1
 
     def log(self, display: str) -> CompileLog:
+        """What all lines so far tell; `display` is the file's name in messages."""
         warnings = []
         if self.unreadable:
             warnings.append(f"{self.unreadable} lines could not be read")

@@ -120,6 +120,7 @@ class _Child:
         self._connection = Connection(ours.detach())
 
     def await_ready(self) -> None:
+        """Raises ChildNotStarted where the process ends before it is ready."""
         try:
             self._connection.recv()
         except (EOFError, OSError):

@@ -74,6 +74,7 @@ class _Reports:
         self._last = time.monotonic()
 
     def read(self, count: int) -> None:
+        """`count` more bytes of the file; reports at most one message in each interval."""
         self._count += count
         now = time.monotonic()
         if now - self._last >= _EVERY:
@@ -81,6 +82,7 @@ class _Reports:
             self._last = now
 
     def send(self) -> None:
+        """The bytes since the last report."""
         self._connection.send(self._count)
         self._count = 0
 

@@ -108,6 +108,7 @@ class _File:
 
     @property
     def loaded(self) -> Content | TraceDoctorError:
+        """What came of it, once it has been loaded: the content, or the error to report."""
         assert self.outcome is not None
         return self.outcome
 
@@ -187,6 +188,7 @@ class _Told:
         self.count = 0
 
     def read(self, count: int) -> None:
+        """`count` more bytes of the file."""
         self.count += count
         self._progress.read(count)
 

@@ -200,6 +200,7 @@ class CallArguments(Parameters, frozen=True, kw_only=True, tag_field="callee"):
 
     @property
     def callee(self) -> str:
+        """Qualified name of the function or class."""
         return str(self.__struct_config__.tag)
 
     @property

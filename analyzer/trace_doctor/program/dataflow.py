@@ -212,6 +212,7 @@ class Origins:
         return matches[0] if len(matches) == 1 else None
 
     def owner(self, definition: cst.CSTNode) -> cst.ClassDef | None:
+        """The class that a method is defined in; None for a function, and for one inside a method."""
         up = self.script.nearest(definition, cst.ClassDef, cst.FunctionDef)
         return up if isinstance(up, cst.ClassDef) else None
 
@@ -231,6 +232,7 @@ class Origins:
         return classes[0] if len(classes) == 1 else None
 
     def returns(self, function: cst.FunctionDef) -> list[cst.BaseExpression]:
+        """The values of its own `return` statements, not those of functions inside it; a bare `return` has none."""
         return [
             r.value
             for r in self.script.all(cst.Return, within=function)
@@ -324,11 +326,13 @@ class Origins:
         return self._constructs(node, lambda name: name in DATALOADERS)
 
     def is_optimizer(self, node: cst.BaseExpression) -> bool:
+        """Whether it constructs one, of torch's or of a class of this script; False for a name of one, and a scheduler."""
         return self._constructs(
             node, lambda name: bool(_OPTIMIZER.fullmatch(name)) and not _NOT_OPTIMIZER.fullmatch(name)
         )
 
     def is_model(self, node: cst.BaseExpression) -> bool:
+        """Whether it constructs an nn.Module, of torch's or of a class of this script; False for a name that holds one."""
         return self._constructs(node, lambda name: bool(_MODULE.fullmatch(name)))
 
     def constructed_class(self, node: cst.BaseExpression) -> cst.ClassDef | None:
@@ -380,18 +384,22 @@ def _params(function: cst.FunctionDef) -> list[cst.Param]:
 
 
 def parameters(function: cst.FunctionDef) -> list[str]:
+    """Names in the order of the signature, `self` included, without `*args` and `**kwargs`."""
     return [p.name.value for p in _params(function)]
 
 
 def default_of(function: cst.FunctionDef, name: str) -> cst.BaseExpression | None:
+    """None for a parameter without a default, and for a name that is no parameter."""
     return next((p.default for p in _params(function) if p.name.value == name), None)
 
 
 def first_parameter(function: cst.FunctionDef) -> str | None:
+    """None for a function without parameters."""
     names = parameters(function)
     return names[0] if names else None
 
 
 def method_of(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
+    """None where the class's own body defines no such method."""
     body = owner.body.body if isinstance(owner.body, cst.IndentedBlock) else []
     return next((s for s in body if isinstance(s, cst.FunctionDef) and s.name.value == name), None)

@@ -37,6 +37,7 @@ class Edit:
 
     @property
     def identity(self) -> tuple[str, str]:
+        """(place, meaning): two edits of one place and meaning are the same, of one place and two meanings they clash."""
         return (self.key or f"{self.start}:{self.end}", self.meaning or self.text)
 
 
@@ -77,6 +78,7 @@ class Gathered:
     notes: list[str] = field(default_factory=list)
 
     def keep(self, file: TextFile, edits: Iterable[Edit]) -> None:
+        """Adds edits of a file to those it has; nothing for none."""
         if more := list(edits):
             self.files.setdefault(file.name, (file, []))[1].extend(more)
 

@@ -36,10 +36,12 @@ class Place:
 
     @property
     def program(self) -> Project:
+        """The project, else one of just these scripts."""
         return self.project or Project(self.scripts)
 
     @property
     def script(self) -> Script | None:
+        """None where several scripts are possible."""
         return self.scripts[0] if len(self.scripts) == 1 else None
 
 

@@ -32,12 +32,14 @@ class Layout(CodegenState):
 
     @classmethod
     def of(cls, module: cst.Module) -> Layout:
+        """Writes the module out once, which notes where every node begins and ends."""
         layout = cls(module.default_indent, module.default_newline)
         module._codegen(layout)
         return layout
 
     @property
     def text(self) -> str:
+        """What was written so far."""
         return "".join(self.tokens)
 
     def add_indent_tokens(self) -> None:

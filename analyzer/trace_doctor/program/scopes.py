@@ -42,6 +42,7 @@ class _Scope:
         return _visible(self.parent)
 
     def holder_of(self, name: str) -> _Scope | None:
+        """The scope that binds a name as seen from this one; None for a builtin or unknown name."""
         scope: _Scope | None = self
         while scope is not None:
             if name in scope.elsewhere:

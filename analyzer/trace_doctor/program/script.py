@@ -45,6 +45,7 @@ class Script(TextFile, SyntaxTree):
 
     @classmethod
     def read(cls, path: Path, name: str) -> Script:
+        """Raises OSError, and UnreadableScript for what is no Python."""
         return cls(path.read_bytes(), name, path)
 
     def rewritten(self, data: bytes) -> None:
@@ -60,6 +61,7 @@ class Script(TextFile, SyntaxTree):
         return self.line_of(start), self.line_of(end)
 
     def line(self, node: cst.CSTNode) -> int:
+        """The first line of a node, from 1."""
         return self.lines(node)[0]
 
     def covers(self, node: cst.CSTNode, line: int) -> bool:
@@ -68,6 +70,7 @@ class Script(TextFile, SyntaxTree):
         return first <= line <= last
 
     def code(self, node: cst.CSTNode) -> str:
+        """The text of a node as it is written, without the parentheses around it."""
         start, end = self.span(node)
         return self.text[start:end]
 
@@ -166,6 +169,7 @@ class Script(TextFile, SyntaxTree):
         return [c for c in self.all(cst.Call) if self.callee(c) in names]
 
     def imports(self, within: cst.CSTNode | None = None) -> list[cst.Import | cst.ImportFrom]:
+        """All below `within`, functions included; of the whole script where that is None."""
         return [*self.all(cst.Import, within), *self.all(cst.ImportFrom, within)]
 
     @cached_property

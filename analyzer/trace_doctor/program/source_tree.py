@@ -108,6 +108,7 @@ class SourceTree:
         )
 
     def path(self, name: str) -> Path:
+        """The root with a name of `files` or `others`."""
         return self.root / name
 
     def data(self, name: str) -> bytes:

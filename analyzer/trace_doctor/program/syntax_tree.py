@@ -33,6 +33,7 @@ class SyntaxTree:
         return start, min(end, self._end)
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
+        """None for the module."""
         return self._layout.parents.get(node)
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -74,4 +75,5 @@ class SyntaxTree:
             yield from self.below(child)
 
     def function_of(self, node: cst.CSTNode) -> cst.FunctionDef | None:
+        """The innermost function that a node is in; None at module level."""
         return self.nearest(node, cst.FunctionDef)

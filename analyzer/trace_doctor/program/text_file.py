@@ -67,9 +67,11 @@ class TextFile:
 
     @cached_property
     def line_starts(self) -> list[int]:
+        """Offset of each line's first character."""
         return [0, *(m.end() for m in _NEWLINE.finditer(self.text))]
 
     def line_of(self, offset: int) -> int:
+        """The line (from 1) that holds the character at an offset."""
         return bisect_right(self.line_starts, offset)
 
     def line_text(self, line: int) -> str:

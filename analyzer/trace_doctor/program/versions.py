@@ -27,6 +27,7 @@ class TorchBounds:
 
 
 def parse(text: str | None) -> Version | None:
+    """(major, minor) of `2.9.1+cu128`; None where it begins with no version."""
     match = re.match(r"\s*v?(\d+)\.(\d+)", text or "")
     return (int(match.group(1)), int(match.group(2))) if match else None
 

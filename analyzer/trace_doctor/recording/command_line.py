@@ -184,6 +184,7 @@ class _Reader:
         """whether `-m` names a module: Python or a launcher was named, and no script yet"""
 
     def read(self, command: Sequence[str]) -> Iterator[str]:
+        """The words with secrets masked and paths short, one for one; the first that is no assignment is the program."""
         program_seen = False
         for word in command:
             if not program_seen and not _ASSIGNED.fullmatch(word):

@@ -24,6 +24,7 @@ class _Kind:
     """what stands for the names where they are many"""
 
     def line(self) -> str:
+        """The text with the first names, or `brief` where there are more."""
         names = ", ".join(self.names[:_NAMED])
         if len(self.names) > _NAMED:
             names = self.brief or f"{names} and {len(self.names) - _NAMED} more"

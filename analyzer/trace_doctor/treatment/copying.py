@@ -123,6 +123,7 @@ class _Copy:
     """data that is to be copied when it is known that there is room: names and bytes"""
 
     def run(self) -> None:
+        """Data comes last, when it is known that there is room. Raises OSError, and UsageError where there is none."""
         self._folders([("", "project")])
         if not self._later:
             return

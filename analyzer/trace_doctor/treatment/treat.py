@@ -298,6 +298,7 @@ class _Outcome:
             say(line)
 
     def treatment(self) -> Treated:
+        """What is known by now, with its verdict and exit code, and the plan of what was kept."""
         loop, options = self.loop, self.options
         edits = loop.setup.edits
         treatment = Treatment(

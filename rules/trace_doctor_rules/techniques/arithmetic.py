@@ -29,6 +29,7 @@ def autocast(verify: str, dtype: str = "bfloat16", target: Target | None = None)
 
 
 def tf32(verify: str) -> Fix:
+    """An edit: inputs of fp32 products are rounded to ten bits of mantissa."""
     return patch(
         "Let fp32 products use TF32",
         "matmul-precision",
@@ -39,6 +40,7 @@ def tf32(verify: str) -> Fix:
 
 
 def channels_last(verify: str) -> Fix:
+    """An edit: same values, NHWC in memory, for convolutions on Tensor Cores."""
     return patch(
         "Keep images and weights with the channels last",
         "channels-last",
@@ -49,6 +51,7 @@ def channels_last(verify: str) -> Fix:
 
 
 def cudnn_benchmark(verify: str) -> Fix:
+    """An edit: pays where input shapes repeat."""
     return patch(
         "Let cuDNN try its convolution algorithms",
         "set-config",

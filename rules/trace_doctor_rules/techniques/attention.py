@@ -7,6 +7,7 @@ from trace_doctor_rules._shared import LOWER_PEAK, advice, patch
 
 
 def use_sdpa(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
+    """An edit of attention that is written out as product, softmax, product."""
     return patch(
         "Use scaled_dot_product_attention",
         "use-sdpa",
@@ -19,6 +20,7 @@ def use_sdpa(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
 
 
 def sdpa_backend(verify: str, target: Target | None = None) -> Fix:
+    """Shown only: it raises where the flash kernel refuses, which tells why."""
     return patch(
         "Ask for the flash kernel, which says why it refuses",
         "sdpa-backend",
@@ -32,6 +34,7 @@ def sdpa_backend(verify: str, target: Target | None = None) -> Fix:
 
 
 def no_attention_weights(verify: str, target: Target | None = None) -> Fix:
+    """Advice: with the weights asked for, every score is stored."""
     return advice(
         "Do not ask nn.MultiheadAttention for the weights",
         "out, _ = self.attention(x, x, x, need_weights=False)   # then it uses scaled_dot_product_attention",
@@ -42,6 +45,7 @@ def no_attention_weights(verify: str, target: Target | None = None) -> Fix:
 
 
 def attention_libraries(verify: str) -> Fix:
+    """Advice for masks and biases that no fused kernel of SDPA takes."""
     return advice(
         "Where a mask or a bias keeps SDPA from its fast kernels: another library's",
         "# FlexAttention (torch 2.5 and later): a mask or a bias as a function, fused by the compiler\n"

@@ -9,6 +9,7 @@ from trace_doctor_rules._shared import LAST_BITS, advice, patch
 
 
 def compile_model(verify: str, mode: str | None = None) -> Fix:
+    """An edit. `mode`: one of torch.compile's; None for its default."""
     mode_argument = f', mode="{mode}"' if mode else ""
     return patch(
         "Compile the model",
@@ -23,6 +24,7 @@ def compile_model(verify: str, mode: str | None = None) -> Fix:
 
 
 def compile_blocks(verify: str) -> Fix:
+    """An edit: compiles in the time of one block, where the model repeats it."""
     return patch(
         "Compile the repeated block once",
         "compile-blocks",
@@ -34,6 +36,7 @@ def compile_blocks(verify: str) -> Fix:
 
 
 def compile_loss(verify: str) -> Fix:
+    """An edit for a model that is compiled already."""
     return patch(
         "Compile the loss as well",
         "compile-loss",
@@ -61,6 +64,7 @@ def mark_dynamic(
 
 
 def steady_shapes(verify: str) -> Fix:
+    """Advice: padding to few sizes, and the largest batch first."""
     return advice(
         "Keep shapes alike, or run the largest first",
         "def pad(batch, value, bucket=64):   # (batch, length); labels with -100, masks with 0\n"
@@ -100,6 +104,7 @@ def keep_in_graph(verify: str, place: Target, hints: Iterable[str] = ()) -> Fix:
 
 
 def forbid_graph_breaks() -> Fix:
+    """Shown only: it raises as long as a break is left, so it comes after the others."""
     return patch(
         "Then make a new break an error",
         "set-call-args",

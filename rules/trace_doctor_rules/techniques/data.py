@@ -27,6 +27,7 @@ def start_workers(workers: int, verify: str, *, pin: bool, prefetch: int, target
 
 
 def start_workers_in_trainer(workers: int, verify: str, *, pin: bool, prefetch: int) -> Fix:
+    """Shown beside `start_workers`: the same arguments as the Trainer calls them."""
     arguments = ",\n    ".join(f"dataloader_{argument}" for argument in _shown(workers, pin, prefetch))
     return Fix(
         title="The same for the Hugging Face Trainer",
@@ -40,6 +41,7 @@ def start_workers_in_trainer(workers: int, verify: str, *, pin: bool, prefetch: 
 
 
 def start_workers_in_lightning(workers: int, verify: str, *, pin: bool, prefetch: int) -> Fix:
+    """Shown beside `start_workers`: the same arguments, in the DataModule."""
     arguments = ",\n        ".join(_shown(workers, pin, prefetch))
     return Fix(
         title="The same for Lightning: in the loaders that the DataModule returns",
@@ -92,6 +94,7 @@ def work_ahead(late: str, verify: str) -> Fix:
 
 
 def pinned_copies(verify: str, target: Target | None = None) -> Fix:
+    """An edit of loader and copies together, `safe`: either alone still waits."""
     return patch(
         "Copy batches from pinned memory without waiting",
         "pinned-copies",
@@ -118,6 +121,7 @@ def persistent_workers(verify: str, workers: int | None = None, target: Target |
 
 
 def shard_iterable(verify: str) -> Fix:
+    """Shown only: reads every sample in every worker, and delivers a share of them."""
     return patch(
         "With an IterableDataset: let each worker take its share first",
         "shard-iterable",

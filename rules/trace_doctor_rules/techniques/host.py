@@ -7,6 +7,7 @@ from trace_doctor_rules._shared import LAST_BITS, advice, patch
 
 
 def create_on_device(verify: str, target: Target | None = None) -> Fix:
+    """An edit: fills on the device instead of filling, copying and freeing on the host."""
     return patch(
         "Create the tensor where it is used",
         "tensor-device",
@@ -18,6 +19,7 @@ def create_on_device(verify: str, target: Target | None = None) -> Fix:
 
 
 def make_once(verify: str, target: Target | None = None) -> Fix:
+    """Advice for a tensor that is the same in every step."""
     return advice(
         "Or make it once, before the loop",
         'self.register_buffer("mask", torch.ones(n).tril(), persistent=False)   # moves with the module\n'
@@ -72,6 +74,7 @@ _OFF_THE_STEP = {
 
 
 def vectorise(verify: str, target: Target | None = None) -> Fix:
+    """Advice: one operator on the whole tensor for a loop over its elements."""
     return advice(
         "Do for the whole tensor what the loop does for its elements",
         "y = (x * w).sum(-1)                       # for i in range(n): y[i] = (x[i] * w[i]).sum()\n"
@@ -84,6 +87,7 @@ def vectorise(verify: str, target: Target | None = None) -> Fix:
 
 
 def cuda_graphs(verify: str) -> Fix:
+    """Advice for steps of fixed shapes: all launches of a step become one."""
     return advice(
         "Or record the step as a CUDA graph by hand",
         "step = torch.cuda.make_graphed_callables(model, (sample,))   # forward and backward\n"
@@ -94,6 +98,7 @@ def cuda_graphs(verify: str) -> Fix:
 
 
 def fill_the_gpu(verify: str) -> Fix:
+    """Advice: the same launches for more samples; the learning rate has to follow."""
     return advice(
         "Or give each launch more to do: a larger batch",
         "DataLoader(..., batch_size=<twice as many, as long as memory lasts>)   # HF: per_device_train_batch_size",

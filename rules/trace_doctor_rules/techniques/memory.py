@@ -7,6 +7,7 @@ from trace_doctor_rules._shared import LAST_BITS, LOWER_PEAK, advice, patch
 
 
 def keep_the_cache(verify: str, target: Target | None) -> Fix:
+    """An edit: removes torch.cuda.empty_cache() from the loop."""
     return patch(
         "Drop empty_cache() from the loop",
         "remove-call",
@@ -19,6 +20,7 @@ def keep_the_cache(verify: str, target: Target | None) -> Fix:
 
 
 def release_output(verify: str, target: Target | None, *, inference: bool) -> Fix:
+    """Advice. `inference`: no backward() follows the forward."""
     if inference:
         return advice(
             "Run inference without gradients",
@@ -39,6 +41,7 @@ def release_output(verify: str, target: Target | None, *, inference: bool) -> Fi
 
 
 def max_split_size(verify: str) -> Fix:
+    """Shown: an environment variable, for devices without expandable segments."""
     return Fix(
         title="Where segments cannot grow: leave large blocks whole",
         kind="env",
@@ -50,6 +53,7 @@ def max_split_size(verify: str) -> Fix:
 
 
 def chunked_loss(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
+    """An edit: logits of one chunk of tokens exist at a time, not tokens x vocabulary."""
     return patch(
         "Compute the loss in chunks, or with a fused kernel",
         "chunked-loss",
@@ -63,6 +67,7 @@ def chunked_loss(verify: str = LOWER_PEAK, target: Target | None = None) -> Fix:
 
 
 def fused_optimizer(name: str | None, verify: str = LOWER_PEAK, *, on_gpu: bool = True) -> Fix:
+    """An edit. `name`: the class in torch.optim, None where it is not known; `on_gpu`: where the parameters are."""
     beside = "or foreach=False: slower, no temporaries" if on_gpu else "on a CPU: torch 2.4 and later"
     return patch(
         "Use the fused optimizer: it needs no temporaries",
@@ -76,6 +81,7 @@ def fused_optimizer(name: str | None, verify: str = LOWER_PEAK, *, on_gpu: bool 
 
 
 def foreach_optimizer(name: str, verify: str) -> Fix:
+    """An edit. `name`: the class in torch.optim."""
     return patch(
         "Update all parameters at once",
         "optimizer-args",
@@ -87,6 +93,7 @@ def foreach_optimizer(name: str, verify: str) -> Fix:
 
 
 def update_together(verify: str, target: Target | None) -> Fix:
+    """Advice for an update that is written out as a loop over parameters."""
     return advice(
         "Update all tensors at once",
         "torch.optim.AdamW(model.parameters(), lr=lr, fused=True)   # instead of the rule written by hand, where it is one\n"
@@ -99,6 +106,7 @@ def update_together(verify: str, target: Target | None) -> Fix:
 
 
 def checkpoint_blocks(verify: str) -> Fix:
+    """An edit: activations of one block at a time, for about a third more compute."""
     return patch(
         "Recompute activations in backward",
         "checkpoint-blocks",
@@ -110,6 +118,7 @@ def checkpoint_blocks(verify: str) -> Fix:
 
 
 def gradient_accumulation(verify: str, steps: int = 2) -> Fix:
+    """Shown only: `steps` batches of 1/`steps` the size for each optimizer step."""
     return patch(
         "Or take smaller batches, and step after several of them",
         "gradient-accumulation",
@@ -124,6 +133,7 @@ def gradient_accumulation(verify: str, steps: int = 2) -> Fix:
 
 
 def larger_batch(verify: str, size: int) -> Fix:
+    """An edit. `size`: samples of a batch."""
     return patch(
         f"Take batches of {size}",
         "batch-size",
@@ -135,6 +145,7 @@ def larger_batch(verify: str, size: int) -> Fix:
 
 
 def raise_batch(verify: str, factor: int) -> Fix:
+    """Advice where the batch size is not known. `factor`: how many times as large."""
     return advice(
         f"Take larger batches: up to {factor} times as large",
         f"DataLoader(..., batch_size={factor} * batch_size)   # HF: per_device_train_batch_size, and accumulate less\n"
@@ -145,6 +156,7 @@ def raise_batch(verify: str, factor: int) -> Fix:
 
 
 def less_optimizer_state(verify: str) -> Fix:
+    """Shown only: another update rule or rounding, which the loss curve has to allow."""
     return patch(
         "Keep less optimizer state",
         "replace-optimizer",
@@ -158,6 +170,7 @@ def less_optimizer_state(verify: str) -> Fix:
 
 
 def offload(verify: str) -> Fix:
+    """Shown only: frees the device of optimizer state, for copies over PCIe in every step."""
     return patch(
         "Keep optimizer state on the host",
         "deepspeed-zero",

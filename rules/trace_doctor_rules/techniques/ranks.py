@@ -7,6 +7,7 @@ from trace_doctor_rules._shared import LAST_BITS, advice, patch
 
 
 def no_sync(verify: str) -> Fix:
+    """An edit for gradient accumulation: one all-reduce for several backward passes."""
     return patch(
         "Exchange accumulated gradients once",
         "no-sync",
@@ -18,6 +19,7 @@ def no_sync(verify: str) -> Fix:
 
 
 def ddp_arguments(verify: str) -> Fix:
+    """An edit: gradients are views of the buckets, and the graph is searched once."""
     return patch(
         "Let DistributedDataParallel reduce in place, over a graph that does not change",
         "set-call-args",
@@ -33,6 +35,7 @@ def ddp_arguments(verify: str) -> Fix:
 
 
 def prefetch_shards(verify: str) -> Fix:
+    """Advice for FSDP, whose all-gathers are exposed."""
     return advice(
         "Gather the parameters of the next block while this one computes",
         "FSDP2: for a, b in zip(blocks, blocks[1:]): a.set_modules_to_forward_prefetch([b])\n"
@@ -47,6 +50,7 @@ def prefetch_shards(verify: str) -> Fix:
 
 
 def overlap_collective(verify: str) -> Fix:
+    """Advice for collectives that the script starts itself."""
     return advice(
         "Start the collective earlier and wait where its result is needed",
         "work = dist.all_reduce(x, async_op=True)\n...                      # compute that does not need x\nwork.wait()\n"
@@ -58,6 +62,7 @@ def overlap_collective(verify: str) -> Fix:
 
 
 def fully_shard(verify: str) -> Fix:
+    """An edit: each rank holds 1/N of parameters, gradients and optimizer state."""
     return patch(
         "Share parameters, gradients and optimizer state among the ranks",
         "fully-shard",
@@ -85,6 +90,7 @@ def zero(verify: str, stage: int = 2) -> Fix:
 
 
 def data_parallel(verify: str) -> Fix:
+    """Advice for nn.DataParallel, which copies the model in every step."""
     return advice(
         "One process a GPU: DistributedDataParallel",
         "# started by: torchrun --nproc-per-node=gpu train.py\n"
@@ -98,6 +104,7 @@ def data_parallel(verify: str) -> Fix:
 
 
 def grouped_gemm(verify: str, target: Target | None = None) -> Fix:
+    """Advice for mixtures of experts: one product for all of a layer."""
     return advice(
         "Multiply all experts at once",
         "order = expert.argsort()   # expert: the number of each token's expert\n"

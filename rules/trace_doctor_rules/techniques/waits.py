@@ -9,6 +9,7 @@ _LATER = "code that acts on the value in every step (early stopping, NaN checks)
 
 
 def read_seldom(verify: str, target: Target | None) -> Fix:
+    """An edit: one wait in 50 steps."""
     return patch(
         "Read the value only every 50 steps",
         "every-n-guard",
@@ -21,6 +22,7 @@ def read_seldom(verify: str, target: Target | None) -> Fix:
 
 
 def sum_on_device(verify: str, target: Target | None) -> Fix:
+    """An edit: a running sum stays a tensor, with one wait where it is read."""
     return patch(
         "Keep running sums on the device",
         "sum-on-device",
@@ -46,6 +48,7 @@ def fixed_sizes(verify: str, operator: str, target: Target | None) -> Fix:
 
 
 def copy_seldom(verify: str, target: Target | None) -> Fix:
+    """Advice: one copy for N steps; the results stay on the device until then."""
     return advice(
         "Copy results to the host less often, all at once",
         "Collect on the device and copy once after N steps:\n"
@@ -58,6 +61,7 @@ def copy_seldom(verify: str, target: Target | None) -> Fix:
 
 
 def copy_behind(verify: str, target: Target | None) -> Fix:
+    """Advice: a copy to pinned memory with an event, read one step later."""
     return advice(
         "Or copy to pinned memory and read it a step later",
         "buffer = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)\n"

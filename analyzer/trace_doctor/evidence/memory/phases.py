@@ -37,6 +37,7 @@ class Phases(Struct, frozen=True, dict=True):
 
     @classmethod
     def build(cls, history: DeviceHistory, stacks: MemoryStacks) -> Phases:
+        """Of the entries of one device; those whose stage neither stack nor annotation tells belong to the phase before."""
         entry_stage = stacks.stages(history.entry_stack)
         spans = _annotated(history, stacks.snapshot)
         for start, end, stage in spans:

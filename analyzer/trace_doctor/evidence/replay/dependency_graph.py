@@ -88,6 +88,7 @@ class ReplayGraph(Struct, frozen=True, dict=True):
 
     @classmethod
     def build(cls, facts: Facts, window: tuple[int, int]) -> Self:
+        """Of the calls and operations in `window`, ns from start to end."""
         run = facts.run
         call_of_row, calls = _host_calls(facts, window)
         ops = _gpu_ops(run, facts[Launches], window, calls, call_of_row)

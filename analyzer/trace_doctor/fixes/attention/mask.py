@@ -39,6 +39,7 @@ def callee_of(script: Script, call: cst.Call) -> tuple[str, str, cst.BaseExpress
 
 
 def is_minus_infinity(script: Script, node: cst.BaseExpression) -> bool:
+    """`float("-inf")`, `-float("inf")`, `-torch.inf`; False for a large negative number, which is not the same."""
     sign, number = "-", node  # what the text of float() begins with, and what it is called for
     if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
         sign, number = "", node.expression

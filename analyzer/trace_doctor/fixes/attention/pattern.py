@@ -70,6 +70,7 @@ class _Chain:
         self.operands: list[cst.BaseExpression] = []
 
     def refuse(self, why: str, node: cst.CSTNode) -> NoEdit:
+        """The reason at a node, to be raised."""
         return refusal(self.script, node, why)
 
     # ------------------------------------------------------------------ one operation
@@ -116,12 +117,14 @@ class _Chain:
     def fill_mask(
         self, mask: cst.BaseExpression, fill: cst.BaseExpression, node: cst.CSTNode
     ) -> cst.BaseExpression:
+        """`mask`, where what it fills in is minus infinity; raises NoEdit for any other number."""
         if not is_minus_infinity(self.script, fill):
             why = "masked scores are not minus infinity, so rows that are masked entirely would come out differently"
             raise self.refuse(why, node)
         return mask
 
     def is_dropout(self, call: cst.Call) -> bool:
+        """Whether it is the function or a module's call; of a module only where all it can be are nn.Dropout."""
         if self.script.callee(call) == "torch.nn.functional.dropout":
             return True
         all_are, name = dataflow_of(self.script).all_are, "torch.nn.Dropout"
@@ -225,6 +228,7 @@ class _Chain:
     # ------------------------------------------------------------------ judging
 
     def read(self, weights: cst.BaseExpression, value: cst.BaseExpression) -> Attention:
+        """The attention that ends in this product; raises NoEdit where a part of it is not provably the same."""
         layers, (query, key) = self.layers(weights)
         kinds = [layer.kind for layer in layers]
         if kinds.count("softmax") != 1:
@@ -276,6 +280,7 @@ class _Chain:
         self.match.dropout = chance
 
     def set_mask(self, layer: Layer, *, scaled_later: bool) -> None:
+        """`scaled_later`: a factor is applied to what the mask was applied to; raises NoEdit for a second mask."""
         if self.match.mask is not None or self.match.causal:
             raise self.refuse("there are two masks", layer.node)
         assert layer.operand is not None
@@ -300,6 +305,7 @@ class _Chain:
         query: cst.BaseExpression,
         key: cst.BaseExpression,
     ) -> None:
+        """Without factors 1.0, for 1/sqrt(last size) the default; raises NoEdit for more than one factor."""
         if not factors:
             self.match.scale = "1.0"
             return

@@ -71,6 +71,7 @@ class _Loader:
         """an expression for the number of workers that a user may set to 0"""
 
     def set_arguments(self, settings: dict[str, Any]) -> Change:
+        """`settings`: name -> value, workers first. Raises NoEdit where they are there, or what holds them cannot be seen."""
         script = self.script
         if settings.get("num_workers"):
             _refuse_iterable(self.project, script, self.call)

@@ -56,6 +56,7 @@ class InScript:
     """keys that are set or removed elsewhere; with "*" any can be"""
 
     def value(self, *path: str) -> object:
+        """None where nothing is set; OTHER for a dictionary, and for what the script changes elsewhere."""
         if path[0] in self.changed_keys:
             return OTHER
         node: cst.BaseExpression | None = self.node
@@ -66,9 +67,11 @@ class InScript:
         return OTHER if isinstance(node, cst.Dict) else literal(node)
 
     def candidate(self, *path: str) -> Candidate:
+        """The dictionary's first line, for any path."""
         return candidate(self.file, self.node)
 
     def merge(self, values: Values) -> list[Edit]:
+        """Raises NoEdit where the script changes the dictionary elsewhere, or an entry is no plain value."""
         if self.changed_keys & {*values, "*"}:
             raise refusal(self.file, self.node, "the dictionary is changed in other places")
         return list(self._merge(self.node, values))

@@ -39,6 +39,7 @@ class Node:
     """keys that the mapping has more than once"""
 
     def add(self, key: str, start: int, value: Node) -> None:
+        """A member of a mapping; `start` is the offset of its key. Of one key that comes twice the last counts."""
         assert self.members is not None
         if key in self.members:
             self.duplicates.add(key)

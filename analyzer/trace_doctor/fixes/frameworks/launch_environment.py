@@ -40,10 +40,12 @@ class Assignment:
 
     @property
     def text(self) -> str | None:
+        """The value without quotes; None where its end cannot be told."""
         return None if self.end is None else self.file.text[self.start : self.end]
 
     @property
     def candidate(self) -> Candidate:
+        """The line of the value, as people are shown it."""
         return candidate_at(self.file, self.start)
 
     def says(self, option: str) -> bool:

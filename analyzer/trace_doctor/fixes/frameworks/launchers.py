@@ -33,6 +33,7 @@ class Command:
 
     @property
     def text(self) -> str:
+        """Launcher, script and arguments, line ends with their backslashes included."""
         return self.file.text[self.start : self.end]
 
     def option(self, *names: str) -> str | None:
@@ -50,6 +51,7 @@ class Command:
 
     @property
     def candidate(self) -> Candidate:
+        """The line on which the arguments of the script begin."""
         return candidate_at(self.file, self.arguments)
 
 

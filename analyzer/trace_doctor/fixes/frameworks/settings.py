@@ -52,6 +52,7 @@ def is_available(place: Place, framework: str, setting: Setting | Plugin | None)
 
 
 def needs(framework: str, setting: Setting, value: str) -> str:
+    """A note for a setting that the pinned release may not have; the setting has a `since`, or its plugin has."""
     since = ".".join(map(str, setting.since or (setting.plugin.since if setting.plugin else None) or ()))
     return f"with {framework} {since} or newer also {setting.name}={setting.value.format(value)}"
 
@@ -92,9 +93,11 @@ class _Construction:
             self.edits.keep(*self.arguments.add(None, self.additions))
 
     def refusal(self, why: str) -> NoEdit:
+        """The reason at the call, to be raised."""
         return refusal(self.script, self.call, why, framework=self.framework)
 
     def refuse_excluded(self, setting: Setting | Plugin) -> None:
+        """Raises NoEdit where the call sets what excludes the setting."""
         for other in setting.excludes:
             there = self.arguments.find(other)
             if there is not None and literal(there.value) not in (None, False):

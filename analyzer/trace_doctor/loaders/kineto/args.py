@@ -131,6 +131,7 @@ class _Kept:
         self._text = text
 
     def at(self, offset: int, size: int) -> bytes:
+        """Fewer bytes past the end of the text."""
         return self._text[offset : offset + size]
 
 
@@ -140,6 +141,7 @@ class _File:
         weakref.finalize(self, file.close)
 
     def at(self, offset: int, size: int) -> bytes:
+        """Fewer bytes past the end of the file."""
         self._file.seek(offset)
         return self._file.read(size)
 
@@ -158,6 +160,7 @@ class _Unpacked:
         """of the stretches in the file: where, and how long"""
 
     def at(self, offset: int, size: int) -> bytes:
+        """Offsets of the unpacked text; fewer bytes where the stream ends or is damaged."""
         piece = b""
         while len(piece) < size and (part := self._part(offset + len(piece), size - len(piece))):
             piece += part

@@ -368,6 +368,7 @@ class _Table:
         self._count += count
 
     def add(self, part: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Column -> values of further events, all of one length; makes room where that is short."""
         old, new = self._count, self._count + len(part["ts"])
         if new > self.room:
             self.reserve(new)

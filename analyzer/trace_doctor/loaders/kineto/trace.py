@@ -104,6 +104,7 @@ class _Keep:
             yield piece
 
     def whole(self) -> bytes | None:
+        """The text as read so far; None where it was more than is kept."""
         return b"".join(self._kept) if self._kept is not None else None
 
 

@@ -18,6 +18,7 @@ _SCHEDULER = re.compile(r"lr_scheduler|LR$|[Ss]chedule[r_]")
 
 
 def loops(script: Script) -> list[Loop]:
+    """`for` and `while` statements, by where they begin."""
     return sorted([*script.all(cst.For), *script.all(cst.While)], key=script.span)
 
 

@@ -62,6 +62,7 @@ class Model:
 
 
 def home_of(script: Script, node: cst.CSTNode) -> Home:
+    """The loop around a node, else its function, else the module."""
     return enclosing_loop(script, node) or script.function_of(node) or script.module
 
 

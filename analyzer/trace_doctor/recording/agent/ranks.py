@@ -62,7 +62,7 @@ class Leader:
         return False
 
     def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None:
-        """The phase behind a step (None: as before); the schedule is written for the other ranks. `seconds`: of the step."""
+        """The phase behind a step (None: enough is recorded); the schedule is written for the other ranks. `seconds`: of the step."""
         phase = self.plan.after(step, seconds, compiled, elapsed)
         if self.plan.schedule is not self._written and self.plan.schedule is not None:
             whole_files.write(self._path, self.plan.schedule.to_json())
@@ -87,7 +87,7 @@ class Follower:
         return False
 
     def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None:
-        """The phase behind a step, by the schedule that the first rank wrote; None: as before."""
+        """The phase behind a step, by the schedule that the first rank wrote; None: enough is recorded."""
         try:
             stat = os.stat(self._path)
             if (stat.st_ino, stat.st_mtime_ns) != self._stamp:

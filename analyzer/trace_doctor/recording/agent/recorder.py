@@ -29,9 +29,14 @@ TRIES = 3
 class Deciding(Protocol):
     """A plan, a leader or a follower."""
 
-    def restart(self) -> None: ...
-    def prolong(self, step: int, steps: int) -> bool: ...
-    def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None: ...
+    def restart(self) -> None:
+        """What came before was no training."""
+
+    def prolong(self, step: int, steps: int) -> bool:
+        """Whether the phase of `step` lasts so many steps longer."""
+
+    def after(self, step: int, seconds: float | None, compiled: bool, elapsed: float) -> Phase | None:
+        """The phase of the next step; None: enough is recorded. `seconds`: of the step, `elapsed`: since the first one."""
 
 
 @dataclass

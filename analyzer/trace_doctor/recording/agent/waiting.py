@@ -25,6 +25,7 @@ class TorchWatch:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """None for all but the first look for torch, whose loader then tells when it has been loaded."""
         if name != "torch" or self._looking:
             return None
         self._looking = True

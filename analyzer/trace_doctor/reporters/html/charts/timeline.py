@@ -40,6 +40,7 @@ class _Size:
 
     @classmethod
     def of(cls, lanes: int) -> _Size:
+        """The more lanes, the lower each."""
         return cls(84, 116) if lanes == 1 else cls(46, 78) if lanes <= 4 else cls(24, 50)
 
 
