@@ -193,9 +193,8 @@ class Scratch:
                 neighbour = folder / name
                 if self.folder.is_relative_to(neighbour) or looks_written(name):
                     continue
-                links[f"{here}/{name}"] = self._routes.into_copy(str(neighbour), around=True) or str(
-                    neighbour
-                )
+                target = self._routes.into_copy(str(neighbour), around=True)
+                links[f"{here}/{name}"] = target or str(neighbour)
                 self._tree.make_link(f"{here}/{name}", links[f"{here}/{name}"])
                 beside.setdefault(str(folder), []).append(name)
         return folders, links, beside

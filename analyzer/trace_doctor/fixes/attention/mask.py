@@ -230,17 +230,13 @@ def _shape(script: Script, node: cst.BaseExpression, depth: int) -> tuple[cst.Ba
     if isinstance(node, cst.Name | cst.Attribute):
         return _shape_of_variable(script, node, depth)
     value, method = receiver(node), method_name(node) or ""
-    if (
-        value is None
-        or not isinstance(node, cst.Call)
-        or len(arguments := positional(node)) != len(node.args)
-    ):
+    if value is None or not isinstance(node, cst.Call) or len(args := positional(node)) != len(node.args):
         return None
-    if method in ("view", "reshape") and arguments:
-        sizes = [e.value for e in arguments[0].elements] if isinstance(arguments[0], cst.Tuple) else arguments
+    if method in ("view", "reshape") and args:
+        sizes = [e.value for e in args[0].elements] if isinstance(args[0], cst.Tuple) else args
         return (sizes[-1], len(sizes)) if len(sizes) > 2 else None
     inner = _shape(script, value, depth + 1)
-    return None if inner is None else _through(method, [literal(p) for p in arguments], *inner)
+    return None if inner is None else _through(method, [literal(p) for p in args], *inner)
 
 
 def _shape_of_variable(

@@ -261,22 +261,19 @@ def channels_last(place: Place, params: Parameters) -> Change:
     homes = {id(s): s for s in (script, model.construction[0], *(model.definition or ())[:1])}
     if not images and not any(s.calls("torch.nn.Conv2d") for s in homes.values()):
         raise refusal(*model.construction, "the model has no Conv2d in these scripts")
-    images_arg = call.args[0].value if call.args and call.args[0].keyword is None else None
-    if images_arg is None or not isinstance(images_arg, cst.Name) or len(model.calls) > 1:
+    arg = call.args[0].value if call.args and call.args[0].keyword is None else None
+    if arg is None or not isinstance(arg, cst.Name) or len(model.calls) > 1:
         raise refusal(script, call, "the images have no name where the model is called")
     torch, imports = name_for(script, "torch", call)
     layout = f"{torch}.channels_last"
     to_layout = insert_after(script, model.setup, f"{model.name}.to(memory_format={layout})", "channels-last")
     edits = [*imports, to_layout]
-    moves = [
-        b.value
-        for b in dataflow_of(script).bindings_of(images_arg)
-        if isinstance(b.value, cst.Call | cst.Tuple)
-    ]
-    copies = [c for m in moves for c, r in method_calls(script, "to", m) if dotted(r) == images_arg.value]
+    bindings = dataflow_of(script).bindings_of(arg)
+    moves = [b.value for b in bindings if isinstance(b.value, cst.Call | cst.Tuple)]
+    copies = [c for m in moves for c, r in method_calls(script, "to", m) if dotted(r) == arg.value]
     if len(copies) == 1:
         edits += add_arguments(script, copies[0], {"memory_format": layout})
     else:
-        code = f"{images_arg.value} = {images_arg.value}.to(memory_format={layout})"
+        code = f"{arg.value} = {arg.value}.to(memory_format={layout})"
         edits.append(insert_before(script, whole_line(script, call), code, "channels-last-input"))
     return Change(script, tuple(edits), script.line(model.setup))

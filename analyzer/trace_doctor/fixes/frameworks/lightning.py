@@ -46,12 +46,8 @@ def in_lightning(
         arguments = Arguments(place.program, *call, {})
         if not arguments.hidden and arguments.find(table["log_every"].name) is None:
             return None
-    change = set_arguments(place, call, "lightning", table, wishes)
-    return (
-        together(change, divided_batch(place, int(wishes["accumulate"])))
-        if "accumulate" in wishes
-        else change
-    )
+    own = set_arguments(place, call, "lightning", table, wishes)
+    return together(own, divided_batch(place, int(wishes["accumulate"]))) if "accumulate" in wishes else own
 
 
 def _compile_model(place: Place, framework: str, calls: list[Call], params: Compile) -> Change:

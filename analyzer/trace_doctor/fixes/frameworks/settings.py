@@ -135,9 +135,8 @@ class _Construction:
         """What is the default already, or raises without workers, is not added."""
         if wishes.get("pin_memory") == "True":
             self.additions.pop("dataloader_pin_memory", None)
-        if "dataloader_num_workers" not in self.additions and not self.arguments.find(
-            "dataloader_num_workers"
-        ):
+        workers = "dataloader_num_workers"
+        if workers not in self.additions and not self.arguments.find(workers):
             self.additions.pop("dataloader_prefetch_factor", None)
             self.additions.pop("dataloader_persistent_workers", None)
 
