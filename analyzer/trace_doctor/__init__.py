@@ -43,6 +43,7 @@ _HOMES = {
     "Rule": "trace_doctor.rule",
     "Claim": "trace_doctor.rule",
     "Context": "trace_doctor.rule",
+    "NOTE_FROM": "trace_doctor.rule",
     "threshold": "trace_doctor.rule",
     "NotCaptured": "trace_doctor.errors",
     "Valid": "trace_doctor.testing",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from trace_doctor.model.verification import Verification as Verification
     from trace_doctor.notebook import Result as Result
     from trace_doctor.recording.api import record as record
+    from trace_doctor.rule import NOTE_FROM as NOTE_FROM
     from trace_doctor.rule import Claim as Claim
     from trace_doctor.rule import Context as Context
     from trace_doctor.rule import Rule as Rule

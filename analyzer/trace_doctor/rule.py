@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, dataclass_transform
 
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts, Options
@@ -36,11 +36,19 @@ class Threshold(NamedTuple):
     description: str
     unit: str
     source: str
+    note_from: float | None = None
+    """where it is not reached, but this is, the rule's claims are notes: no cost is silence because of a share"""
 
 
-def threshold(default: Any, description: str, *, unit: str = "", source: str = "") -> Any:
+NOTE_FROM = 0.01
+"""share of the step: less is within the noise of almost every run"""
+
+
+def threshold(
+    default: Any, description: str, *, unit: str = "", source: str = "", note_from: float | None = None
+) -> Any:
     """A configurable number of a rule: says what it means and where it comes from. In the rule it is a plain value."""
-    return Threshold(default, description, unit, source)
+    return Threshold(default, description, unit, source, note_from)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +70,8 @@ class Claim:
     """what the fixes take out of the run, for the combined replay; None where no replay applies"""
     owned: Sequence[tuple[int, int]] = ()
     """(start, end) ns of the time this claim owns, to tell whether another rule speaks of the same moments"""
+    minor: bool = False
+    """below the thresholds of its rule: a note, whatever the settings say"""
     key: str = ""
     """what tells this claim from others of the same rule, without times and line numbers (call site, op, frame)"""
 
@@ -169,6 +179,15 @@ class Rule:
     def thresholds(self) -> dict[str, Any]:
         """The thresholds in force, by name."""
         return {name: getattr(self, name) for name in self.known_thresholds}
+
+    def for_notes(self) -> Self | None:
+        """The rule with the thresholds from which on a cost is worth a note; those that were set stay. None without any."""
+        lower = {
+            name: known.note_from
+            for name, known in self.known_thresholds.items()
+            if known.note_from is not None and getattr(self, name) == known.default
+        }
+        return type(self)(**{**self.thresholds(), **lower}) if lower else None
 
     @classmethod
     def sections(cls) -> dict[str, str]:

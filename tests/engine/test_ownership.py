@@ -118,3 +118,17 @@ def test_a_capture_that_is_mostly_start_up_says_so() -> None:
     result = diagnosed(b)
     assert result.inputs[0].start_up_share == pytest.approx(0.98, abs=0.02)
     assert headline(result).startswith("99% of the capture is start-up")
+
+
+def test_a_cost_below_the_threshold_of_its_rule_is_a_note_and_never_more() -> None:
+    small = training(loader_us=300)  # 3 % of the step; TD101 speaks from 5 % on
+    result = diagnosed(small)
+    [note] = [f for f in result.findings if f.code == "TD101"]
+    assert note.severity == "info"
+    assert diagnosed(small, severity={"TD101": "critical"}).findings[0].severity != "critical"
+    assert not [f for f in diagnosed(training(loader_us=50)).findings if f.code == "TD101"]
+
+
+def test_a_threshold_that_was_set_is_kept() -> None:
+    result = diagnosed(training(loader_us=300), rules={"TD101": {"min_share": 0.2}})
+    assert not [f for f in result.findings if f.code == "TD101"]

@@ -101,7 +101,9 @@ def _verifiable(fix: Fix, code: str) -> Fix:
 
 def severity(rule: Rule, claim: Claim, settings: Settings) -> Severity:
     """From the saving's share; what is declared caps it, and so does how the saving is known: low confidence
-    and a model of it give `info`, medium confidence at most `warning`."""
+    and a model of it give `info`, medium confidence at most `warning`; what is below the rule's thresholds is a note."""
+    if claim.minor:
+        return "info"
     if override := settings.severity.get(rule.code) or settings.severity.get(rule.name):
         return _severity(override)
     share = _share(claim.saving)

@@ -78,7 +78,7 @@ def _run(view: View, rule: Rule) -> Verdict:
     try:
         for kind in rule.needs:
             ctx[kind]
-        claims = tuple(rule.check(ctx))
+        claims = tuple(rule.check(ctx)) or _notes(view, rule)
     except NotCaptured as missing:
         return Verdict(rule, "skipped", reason=missing.reason, capture=missing.capture)
     except (Exception, SystemExit) as error:
@@ -89,6 +89,17 @@ def _run(view: View, rule: Rule) -> Verdict:
         place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
         return Verdict(rule, "error", reason=f"{type(error).__name__}: {error} ({place}); please report it")
     return Verdict(rule, "fired" if claims else "passed", claims)
+
+
+def _notes(view: View, rule: Rule) -> tuple[Claim, ...]:
+    """What costs less than the rule's thresholds, and yet enough for a note."""
+    lower = rule.for_notes()
+    if lower is None:
+        return ()
+    try:
+        return tuple(replace(claim, minor=True) for claim in lower.check(Context(view, lower)))
+    except NotCaptured:
+        return ()
 
 
 def one_owner(verdicts: Sequence[Verdict]) -> list[Verdict]:

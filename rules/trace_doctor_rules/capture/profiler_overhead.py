@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Context, Rule, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Rule, Table, threshold
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.profiler_cost import PlainPace, ProfilerCost
 from trace_doctor.evidence.trace.steps import Steps
@@ -78,6 +78,7 @@ class ProfilerOverhead(Rule):
         "the profiler's own events, as a share of the steady steps",
         unit="share",
         source="the severity `warning` begins there for savings",
+        note_from=NOTE_FROM,
     )
     min_stack_share: float = threshold(
         0.10,

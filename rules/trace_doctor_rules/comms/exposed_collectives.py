@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.testing import Invalid, RunBuilder, Valid
@@ -131,6 +131,7 @@ class ExposedCollectives(Rule):
         "collectives beside no compute, as a share of the steady steps",
         unit="share",
         source="TraceLens asks from 5 % on",
+        note_from=NOTE_FROM,
     )
     min_share_unexplained: float = threshold(
         0.10,
@@ -143,6 +144,7 @@ class ExposedCollectives(Rule):
         "saving of the replay, as a share of the step",
         unit="share",
         source="the severity `warning` begins there",
+        note_from=NOTE_FROM,
     )
 
     VALID = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Context, Fix, Rule, Saving, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Fix, Rule, Saving, threshold
 from trace_doctor.evidence.distributed.ranks import Ranks
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.idle.cpu_timeline import Processor
@@ -77,6 +77,7 @@ class RankImbalance(Rule):
         "what the busiest rank computes beyond the mean, as a share of the step",
         unit="share",
         source="the severity `warning` begins there",
+        note_from=NOTE_FROM,
     )
 
     VALID = [

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.distributed.ranks import Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
@@ -105,6 +105,7 @@ class Straggler(Rule):
         "wait of the other ranks beyond that of the late ones, as a share of the step",
         unit="share",
         source="the severity `warning` begins there",
+        note_from=NOTE_FROM,
     )
     min_caused: float = threshold(
         0.8,

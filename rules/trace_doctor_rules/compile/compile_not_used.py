@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from trace_doctor import Claim, Context, Location, Rule, Saving, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Location, Rule, Saving, threshold
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.host.host_bound import HostBound
 from trace_doctor.evidence.replay.what_if import Replay
@@ -100,6 +100,7 @@ class CompileNotUsed(Rule):
         "what fusing the chains must save by the model, as a share of the step",
         unit="share",
         source="the severity `warning` would begin there; real training runs of matrix products stay below 1 %",
+        note_from=NOTE_FROM,
     )
     min_chains: int = threshold(
         10, "chains of two elementwise kernels and more", unit="count", source="fewer are a loss function"

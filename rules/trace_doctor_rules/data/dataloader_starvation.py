@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trace_doctor import (
+    NOTE_FROM,
     Claim,
     Confidence,
     Context,
@@ -149,12 +150,14 @@ class DataLoaderStarvation(TimeRule):
         "idle owned by data loading, as a share of the steady steps",
         unit="share",
         source="torch-tb-profiler recommends workers above 5 %; on 110 real captures no run with workers reaches it",
+        note_from=NOTE_FROM,
     )
     min_saving: float = threshold(
         0.03,
         "saving of the replay, as a share of the step",
         unit="share",
         source="the severity `warning` begins there",
+        note_from=NOTE_FROM,
     )
     min_wait_us: float = threshold(
         100.0,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 from trace_doctor import (
+    NOTE_FROM,
     Claim,
     Confidence,
     Context,
@@ -194,6 +195,7 @@ class HostDeviceSync(TimeRule):
         "saving of the replay, as a share of the step",
         unit="share",
         source="the severity `warning` begins there",
+        note_from=NOTE_FROM,
     )
     max_unexplained: float = threshold(
         0.03, "unexplained GPU delays above which the rule abstains", unit="share", source="Replay.usable"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 
-from trace_doctor import Claim, Confidence, Context, Fix, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Table, threshold
 from trace_doctor.evidence.host.host_bound import HALF, HostBound
 from trace_doctor.evidence.idle.time_ledger import TimeLedger
 from trace_doctor.evidence.trace.call_sites import location
@@ -127,6 +127,7 @@ class LaunchBound(TimeRule):
         "what halving the host work must save",
         unit="share",
         source="the severity `critical` begins there",
+        note_from=NOTE_FROM,
     )
     max_kernel_us: float = threshold(
         50.0,
@@ -142,6 +143,7 @@ class LaunchBound(TimeRule):
         "idle in which the host runs operators, Python or optimizer code",
         unit="share",
         source="real captures: 20 to 84 % where the host is the limit, under 10 % elsewhere",
+        note_from=NOTE_FROM,
     )
     min_share_with_stacks: float = threshold(
         0.30,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
-from trace_doctor import Claim, Confidence, Context, NotCaptured, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Confidence, Context, NotCaptured, Table, threshold
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.host.host_bound import HostBound
 from trace_doctor.evidence.host.host_gap_filters import GapLimits
@@ -259,6 +259,7 @@ class SlowLaunchThread(TimeRule):
         "idle during stretches of one name, and saving without them, as a share of the step",
         unit="share",
         source="the severity `warning` begins there",
+        note_from=NOTE_FROM,
     )
     min_gap_us: float = threshold(
         1000.0,

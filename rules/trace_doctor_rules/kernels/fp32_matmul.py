@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Context, Fix, Location, NotCaptured, Rule, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Fix, Location, NotCaptured, Rule, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.replay.what_if import Replay
@@ -130,6 +130,7 @@ class Fp32Matmul(Rule):
         "plain fp32 products, as a share of all kernels",
         unit="share",
         source="below, even products that took no time would save less than the 3 % of a warning in most captures",
+        note_from=NOTE_FROM,
     )
     most_faster: float = threshold(
         3.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
-from trace_doctor import Claim, Confidence, Context, Fix, Location, Rule, threshold
+from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Location, Rule, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.durations import two_figures
 from trace_doctor.evidence.replay.what_if import Removal, Replay, ReplayOutcome
@@ -124,6 +124,7 @@ class LayoutConversions(Rule):
         "layout conversions, as a share of all kernels",
         unit="share",
         source="the severity `warning` begins there",
+        note_from=NOTE_FROM,
     )
 
     VALID = [

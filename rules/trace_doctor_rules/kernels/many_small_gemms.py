@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from trace_doctor import Claim, Context, Rule, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Rule, Table, threshold
 from trace_doctor.evidence.compute.matmuls import Product, Products
 from trace_doctor.evidence.compute.operator_loops import OperatorLoops
 from trace_doctor.evidence.compute.work import Work
@@ -162,6 +162,7 @@ class ManySmallGemms(Rule):
         "products of such loops, as a share of all kernels",
         unit="share",
         source="half of it may go: below, less than the 3 % of a warning",
+        note_from=NOTE_FROM,
     )
     min_times: int = threshold(4, "products of one loop", source="the smallest mixtures of experts have four")
     max_between: int = threshold(

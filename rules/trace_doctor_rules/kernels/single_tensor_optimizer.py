@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from trace_doctor import Claim, Confidence, Context, Fix, Rule, Run, Saving, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Run, Saving, Table, threshold
 from trace_doctor.evidence.compute.optimizer_work import OptimizerWork
 from trace_doctor.evidence.compute.update_loops import UpdateLoops
 from trace_doctor.evidence.durations import two_figures
@@ -210,6 +210,7 @@ class SingleTensorOptimizer(Rule):
         "saving, as a share of the step",
         unit="share",
         source="smaller ones lie within the spread of step times",
+        note_from=NOTE_FROM,
     )
     min_saving_on_cpu: float = threshold(
         0.05,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from trace_doctor import Claim, Context, Fix, Rule, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Fix, Rule, Table, threshold
 from trace_doctor.evidence.compute.kernels import Kernels
 from trace_doctor.evidence.compute.matmuls import Product, Products
 from trace_doctor.evidence.durations import two_figures
@@ -122,6 +122,7 @@ class UnalignedDims(Rule):
         "products with unaligned weights, as a share of all kernels",
         unit="share",
         source="the severity `warning` begins there",
+        note_from=NOTE_FROM,
     )
     multiple: int = threshold(
         8,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from trace_doctor import Claim, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor import NOTE_FROM, Claim, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.compute.attention import AttentionChains
 from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.durations import two_figures
@@ -223,6 +223,7 @@ class UnfusedAttention(Rule):
         "attention in pieces, products included, as a share of all kernels",
         unit="share",
         source="a fused kernel saves about half of it: below, less than the 3 % of a warning",
+        note_from=NOTE_FROM,
     )
     most_of_chain: float = threshold(
         0.5,

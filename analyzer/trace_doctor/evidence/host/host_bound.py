@@ -37,7 +37,7 @@ class HostBound(Evidence, frozen=True):
     other: int
     """idle ns that belongs to cold starts, compilation, loaders, the allocator or waits for the device"""
     owned: I64
-    """the idle pieces of `by_cause`: a set of intervals"""
+    """the idle pieces of `by_cause`, and those of the launch calls themselves in such gaps: a set of intervals"""
     halved: ReplayOutcome
     """the steps with half of the host's own work"""
     lasting: float
@@ -56,9 +56,11 @@ class HostBound(Evidence, frozen=True):
         best: tuple[int, dict[str, int], I64] = (-1, {}, steady[:0])
         for device in timeline.devices:
             pieces = _short(ledger, timeline, device, views)
+            launching = pieces.pop("launch")
             own = {cause: total(intersect(some, steady)) for cause, some in pieces.items()}
             if best[0] < 0 or sum(own.values()) > sum(best[1].values()):
-                best = device, own, intersect(union(np.concatenate([*pieces.values()])), steady)
+                every = union(np.concatenate([*pieces.values(), launching]))
+                best = device, own, intersect(every, steady)
         device, own, owned = best
         rows = run.gpu[(run.cat[run.gpu] == Cat.KERNEL) & (run.device[run.gpu] == device)]
         rows = rows[covered(pairs(run.ts[rows], run.ts[rows] + 1), steady) > 0]
@@ -98,7 +100,7 @@ def _short(ledger: IdleLedger, timeline: GpuTimeline, device: int, views: I64) -
     """The pieces of the host's own work in gaps of the device that are no pauses, or in views, by cause."""
     gaps = timeline.gaps(device, *timeline.window)
     by_part = {}
-    for cause in OWN_WORK:
+    for cause in (*OWN_WORK, "launch"):
         pieces = ledger.pieces(cause, device)
         at = np.maximum(np.searchsorted(gaps[:, 0], pieces[:, 0], side="right") - 1, 0)
         short = gaps[at, 1] - gaps[at, 0] < PAUSE_NS if len(gaps) else np.zeros(len(pieces), dtype=bool)
