@@ -33,6 +33,18 @@ STARTS = {
         "    if os.fork() == 0: os.closerange(0, 64); os.execve(writer[0], writer, {})\n    os._exit(0)"
     ),
 }
+FORKS_ITSELF = """
+import os, time
+if os.fork() == 0:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with open({said!r}, "a") as file: file.write(f"{{os.getpid()}}\\n")
+        time.sleep(0.05)
+        if os.fork(): os._exit(0)
+        os.setsid()
+    os._exit(0)
+while not os.path.exists({said!r}): time.sleep(0.01)
+"""
 SCRIPT = """
 import os, subprocess, sys, time
 writer = [sys.executable, {writer!r}, {said!r}]
@@ -86,6 +98,21 @@ def test_whatever_a_run_leaves_is_ended_with_it(tmp_path: Path, start: str) -> N
     )  # fmt: skip
     assert done.stdout.split() == ["1"], done.stderr
     assert writes_no_more(said)
+
+
+@pytest.mark.skipif(not LINUX, reason="elsewhere orphans belong to init at once")
+def test_what_hands_on_to_a_child_again_and_again_is_ended(tmp_path: Path) -> None:
+    """Between any two looks it is another process."""
+    said = tmp_path / "said"
+    (tmp_path / "train.py").write_text(FORKS_ITSELF.format(said=str(said)))
+    done = subprocess.run(
+        [sys.executable, "-c", RECORDER, "0.5", sys.executable, "train.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    wrote = said.read_text()
+    time.sleep(1)
+    assert said.read_text() == wrote
+    assert done.stdout.split() == ["1"] and "could not be ended" not in done.stderr
 
 
 @pytest.mark.skipif(not LINUX, reason="elsewhere orphans belong to init at once")

@@ -140,5 +140,5 @@ def send(number: signal.Signals, pids: list[int]) -> None:
     for pid in pids:
         with suppress(OSError):
             os.kill(pid, number)
-            if number not in (signal.SIGKILL, signal.SIGCONT):
+            if number not in (signal.SIGKILL, signal.SIGCONT, signal.SIGSTOP):
                 os.kill(pid, signal.SIGCONT)

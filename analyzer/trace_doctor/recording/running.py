@@ -35,6 +35,11 @@ _TO_END = ((signal.SIGINT, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 """what ends a script, and how many seconds it gets before the next"""
 _TO_LEAVE = 2.0
 """seconds that helpers of a command, such as a manager of shared memory, get to see that it has ended"""
+_LOOKS, _BETWEEN_LOOKS = 4, 0.015
+"""how many looks in a row find nobody where nobody is left, and the seconds between them"""
+_TO_STOP, _TO_DIE = 3.0, 5.0
+"""seconds for stopping all that is left, and for these to be gone after SIGKILL"""
+_MOST_NAMED = 5
 
 Why = Literal["enough", "time"]
 
@@ -87,7 +92,7 @@ def run(
         guard(process.pid)
         started = processes.Started(OPTIONS_VARIABLE, mark, process.pid)
         watch = _Watch(options, say, lambda: started.pids(orphans()))
-        with _handing_on(process) as signals, _leaving_nothing(watch.pids):
+        with _handing_on(process) as signals, _leaving_nothing(watch.pids, say):
             while process.poll() is None:
                 try:
                     process.wait(_LOOKS_EVERY)
@@ -95,21 +100,21 @@ def run(
                     watch.look()
             seconds = time.monotonic() - began
             if leave_nothing and watch.why is None:
-                leftover = _end_left(watch.pids, options.grace_seconds)
+                leftover = _end_left(watch.pids, options.grace_seconds, say)
         if watch.why is not None or any(n in (signal.SIGTERM, signal.SIGHUP) for n in signals):
-            _end_rest(watch.pids, options.grace_seconds)
+            _end_rest(watch.pids, options.grace_seconds, say)
     return Ended(
         process.returncode, seconds, watch.why, signals[-1] if signals else None, watch.waited, leftover
     )
 
 
 @contextmanager
-def _leaving_nothing(pids: Callable[[], list[int]]) -> Iterator[None]:
+def _leaving_nothing(pids: Callable[[], list[int]], say: Callable[[str], None]) -> Iterator[None]:
     """A failure of ours, or an interrupt that we do not handle, ends the command as well."""
     try:
         yield
     except BaseException:
-        _end_rest(pids, 5.0)
+        _end_rest(pids, 5.0, say)
         raise
 
 
@@ -254,27 +259,57 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _end_rest(pids: Callable[[], list[int]], grace: float) -> None:
-    """What the command has left behind when it was ended."""
-    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
-        end = time.monotonic() + seconds
-        if remaining := pids():
-            processes.send(number, remaining)
-        while remaining and time.monotonic() < end:
-            time.sleep(0.05)
-            remaining = pids()
-            if number == signal.SIGKILL:  # also those that one has started with its last breath
-                processes.send(number, remaining)
+def _end_rest(pids: Callable[[], list[int]], grace: float, say: Callable[[str], None]) -> None:
+    """What the command has left behind when it was ended. Says what stays nevertheless."""
+    if not (remaining := _running(pids)):
+        return
+    processes.send(signal.SIGTERM, remaining)
+    _await_end(pids, grace)
+    if remaining := _killed(pids):
+        numbers = ", ".join(map(str, remaining[:_MOST_NAMED])) + ", ..." * (len(remaining) > _MOST_NAMED)
+        say(f"still running, and could not be ended: process {numbers}")
 
 
-def _end_left(pids: Callable[[], list[int]], grace: float) -> int:
+def _end_left(pids: Callable[[], list[int]], grace: float, say: Callable[[str], None]) -> int:
     """Ends what the command has left running, but for what is about to end by itself; how many processes that were."""
-    end = time.monotonic() + min(grace, _TO_LEAVE)
-    while (remaining := pids()) and time.monotonic() < end:
-        time.sleep(0.05)
-    if remaining:
-        _end_rest(pids, min(grace, 5.0))
+    if remaining := _await_end(pids, min(grace, _TO_LEAVE)):
+        _end_rest(pids, min(grace, 5.0), say)
     return len(remaining)
+
+
+def _running(pids: Callable[[], list[int]]) -> list[int]:
+    """Those that run. One look can miss a process that has handed on to a child since the look began, so nobody is there
+    only where several find nobody."""
+    for _ in range(_LOOKS):
+        if remaining := pids():
+            return remaining
+        time.sleep(_BETWEEN_LOOKS)
+    return []
+
+
+def _await_end(pids: Callable[[], list[int]], seconds: float) -> list[int]:
+    """Those that still run after so many seconds."""
+    end = time.monotonic() + seconds
+    while (remaining := _running(pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return remaining
+
+
+def _killed(pids: Callable[[], list[int]]) -> list[int]:
+    """Kills them; those that stay. All are stopped before the first is killed: who is stopped starts no other meanwhile."""
+    end = time.monotonic() + _TO_STOP
+    stopped: set[int] = set()
+    empty = 0
+    while empty < _LOOKS and time.monotonic() < end:
+        new = sorted({*pids()} - stopped)
+        processes.send(signal.SIGSTOP, new)
+        stopped.update(new)
+        empty = 0 if new else empty + 1
+        time.sleep(0 if new else _BETWEEN_LOOKS)
+    end = time.monotonic() + _TO_DIE
+    while (remaining := _running(pids)) and time.monotonic() < end:
+        processes.send(signal.SIGKILL, remaining)
+    return remaining
 
 
 @contextmanager

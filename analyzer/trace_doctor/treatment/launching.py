@@ -152,6 +152,7 @@ class CommandRunner:
             env={**self._environment, **setup.environment},
             quiet_output=True,
             leave_nothing=True,
+            say=self._say,
         )
         if outcome.left and not self.leftover_processes:
             self._say(leftover_note(outcome.left))
