@@ -147,9 +147,10 @@ _TIME = re.compile(r"\d{4}-\d{2}-\d{2}|(?:\d{1,3}-)?\d{1,3}(?::\d{2}){1,2}|\d{1,
 _LONGEST_NUMBER = 32
 _MOST_FIGURES = 9
 """in front of the point: one more is a telephone"""
-_MOST_DECIMALS = 18
-_MOST_FIGURES_OF_SEVERAL = 12
-"""of a number with more than one figure in front of the point: as many as a card has could be one with a point in it"""
+_MOST_SIGNIFICANT = 10
+"""as many as people type; more are a card or a key with a point in it, or nothing that anybody reads"""
+_MOST_FIGURES_WITH_ZEROS = 18
+"""a small number may begin with zeros, but not with any number of them"""
 _UNITS = words("b d e f g gb gib h hz k kb kib m mb mib min ms ns p px s sec t tb tib us w x y")
 _MACHINE = re.compile(r"\d+(?:\.\d+){3,}")
 """the address of a machine"""
@@ -171,14 +172,18 @@ def is_number(text: str) -> bool:
     if unit is not None and not named and unit[0].lower() not in _UNITS:
         return False
     whole, _, decimals = text.replace("_", "").partition(".")
-    before, behind = map(_figures, (whole, decimals))
-    most = _MOST_DECIMALS if before <= 1 else _MOST_FIGURES_OF_SEVERAL
-    return before <= _MOST_FIGURES and before + behind <= most
+    figures = _figures(whole + decimals)
+    significant = figures.lstrip("0")
+    return (
+        len(_figures(whole)) <= _MOST_FIGURES
+        and len(significant) <= _MOST_SIGNIFICANT
+        and len(figures) <= _MOST_FIGURES_WITH_ZEROS
+    )
 
 
-def _figures(text: str) -> int:
-    """How many there are in front of an exponent."""
-    return sum(c.isdigit() for c in text.lower().partition("e")[0])
+def _figures(text: str) -> str:
+    """Those in front of an exponent."""
+    return "".join(c for c in text.lower().partition("e")[0] if c.isdigit())
 
 
 def is_known(text: str) -> bool:
