@@ -74,3 +74,22 @@ def test_the_one_command_gets_it(tmp_path: Path, line: str) -> None:
 )
 def test_what_is_not_plainly_one_command_is_left_alone(tmp_path: Path, name: str, line: str) -> None:
     assert not planned(tmp_path, name, f"{line}\n").outputs
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("python train.py --bf16 False --lr 1 --bf16 False", "--bf16 is passed more than once"),
+        ('python train.py --bf16 False "${ARGS[@]}"', "may hold the options as well"),
+        ('python train.py "$@"', "may hold the options as well"),
+        ("python train.py --bf16 False $EXTRA", "may hold the options as well"),
+    ],
+)
+def test_a_command_of_which_another_word_decides_is_left_alone(tmp_path: Path, line: str, why: str) -> None:
+    made = planned(tmp_path, "run.sh", f"{line}\n")
+    assert not made.outputs and why in str(made)
+
+
+def test_a_variable_that_is_the_value_of_an_option_decides_nothing(tmp_path: Path) -> None:
+    [(_, edited)] = planned(tmp_path, "run.sh", "python train.py --lr $LR --bf16 False\n").outputs.values()
+    assert edited == b"python train.py --lr $LR --bf16 True\n"

@@ -163,7 +163,19 @@ _WORD = re.compile(
     re.DOTALL,
 )
 """of a shell; of make, `$(NAME)` is a variable"""
+_MANY = re.compile(
+    r"""(?<![^\s"'])(?:\$\{\w+\[[@*]\][^}]*\}|\$[@*]|\$\{[@*][^}]*\}|(?<!")\$(?:\w+|\{\w+\}|\(\w+\))(?=\s|$))"""
+)
+"""words that the shell, or make, may turn into several: a list, all arguments, a variable without quotes"""
+_OPTION = re.compile(r"(?<!\S)--?[A-Za-z][\w-]*\s+$")
+"""before a word that is its value"""
 _PRINTS = frozenset(("echo", "printf", "alias", "eval"))
+
+
+def _is_a_value(text: str, variable: re.Match[str]) -> bool:
+    """Whether a variable, which is no list, stands where the value of an option does."""
+    single = not set("[@*") & set(variable[0])
+    return single and _OPTION.search(text[: variable.start()]) is not None
 
 
 def _is_named(word: str, name: str) -> bool:
@@ -212,8 +224,15 @@ def _option(name: str) -> str:
 def _shell_edits(command: Command, options: Mapping[str, str]) -> list[Edit]:
     file, start, text = command.file, command.arguments, command.file.text[command.arguments : command.end]
     edits, new = [], []
+    if many := next((m for m in _MANY.finditer(text) if not _is_a_value(text, m)), None):
+        where = [candidate_at(file, start + many.start())]
+        why = f"{many[0]} may hold the options as well"
+        raise NoEdit("display", why, where, framework="transformers")
     for name, value in options.items():
         there = re.search(_option(name), text)
+        if len(re.findall(rf"(?<!\S)--{name}(?![\w-])", text)) > 1:
+            why = f"--{name} is passed more than once"
+            raise NoEdit("display", why, [command.candidate], framework="transformers")
         if there is None and command.value(name) and value == "True":
             continue
         if there is not None and "$" in there["value"]:
