@@ -15,7 +15,7 @@ import libcst as cst
 
 from trace_doctor.fixes.batch_sizes import divided_batch
 from trace_doctor.fixes.frameworks.deepspeed import find_config, in_agreement
-from trace_doctor.fixes.frameworks.documents import Document
+from trace_doctor.fixes.frameworks.documents import OTHER, Document
 from trace_doctor.fixes.frameworks.launchers import CONFIG, config_files, documents, starts
 from trace_doctor.fixes.frameworks.settings import Call, set_arguments, together
 from trace_doctor.fixes.frameworks.trainers import ACCELERATE, DYNAMO, Setting
@@ -138,6 +138,9 @@ def _in_file(place: Place, call: Call, wishes: Mapping[str, str]) -> Change | No
         return None
     if wish in ("bf16", "fp16") and not _is_set(arguments, "mixed_precision"):
         now = settings.value("mixed_precision")
+        if now is OTHER:
+            why = f"{settings.file.name} sets mixed_precision in a way that is not read"
+            raise NoEdit("display", why, [settings.candidate("mixed_precision")], framework="accelerate")
         if now not in (None, wish, "no", False):
             why = f"{settings.file.name} sets mixed_precision to {now} on purpose"
             raise NoEdit("display", why, [settings.candidate("mixed_precision")], framework="accelerate")
