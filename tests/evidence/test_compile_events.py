@@ -361,4 +361,4 @@ def test_without_steps_nothing_is_said_of_code_that_missed_its_cache() -> None:
         with b.python("train.py", 3, "f"), b.region(0):
             _graph(b)
     made = events(b.run())
-    assert (made.misses, len(made.regions.all)) == ((), 3)
+    assert (made.uncompiled, len(made.regions.all)) == ((), 3)

@@ -9,7 +9,13 @@ import pytest
 from trace_doctor.capture import Capture
 from trace_doctor.evidence.base import Facts
 from trace_doctor.evidence.compile.compile_events import CompileEvents
-from trace_doctor.loaders.torch_trace import CompileLog, LogFrame, LoggedCompile, LoggedRecompile
+from trace_doctor.loaders.torch_trace import (
+    CompileLog,
+    LogFrame,
+    LoggedCompile,
+    LoggedLimit,
+    LoggedRecompile,
+)
 from trace_doctor.model import TorchVersion
 from trace_doctor.run import Run
 from trace_doctor.testing import RunBuilder
@@ -49,7 +55,39 @@ def test_a_lookup_is_in_vain_only_where_torch_marks_all_compiled_code(least: str
                 b.launch(200)
             b.sync()
     run = replace(b.run(), torch_version=TorchVersion(min=least))
-    assert len(Facts(Capture(0, run))[CompileEvents].misses) == missed
+    uncompiled = Facts(Capture(0, run))[CompileEvents].uncompiled
+    assert sum(len(calls.misses) for calls in uncompiled) == missed
+
+
+@pytest.mark.parametrize("stacks", [True, False])
+@pytest.mark.parametrize("called", [5, 0])
+def test_the_log_says_that_a_limit_is_reached(stacks: bool, called: int) -> None:
+    """Of a function that the trace calls, by its own name or as the only one, and of one that it does not call."""
+    b = RunBuilder(gpu=None, stacks=stacks)
+    for n in range(5):
+        with b.step():
+            if n < called:
+                with b.event("TorchDynamo Cache Lookup"):
+                    b.wait(5)
+            with b.python("train.py", 5, "forward"), b.op("aten::mm", us=50):
+                pass
+    log = CompileLog(
+        "trace.log",
+        None,
+        None,
+        breaks=(),
+        compiles=(LoggedCompile("0/0", LogFrame("/home/me/train.py", 5, "forward"), None),),
+        recompiles=(LoggedRecompile("0/1", ("scale == 1.0",)),),
+        records=4,
+        limits=(LoggedLimit("0/1", "recompile_limit", 1),),
+    )
+    run = replace(b.run(), path="trace.json", torch_version=TorchVersion(min="2.13"))
+    (calls,) = events(run, log).uncompiled
+    assert calls.frame is not None
+    assert calls.frame.function == "forward"
+    assert len(calls.misses) == called
+    assert calls.limit == LoggedLimit("0/1", "recompile_limit", 1)
+    assert calls.changed == ("scale == 1.0",)
 
 
 @pytest.mark.parametrize("ids", [True, False], ids=["annotated", "from the code that runs next"])

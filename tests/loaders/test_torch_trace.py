@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_doctor.errors import NotACapture
-from trace_doctor.loaders.torch_trace import CompileLog, LogFrame, load_torch_trace
+from trace_doctor.loaders.torch_trace import CompileLog, LogFrame, LoggedLimit, load_torch_trace
 
 BREAK = """Graph break in user code at /home/me/train.py:17
 Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call, e.g. f(x, y):
@@ -134,6 +134,27 @@ def test_compiles_name_their_function_from_metrics_or_the_start(tmp_path: Path) 
         ("0/0", LogFrame("/home/me/train.py", 12, "forward"), None),
         ("1/0", LogFrame("/home/me/train.py", 17, "torch_dynamo_resume_in_forward_at_17"), 0.25),
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "limits"),
+    [
+        (
+            "Dynamo recompile limit exceeded\n  Explanation: Dynamo attempted to recompile the code object too many "
+            "times, exceeding the recompile_limit cache size limit (currently set to 8).",
+            (LoggedLimit("0/8", "recompile_limit", 8),),
+        ),
+        ("cache_size_limit reached", (LoggedLimit("0/8", "cache_size_limit", None),)),
+        ("call_function BuiltinVariable(print)", ()),
+        (None, ()),
+    ],
+    ids=["torch 2.8 and later", "before", "another failure", "none"],
+)
+def test_that_no_more_versions_are_made_is_read(
+    tmp_path: Path, reason: str | None, limits: tuple[LoggedLimit, ...]
+) -> None:
+    metrics = {"compile_id": "0/8", "co_name": None, "fail_reason": reason}
+    assert read(tmp_path, record({"compilation_metrics": metrics, "frame_id": 0})).limits == limits
 
 
 def test_rank_version_and_compiled_autograd(tmp_path: Path) -> None:

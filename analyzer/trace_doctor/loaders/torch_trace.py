@@ -33,6 +33,8 @@ _TITLE = re.compile(r"^(\S.*)\n\s+Explanation: (.+)$", re.MULTILINE)
 _HINT = re.compile(r"^\s+Hint: (.+)$", re.MULTILINE)
 _GB = re.compile(r"/gb/gb(\d{4})\.html")
 _FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
+_LIMIT = re.compile(r"\b(?:accumulated_)?(?:recompile|cache_size)_limit\b")
+_LIMIT_IS = re.compile(r"currently set to (\d+)")
 _FAILED_GUARD = re.compile(r"^\s*!?[\d/]+: (.*)$")
 
 
@@ -86,6 +88,17 @@ class LoggedRecompile:
     """the guards that failed, newest cached code first"""
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedLimit:
+    """A function of which Dynamo makes no more versions."""
+
+    compile_id: str
+    """of the version that was not made"""
+    setting: str
+    """of torch._dynamo.config, e.g. `recompile_limit`"""
+    value: int | None
+
+
 @dataclass(frozen=True)
 class CompileLog:
     """What one process compiled."""
@@ -101,6 +114,7 @@ class CompileLog:
     warnings: tuple[str, ...] = ()
     pid: int | None = None
     """of the process that wrote it"""
+    limits: tuple[LoggedLimit, ...] = ()
 
     def __len__(self) -> int:
         return self.records
@@ -168,6 +182,7 @@ class _Reader:
     frames: dict[str, LogFrame | None] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     recompiles: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    limits: list[LoggedLimit] = field(default_factory=list)
 
     def take(self, header: bytes, payload: bytes) -> None:
         """One line of the log: its JSON and the text below; what cannot be read is only counted."""
@@ -207,6 +222,7 @@ class _Reader:
             records=self.records,
             warnings=tuple(warnings),
             pid=int(self.pid) if self.pid.isdigit() and len(self.pid) < 19 else None,
+            limits=tuple(self.limits),
         )
 
     def _string(self, record: dict[str, Any], _: str) -> None:
@@ -231,6 +247,12 @@ class _Reader:
             self.frames[compile_id] = place
         if isinstance(metrics.get("entire_frame_compile_time_s"), float | int):
             self.seconds[compile_id] = float(metrics["entire_frame_compile_time_s"])
+        reason = str(metrics.get("fail_reason") or "")
+        if setting := _LIMIT.search(reason):
+            value = _LIMIT_IS.search(reason)
+            self.limits.append(
+                LoggedLimit(compile_id, setting.group(), int(value.group(1)) if value else None)
+            )
 
     def _artifact(self, record: dict[str, Any], payload: str) -> None:
         name = record["artifact"].get("name")

@@ -217,6 +217,6 @@ def _compiles(ctx: Context) -> bool:
         or events.graphs_run
         or events.wrappers_run
         or events.compilations
-        or events.misses
+        or events.uncompiled
         or ctx[PointwiseRuns].fused
     )

@@ -13,7 +13,7 @@ from trace_doctor import (
     Table,
     threshold,
 )
-from trace_doctor.evidence.compile.cache_misses import CacheMiss
+from trace_doctor.evidence.compile.cache_misses import UncompiledCalls
 from trace_doctor.evidence.compile.compile_events import CompileEvents
 from trace_doctor.evidence.compile.recompiles import Compilation
 from trace_doctor.evidence.durations import two_figures
@@ -24,7 +24,6 @@ from trace_doctor.evidence.trace.gpu_timeline import GpuTimeline
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor.user_frames import Frame
 from trace_doctor_rules._shared import table
 from trace_doctor_rules.compile._recompile_fixes import because, fixes
 
@@ -112,17 +111,42 @@ def _unnumbered(*compiling: int, steps: int = 8) -> RunBuilder:
     return b
 
 
-def _looked_up(*, found: bool, regions: bool = True) -> RunBuilder:
-    """Each call asks for compiled code that fits; past the limit there is none, and the function itself runs."""
-    b = RunBuilder(stacks=True)
-    for _ in range(5):
+def _looked_up(
+    *,
+    found: str = "00000",
+    regions: bool = True,
+    stacks: bool = True,
+    runs: bool = True,
+    version: int | None = None,
+) -> RunBuilder:
+    """Each call asks for compiled code that fits; past the limit there is none (0), and the function itself runs, which
+    may be one without tensors. The first step may compile a version."""
+    b = RunBuilder(stacks=stacks)
+    if version is not None:
+        _step(b, 0, version, compile_us=5000)
+    for one in found:
+        hit = one == "1"
         with b.step():
             with b.event("TorchDynamo Cache Lookup"), b.python("torch/_dynamo/guards.py", 2545, "fn"):
                 b.wait(50)
-            called, what = b.python("train.py", 20, "forward"), "CompiledFunction" if found else "aten::mm"
-            with b.region(0) if regions and found else nullcontext(), called, b.op(what, us=10):
+            called, what = b.python("train.py", 20, "forward"), "CompiledFunction" if hit else "aten::mm"
+            region = b.region(0) if regions and hit else nullcontext()
+            with region, called, b.op(what, us=10) if runs or hit else nullcontext():
                 b.launch(200)
             b.sync()
+    return b
+
+
+def _looked_up_by_the_compiler() -> RunBuilder:
+    """The compiler calls compiled functions of its own, as it runs what it compiles."""
+    b = RunBuilder(stacks=True)
+    for _ in range(5):
+        with b.step(), b.event("_compile.compile_inner (dynamo_timed)"):
+            for _ in range(2):
+                with b.event("TorchDynamo Cache Lookup"):
+                    b.wait(50)
+                with b.python("train.py", 20, "forward"), b.op("aten::mm"):
+                    b.launch(20)
     return b
 
 
@@ -133,14 +157,17 @@ class Recompile(Rule):
     Finds functions that are compiled again after the warm-up, the time it takes, and what made the code at hand unfit.
 
     Why is this bad
-    Compiling takes seconds; the step waits for it. After `torch._dynamo.config.recompile_limit` versions (8) the
-    function is run without the compiler from then on, silently.
+    Compiling takes seconds; the step waits for it. After `torch._dynamo.config.recompile_limit` versions no other is
+    made: what fits none of them runs without the compiler, silently.
 
     Evidence
     `_compile.compile_inner (dynamo_timed)` and the compilation of backward in steps after the warm-up, with the id of
     the code they make, `frame/recompile` with recompile ≥ 1, from the `…_data: compile_id=` annotations (torch 2.13) or
     the code that runs next. Where nothing has ids (torch before 2.5): compilations in three steps after the warm-up.
-    `TorchDynamo Cache Lookup` with neither compiled code nor a compilation behind it: the limit is reached. The
+    `TorchDynamo Cache Lookup`, outside of any compilation, with eager operators behind it and neither compiled code nor a
+    compilation: such calls run without the compiler. That the limit is reached is said where no later call of the function
+    runs compiled code, or where the log says it; elsewhere it is a note, for Dynamo may have been told not to compile
+    (`torch.compiler.set_stance`, a dispatch mode). Versions are counted where the capture holds the first one. The
     cause is PyTorch's own account where a TORCH_TRACE log lies beside the trace, else the
     shapes of the function's inputs before and after where `record_shapes=True` recorded them.
 
@@ -200,9 +227,11 @@ class Recompile(Rule):
     VALID = [
         Valid("compiles in its first steps only", _warming_up),
         Valid("was recompiled before the capture", _recompiled_earlier),
-        Valid("every lookup finds its code", lambda: _looked_up(found=True)),
-        Valid("without regions, as torch 2.0 has it", lambda: _looked_up(found=True, regions=False)),
-        Valid("looked up in vain, not that often", lambda: _looked_up(found=False), thresholds={"min_misses": 1000}),
+        Valid("every lookup finds its code", lambda: _looked_up(found="11111")),
+        Valid("without regions, as torch 2.0 has it", lambda: _looked_up(found="11111", regions=False)),
+        Valid("looked up in vain, not that often", _looked_up, thresholds={"min_misses": 1000}),
+        Valid("no operator runs where no code is found", lambda: _looked_up(runs=False)),
+        Valid("the compiler looks up", _looked_up_by_the_compiler, thresholds={"min_steps": 1000}),
         Valid("without numbers, in what may be its first steps", lambda: _unnumbered(3, 5, 7), thresholds={"first_steps": 100}),
         Valid("captures CUDA graphs", _graph_capture),
         Valid("compiles a second function late", _evaluation),
@@ -222,7 +251,12 @@ class Recompile(Rule):
         ),
         Invalid("without numbers", lambda: _unnumbered(3, 5, 7), message="3 times", confidence="medium"),
         Invalid("without numbers, in every step", lambda: _unnumbered(*range(8)), message="8 times"),
-        Invalid("past the limit", lambda: _looked_up(found=False), message="fit none of its compiled", confidence="high", file="train.py", line=20),
+        Invalid("past the limit", _looked_up, message="5 calls in 5 steps fit none of its compiled versions, and no other is made: no later call", confidence="high", severity="warning", file="train.py", line=20),
+        Invalid("past the limit, no stacks", lambda: _looked_up(stacks=False), message="no later call", confidence="medium", severity="warning"),
+        Invalid("past the limit of a capture that holds all versions", lambda: _looked_up(version=0), message="its 1 compiled version,"),
+        Invalid("past the limit, the first version older than the capture", lambda: _looked_up(version=1), message="its compiled versions"),
+        Invalid("a later call finds its code", lambda: _looked_up(found="0001001"), message="5 calls in 7 steps fit none of its compiled versions, and no other is made: other calls", confidence="medium", severity="info"),
+        Invalid("a later call finds its code, no stacks", lambda: _looked_up(found="0001001", stacks=False), confidence="low", severity="info"),
         Invalid("on a CPU", lambda: _recompiling(gpu=False), message="in 8 steps", saving_us=3 * 5000 / 8),
         Invalid("the only step", lambda: _recompiling(healthy=0, times=1), message="once in 1 step;"),
         Invalid("once", lambda: _recompiling(healthy=4, times=1), severity="info", confidence="medium"),
@@ -243,25 +277,21 @@ class Recompile(Rule):
         started = steady if any(step.warmup for step in ctx[Steps].steps) else steady[self.first_steps :]
         if sum(any(s <= c.start < e for c in unnumbered) for s, e in started) >= self.min_steps:
             yield self._claim(ctx, None, unnumbered, steady)
-        missed: dict[Frame | None, list[CacheMiss]] = {}
-        for miss in ctx[CompileEvents].misses:
-            missed.setdefault(miss.frame, []).append(miss)
-        for frame, calls in missed.items():
-            if len(calls) >= self.min_misses:
-                yield self._given_up(ctx, frame, calls)
+        for calls in ctx[CompileEvents].uncompiled:
+            if calls.limit or len(calls.misses) >= self.min_misses:
+                yield self._uncompiled(ctx, calls)
 
-    def _given_up(self, ctx: Context, frame: Frame | None, calls: Sequence[CacheMiss]) -> Claim:
+    def _uncompiled(self, ctx: Context, calls: UncompiledCalls) -> Claim:
         """None of the versions fits, and none is made: the function runs without the compiler."""
-        moments, count = ctx[Moments], ctx[Steps].count
-        what = f"{frame.function} ({frame.file}:{frame.line})" if frame else "A compiled function"
+        moments, frame, misses = ctx[Moments], calls.frame, calls.misses
+        proven = calls.limit is not None or not calls.found_later
         return Claim(
-            message=f"{what} runs without the compiler: {len(calls)} calls in {count} step{'s' * (count > 1)} fit none of its compiled "
-            "versions, and no other is made (torch._dynamo.config.recompile_limit is reached).",
-            confidence="high" if frame else "medium",
-            severity="warning",
-            location=location(frame, ts_us=moments.ts_us(calls[0].start)),
-            spans=[moments.span(c.start, c.end, "looked up in vain") for c in calls[:10]],
-            fixes=fixes(frame.file if frame else None, (), same_shapes=False),
+            message=_uncompiled_message(calls, ctx[Steps].count),
+            confidence="high" if frame and proven else "medium" if frame or proven else "low",
+            severity="warning" if proven and misses else "info",
+            location=location(frame, ts_us=moments.ts_us(misses[0].start) if misses else None),
+            spans=[moments.span(m.start, m.end, "looked up in vain") for m in misses[:10]],
+            fixes=fixes(frame.file if frame else None, calls.changed[:1], same_shapes=False),
             key=f"{frame.function if frame else ''} uncompiled",
         )
 
@@ -330,6 +360,28 @@ def _message(
     why = f", first because {because(changed[0])}" if changed else "; what changed was not captured"
     window = f"{steps} step{'s' if steps > 1 else ''}"
     return f"{what} is recompiled {often} in {window}{why}: {two_figures(ns / 1e3)} of compiling, {share:.0%} of their time."
+
+
+def _uncompiled_message(calls: UncompiledCalls, steps: int) -> str:
+    """What runs without the compiler, how often, and as far as it is known why."""
+    frame, limit, number = calls.frame, calls.limit, len(calls.misses)
+    what = f"{frame.function} ({frame.file}:{frame.line})" if frame else "A compiled function"
+    count = calls.versions or 0
+    versions = f"its {f'{count} ' if count else ''}compiled version{'s' * (count != 1)}"
+    if limit is not None:
+        value = f" ({limit.value})" if limit.value else ""
+        why = f"torch._dynamo.config.{limit.setting}{value} is reached, as PyTorch's log says"
+        why += f", last because {because(calls.changed[0])}" if calls.changed else ""
+    elif calls.found_later:
+        why = "other calls run compiled code, and why none is made for these was not captured"
+    else:
+        why = "no later call runs compiled code, as when torch._dynamo.config.recompile_limit is reached"
+    if not number:
+        return f"{what} runs without the compiler where none of {versions} fits, and no other is made: {why}."
+    return (
+        f"{what} runs without the compiler: {number} calls in {steps} step{'s' * (steps > 1)} fit none of {versions}, "
+        f"and no other is made: {why}."
+    )
 
 
 def _table(some: Sequence[Compilation], steady: Sequence[tuple[int, int]]) -> Table:

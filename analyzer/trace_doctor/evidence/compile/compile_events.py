@@ -13,7 +13,12 @@ from msgspec.structs import replace
 from trace_doctor.arrays import I64
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
-from trace_doctor.evidence.compile.cache_misses import CacheMiss, find_misses
+from trace_doctor.evidence.compile.cache_misses import (
+    CacheMiss,
+    UncompiledCalls,
+    by_function,
+    find_misses,
+)
 from trace_doctor.evidence.compile.compile_regions import Regions, read_regions
 from trace_doctor.evidence.compile.graph_breaks import (
     Break,
@@ -46,8 +51,8 @@ class CompileEvents(Evidence, frozen=True):
     """by place; one entry for each line that breaks"""
     compilations: tuple[Compilation, ...]
     """every outermost stretch of compiling, warm-up included, by start"""
-    misses: tuple[CacheMiss, ...]
-    """calls in steady steps that fit no compiled version, and for which none is made"""
+    uncompiled: tuple[UncompiledCalls, ...]
+    """functions of which calls in steady steps fit no compiled version, and none is made; and those of which a log says it"""
     has_ids: bool
     """regions carry `frame/recompile` numbers (torch 2.5 and later)"""
     graphs_run: int
@@ -76,7 +81,9 @@ class CompileEvents(Evidence, frozen=True):
         breaks += only_logged(regions, breaks, logged)
         shown_file = _Shown(facts.options.source, regions)
         graphs = run.named(is_graph_call, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)
-        misses = _steady_misses(facts, regions, graphs)
+        misses = _steady_misses(facts, regions, graphs, compilations)
+        limits = [] if log is None else _logged_limits(log)
+        uncompiled = by_function(misses, regions, compilations, limits)
         if not (breaks or regions.all or len(graphs) or misses):
             breaks = given_up(run, nesting)
         return cls(
@@ -86,9 +93,9 @@ class CompileEvents(Evidence, frozen=True):
                 replace(c, frame=replace(c.frame, file=shown_file(c.frame.file))) if c.frame else c
                 for c in compilations
             ),
-            misses=tuple(
-                replace(m, frame=replace(m.frame, file=shown_file(m.frame.file))) if m.frame else m
-                for m in misses
+            uncompiled=tuple(
+                replace(u, frame=replace(u.frame, file=shown_file(u.frame.file))) if u.frame else u
+                for u in uncompiled
             ),
             has_ids=any(r.frame_id is not None for r in regions.all),
             graphs_run=len(graphs),
@@ -104,7 +111,7 @@ class CompileEvents(Evidence, frozen=True):
             raise NotCaptured(
                 "compiled graphs run, but the trace has no Torch-Compiled Region around them", _SHOWS_REGIONS
             )
-        if not self.regions.all and self.wrappers_run and not self.misses:
+        if not self.regions.all and self.wrappers_run and not self.uncompiled:
             raise NotCaptured(
                 "a compiled function was called, but nothing of it ran as compiled code: torch.compile gave it up whole "
                 "(a graph break in a loop does that), and the trace has no line for it",
@@ -144,13 +151,15 @@ def _steady_roots(facts: Facts, regions: Regions) -> list[int]:
     return list(compress(regions.roots, steady.tolist()))
 
 
-def _steady_misses(facts: Facts, regions: Regions, graphs: I64) -> list[CacheMiss]:
+def _steady_misses(
+    facts: Facts, regions: Regions, graphs: I64, compilations: Sequence[Compilation]
+) -> list[CacheMiss]:
     """None where torch may be too old to mark all compiled code that runs: that of a forward without gradients."""
     least = [int(n) for n in (facts.run.torch_version.min or "0").split(".")[:2]]
     if not regions.all and least < _MARKS_REGIONS:
         return []
     ran = np.array([r.row for r in regions.all], dtype=np.int64)
-    misses = find_misses(facts.run, np.union1d(graphs, ran))
+    misses = find_misses(facts.run, np.union1d(graphs, ran), compilations)
     steps = facts.get(Steps)
     if steps is None:
         return []
@@ -191,6 +200,18 @@ def _agrees(log: CompileLog, regions: Regions) -> bool:
 def _shared_folders(one: str, other: str) -> int:
     a, b = PurePosixPath(one).parent.parts, PurePosixPath(other).parent.parts
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _logged_limits(log: CompileLog) -> list[UncompiledCalls]:
+    """One per function: that of the first version where the version that was not made has no name."""
+    frames, reasons = _logged_frames(log), {r.compile_id: r.reasons for r in log.recompiles}
+    functions: dict[Frame, UncompiledCalls] = {}
+    for limit in log.limits:
+        frame = frames.get(limit.compile_id) or frames.get(f"{limit.compile_id.rsplit('/', 1)[0]}/0")
+        if frame is not None:
+            changed = reasons.get(limit.compile_id, ())
+            functions[frame] = UncompiledCalls(frame=frame, limit=limit, changed=changed)
+    return list(functions.values())
 
 
 def _logged_frames(log: CompileLog) -> dict[str, Frame]:
