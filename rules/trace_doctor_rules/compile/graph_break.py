@@ -82,6 +82,30 @@ def _siblings() -> RunBuilder:
     return b
 
 
+def _called_by(event: str, cat: str = "cpu_op") -> RunBuilder:
+    """A compiled function inside an event that lies in a compiled function."""
+    b = RunBuilder()
+    for _ in range(5):
+        with b.step(), b.region(0), b.event(event, cat):
+            b.compute(5)
+            b.wait(100)
+            with b.region(1):
+                _compiled(b)
+    return b
+
+
+def _broken_inside_a_graph() -> RunBuilder:
+    """What the graph calls has a break of its own."""
+    b = RunBuilder(stacks=True)
+    for _ in range(5):
+        with b.step(), b.region(0), b.op("mine::op"), b.region(1), b.python("train.py", 5, "forward"):
+            _compiled(b)
+            b.wait(120)
+            with b.region(2), b.python("train.py", _LINE, f"torch_dynamo_resume_in_forward_at_{_LINE}"):
+                _compiled(b)
+    return b
+
+
 def _without_ids() -> RunBuilder:
     b = RunBuilder()
     for _ in range(5):
@@ -143,7 +167,8 @@ class GraphBreak(Rule):
     a loop makes torch.compile give up the whole function, silently.
 
     Evidence
-    A `Torch-Compiled Region` inside another of a different frame id, on the same thread (torch 2.5 and later). With
+    A `Torch-Compiled Region` inside another of a different frame id, on the same thread (torch 2.5 and later), but for what a
+    running graph or an operator calls. With
     `with_stack=True` the continuation is called `torch_dynamo_resume_in_<function>_at_<line>`, which names the line;
     a TORCH_TRACE log beside the trace names it too, with PyTorch's own reason. A function that calls a broken one is
     cut as well: only the innermost line is reported. Without names, nesting less than two deep or seen in one call only
@@ -200,6 +225,8 @@ class GraphBreak(Rule):
 
     VALID = [
         Valid("a compiled model, its blocks and a compiled loss", _siblings),
+        Valid("a running graph calls a compiled function", lambda: _called_by("CompiledFunction")),
+        Valid("the body of a custom operator is compiled", lambda: _called_by("mine::op")),
         Valid("nothing is compiled", _plain),
         Valid("regions without ids", _without_ids, skipped="numbers"),
     ]
@@ -227,6 +254,8 @@ class GraphBreak(Rule):
             saving_us=240,
             tolerance=0.1,
         ),
+        Invalid("in an annotation", lambda: _called_by("FSDP::forward", "user_annotation"), severity="info", confidence="low"),
+        Invalid("in what a running graph calls", _broken_inside_a_graph, message="forward is cut at train.py:8 into 1 more piece"),
         Invalid("on the CPU", lambda: _broken(gpu=False), confidence="medium", message="train.py:8", saving_us=240),
         Invalid(
             "hidden behind GPU work",

@@ -9,13 +9,12 @@ from itertools import accumulate, groupby, pairwise, repeat
 import numpy as np
 
 from trace_doctor.arrays import I64
-from trace_doctor.evidence.compile.compile_regions import Region, Regions
+from trace_doctor.evidence.compile.compile_regions import CALLS, Region, Regions
 from trace_doctor.evidence.intervals import complement, overlaps, pairs, union
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.run import HOST_CATS, Cat, Run
 
 DYNAMO = ("TorchDynamo Cache Lookup", "Pregraph bytecode", "AOTDispatcher ", "Torch-Compiled Region")
-CALLS = ("CompiledFunction", "## Call CompiledFxGraph", "CompiledFxGraph")
 _EVER = 1 << 62
 
 

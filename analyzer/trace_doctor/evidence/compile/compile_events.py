@@ -63,7 +63,7 @@ class CompileEvents(Evidence, frozen=True):
     @classmethod
     def build(cls, facts: Facts) -> Self:
         run, nesting = facts.run, facts[Nesting]
-        traced = read_regions(run)
+        traced = read_regions(run, nesting)
         log = _log_of(run, traced, facts.capture.torch_logs)
         frames = {} if log is None else _logged_frames(log)
         reasons = {} if log is None else {r.compile_id: r.reasons for r in log.recompiles}

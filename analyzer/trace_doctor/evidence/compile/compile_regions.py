@@ -2,7 +2,8 @@
 
 A graph break nests: the rest of the function is compiled as a frame of its own and is called from inside the first
 region (`0/0 ⊃ 1/0`), because a region spans the rewritten function. Separately compiled functions and regional blocks
-are siblings, whatever their ids say.
+are siblings, whatever their ids say. What a running graph calls (a custom operator whose body is compiled, say) is no piece
+of the function around it, and stands by itself.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trace_doctor.arrays import I64
+from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.run import Cat, Run
 from trace_doctor.user_frames import Frame, python_frame
 
+CALLS = ("CompiledFunction", "## Call CompiledFxGraph", "CompiledFxGraph")
 _REGION = re.compile(r"Torch-Compiled Region(?:: (\S+)/(\d+))?")
 RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 
@@ -87,7 +90,7 @@ def is_region(name: str) -> bool:
     return _REGION.fullmatch(name) is not None
 
 
-def read_regions(run: Run) -> Regions:
+def read_regions(run: Run, nesting: Nesting) -> Regions:
     """The regions of a trace."""
     rows = run.named(is_region, Cat.CPU_OP, Cat.USER_ANNOTATION, Cat.OTHER)
     rows = rows[np.argsort(run.thread[rows], kind="stable")]
@@ -95,6 +98,7 @@ def read_regions(run: Run) -> Regions:
     regions: list[Region] = []
     children: list[list[int]] = []
     open_: list[int] = []
+    in_graph = _Between(run, nesting)
     for row, thread, start, end, name, first in zip(
         rows.tolist(),
         run.thread[rows].tolist(),
@@ -106,7 +110,7 @@ def read_regions(run: Run) -> Regions:
     ):
         while open_ and (regions[open_[-1]].thread != thread or regions[open_[-1]].end <= start):
             open_.pop()
-        parent = open_[-1] if open_ else -1
+        parent = open_[-1] if open_ and not in_graph(row, regions[open_[-1]].row) else -1
         region = Region(
             row=row,
             thread=thread,
@@ -115,7 +119,7 @@ def read_regions(run: Run) -> Regions:
             frame_id=ids[name][0],
             recompile_id=ids[name][1],
             parent=parent,
-            depth=regions[parent].depth + 1 if open_ else 0,
+            depth=regions[parent].depth + 1 if parent >= 0 else 0,
             frame=python_frame(run.names[first]) if first >= 0 else None,
         )
         if parent >= 0:
@@ -124,6 +128,23 @@ def read_regions(run: Run) -> Regions:
         regions.append(region)
         children.append([])
     return Regions(tuple(regions), tuple(tuple(c) for c in children))
+
+
+class _Between:
+    """Whether a running graph or an operator lies between an event and one around it."""
+
+    def __init__(self, run: Run, nesting: Nesting) -> None:
+        self._graph = run.is_named(lambda n: n.startswith(CALLS)) & ~run.is_cat(Cat.PYTHON)
+        self._graph |= run.is_named(lambda n: "::" in n) & run.is_cat(Cat.CPU_OP)
+        self._parent = nesting.parent
+
+    def __call__(self, row: int, outer: int) -> bool:
+        above = int(self._parent[row])
+        while above >= 0 and above != outer:
+            if self._graph[above]:
+                return True
+            above = int(self._parent[above])
+        return False
 
 
 def _ids(name: str) -> tuple[str | None, int | None]:

@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import Struct, field
 
 from trace_doctor.arrays import I64
-from trace_doctor.evidence.compile.break_gaps import CALLS, DYNAMO, Between
-from trace_doctor.evidence.compile.compile_regions import RESUME, Region, Regions, resumed_at
+from trace_doctor.evidence.compile.break_gaps import DYNAMO, Between
+from trace_doctor.evidence.compile.compile_regions import CALLS, RESUME, Region, Regions, resumed_at
 from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.loaders.torch_trace import LogFrame, LoggedBreak
 from trace_doctor.run import Cat, Run
