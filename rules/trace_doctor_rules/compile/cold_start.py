@@ -34,11 +34,13 @@ class ColdStart(Rule):
     """Compiling takes most of what was captured.
 
     What it does
-    Reports captures in which torch.compile worked longer than everything else, for ten seconds or more.
+    Reports captures in which torch.compile worked longer than everything else. Compiling again what was compiled before is
+    TD502's.
 
     Why is this bad
     Every start of the job waits for it, each restart after a failure too, and on many ranks all wait for the slowest.
-    A model of equal blocks is compiled block by block in a fraction of that time.
+    A model of equal blocks is compiled block by block in a fraction of that time. And such a capture tells little of the
+    steps that follow.
 
     Evidence
     The outermost stretches of Dynamo, Inductor and Triton at work in the whole window, warm-up included. Whether the
@@ -48,7 +50,8 @@ class ColdStart(Rule):
     None is claimed: it is time at the start, not of a step.
 
     Fix
-    Compile the repeated block once (regional compilation), and keep the compiler's caches between starts.
+    Compile the repeated block once (regional compilation), and keep the compiler's caches between starts. Where it takes
+    seconds only, record later.
 
     Fix safety
     Unsafe: nothing is fused across blocks any more, and the last bits differ.
@@ -67,6 +70,7 @@ class ColdStart(Rule):
     about = ("compile", "cold_start")
     needs = (CompileEvents, Steps)
     wants = (RepeatedBlocks,)
+    yields_to = ("TD502",)
 
     min_share: float = threshold(
         0.5,
@@ -75,7 +79,10 @@ class ColdStart(Rule):
         source="more than all else together",
     )
     min_seconds: float = threshold(
-        10.0, "compiling below which nobody waits", unit="s", source="as long as starting the process takes"
+        10.0,
+        "compiling below which nobody waits, and it is the capture that begins too early",
+        unit="s",
+        source="as long as starting the process takes",
     )
 
     min_instances: int = threshold(
@@ -84,7 +91,6 @@ class ColdStart(Rule):
 
     VALID = [
         Valid("long, but not most", lambda: _first_steps(12, steps=30, step_s=1)),
-        Valid("short", lambda: _first_steps(5)),
     ]
     INVALID = [
         Invalid(
@@ -94,14 +100,26 @@ class ColdStart(Rule):
             severity="info",
             codemod="compile-blocks",
         ),
-        Invalid("no repeated block", lambda: _first_steps(20, blocks=1), severity="info", message="20 s"),
+        Invalid(
+            "no repeated block",
+            lambda: _first_steps(20, blocks=1),
+            severity="info",
+            message="20 s",
+            fixes=("caches",),
+        ),
+        Invalid(
+            "seconds, but most of them",
+            lambda: _first_steps(5),
+            message="5 s of the 6.5 s captured (77%)",
+            fixes=("Record after", "repeated block", "caches"),
+        ),
     ]
 
     def check(self, ctx: Context) -> Iterator[Claim]:
         compilations, window = ctx[CompileEvents].compilations, ctx[Steps].window
         spans = clip(intervals((c.start, c.end) for c in compilations), *window)
         took, length = total(spans), window[1] - window[0]
-        if took < self.min_seconds * 1e9 or took < self.min_share * length:
+        if not took or took < self.min_share * length:
             return
         blocks = ctx.get(RepeatedBlocks)
         repeated = blocks.largest(self.min_instances) if blocks is not None else None
@@ -109,7 +127,7 @@ class ColdStart(Rule):
         longest = sorted(compilations, key=lambda c: c.start - c.end)[:10]
         verify = "start again: the first steps take less time"
         yield Claim(
-            message=f"torch.compile worked {two_figures(took / 1e3)} of the {two_figures(length / 1e3)} captured{repeats}.",
+            message=f"torch.compile worked {two_figures(took / 1e3)} of the {two_figures(length / 1e3)} captured ({took / length:.0%}){repeats}.",
             confidence="high",
             severity="info",
             evidence=[
@@ -119,9 +137,24 @@ class ColdStart(Rule):
                     [[c.frame.function if c.frame else "not captured", c.what, c.ns / 1e3] for c in longest],
                 )
             ],
-            fixes=[*([techniques.compile_blocks(verify)] if repeated else []), _keep_caches(verify)],
+            fixes=[
+                *([] if took >= self.min_seconds * 1e9 else [_RECORD_LATER]),
+                *([techniques.compile_blocks(verify)] if repeated else []),
+                _keep_caches(verify),
+            ],
+            owned=[(int(s), int(e)) for s, e in spans],
             key="compile",
         )
+
+
+_RECORD_LATER = Fix(
+    title="Record after the compilation",
+    kind="advice",
+    safety="display",
+    text="with profile(schedule=schedule(wait=3, warmup=2, active=5, repeat=1)) as prof:   # or call the model a few times before\n"
+    "    for batch in loader:\n        train_step(batch)\n        prof.step()",
+    verify="a new capture shows steps and no compilation",
+)
 
 
 def _keep_caches(verify: str) -> Fix:

@@ -292,6 +292,7 @@ class Recompile(Rule):
             location=location(frame, ts_us=moments.ts_us(misses[0].start) if misses else None),
             spans=[moments.span(m.start, m.end, "looked up in vain") for m in misses[:10]],
             fixes=fixes(frame.file if frame else None, calls.changed[:1], same_shapes=False),
+            owned=[(m.start, m.end) for m in misses],
             key=f"{frame.function if frame else ''} uncompiled",
         )
 
