@@ -133,3 +133,23 @@ def test_of_two_graphs_that_no_backward_uses_each_is_named_once() -> None:
     by_code = {f.code: f.saving.bytes for f in found(b).findings if f.saving is not None}
     assert by_code["TD411"] == each  # the one before
     assert 0 < by_code["TD406"] < each  # what the layers of the other keep
+
+
+def test_kept_gradients_do_not_hide_kept_losses() -> None:
+    """Two faults in one script: the lists of one grow, the gradients of the other do not."""
+    b = SnapshotBuilder()
+    b.held(64 * MIB)
+    gradient = None
+    for _ in range(6):
+        with b.forward(line=31):
+            b.alloc(40 * MIB)  # a loss in a list holds it
+            activation = b.alloc(100 * MIB)
+        with b.backward():
+            if gradient is None:
+                gradient = b.alloc(64 * MIB)
+            else:
+                b.temporary(64 * MIB)
+            b.free(activation)
+        with b.optimizer_step():
+            b.temporary(MIB)
+    assert {"TD404", "TD405"} <= set(codes(found(b)))

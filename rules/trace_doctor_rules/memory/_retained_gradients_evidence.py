@@ -11,38 +11,41 @@ from msgspec import Struct
 
 from trace_doctor.arrays import I64
 from trace_doctor.evidence.memory.blocks import DeviceBlocks
-from trace_doctor.evidence.memory.classes import GRADIENTS
+from trace_doctor.evidence.memory.classes import GRADIENTS, OPTIMIZER_STATE
 from trace_doctor.evidence.memory.stages import Stage
 from trace_doctor.evidence.memory.timeline import BEFORE
 from trace_doctor.snapshot import Action
 
 Cleared = Literal["after_forward", "never"]
+Proof = Literal["step", "likely", "none"]
 
 
 class Retention(Struct, frozen=True):
-    """Gradients of one optimizer step that are alive at the last allocation of the next forward."""
+    """Gradients that an earlier backward made and that are alive at the last allocation of a forward."""
 
     step_end: int
-    """position where the optimizer's step ended; BEFORE where it is older than the record"""
+    """position where the optimizer's step (without one: the backward) ended; BEFORE where it is older than the record"""
     backward: int
-    """position where the next backward begins"""
+    """position where the next backward begins; n where the record ends before"""
     blocks: I64
     bytes: int
     cleared: Cleared
     """freed between that forward and its backward, or not at all"""
+    proof: Proof
+    """whether a step has consumed them: one of the record, before this forward (or zero_grad() was called and left them);
+    likely, for there is optimizer state or a step behind; or nothing tells, and they may be accumulated on purpose"""
 
 
 def retentions(device: DeviceBlocks) -> list[Retention]:
-    """One per optimizer step that another forward and backward follow. Gradients that a later backward adds to before
-    the next step (accumulation) are none: only those that a step has consumed count."""
+    """One per optimizer step that another forward follows. Gradients that a later backward adds to before
+    the next step (accumulation) are none: only those that a step has consumed count. Where the record holds no step, one
+    per backward: then nothing tells."""
     phases, history = device.phases, device.history
-    backwards = [start for start, _ in phases.spans(Stage.BACKWARD)]
-    ends = [BEFORE, *phases.step_ends]
+    backwards = phases.spans(Stage.BACKWARD)
+    ends = [BEFORE, *(phases.step_ends or [end for _, end in backwards])]
     by_optimizer_step: list[Retention] = []
     for end in ends:
-        backward = next((b for b in backwards if b >= max(end, 0)), None)
-        if backward is None:
-            continue
+        backward = next((b for b, _ in backwards if b >= max(end, 0)), history.n)
         last = _last_forward_allocation(device, max(end, 0), backward)
         if last is None:
             continue
@@ -50,14 +53,20 @@ def retentions(device: DeviceBlocks) -> list[Retention]:
         alive &= history.born < end if end != BEFORE else history.born == BEFORE
         freed_by = np.append(phases.entry_stage, np.uint8(Stage.UNKNOWN))[history.freed]
         cleared = alive & (history.freed < backward) & (freed_by == Stage.ZERO_GRAD)
-        if end == BEFORE:
-            alive = (
-                cleared  # nothing else proves that a step came before this forward: it may be accumulation
-            )
+        proof: Proof = "step" if phases.step_ends else "none"
+        if end == BEFORE and not cleared.any():
+            # Nothing but what follows tells whether a step came before this forward, or another backward will.
+            alive &= history.freed == history.n
+            state = backward == history.n and device.classes.where(OPTIMIZER_STATE).any()
+            if not phases.zero_grads:
+                proof = "likely" if phases.step_ends or state else "none"
+        elif end == BEFORE:
+            alive, proof = cleared, "step"
         if alive.any():
             blocks = np.flatnonzero(alive)
             how: Cleared = "after_forward" if cleared[blocks].any() else "never"
-            by_optimizer_step.append(Retention(end, backward, blocks, int(history.size[blocks].sum()), how))
+            size = int(history.size[blocks].sum())
+            by_optimizer_step.append(Retention(end, backward, blocks, size, how, proof))
     return by_optimizer_step
 
 
@@ -82,6 +91,8 @@ def peak_when_freed(device: DeviceBlocks, retained: Sequence[Retention]) -> int:
 def _comes_back(device: DeviceBlocks, r: Retention) -> dict[int, int]:
     """block -> position at which the next backward has put its gradient there again."""
     history, phases = device.history, device.phases
+    if r.backward == history.n:
+        return {}
     phase = int(phases.of(np.array([r.backward]))[0])
     inside = (phases.of(history.born) == phase) & (history.born != BEFORE)
     temporaries: dict[int, list[int]] = defaultdict(list)

@@ -132,7 +132,6 @@ class MemoryGrowth(Rule):
     name = "memory-growth"
     title = "Memory rises from step to step"
     needs = (AllocationRecord,)
-    yields_to = ("TD404",)
 
     min_boundaries: int = threshold(
         4, "step boundaries", source="three rises in a row; warm-up makes one or two"

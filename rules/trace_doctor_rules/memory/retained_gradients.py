@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from trace_doctor import Claim, Context, Fix, NotCaptured, Rule, Severity, Table, threshold
 from trace_doctor.evidence.memory.blocks import DeviceBlocks, MemoryBlocks
 from trace_doctor.evidence.memory.stages import Stage
-from trace_doctor.evidence.memory.timeline import CAPTURE_ADVICE
+from trace_doctor.evidence.memory.timeline import BEFORE, CAPTURE_ADVICE
 from trace_doctor.evidence.trace.call_sites import Site, location
 from trace_doctor.testing import MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules._shared import table, target
 from trace_doctor_rules.memory._retained_gradients_evidence import Retention, peak_when_freed, retentions
 from trace_doctor_rules.memory._shared import MiB, make_up, peak_saving, size
 
+_OF = {
+    "step": "of gradients that step() has used stay through the next forward",
+    "likely": "of an earlier step's gradients stay through the forward",
+    "none": "of gradients of an earlier backward stay through the forward, and no optimizer step is in the record: they may be "
+    "accumulated on purpose",
+}
+_WHEN = {True: "before the record", False: "none is recorded"}
+_UNLESS = ", unless the batch is one of several that are accumulated: nothing in the record frees them"
 _HOW = {
     "after_forward": "zero_grad() runs after the forward",
     "to_zero": "zero_grad() keeps their memory (set_to_none=False)",
@@ -53,6 +61,48 @@ def _workspace() -> SnapshotBuilder:
         with b.zero_grad():
             b.free(gradient)
     return b
+
+
+def _recorded_later(
+    steps: int = 3,
+    *,
+    to_zero: bool = False,
+    ends_in_forward: bool = False,
+    state: bool = True,
+    micro_batches: int = 1,
+) -> SnapshotBuilder:
+    """A script without zero_grad(), recorded when it has trained for a while: parameters, gradients and state are there."""
+    b = SnapshotBuilder()
+    parameters = [64 * MIB, 32 * MIB]
+    gradients: list[Any] = []
+    for of in range(4 if state else 2):
+        blocks = [b.held(p, frames=_ENGINE if of == 1 else None) for p in parameters]
+        gradients = blocks if of == 1 else gradients
+    for step in range(steps * micro_batches):
+        kept = []
+        for line in range(2):
+            with b.forward(line=30 + line):
+                kept.append(b.alloc(100 * MIB))
+        if ends_in_forward and step == steps - 1:
+            break
+        with b.backward():
+            for p in reversed(parameters):
+                b.temporary(p)
+                b.free(kept.pop())
+        if (step + 1) % micro_batches:
+            continue
+        with b.optimizer_step():
+            b.temporary(MIB)
+        if to_zero:
+            with b.zero_grad():
+                pass
+        if micro_batches > 1:
+            with b.zero_grad():
+                b.free(*gradients)
+    return b
+
+
+_ENGINE = [("??", 0, "torch::autograd::Engine::evaluate_function(...)")]
 
 
 def _only_forward_and_backward(stacks: Literal["all", "python"]) -> SnapshotBuilder:
@@ -95,7 +145,7 @@ class RetainedGradients(Rule):
 
     What it does
     Looks for gradients that an optimizer step has already used and that are still alive when the next forward makes its
-    last activation.
+    last activation, at the end of the record too.
 
     Why is this bad
     Gradients are as large as the parameters. They are needed from backward to step(); kept through the forward they lie
@@ -104,7 +154,9 @@ class RetainedGradients(Rule):
 
     Evidence
     A snapshot's history: blocks allocated in backward and alive after it, the optimizer's steps, the frames that free
-    them. Library workspaces are none. Several backwards before one step are accumulation, and no fault.
+    them. Library workspaces are none. Several backwards before one step are accumulation, and no fault. Gradients older than
+    the record that nothing in it frees are likely retained where optimizer state or a step is there; where no step is
+    recorded they are a note.
 
     How the saving is estimated
     The fall of the highest live bytes when these gradients are freed at the end of step() and come back in the next
@@ -148,7 +200,7 @@ class RetainedGradients(Rule):
         Valid("small gradients", lambda: _train("never", parameters=[4 * MIB]), thresholds={"min_share": 0.0}),
         Valid("a small part", lambda: _train("never"), thresholds={"min_share": 0.5}),
         Valid("Python frames only, nothing marks the steps", lambda: _only_forward_and_backward("python"), skipped="Python frames"),
-        Valid("nothing marks the steps", lambda: _only_forward_and_backward("all")),
+        Valid("a batch of several, those before it older than the record", lambda: _recorded_later(1, micro_batches=2)),
         Valid("no frames", lambda: _train("never", stacks=None), skipped="frames"),
     ]  # fmt: skip
     INVALID = [
@@ -175,6 +227,11 @@ class RetainedGradients(Rule):
             severity="warning",
             shown="0 | 2 | 100663296 | not before backward",
         ),
+        Invalid("one step of a script without zero_grad", lambda: _recorded_later(1), message="unless the batch is one of several", confidence="medium", saving_bytes=96 * MIB, shown="before the record | 2 | 100663296"),
+        Invalid("one step with set_to_none=False", lambda: _recorded_later(1, to_zero=True), message="zero_grad() keeps their memory", codemod="zero-grad"),
+        Invalid("the record ends in a forward after a step", lambda: _recorded_later(2, ends_in_forward=True), message="zero_grad() is missing"),
+        Invalid("the forward is all that was recorded", lambda: _recorded_later(1, ends_in_forward=True), message="earlier step's gradients stay through the forward, unless", confidence="medium", saving_bytes=96 * MIB),
+        Invalid("nothing marks the steps", lambda: _only_forward_and_backward("all"), message="may be accumulated on purpose", severity="info", confidence="low", shown="none is recorded"),
         Invalid("set_to_none=False", lambda: _train("to_zero"), message="set_to_none=False", codemod="zero-grad"),
     ]  # fmt: skip
 
@@ -206,7 +263,7 @@ class RetainedGradients(Rule):
         most = max(retentions, key=lambda r: (r.bytes, -r.backward))
         without = min(peak_when_freed(device, retentions), history.peak_bytes)
         fall = history.peak_bytes - without
-        stepped = device.phases.has(Stage.OPTIMIZER)
+        proof = min((r.proof for r in retentions), key=list(_OF).index)
         how = (
             most.cleared
             if most.cleared == "after_forward"
@@ -215,11 +272,12 @@ class RetainedGradients(Rule):
             else "missing"
         )
         site = _site(device, how)
-        severity: Severity | None = None if stepped and fall else "warning" if stepped else "info"
+        severity: Severity | None = "info" if proof == "none" else None if fall else "warning"
+        why = f": {_HOW[how]}" if proof == "step" else _UNLESS if proof == "likely" else ""
         return Claim(
-            message=f"{size(most.bytes)} of gradients that step() has used stay through the next forward: {_HOW[how]}; "
+            message=f"{size(most.bytes)} {_OF[proof]}{why}; "
             + (f"freed after step() the peak falls by {size(fall)}." if fall else "the peak lies elsewhere."),
-            confidence="high" if sure else "medium",
+            confidence="low" if proof == "none" else "high" if sure and proof == "step" else "medium",
             severity=severity,
             saving=peak_saving(
                 history.peak_bytes, without, "when these gradients are freed at the end of step()"
@@ -245,7 +303,7 @@ def _table(device: DeviceBlocks, retentions: Sequence[Retention]) -> Table:
         {"after optimizer step": "text", "blocks": "count", "bytes": "bytes", "freed": "text"},
         [
             [
-                str(ends.index(r.step_end)) if r.step_end in ends else "before the record",
+                str(ends.index(r.step_end)) if r.step_end in ends else _WHEN[r.step_end == BEFORE],
                 len(r.blocks),
                 r.bytes,
                 "between forward and backward" if r.cleared == "after_forward" else "not before backward",
