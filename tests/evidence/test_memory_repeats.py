@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from trace_doctor.capture import Capture
@@ -15,11 +13,15 @@ from trace_doctor_rules.memory import _activation_bound_evidence as evidence
 from trace_doctor_rules.memory._activation_bound_evidence import peak_when_recomputed
 from trace_doctor_rules.memory.activation_bound import ActivationBound
 
-repeats = partial(
-    evidence.repeats,
-    min_stacks=ActivationBound.min_stacks,
-    min_explained=ActivationBound.min_explained,
-)
+
+def repeats(device: DeviceBlocks, moment: int) -> evidence.Repeats | None:
+    return evidence.repeats(
+        device,
+        moment,
+        stale_graphs(device),
+        min_stacks=ActivationBound.min_stacks,
+        min_explained=ActivationBound.min_explained,
+    )
 
 
 def blocks(b: SnapshotBuilder) -> DeviceBlocks:

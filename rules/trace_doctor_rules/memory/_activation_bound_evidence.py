@@ -29,13 +29,20 @@ class Repeats(Struct, frozen=True):
     """what all layers hold together at the end of their forward"""
 
 
-def repeats(device: DeviceBlocks, moment: int, *, min_stacks: int, min_explained: float) -> Repeats | None:
-    """The layers whose activations are alive at a moment, or were when its forward ended; None where nothing repeats, or
-    in fewer stacks than `min_stacks`."""
+def repeats(
+    device: DeviceBlocks, moment: int, stale: StaleGraphs, *, min_stacks: int, min_explained: float
+) -> Repeats | None:
+    """The layers whose activations are alive at a moment, or were when its forward ended, those of the forward before left
+    out; None where nothing repeats, or in fewer stacks than `min_stacks`."""
     history = device.history
-    activations = _recorded(device)
-    full = int(history.bytes_over_time(activations)[: moment + 1].argmax())
-    alive = np.flatnonzero(activations & history.alive(full))
+    recorded = _recorded(device)
+    left = stale.blocks[recorded[stale.blocks]]
+    live = history.bytes_over_time(recorded)
+    live -= history.live - history.live_without(left, stale.until[recorded[stale.blocks]])
+    full = int(live[: moment + 1].argmax())
+    activations = recorded & history.alive(full)
+    activations[stale.blocks[stale.until < full]] = False
+    alive = np.flatnonzero(activations)
     stacks, which, counts = np.unique(history.stack[alive], return_inverse=True, return_counts=True)
     bytes_by_stack = np.bincount(which, weights=history.size[alive], minlength=len(stacks)).astype(np.int64)
     count = _layers(counts, bytes_by_stack, min_explained)
