@@ -47,7 +47,12 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Gradient accumulation": ("gradient_accumulation",),
     "Gradient checkpointing": ("checkpoint_blocks",),
     "fp16, bf16, TF32": ("autocast", "tf32"),
-    "Fused and multi-tensor optimizers": ("fused_optimizer", "foreach_optimizer", "update_together"),
+    "Fused and multi-tensor optimizers": (
+        "fused_optimizer",
+        "foreach_optimizer",
+        "update_together",
+        "update_in_place",
+    ),
     "8-bit optimizers and Adafactor": ("less_optimizer_state",),
     "DeepSpeed offload": ("offload",),
     "Grouped GEMM for mixtures of experts": ("grouped_gemm",),

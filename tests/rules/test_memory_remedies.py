@@ -14,12 +14,39 @@ ADAM: list[Frame] = [
     ("/venv/site-packages/torch/optim/adam.py", 500, "_multi_tensor_adam"),
     ("/venv/site-packages/torch/optim/optimizer.py", 533, "wrapper"),
 ]
-LION: list[Frame] = [("/home/me/lion.py", 40, "step"), ("??", 0, "at::_foreach_mul_")]
+STEP: Frame = ("/venv/site-packages/torch/optim/optimizer.py", 533, "wrapper")
+LION: list[Frame] = [("??", 0, "at::_foreach_mul_"), ("/home/me/lion.py", 40, "step"), STEP]
+BY_HAND: list[Frame] = [("??", 0, "at::_ops::sqrt::call(...)"), ("/home/me/adam.py", 40, "step"), STEP]
 LOSS: list[Frame] = [("??", 0, "at::_ops::log_softmax::call(...)"), ("/home/me/attention.py", 3, "forward")]
 SDPA: list[Frame] = [("??", 0, "at::_ops::scaled_dot_product_attention::call(...)")]
 NAMED_LIKE_SDPA: list[Frame] = [("/home/me/x.py", 7, "my_efficient_attention_forward")]
 SLICES: list[Frame] = [("??", 0, "torch::autograd::generated::SliceBackward0::apply(...)")]
 WORKSPACE: list[Frame] = [("??", 0, "at::native::raw_cudnn_convolution_forward_out(...)")]
+EMPTY: Frame = ("??", 0, "at::detail::empty_cuda(...)")
+CONVOLUTION: list[Frame] = [
+    EMPTY,
+    ("??", 0, "at::native::cudnn_convolution(...)"),
+    ("/home/me/unet.py", 8, "forward"),
+]
+CALLED: Frame = ("/venv/site-packages/torch/nn/modules/module.py", 1790, "_call_impl")
+LINEAR: Frame = ("/venv/site-packages/torch/nn/modules/linear.py", 134, "forward")
+BLOCK: list[Frame] = [
+    CALLED,
+    ("/home/me/attention_block.py", 70, "attend"),
+    CALLED,
+    ("/home/me/train.py", 9, "cross_entropy"),
+]
+
+
+def within(op: str, *frames: Frame) -> list[Frame]:
+    """An operator in these frames, in a block that is named after its attention."""
+    return [("??", 0, f"at::_ops::{op}::call(...)"), *frames, *BLOCK]
+
+
+def python(*frames: Frame) -> list[Frame]:
+    return [*frames, *BLOCK]
+
+
 FORWARD: list[Frame] = [("??", 0, "at::_ops::mm::call(...)"), ("/home/me/model.py", 30, "forward")]
 BACKWARD: list[Frame] = [
     ("??", 0, "torch::autograd::generated::MmBackward0::apply(...)"),
@@ -40,14 +67,29 @@ def advised(*stacks: list[Frame], twins: dict[int, int] | None = None) -> list[s
     ("frames", "part"),
     [
         (ADAM, "Adam"),
-        (LION, "fused"),
+        (LION, "in place, a few at a time"),
+        (BY_HAND, "in place, a few at a time"),
         (LOSS, "Compute the loss in chunks"),
         (SDPA, "flash kernel"),
         (NAMED_LIKE_SDPA, "Use scaled_dot_product_attention"),
         (SLICES, "split or unbind"),
         (WORKSPACE, "workspaces"),
+        (CONVOLUTION, "over parts of the batch"),
+        (within("gelu", ("/home/me/mlp.py", 8, "forward")), "over parts of the batch"),
+        (
+            within("linear", LINEAR, CALLED, ("/home/me/attention.py", 8, "forward")),
+            "over parts of the batch",
+        ),
+        (within("mul_Tensor", ("/home/me/attention.py", 8, "forward")), "over parts of the batch"),
+        (within("matmul", ("/home/me/attention.py", 8, "forward")), "Use scaled_dot_product_attention"),
+        (within("div_Tensor", ("/home/me/x.py", 8, "attend_attention")), "Use scaled_dot_product_attention"),
+        (within("softmax_int", ("/home/me/model.py", 8, "forward")), "Use scaled_dot_product_attention"),
+        (within("softmax_int", ("/home/me/moe.py", 8, "forward")), "over parts of the batch"),
+        (within("softmax_int", ("/home/me/model.py", 8, "router_weights")), "over parts of the batch"),
+        (python(("/home/me/attention.py", 8, "forward")), "Use scaled_dot_product_attention"),
+        (python(LINEAR, CALLED, ("/home/me/attention.py", 8, "forward")), "over parts of the batch"),
         (FORWARD, "over parts of the batch"),
-        (BACKWARD, "around the block whose backward needs it"),
+        (BACKWARD, "smaller micro-batches"),
     ],
 )
 def test_the_frames_tell_what_to_do(frames: list[Frame], part: str) -> None:

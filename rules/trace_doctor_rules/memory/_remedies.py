@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from trace_doctor import Fix, Target
 from trace_doctor.evidence.memory.stages import MemoryStacks, Stage
+from trace_doctor.snapshot import StackFrame
 from trace_doctor_rules import techniques
 
 _LOSS = re.compile(r"cross_entropy|nll_loss|log_?softmax|NllLoss|LogSoftmax|CrossEntropy", re.IGNORECASE)
-_ATTENTION = re.compile(r"attention|attn|sdpa|softmax", re.IGNORECASE)
+_ATTENTION = re.compile(r"attention|attn|sdpa", re.IGNORECASE)
+_SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
+_SCORES = re.compile(r"matmul|bmm|baddbmm|einsum|masked_fill|where")
+"""operators that make a score matrix, where the file alone is called attention"""
+_NO_SCORES = re.compile(r"linear|addmm|gelu|silu|relu|\w*layer_norm|\w*rms_norm|embedding|conv\w*")
+_OTHER_BLOCK = re.compile(r"(?:^|[^a-z])(?:mlp|moe|ffn|feed_?forward|experts?|router|gating)", re.IGNORECASE)
+_LAYERS = re.compile(r"torch/nn/modules/(?:linear|activation|normalization|sparse|conv)\.py$")
+_CALL = re.compile(r"torch/nn/modules/module\.py$")
+_IN_TORCH = re.compile(r"(?:^|/)torch/(?!.*site-packages)")
 _SDPA = re.compile(
     r"at::_ops::_?scaled_dot_product|ScaledDotProduct\w*AttentionBackward|_(?:efficient|flash|cudnn)_attention_(?:for|back)ward"
 )
 """native frames of scaled_dot_product_attention: it is in use already"""
-_WORKSPACE = re.compile(r"cudnn\w*[wW]orkspace|cudnn_convolution|raw_cudnn_conv|miopen_convolution")
+_WORKSPACE = re.compile(
+    r"cudnn\w*[wW]orkspace|cudnn_convolution|raw_cudnn_conv|miopen_convolution|run_conv_plan"
+)
+_TENSOR = re.compile(r"at::(?:detail|native|_ops)::_?empty")
+"""a tensor is made, no scratch space: a convolution makes its result as well"""
 _SLICES = re.compile(r"(?:Cat|Slice|Select|Expand|Repeat|Index|Stack|Unsqueeze)Backward")
-_FOREACH = re.compile(r"_multi_tensor_|_foreach_")
 _OPTIMIZER_FILE = re.compile(r"torch/optim/(?:_multi_tensor/)?(\w+)\.py$")
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad"}
 
@@ -29,14 +41,20 @@ SLICES = "slices"
 WORKSPACE = "workspace"
 OTHER = "other"
 
+GENERAL = "Compute it in parts"
+"""title of the advice for what nothing is known of"""
+
 
 def kind_of(stacks: MemoryStacks, stack: int) -> str:
-    """What made an allocation, by the names in its stack: innermost frames first."""
-    for frame in stacks.snapshot.frames_of(stack):
+    """What made an allocation, by the names in its stack, innermost frames first, up to the module that asked for it."""
+    if stack >= 0 and stacks.stage[stack] == Stage.OPTIMIZER:
+        return OPTIMIZER
+    tensor = False
+    near = _of_one_module(stacks.snapshot.frames_of(stack))
+    for frame in near:
         text = f"{frame.filename} {frame.name}" if frame.is_python else frame.name
-        if _FOREACH.search(text):
-            return OPTIMIZER
-        if _WORKSPACE.search(text):
+        tensor |= not frame.is_python and _TENSOR.search(text) is not None
+        if _WORKSPACE.search(text) and not tensor:
             return WORKSPACE
         if _LOSS.search(text):
             return LOSS
@@ -44,9 +62,37 @@ def kind_of(stacks: MemoryStacks, stack: int) -> str:
             return SLICES
         if _SDPA.search(frame.name) and not frame.is_python:
             return SDPA
-        if _ATTENTION.search(text):
-            return ATTENTION
-    return OTHER
+    return ATTENTION if _is_attention(near, stacks.op(stack)) else OTHER
+
+
+def _of_one_module(frames: Iterable[StackFrame]) -> list[StackFrame]:
+    """The frames within the innermost module that is not torch's own: what called it is another block."""
+    near: list[StackFrame] = []
+    outside = False
+    for frame in frames:
+        path = frame.filename.replace("\\", "/")
+        if outside and frame.is_python and _CALL.search(path):
+            break
+        outside |= frame.is_python and _IN_TORCH.search(path) is None
+        near.append(frame)
+    return near
+
+
+def _is_attention(near: Sequence[StackFrame], op: str | None) -> bool:
+    """Whether it is a score matrix: by the operator, by what functions are called, and least of all by the file."""
+    python = [f for f in near if f.is_python]
+    own = [f for f in python if not _IN_TORCH.search(f.filename.replace("\\", "/"))]
+    files = [re.split(r"[\\/]", f.filename)[-1] for f in own]
+    functions = [f.name for f in own]
+    if any(map(_OTHER_BLOCK.search, [*functions[:1], *files[:1]])):
+        return False
+    if any(_SOFTMAX.search(f.name) for f in near):
+        return True
+    if any(_LAYERS.search(f.filename.replace("\\", "/")) for f in python) or _NO_SCORES.fullmatch(op or ""):
+        return False
+    if any(map(_ATTENTION.search, functions)):
+        return True
+    return any(map(_ATTENTION.search, files)) and (op is None or _SCORES.search(op) is not None)
 
 
 def remedies(
@@ -78,7 +124,7 @@ def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> 
     if kind == SDPA:
         return techniques.sdpa_backend(verify, target)
     if kind == OPTIMIZER:
-        return _optimizer(stacks, stack, verify)
+        return _optimizer(stacks, stack, verify, target)
     if kind == SLICES:
         return Fix(
             title="Take tensors apart with split or unbind instead of slices",
@@ -101,26 +147,29 @@ def _fix(kind: str, stacks: MemoryStacks, stack: int, target: Target | None) -> 
             risk="another algorithm may be slower",
         )
     return Fix(
-        title="Compute it in parts, or recompute it in backward",
+        title=GENERAL,
         kind="advice",
         safety="display",
         target=target,
         text=_in_parts(stacks, stack),
         verify=verify,
-        risk="checkpointing repeats the forward of the block; results stay the same up to randomness",
+        risk="the last bits of sums may differ",
     )
 
 
 def _in_parts(stacks: MemoryStacks, stack: int) -> str:
     if stack >= 0 and stacks.stage[stack] == Stage.BACKWARD:
-        return "checkpoint(block, x, use_reentrant=False) around the block whose backward needs it, or smaller micro-batches"
+        return (
+            "smaller micro-batches, or the forward that it belongs to over parts of the batch or sequence; checkpoint(block, x, "
+            "use_reentrant=False) around the blocks before it lowers what lies beside it at the peak"
+        )
     return (
         "compute it over parts of the batch or sequence, in place where autograd allows, or let torch.compile fuse the "
-        "operators so that intermediate results are not stored; in training: checkpoint(block, x, use_reentrant=False)"
+        "operators so that intermediate results are not stored"
     )
 
 
-def _optimizer(stacks: MemoryStacks, stack: int, verify: str) -> Fix:
+def _optimizer(stacks: MemoryStacks, stack: int, verify: str, target: Target | None) -> Fix:
     files = [_OPTIMIZER_FILE.search(f.filename) for f in stacks.snapshot.frames_of(stack)]
     name = next((_OPTIMIZERS[f.group(1)] for f in files if f and f.group(1) in _OPTIMIZERS), None)
-    return techniques.fused_optimizer(name, verify)
+    return techniques.fused_optimizer(name, verify) if name else techniques.update_in_place(verify, target)

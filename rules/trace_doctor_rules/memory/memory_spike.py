@@ -180,7 +180,7 @@ class MemorySpike(Rule):
 
     Fix
     By what made it: logits and cross-entropy in chunks or fused; attention through scaled_dot_product_attention; a fused
-    optimizer; split instead of slices; else checkpointing of the block, or smaller parts.
+    optimizer, or one that updates in place; split instead of slices; else smaller parts.
 
     Fix safety
     Unsafe, as last bits differ: the loss in chunks, scaled_dot_product_attention, the optimizer's `fused=True`. The script is

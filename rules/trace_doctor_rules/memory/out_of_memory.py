@@ -12,7 +12,7 @@ from trace_doctor.evidence.trace.call_sites import location
 from trace_doctor.testing import GIB, MIB, Invalid, SnapshotBuilder, Valid
 from trace_doctor_rules import techniques
 from trace_doctor_rules._shared import table, target
-from trace_doctor_rules.memory._remedies import remedies
+from trace_doctor_rules.memory._remedies import GENERAL, remedies
 from trace_doctor_rules.memory._shared import MiB, expandable_segments, holders, make_up, size, times
 
 
@@ -166,7 +166,7 @@ class OutOfMemoryRule(Rule):
         fixes: list[Fix] = []
         if f.fits_if_packed:
             fixes += expandable_segments(f.device.history.settings)
-        fixes += [r for r in remedies(f.device.stacks, [f.stack], place) if r.title != _GENERAL]
+        fixes += [r for r in remedies(f.device.stacks, [f.stack], place) if r.title != GENERAL]
         at = f.device.at(f.moment)
         if at["activations"] >= self.main_holder * f.live:
             fixes += _CHECKPOINT
@@ -175,7 +175,6 @@ class OutOfMemoryRule(Rule):
         return fixes or _CHECKPOINT
 
 
-_GENERAL = "Compute it in parts, or recompute it in backward"
 _FITS = "the step runs through, and the activations in a new snapshot are smaller"
 _CHECKPOINT = [techniques.checkpoint_blocks(_FITS), techniques.gradient_accumulation(_FITS)]
 _STATE = techniques.less_optimizer_state("optimizer state in a new snapshot is smaller")

@@ -105,6 +105,18 @@ def update_together(verify: str, target: Target | None) -> Fix:
     )
 
 
+def update_in_place(verify: str, target: Target | None) -> Fix:
+    return advice(
+        "Update the parameters in place, a few at a time",
+        "m.lerp_(grad, 1 - beta1)                              # in place of m = beta1 * m + (1 - beta1) * grad\n"
+        "p.addcdiv_(m, v.sqrt().add_(eps), value=-lr)          # one temporary, not four\n"
+        "# torch._foreach_…_: over some of the tensors at a time; or torch.optim.AdamW(..., fused=True), where the rule is one",
+        LAST_BITS,
+        verify,
+        target=target,
+    )
+
+
 def checkpoint_blocks(verify: str) -> Fix:
     """An edit: activations of one block at a time, for about a third more compute."""
     return patch(
