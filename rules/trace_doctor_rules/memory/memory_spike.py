@@ -176,7 +176,7 @@ class MemorySpike(Rule):
 
     How the saving is estimated
     The fall of the highest live bytes when all short-lived blocks of these operators are left out of the record, with those
-    that stand as large at the next highest moment: never the sum of their sizes, because the highest moment then counts. Up to: what replaces them needs some memory too.
+    that stand as large at the next highest moment: never the sum of their sizes, because the highest moment then counts. Of several places a table says what each takes off alone. Up to: what replaces them needs some memory too.
 
     Fix
     By what made it: logits and cross-entropy in chunks or fused; attention through scaled_dot_product_attention; a fused
@@ -246,14 +246,14 @@ class MemorySpike(Rule):
             "score matrices",
             lambda: _forwards(20, 256),
             saving_bytes=509 * MIB,
-            message="attention.py:41 in forward (softmax); without them",
+            message="attention.py:41 in forward (softmax); without them the peak falls by 509 MiB.",
             shown="softmax | 268435456 | 2 | 40.0 | None",
             codemod="use-sdpa",
             confidence="high",
             file="/home/me/attention.py",
             line=41,
         ),
-        Invalid("one matrix in five places", _stages_of_one_matrix, saving_bytes=3 * 256 * MIB),
+        Invalid("one matrix in five places", _stages_of_one_matrix, saving_bytes=3 * 256 * MIB, message="(not at all without those of the first of 5 places alone)", shown="attention.py:41 in forward | 268435456 | 0"),
         Invalid("without a clock", lambda: _forwards(20, 256, clock=False), saving_bytes=509 * MIB, shown="268435456 | 2 | None | None"),
         Invalid("layers called by the script", _layers_called_by_the_script, saving_bytes=590 * MIB, shown="train.py:70 in main |  | 3"),
         Invalid("in backward", _in_backward, saving_bytes=600 * MIB, message="CatBackward0 (backward); without"),
@@ -288,9 +288,8 @@ class MemorySpike(Rule):
         places = np.array(
             [*(device.stacks.op_site(s) for s in range(len(device.stacks.stage))), ""], dtype=object
         )
-        without = history.peak_without(
-            _group(device, short, at_peak, places[history.stack], self.max_presence)
-        )
+        group = _group(device, short, at_peak, places[history.stack], self.max_presence)
+        without = history.peak_without(group)
         fall = history.peak_bytes - without
         if fall < self.min_bytes or fall < self.min_share * history.peak_bytes:
             return None
@@ -303,9 +302,12 @@ class MemorySpike(Rule):
         peak_bytes = int(history.size[at_peak].sum())
         what = f"{device.place(stacks[0])}" + (f" ({op})" if op and op not in device.place(stacks[0]) else "")
         of = f", by its size of {forward}" if forward is not None else ""
+        shares = _shares(device, group, short, places[history.stack], without)
+        named = next((alone for place, _, alone in shares if place == places[stacks[0]]), fall)
+        sum_of = f" ({f'by {size(named)}' if named else 'not at all'} without those of the first of {len(shares)} places alone)"
         return Claim(
             message=f"Short-lived blocks hold {size(peak_bytes)} of the {size(history.peak_bytes)} at the peak, first of all from "
-            f"{what}{of}; without them the peak falls by {size(fall)}.",
+            f"{what}{of}; without them the peak falls by {size(fall)}{sum_of if len(shares) > 1 else ''}.",
             confidence="high" if sure else "medium",
             saving=peak_saving(
                 history.peak_bytes,
@@ -313,7 +315,11 @@ class MemorySpike(Rule):
                 "when the short-lived blocks of these places are left out of the record",
             ),
             location=location(place, device=device.device),
-            evidence=[_table(device, at_peak, twins), make_up(device, history.peak, "Live at the peak")],
+            evidence=[
+                *([_places(shares)] if len(shares) > 1 else []),
+                _table(device, at_peak, twins),
+                make_up(device, history.peak, "Live at the peak"),
+            ],
             fixes=remedies(device.stacks, stacks, target(place), twins),
             key=what.split(":")[0],
         )
@@ -355,6 +361,31 @@ def _group(
     first = int(history.born[members & large].min())
     there = history.bytes_over_time(members & large)[first:-1] > 0
     return of_peak if there[history.action[first:] == 1].mean() > max_presence else members
+
+
+def _shares(
+    device: DeviceBlocks, group: Mask, short: Mask, place: npt.NDArray[np.object_], without: int
+) -> list[tuple[str, int, int]]:
+    """(place, its bytes at the peak, fall of the peak without its blocks alone) of the places that the whole fall needs,
+    the one that holds most first."""
+    history = device.history
+    at_peak = history.alive(history.peak)
+    shares = []
+    for name in sorted(set(place[group])):
+        own = short & (place == name)
+        alone = history.peak_bytes - history.peak_without(own)
+        if alone or history.peak_without(group & ~own) > without:
+            shares.append((name, int(history.size[own & at_peak].sum()), alone))
+    return sorted(shares, key=lambda s: (-s[1], -s[2], s[0]))
+
+
+def _places(shares: list[tuple[str, int, int]]) -> Table:
+    return table(
+        "The places that make them",
+        {"allocated at": "location", "at the peak": "bytes", "peak falls without it alone": "bytes"},
+        shares,
+        15,
+    )
 
 
 def _largest_first(device: DeviceBlocks, blocks: Mask) -> list[int]:
