@@ -20,14 +20,6 @@ def _work(*, gpu: bool, kernels: bool, devices: int = 1) -> RunBuilder:
     return b
 
 
-def _on_the_cpu() -> RunBuilder:
-    b = RunBuilder()
-    for _ in range(3):
-        with b.step(), b.op("aten::conv2d", us=5), b.op("aten::mkldnn_convolution", us=500):
-            pass
-    return b
-
-
 def _only_a_wait() -> RunBuilder:
     b = RunBuilder()
     b.sync()
@@ -69,8 +61,7 @@ class NoGpuActivity(Rule):
 
     Evidence
     `deviceProperties` of the file, or calls of a runtime that launch work, and no GPU event in the window. Launch calls
-    without kernels mean that the GPU's side was lost; no call of the runtime at all means that it was not asked for, or, beside operators of oneDNN, that the model
-    was on the CPU: then it is a note.
+    without kernels mean that the GPU's side was lost; no call of the runtime at all means that it was not asked for. A model on the CPU is TD006's.
 
     How the saving is estimated
     There is none: this is about the capture.
@@ -83,7 +74,7 @@ class NoGpuActivity(Rule):
     Only shown: it concerns the code that records.
 
     When to ignore
-    When the recorded work is meant to run on the CPU of a machine that has a GPU.
+    When the capture was meant to show the host alone.
 
     References
     https://docs.pytorch.org/docs/stable/profiler.html
@@ -107,7 +98,6 @@ class NoGpuActivity(Rule):
             message="names NVIDIA H100 80GB HBM3 but shows no GPU work in the window: the profile's activities",
             fixes=("Record the GPU",),
         ),
-        Invalid("a model on the CPU", _on_the_cpu, severity="info", message="library of the CPU", fixes=("Record the GPU",)),
         Invalid("eight GPUs", lambda: _work(gpu=True, kernels=False, devices=8), message="names 8 × NVIDIA H100"),
         Invalid("nothing but a call of the runtime", _only_a_wait, severity="warning", message="of its runtime", fixes=("Warm the profiler",)),
         Invalid("kernels lost", _launched_but_lost, severity="warning", message="3 calls launched", fixes=("Warm the profiler",)),
@@ -119,11 +109,13 @@ class NoGpuActivity(Rule):
         health = ctx[CaptureHealth]
         if health.gpu_events_in_window or not (health.devices or health.launch_calls):
             return
-        lost = health.runtime and not health.gpu_events and not health.ran_on_cpu
+        if health.ran_on_cpu and not health.gpu_events:
+            return
+        lost = health.runtime and not health.gpu_events
         yield Claim(
             message=f"The capture {_names(health.devices)} shows no GPU work in the window: {_why(health)}.",
             confidence="high",
-            severity="info" if health.ran_on_cpu and not health.gpu_events else "warning",
+            severity="warning",
             fixes=[_LOSE_NOTHING if lost else _ASK_FOR_THE_GPU],
             key="gpu",
         )
@@ -163,8 +155,6 @@ def _why(health: CaptureHealth) -> str:
     if health.launch_calls:
         calls = f"{health.launch_calls:,} call{'' if health.launch_calls == 1 else 's'}"
         return f"{calls} launched work that the profiler lost"
-    if health.ran_on_cpu:
-        return "its convolutions or products ran in a library of the CPU"
     if health.runtime:
         return "calls of its runtime were recorded, and nothing that they launched"
     return "the profile's activities left the GPU out, or nothing ran on it"

@@ -14,6 +14,9 @@ from trace_doctor.run import GPU_CATS, Cat, Damage
 
 _CPU_LIBRARY = re.compile(r"(?:aten::|mkldnn::)_?(?:mkldnn|nnpack)\w*|mkldnn::\w+")
 """Operators of oneDNN and NNPACK: there is no GPU implementation of them."""
+_COMPUTES = re.compile(
+    rf"{_CPU_LIBRARY.pattern}|aten::(?:mm|addmm|bmm|baddbmm|linear|matmul|conv\w*|_?scaled_dot_product\w*)"
+)
 _LAUNCH = re.compile(r"(?:cuda|hip|cu|musa)(?:\w*Launch\w*|Memcpy\w*|Memset\w*)")
 
 
@@ -35,7 +38,8 @@ class CaptureHealth(Evidence, frozen=True):
     runtime: bool
     """calls of the GPU's runtime or driver are in the file: the profiler was asked for the GPU"""
     ran_on_cpu: bool
-    """operators of a CPU library ran, and nothing was launched: the model was on the CPU"""
+    """nothing was launched, and operators of a CPU library ran, or products and convolutions while the GPU's calls were
+    recorded: the model was on the CPU"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -45,6 +49,8 @@ class CaptureHealth(Evidence, frozen=True):
         inside = (run.ts < end) & (run.end > start)
         calls = run.named(lambda n: _LAUNCH.fullmatch(n) is not None, Cat.RUNTIME, Cat.DRIVER)
         launched = int(inside[calls].sum())
+        asked_for = bool(run.is_cat(Cat.RUNTIME, Cat.DRIVER).any())
+        computing = _COMPUTES if asked_for and not len(calls) else _CPU_LIBRARY
         return cls(
             events=len(run),
             damage=run.damage,
@@ -53,9 +59,9 @@ class CaptureHealth(Evidence, frozen=True):
             gpu_events_in_window=int((run.is_cat(*GPU_CATS) & inside).sum()),
             launch_calls=launched,
             unanswered_calls=int((facts[Launches].first_work(calls[inside[calls]]) < 0).sum()),
-            runtime=bool(run.is_cat(Cat.RUNTIME, Cat.DRIVER).any()),
+            runtime=asked_for,
             ran_on_cpu=not launched
-            and bool(len(run.named(lambda n: _CPU_LIBRARY.fullmatch(n) is not None, Cat.CPU_OP))),
+            and bool(len(run.named(lambda n: computing.fullmatch(n) is not None, Cat.CPU_OP))),
         )
 
     @property
