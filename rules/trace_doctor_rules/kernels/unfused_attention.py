@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from trace_doctor import NOTE_FROM, Claim, Context, Fix, Rule, Saving, Table, threshold
+from trace_doctor.arrays import I64
 from trace_doctor.evidence.compute.attention import AttentionChains
 from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.durations import two_figures
@@ -119,6 +122,27 @@ def _training(
     return b
 
 
+def _in_two_functions() -> RunBuilder:
+    """An encoder's attention and a decoder's, of which the second takes twice as long."""
+    b = RunBuilder(shapes=True, stacks=True)
+    for _ in range(5):
+        with b.step():
+            for name, us in (("encode", 50), ("decode", 100)):
+                with b.python(f"{name}r.py", 40, name):
+                    _attention(b, us, False, True)
+                _linear(b, 400)
+    return b
+
+
+def _in_module(name: str) -> RunBuilder:
+    """What looks like attention, by a softmax layer of this module."""
+    b = RunBuilder(shapes=True, stacks=True)
+    for _ in range(5):
+        with b.step(), b.event(f"nn.Module: {name}_0", "python_function"):
+            _attention(b, 50, False, True)
+    return b
+
+
 def _by_hand(b: RunBuilder, us: float, *, divided: bool) -> None:
     """`exp(x - max) / sum`; other things use exponentials and sums, too."""
     with b.op("aten::bmm", us=2, dims=[list(_SHAPE), [64, 64, 512]], types=["float"] * 2):
@@ -188,7 +212,8 @@ class UnfusedAttention(Rule):
     Kernels of each stream in order: a softmax (no log-softmax; or exponentials, their sum and a division) with a product of
     `aten::bmm` or `baddbmm` on both sides, at most twelve kernels away and no other product between. In a CUDA graph,
     which has no operators, products on both sides whose grids have the same depth are taken for batched. Where shapes were recorded the product behind must multiply what
-    the softmax is over. Backward chains, with two products on each side, count as well. In a capture of the CPU alone
+    the softmax is over. With stacks, what lies in a module that is called a feed-forward block, experts or a router is none.
+    Backward chains, with two products on each side, count as well. In a capture of the CPU alone
     operators take the place of kernels; with dropout there is no fused one on a CPU, and the rule keeps silent.
 
     How the saving is estimated
@@ -245,6 +270,8 @@ class UnfusedAttention(Rule):
         Valid("a softmax over something else", lambda: _training("another softmax")),
         Valid("exponentials and sums that are no softmax", lambda: _training("exponentials")),
         Valid("a router in a CUDA graph", lambda: _training("router in a graph")),
+        Valid("a router over experts", lambda: _in_module("TopKRouter")),
+        Valid("a feed-forward block", lambda: _in_module("SparseMoeBlock")),
         Valid("little time", lambda: _training(us=2, other=2000)),
         Valid("GPU rows only", _without_operators, skipped="operator"),
         Valid("products on a CPU", lambda: without_gpu("aten::bmm")),
@@ -274,6 +301,8 @@ class UnfusedAttention(Rule):
         Invalid("products of a compiler", lambda: _training("templates"), message="4 times a step"),
         Invalid("on a CPU", lambda: _training(gpu=False), message="operators' time", saving_us=480, tolerance=0.05, codemod="use-sdpa"),
         Invalid("on a CPU, with its backward", lambda: _training(gpu=False, training=True), saving_us=666, tolerance=0.05),
+        Invalid("a gated attention", lambda: _in_module("GatedAttention"), message="once a step"),
+        Invalid("in two functions", _in_two_functions, message="in function decode of decoder.py and 1 more function (the forward of the first: 500 µs) runs", file="decoder.py", shown="encoder.py | 250"),
         Invalid("with stacks", lambda: _training(stacks=True), file="model.py"),
     ]  # fmt: skip
 
@@ -301,16 +330,18 @@ class UnfusedAttention(Rule):
             chains,
         )  # fmt: skip
         form = ctx[AttentionForm]
-        site = _site(ctx, chains)
+        sites = _sites(ctx, chains)
+        site = next(iter(sites), None)
         when = longest_of(kernels, whole)
         device = kernels.device if kernels.on_gpu else None
         yield Claim(
-            message=_message(chains, form, share, saving, site),
+            message=_message(chains, form, share, saving, _where(sites)),
             confidence="low",
             saving=saving,
             location=location(site, device=device, ts_us=ctx[Moments].ts_us(when[0][0])),
             evidence=[
                 _table(chains),
+                *([_functions(sites)] if len(sites) > 1 else []),
                 kernel_table("What runs between the products", kernels, chains.between),
             ],
             spans=ctx[Moments].longest(when, "attention in pieces", device=device),
@@ -333,18 +364,48 @@ def _with_bytes(saving: Saving, chains: AttentionChains) -> Saving:
     )
 
 
-def _site(ctx: Context, chains: AttentionChains) -> Site | None:
-    """The function that asks for the first of them."""
-    operators = chains.kernels.operator[chains.softmax[~chains.backward]].tolist()
-    first = next((row for row in operators if row >= 0), None)
-    return site_of(ctx, first) if first is not None else None
-
-
-def _message(
-    chains: AttentionChains, form: AttentionForm, share: float, saving: Saving, site: Site | None
-) -> str:
+def _sites(ctx: Context, chains: AttentionChains) -> dict[Site, float]:
+    """The functions that ask for them, with what theirs take in the forward, us per step, the one of most first."""
     kernels = chains.kernels
-    where = f" in {site}" if site else ""
+    order = np.lexsort((np.arange(len(kernels.rows)), kernels.lane))
+    place = np.argsort(order)
+    softmax = chains.softmax[~chains.backward]
+    softmax = softmax[np.argsort(place[softmax])]
+    sites = [site_of(ctx, row) if row >= 0 else None for row in kernels.operator[softmax].tolist()]
+    if not any(sites):
+        return {}
+    rows = np.flatnonzero(chains.products | chains.between)
+    every = np.sort(place[chains.softmax])
+    own = every[_nearest(every, place[rows])]
+    by_site: dict[Site, float] = {}
+    for site in dict.fromkeys(s for s in sites if s is not None):
+        mask = np.zeros(len(order), dtype=bool)
+        mask[
+            rows[np.isin(own, [p for p, s in zip(place[softmax].tolist(), sites, strict=True) if s == site])]
+        ] = True
+        by_site[site] = kernels.us_per_step(mask)
+    return dict(sorted(by_site.items(), key=lambda s: -s[1]))
+
+
+def _nearest(to: I64, places: I64) -> I64:
+    """For each place the number of the one of `to` (ascending) that is nearest."""
+    behind = np.clip(np.searchsorted(to, places), 1, max(len(to) - 1, 1))
+    if len(to) == 1:
+        return np.zeros(len(places), dtype=np.int64)
+    return np.where(places - to[behind - 1] < to[behind] - places, behind - 1, behind)
+
+
+def _where(sites: dict[Site, float]) -> str:
+    """In which function, and what is of that one where there are more."""
+    if not sites:
+        return ""
+    (first, us), more = next(iter(sites.items())), len(sites) - 1
+    others = f" and {more} more function{'s' * (more > 1)} (the forward of the first: {two_figures(us)})"
+    return f" in {first}{others if more else ''}"
+
+
+def _message(chains: AttentionChains, form: AttentionForm, share: float, saving: Saving, where: str) -> str:
+    kernels = chains.kernels
     us = two_figures(kernels.us_per_step(chains.products | chains.between))
     if form.fell_back:
         why = f" ({', '.join(form.refused)})" if form.refused else ""
@@ -364,6 +425,15 @@ def _often(per_step: float) -> str:
         else "once a step"
         if per_step < 1.5
         else f"{per_step:,.0f} times a step"
+    )
+
+
+def _functions(sites: dict[Site, float]) -> Table:
+    return table(
+        "Functions that compute attention (forward, per step)",
+        {"function": "location", "takes": "us"},
+        [[str(site), us] for site, us in sites.items()],
+        15,
     )
 
 

@@ -17,6 +17,7 @@ from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.compute.work import Work
 from trace_doctor.evidence.names.kernel_names import is_log_softmax
+from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.operator_inputs import Inputs, OperatorInputs, tensor_bytes
 from trace_doctor.run import is_count
 
@@ -36,6 +37,14 @@ _BY_HAND = (
 MOST_LOOKED_AT = 2000
 """Pairs of products whose grids are read again from the file: each takes some 20 us."""
 _SOFTMAX = re.compile(r"aten::_?(?:safe_|masked_)?softmax(?:_backward_data|_backward)?")
+
+
+_MODULE = re.compile(r"nn\.Module: (\w+)_\d+")
+_LAYER = re.compile(r"Softmax\w*|Dropout\w*|Identity|Linear|\w*Norm\w*")
+_OTHER_BLOCK = re.compile(
+    r"mlp|moe|ffn|feed_?forward|expert|rout(?:er|ing)|gat(?:e|ing)(?![a-z])", re.IGNORECASE
+)
+_CALLED_ATTENTION = re.compile(r"att(?:entio)?n", re.IGNORECASE)
 
 
 class AttentionChains(Evidence, frozen=True):
@@ -75,6 +84,8 @@ class AttentionChains(Evidence, frozen=True):
         one = np.zeros(len(softmax), dtype=bool)
         one[np.unique(behind, return_index=True)[1]] = True
         softmax, behind = softmax[close & one], behind[close & one]
+        own = ~_of_other_blocks(facts, kernels.operator[order[softmax]])
+        softmax, behind = softmax[own], behind[own]
         keep = _fitting(facts, kernels, order, softmax, first, behind)
         softmax, behind = softmax[keep], behind[keep]
         backward = _backward(kernels, order[softmax])
@@ -87,6 +98,21 @@ class AttentionChains(Evidence, frozen=True):
             _score_bytes(facts, kernels, order[softmax[~backward]]),
             kernels,
         )
+
+
+def _of_other_blocks(facts: Facts, operators: I64) -> Bool:
+    """Which operators lie in a module that is called a feed-forward block, experts or their router, the innermost one that is
+    not a layer of torch.nn."""
+    nesting = facts[Nesting]
+    text = nesting.run.text
+
+    def other(row: int) -> bool:
+        above = map(text, nesting.ancestors(row)) if row >= 0 else ()
+        modules = (m.group(1) for m in map(_MODULE.fullmatch, above) if m)
+        block = next((m for m in modules if not _LAYER.fullmatch(m)), "")
+        return _OTHER_BLOCK.search(block) is not None and _CALLED_ATTENTION.search(block) is None
+
+    return np.array([other(row) for row in operators.tolist()], dtype=bool)
 
 
 def _backward(kernels: Work, places: I64) -> Bool:
