@@ -31,7 +31,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "Gradients: cleared in time, and to None": ("zero-grad",),
     "SDPA and FlashAttention": ("use_sdpa", "sdpa_backend", "no_attention_weights"),
     "xFormers, FlexAttention, TransformerEngine": ("attention_libraries",),
-    "FSDP and ZeRO": ("fully_shard", "zero", "prefetch_shards"),
+    "FSDP and ZeRO": ("fully_shard", "zero", "prefetch_shards", "overlap_in_deepspeed"),
     "DistributedDataParallel": ("data_parallel", "ddp_arguments", "no_sync", "overlap_collective"),
     "torch.compile": (
         "compile_model",

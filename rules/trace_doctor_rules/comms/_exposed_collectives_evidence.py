@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Self
 
+import numpy as np
+
 from trace_doctor import NotCaptured, Saving, Span
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.distributed.collectives import Collectives, kind_of
 from trace_doctor.evidence.distributed.parallelism import Parallelism
-from trace_doctor.evidence.intervals import total
+from trace_doctor.evidence.intervals import covered, pairs, total
 from trace_doctor.evidence.replay.what_if import Removal, Replay
+from trace_doctor.evidence.trace.launches import Launches
+from trace_doctor.evidence.trace.nesting import Nesting
 from trace_doctor.evidence.trace.spans import Moments
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.evidence.trace.threads import Threads
@@ -34,13 +38,14 @@ class CollectiveExposure(Evidence, frozen=True):
     saved_us: float
     """per step"""
     share_of_step: float
-    kinds: tuple[tuple[str, int, int], ...]
-    """(kind, number, ns) of all collectives of the capture, the longest first"""
+    kinds: tuple[tuple[str, int, int, int], ...]
+    """(kind, number, ns, ns of it in `intervals`) of all collectives of the capture, the one with most in them first"""
     spans: tuple[Span, ...]
     """the longest of the intervals"""
     removal: Removal
     ddp: bool
     fsdp: bool
+    deepspeed: bool
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -64,11 +69,12 @@ class CollectiveExposure(Evidence, frozen=True):
             saving=outcome.saving(),
             saved_us=outcome.saved_us_per_step,
             share_of_step=outcome.share_of_step,
-            kinds=_by_kind(own),
+            kinds=_by_kind(own, _asked_for(facts, own)),
             spans=tuple(moments.longest(exposed, "communication without compute")),
             removal=removal,
             ddp=wrappers is not None and wrappers.ddp,
             fsdp=wrappers is not None and wrappers.fsdp,
+            deepspeed=wrappers is not None and wrappers.deepspeed,
         )
 
 
@@ -80,9 +86,28 @@ def _removal(facts: Facts, own: Collectives) -> Removal:
     return Removal(host_spans=tuple((main, s, e) for s, e in own.lasting.tolist()))
 
 
-def _by_kind(own: Collectives) -> tuple[tuple[str, int, int], ...]:
-    by_kind: dict[str, tuple[int, int]] = {}
-    for (name, _), ns in zip(own.keys, (own.end - own.start).tolist(), strict=True):
-        count, before = by_kind.get(kind_of(name), (0, 0))
-        by_kind[kind_of(name)] = (count + 1, before + ns)
-    return tuple(sorted(((k, n, ns) for k, (n, ns) in by_kind.items()), key=lambda f: (-f[2], f[0])))
+def _asked_for(facts: Facts, own: Collectives) -> list[str]:
+    """The kind of each: of its kernel, and where that is one for several (NCCL sends an all-to-all as sends and receives, and
+    has kernels for everything) of the operator that asked for it."""
+    kinds = [kind_of(name) for name, _ in own.keys]
+    launches, nesting = facts.get(Launches), facts.get(Nesting)
+    if launches is None or nesting is None:
+        return kinds
+    for at, (row, kind) in enumerate(zip(own.rows.tolist(), kinds, strict=True)):
+        if kind not in ("collectives", "send and receive") or nesting.run.device[row] < 0:
+            continue
+        call = launches.launch_of(row)
+        above = map(nesting.run.text, nesting.ancestors(call)) if call >= 0 else ()
+        asked = next((kind_of(name) for name in above if name.startswith(("nccl:", "c10d::"))), kind)
+        kinds[at] = kind if asked == "collectives" else asked
+    return kinds
+
+
+def _by_kind(own: Collectives, kinds: list[str]) -> tuple[tuple[str, int, int, int], ...]:
+    of = np.array(kinds)
+    took, exposed = own.end - own.start, covered(pairs(own.start, own.end), own.lasting)
+    rows = [
+        (kind, int((of == kind).sum()), int(took[of == kind].sum()), int(exposed[of == kind].sum()))
+        for kind in sorted(set(kinds))
+    ]
+    return tuple(sorted(rows, key=lambda r: (-r[3], -r[2], r[0])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
@@ -13,6 +14,8 @@ from trace_doctor_rules._shared import table
 from trace_doctor_rules.comms._exposed_collectives_evidence import CollectiveExposure
 
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
+_SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+_GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 _COMBINE = "void deep_ep::internode_ll::combine<3, 10, 7168, 9>(void*, void*, int*)"
 _ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 
@@ -29,6 +32,7 @@ def _rank(
     small: int = 0,
     small_us: float = 5.0,
     mark: str = "DistributedDataParallel.forward",
+    asked: str = "",
 ) -> RunBuilder:
     """Steps of 2 ms compute and a collective: behind it on the same stream, or hidden on another one. The GPU may
     stand still between two kernels."""
@@ -45,7 +49,8 @@ def _rank(
             with b.op("aten::mm"):
                 b.launch(1000)
             if not hidden:
-                b.launch(takes, name)
+                with b.annotation(asked) if asked else nullcontext():
+                    b.launch(takes, name)
             for _ in range(small):
                 b.launch(small_us, name)
             b.sync("cudaDeviceSynchronize")
@@ -104,8 +109,8 @@ class ExposedCollectives(Rule):
 
     Fix
     Data parallel: reduce in place and over a static graph, exchange accumulated gradients once (`no_sync`), larger or
-    smaller buckets. Sharded: prefetch the next block's parameters, wrap blocks that are large enough to hide the next
-    gather. Otherwise: start the collective earlier and wait for it where its result is needed.
+    smaller buckets. Sharded (FSDP or DeepSpeed in the capture): prefetch the next block's parameters, wrap blocks that are
+    large enough to hide the next gather. Otherwise: start the collective earlier and wait for it where its result is needed.
 
     Fix safety
     Unsafe: the last bits of sums change with buckets and order.
@@ -165,17 +170,22 @@ class ExposedCollectives(Rule):
             lambda: _rank(600),
             saving_us=600,
             message="only all-reduce runs, with no compute beside: up to 23% of the step; how much",
-            shown="all-reduce | 5 | 3000.0",
+            shown="all-reduce | 5 | 3000.0 | 3000.0",
             fixes=("DistributedDataParallel", "accumulated gradients"),
             confidence="medium",
         ),
         Invalid("a communicator is set up first", lambda: _rank(600, first_us=9000), saving_us=600, tolerance=0.3),
         Invalid("one step with two equal ones", lambda: _rank(600, steps=1, small=1, small_us=600), confidence="low"),
-        Invalid("of FSDP", lambda: _rank(600, mark="FSDP::pre_forward"), fixes=("Gather",)),
+        Invalid("of FSDP", lambda: _rank(600, name=_ALL_GATHER, mark="FSDP::pre_forward"), message="all-gather", fixes=("Gather the parameters",)),
+        Invalid("of tensor parallelism inside FSDP", lambda: _rank(600, mark="FSDP::pre_forward"), fixes=("dist.all_reduce",)),
+        Invalid("of DeepSpeed", lambda: _rank(600, name=_ALL_GATHER, mark="DeepSpeedEngine.forward"), fixes=("overlap_comm",)),
         Invalid("of the user's own", lambda: _rank(600, mark="forward"), fixes=("async_op",)),
         Invalid("in part waiting for the other rank", lambda: _waiting_for_the_other(400), saving_us=400, claims=2, message="of the step."),
         Invalid("of two kinds", _of_two_kinds, message="all-reduce and all-gather run, with"),
-        Invalid("gathering parameters", lambda: _rank(600, name=_ALL_GATHER), message="all-gather", fixes=("Gather",)),
+        Invalid("gathering, and nothing is sharded", lambda: _rank(600, name=_ALL_GATHER), message="all-gather", fixes=("dist.all_gather_into_tensor",)),
+        Invalid("all-to-all by sends and receives", lambda: _rank(600, name=_SEND, asked="nccl:all_to_all"), message="only all-to-all runs", fixes=("dist.all_to_all_single",)),
+        Invalid("a kernel for everything", lambda: _rank(600, name=_GENERIC, asked="nccl:all_reduce"), message="only all-reduce runs", fixes=("DistributedDataParallel", "accumulated gradients")),
+        Invalid("stages of a pipeline", lambda: _rank(600, name=_SEND), message="send and receive", fixes=("micro-batches",)),
         Invalid("experts of other ranks", lambda: _rank(600, name=_COMBINE), message="expert combine"),
         Invalid(
             "both ranks transfer as long",
@@ -221,7 +231,7 @@ class ExposedCollectives(Rule):
         confidence: Confidence = "high" if transfer is not None and own.usable else "medium"
         if guess or own.steps == 1 or (transfer is None and not own.has_gpu):
             confidence = "low"
-        kinds = [kind for kind, _, _ in own.kinds]
+        kinds = [kind for kind, *_, exposed_ns in own.kinds if exposed_ns]
         yield Claim(
             message=(
                 f"For {milliseconds(exposed / 1e3)} of a step only {' and '.join(kinds[:2])} "
@@ -262,8 +272,8 @@ def _capped(saving: Saving, us: float, share: float) -> Saving:
 def _table(own: CollectiveExposure) -> Table:
     return table(
         "Collectives of the capture by kind",
-        {"kind": "text", "number": "count", "together": "us"},
-        [[kind, count, ns / 1e3] for kind, count, ns in own.kinds],
+        {"kind": "text", "number": "count", "together": "us", "beside no compute (steady)": "us"},
+        [[kind, count, ns / 1e3, exposed / 1e3] for kind, count, ns, exposed in own.kinds],
     )
 
 
@@ -271,10 +281,11 @@ _VERIFY = "record the same steps again: TD601 is gone, or its time has fallen"
 
 
 def _fixes(kinds: list[str], own: CollectiveExposure) -> list[Fix]:
-    if own.fsdp:
+    """By what the capture shows: the wrapper, and that it is the one that asks for such collectives."""
+    if own.deepspeed:
+        return [techniques.overlap_in_deepspeed(_VERIFY)]
+    if own.fsdp and {"all-gather", "reduce-scatter", "collectives"} & set(kinds[:2]):
         return [techniques.prefetch_shards(_VERIFY)]
-    if own.ddp and kinds[0] == "all-reduce":
+    if own.ddp and kinds[0] in ("all-reduce", "collectives"):
         return [techniques.ddp_arguments(_VERIFY), techniques.no_sync(_VERIFY)]
-    if {"all-gather", "reduce-scatter"} & set(kinds[:2]):
-        return [techniques.prefetch_shards(_VERIFY)]
-    return [techniques.overlap_collective(_VERIFY)]
+    return [techniques.overlap_collective(_VERIFY, kinds[0])]

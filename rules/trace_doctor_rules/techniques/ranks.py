@@ -49,13 +49,45 @@ def prefetch_shards(verify: str) -> Fix:
     )
 
 
-def overlap_collective(verify: str) -> Fix:
-    """Advice for collectives that the script starts itself."""
+def overlap_in_deepspeed(verify: str) -> Fix:
+    """Advice for jobs whose states DeepSpeed shards."""
+    return advice(
+        "Let DeepSpeed exchange beside the computation",
+        '"zero_optimization": {"overlap_comm": true, "contiguous_gradients": true,   # in the configuration of DeepSpeed\n'
+        '    "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8,\n'
+        '    "stage3_prefetch_bucket_size": 5e7}   # stage 3: parameters of the next layers are gathered ahead',
+        "larger buckets take memory of their size",
+        verify,
+    )
+
+
+_CALLS = {
+    "all-reduce": "dist.all_reduce(x, async_op=True)",
+    "all-gather": "dist.all_gather_into_tensor(out, x, async_op=True)",
+    "reduce-scatter": "dist.reduce_scatter_tensor(out, x, async_op=True)",
+    "all-to-all": "dist.all_to_all_single(out, x, async_op=True)",
+    "expert dispatch": "dist.all_to_all_single(out, x, async_op=True)   # DeepEP: dispatch(..., async_finish=True)",
+    "expert combine": "dist.all_to_all_single(out, x, async_op=True)   # DeepEP: combine(..., async_finish=True)",
+    "broadcast": "dist.broadcast(x, src, async_op=True)",
+    "send and receive": "dist.isend(x, next_stage)",
+}
+_BESIDES = {
+    "all-to-all": "# half a batch at a time: the exchange of one beside the compute of the other; TorchRec: TrainPipelineSparseDist",
+    "send and receive": "# a pipeline: more micro-batches, or an interleaved or zero-bubble schedule (torch.distributed.pipelining)",
+}
+_BESIDES |= dict.fromkeys(("expert dispatch", "expert combine"), _BESIDES["all-to-all"])
+_TENSOR_PARALLEL = (
+    "# tensor parallel: sequence parallelism and async tensor parallel (torch._inductor.config._micro_pipeline_tp) "
+    "split the product so that parts of it run beside the exchange"
+)
+
+
+def overlap_collective(verify: str, kind: str = "all-reduce") -> Fix:
+    """Advice for collectives that the script starts itself; `kind`: of the collective, as people call it."""
     return advice(
         "Start the collective earlier and wait where its result is needed",
-        "work = dist.all_reduce(x, async_op=True)\n...                      # compute that does not need x\nwork.wait()\n"
-        "Tensor parallel: sequence parallelism and async tensor parallel (torch._inductor.config._micro_pipeline_tp) "
-        "split the product so that parts of it run beside the exchange; all-to-all: exchange half a batch at a time",
+        f"work = {_CALLS.get(kind, _CALLS['all-reduce'])}\n...                      # compute that does not need it\nwork.wait()\n"
+        f"{_BESIDES.get(kind, _TENSOR_PARALLEL)}",
         "buffers of pending collectives must not be written before wait()",
         verify,
     )

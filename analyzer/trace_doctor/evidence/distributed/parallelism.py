@@ -16,6 +16,9 @@ _FSDP = re.compile(
     r"FSDP::.*|fsdp::.*|FullyShardedDataParallel[.:].*|nn\.Module: (?:FullyShardedDataParallel|FSDP\w*)_\d+|.*torch/distributed/fsdp/fully_sharded_data_parallel\.py\(\d+\): .*"
     r"|.*torch/distributed/(?:_composable/fsdp|fsdp/_fully_shard)/\w+\.py\(\d+\): .*"
 )
+_DEEPSPEED = re.compile(
+    r"nn\.Module: DeepSpeedEngine_\d+|DeepSpeed\w*[.:].*|.*deepspeed/runtime/\S+\.py\(\d+\): .*"
+)
 _DATA_PARALLEL = re.compile(
     r"DataParallel\.forward|.*torch/nn/parallel/(?:data_parallel|parallel_apply)\.py\(\d+\): .*|nn\.Module: DataParallel_\d+"
     r"|ReduceAddCoalesced|BroadcastBackward"
@@ -29,6 +32,8 @@ class Parallelism(Evidence, frozen=True):
     """DistributedDataParallel"""
     fsdp: bool
     """FullyShardedDataParallel or fully_shard"""
+    deepspeed: bool
+    """DeepSpeed's engine, which shares state as its ZeRO stage says"""
     data_parallel: bool
     """DataParallel: threads of one process"""
     world_size: int | None
@@ -47,6 +52,7 @@ class Parallelism(Evidence, frozen=True):
         return cls(
             ddp=seen(_DDP),
             fsdp=seen(_FSDP),
+            deepspeed=seen(_DEEPSPEED),
             data_parallel=seen(_DATA_PARALLEL),
             world_size=run.meta.get("distributedInfo", {}).get("world_size") or None,
         )
