@@ -22,6 +22,13 @@ MAIN = ("/home/me/train.py", 9, "main")
 TO_DEVICE = [("??", 0, "torch::autograd::THPVariable_to(_object*, _object*, _object*)"), MAIN]
 CAST = [("??", 0, "at::_ops::to_dtype::call(...)"), *TO_DEVICE]
 BUILD = [("/home/me/model.py", 5, "__init__"), MAIN]
+STATE = [("??", 0, "at::_ops::zeros_like::call(...)"), ("/home/me/model.py", 5, "__init__"), MAIN]
+FACTOR = [("/home/me/estimators.py", 5, "__init__"), MAIN]
+LAYER = [
+    ("??", 0, "at::_ops::zeros_like::call(...)"),
+    (SITE + "nn/modules/linear.py", 100, "__init__"),
+    *BUILD,
+]
 MODULE = [(SITE + "nn/modules/module.py", 1790, "_call_impl"), MAIN]
 WRAPPER = [(SITE + "optim/optimizer.py", 533, "wrapper"), MAIN]
 ENGINE = [("??", 0, "torch::autograd::Engine::thread_main(...)")]
@@ -145,6 +152,10 @@ def _workspaces(count: int, frames: list[tuple[str, int, str]] | None = None) ->
 CASES: list[tuple[str, Callable[[], SnapshotBuilder], str, Stage | None]] = [
     ("cuBLAS asks, in a backward that ends", lambda: _made("backward", until="", frames=[("??", 0, "at::cuda::getNewWorkspace()"), *ENGINE]), "library_workspace", None),
     ("built before the record", lambda: _older(BUILD), "older_from_setup", None),
+    ("state of an optimizer by hand, before the record", lambda: _older(STATE), "state_by_hand", None),
+    ("made by an estimator, and there in a forward", lambda: _before_training(FACTOR, freed=True), "state_by_hand", None),
+    ("made by an estimator, and gone", lambda: _made("script", until="at once", frames=FACTOR), "short_lived", None),
+    ("made by a layer of torch", lambda: _before_training(LAYER, freed=True), "built", None),
     ("of a forward before the record", lambda: _older(MODULE), "older_from", Stage.FORWARD),
     ("of a step before the record", lambda: _older(WRAPPER), "older_from", Stage.OPTIMIZER),
     ("of a backward before the record", lambda: _older(ENGINE), "older_from", Stage.BACKWARD),
@@ -226,6 +237,30 @@ def test_a_weight_before_its_gradient_and_the_copies_beside_it() -> None:
         ("optimizer_state", Reason.SIZES),
         ("parameters", Reason.SIZES),
     ]
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_state_by_hand_is_no_parameter(freed: bool) -> None:
+    """Of a gradient's size it is state, of another nothing says what it is; the model is still known by its own frames."""
+    b = SnapshotBuilder()
+    b.alloc(SIZE, frames=BUILD)
+    with b.script_line(12):
+        made = [b.alloc(SIZE, frames=STATE), b.alloc(SIZE, frames=STATE), b.alloc(50 * MIB, frames=FACTOR)]
+    with b.forward():
+        kept = b.alloc(MIB)
+    with b.backward():
+        b.alloc(SIZE)
+        b.free(kept)
+    if freed:
+        b.free(*made)
+    device = _device(b)
+    assert [c for c, _ in _class(device, SIZE)] == [
+        "gradients",
+        "optimizer_state",
+        "optimizer_state",
+        "parameters",
+    ]
+    assert _class(device, 50 * MIB) == [("unknown", Reason.NONE)]
 
 
 def test_a_parameter_that_step_replaces() -> None:

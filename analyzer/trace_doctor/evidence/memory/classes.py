@@ -150,6 +150,13 @@ def workspace_sized(b: Blocks) -> Bool:
     return matches
 
 
+def state_by_hand(b: Blocks) -> Bool:
+    """Made when an optimizer or an estimator of the script's own was built, and there in a forward or backward: no parameter,
+    whatever size it has."""
+    lasting = b.older | b.lives_into(Stage.FORWARD) | b.lives_into(Stage.BACKWARD) | b.kept
+    return b.marked(b.stacks.state_by_hand) & lasting
+
+
 def older_from_setup(b: Blocks) -> Bool:
     """Older than the record, with frames that build, move or load a module."""
     return b.older & b.marked(b.stacks.setup)
@@ -166,7 +173,7 @@ def older_freed_in(b: Blocks, *, stage: Stage) -> Bool:
 
 
 def built(b: Blocks) -> Bool:
-    """Made when a module (or a user's own optimizer) was built, moved or loaded, and there in the next forward."""
+    """Made when a module was built, moved or loaded, and there in the next forward."""
     return ~b.older & b.marked(b.stacks.setup) & (b.lives_into(Stage.FORWARD) | b.kept)
 
 
@@ -226,6 +233,7 @@ Predicate = Callable[[Blocks], Bool]
 EVIDENT: tuple[tuple[Predicate, int, Reason], ...] = (
     (library_workspace, WORKSPACES, Reason.FRAMES),
     (workspace_sized, WORKSPACES, Reason.SIZES),
+    (state_by_hand, UNKNOWN, Reason.NONE),
     (older_from_setup, PARAMETERS, Reason.FRAMES),
     (partial(older_from, stage=Stage.FORWARD), ACTIVATIONS, Reason.FRAMES),
     (partial(older_from, stage=Stage.OPTIMIZER), OPTIMIZER_STATE, Reason.FRAMES),
@@ -254,15 +262,17 @@ Assignment = tuple[Bool | I64 | int, int, Reason]
 def by_size(b: Blocks, category: U8) -> Iterator[Assignment]:
     """Unclassed blocks of a gradient's size: the first copy is the parameter, more are state. So are a built module's."""
     unknown = (category == UNKNOWN) & (b.older | (b.kept & (b.stage == Stage.SCRIPT)))
+    by_hand = (category == UNKNOWN) & state_by_hand(b)
     gradients = _gradient_sizes(b, category)
     if not gradients:
-        yield from _in_place(b, np.flatnonzero(unknown))
+        yield from _in_place(b, np.flatnonzero(unknown & ~by_hand))
         return
+    yield by_hand & np.isin(b.history.size, list(gradients)), OPTIMIZER_STATE, Reason.SIZES
     size = b.history.size
     setup = built(b) & (category == PARAMETERS)
     parameters = Counter(size[(category == PARAMETERS) & ~setup].tolist())
     state = _state_sizes(b, category)
-    pool = np.flatnonzero(unknown | (setup & np.isin(size, list(gradients))))
+    pool = np.flatnonzero((unknown & ~by_hand) | (setup & np.isin(size, list(gradients))))
     for block in pool[np.lexsort((b.history.addr[pool], b.history.born[pool]))].tolist():
         of = int(size[block])
         if parameters[of] < gradients[of]:

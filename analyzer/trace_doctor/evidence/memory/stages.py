@@ -45,6 +45,11 @@ _FUNCTION = re.compile(r"(?:^|/)torch/autograd/function\.py$")
 _SETUP = frozenset(
     {"__init__", "_apply", "_load_from_state_dict", "load_state_dict", "from_pretrained", "to_empty"}
 )
+_NN = re.compile(r"(?:^|/)torch/nn/")
+_LIKE = re.compile(r"(?:zeros|ones|empty|full)_like|clone")
+_KEEPS_STATE = re.compile(
+    r"optim|estimator|(?:^|[^a-z])ema(?:[^a-z]|$)|precondition|shampoo|momentum", re.IGNORECASE
+)
 _INPUT = re.compile(r"(?:batch|send|move_data)_to_device|_prepare_inputs?|to_device")
 _TRANSFER = re.compile(r"THPVariable_(?:to|cuda)\b")
 _CAST = re.compile(r"at::_ops::to_dtype::call")
@@ -109,6 +114,8 @@ class MemoryStacks(Evidence, frozen=True):
     """a library's scratch space (cuBLAS, cuBLASLt, cuDNN)"""
     setup: Bool
     """a module being built, moved or loaded"""
+    state_by_hand: Bool
+    """a class of the script that is no module (an optimizer, an average of the weights, an estimator) being built"""
     transfer: Bool
     """a copy to the device outside of modules: a batch on its way"""
     native: Bool
@@ -134,6 +141,7 @@ class MemoryStacks(Evidence, frozen=True):
             stage=stage,
             workspace=flags(lambda fs: any(not f.is_python and _WORKSPACE.search(f.name) for f in fs)),
             setup=plain & flags(lambda fs: any(f.is_python and f.name in _SETUP for f in fs)),
+            state_by_hand=plain & flags(_makes_state),
             transfer=plain & flags(_is_transfer),
             native=flags(lambda fs: any(not f.is_python for f in fs)),
             for_backward=flags(_is_autograd_function),
@@ -224,6 +232,17 @@ class MemoryStacks(Evidence, frozen=True):
 def _is_autograd_function(frames: Sequence[StackFrame]) -> bool:
     paths = [f.filename.replace("\\", "/") for f in frames if f.is_python]
     return any(map(_AOT.search, paths)) and any(map(_FUNCTION.search, paths))
+
+
+def _makes_state(frames: Sequence[StackFrame]) -> bool:
+    """No line of torch.nn, and a tensor made like another one, or in a file that is called an optimizer, an estimator ..."""
+    python = [f for f in frames if f.is_python]
+    paths = [f.filename.replace("\\", "/") for f in python]
+    if {f.name for f in python} & _SETUP != {"__init__"} or any(map(_NN.search, paths)):
+        return False
+    operators = (m.group(1) for f in frames if not f.is_python and (m := _OP.search(f.name)))
+    own = next((p for p, f in zip(paths, python, strict=True) if f.name == "__init__"), "")
+    return any(map(_LIKE.fullmatch, operators)) or _KEEPS_STATE.search(own.rsplit("/", 1)[-1]) is not None
 
 
 def _is_transfer(frames: Sequence[StackFrame]) -> bool:
