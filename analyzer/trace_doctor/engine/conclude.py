@@ -13,6 +13,7 @@ from trace_doctor.engine.coverage import Scope, incomplete, ranks_of
 from trace_doctor.engine.display import Display
 from trace_doctor.engine.examine import Examination, with_numbers
 from trace_doctor.engine.findings import Merged, file_claim, merge, on_a_busy_machine
+from trace_doctor.engine.jobs import job_numbers
 from trace_doctor.engine.rule_runs import one_owner, run_rules
 from trace_doctor.engine.sizes import (
     MAX_FINDINGS,
@@ -78,7 +79,8 @@ def merged_findings(examinations: Sequence[Examination], config: Config) -> Merg
         for verdict in e.verdicts
         for claim in verdict.claims
     ]
-    return merge(filings, config.settings)
+    numbers = [number for number, _ in with_numbers(examinations)]
+    return merge(filings, config.settings, dict(zip(numbers, job_numbers(examinations), strict=True)))
 
 
 def conclude(
@@ -121,7 +123,11 @@ def conclude(
     memory = limit(rows(lambda d: d.memory_timeline), MAX_LANES, "memory charts", limits)
     return Result(
         tool=Tool(version=VERSION),
-        inputs=[file for e in examinations for file in e.display.inputs],
+        inputs=[
+            msgspec.structs.replace(file, job=job)
+            for e, job in zip(examinations, job_numbers(examinations), strict=True)
+            for file in e.display.inputs
+        ],
         ignored=limit(
             sorted(scope.ignored, key=lambda i: not i.unread),
             MAX_IGNORED,

@@ -209,11 +209,21 @@ class Merged:
         )
 
 
-def merge(filings: Sequence[Filing], settings: Settings) -> Merged:
-    """One finding per fault: the same fault on other ranks or files of one folder becomes a table in the worst one."""
-    groups: dict[tuple[str, str], list[Filing]] = {}
+Fault = tuple[str, str, int]
+"""fingerprint, folder and job: what makes findings of several captures one"""
+
+
+def merge(filings: Sequence[Filing], settings: Settings, jobs: Mapping[int, int] | None = None) -> Merged:
+    """One finding per fault: the same fault on other ranks or files of one folder becomes a table in the worst one. `jobs`:
+    the job of each input; without it all are of one."""
+
+    def fault(filing: Filing) -> Fault:
+        folder = str(PurePosixPath(filing.path).parent)
+        return filing.finding.fingerprint, folder, (jobs or {}).get(filing.input, 0)
+
+    groups: dict[Fault, list[Filing]] = {}
     for f in filings:
-        groups.setdefault((f.finding.fingerprint, str(PurePosixPath(f.path).parent)), []).append(f)
+        groups.setdefault(fault(f), []).append(f)
     pairs = []
     elsewhere: dict[int, list[Filing]] = {}
     for group in groups.values():
@@ -236,7 +246,7 @@ def merge(filings: Sequence[Filing], settings: Settings) -> Merged:
     for finding, f in visible:
         counts[finding.code] += 1
         with_ids.append((replace(finding, id=f"{finding.code}-{counts[finding.code]}"), f))
-    inputs = {key: {f.input for f in group} for key, group in groups.items()}
+    inputs = {id(f): {other.input for other in groups[fault(f)]} for f in filings}
     with_causes = tuple((_with_causes(finding, f, with_ids, inputs), f) for finding, f in with_ids)
     also = tuple((finding.id, other) for finding, f in with_ids for other in elsewhere[id(f)])
     return Merged(with_causes, len(pairs) - len(visible), also)
@@ -246,14 +256,14 @@ def _with_causes(
     finding: Finding,
     filing: Filing,
     pairs: Sequence[tuple[Finding, Filing]],
-    inputs: Mapping[tuple[str, str], set[int]],
+    inputs: Mapping[int, set[int]],
 ) -> Finding:
     """With the findings that explain it, on its capture and device, and their fixes behind its own."""
     causes = [
         other
         for other, f in pairs
         if other.code in filing.rule.explained_by
-        and filing.input in inputs[f.finding.fingerprint, str(PurePosixPath(f.path).parent)]
+        and filing.input in inputs[id(f)]
         and (f.input != filing.input or other.location.device in (None, finding.location.device))
     ]
     if not causes:

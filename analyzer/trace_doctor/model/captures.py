@@ -53,6 +53,8 @@ class Input(Struct, frozen=True, kw_only=True):
     path: str
     kind: Literal["trace", "snapshot", "torch_trace"]
     rank: int = 0
+    job: Count = 0
+    """captures of one job have the same number: each job has a verdict of its own, and no finding is of two"""
     rank_how: str = ""
     device_name: str | None = None
     torch_version: TorchVersion = TorchVersion()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from trace_doctor.model import (
     LOOKED,
     NOT_PATCHED,
@@ -194,6 +196,9 @@ def headline(result: Result) -> str:
 def verdict(result: Result) -> list[str]:
     """The diagnosis in up to three sentences: the gravest fault, how much of the capture is start-up, and how much of the step
     no finding explains."""
+    jobs = {i.job for i in result.inputs}
+    if len(jobs) > 1:
+        return _verdicts(result)
     first = next((f for f in result.findings if f.severity != "info"), None)
     if first is None and not _looked(result):
         return [_without_fault(result)]
@@ -204,6 +209,50 @@ def verdict(result: Result) -> list[str]:
         left_out = plural(result.summary.left_out, "finding")
         sentences.append(f"{left_out} below min-confidence or min-saving left out")
     return sentences or [_without_fault(result)]
+
+
+_MOST_JOBS = 3
+
+
+def _verdicts(result: Result) -> list[str]:
+    """One sentence for each of the first jobs, those with the gravest findings first, and how many more there are."""
+    by_job: dict[int, list[int]] = {}
+    for number, source in enumerate(result.inputs):
+        by_job.setdefault(source.job, []).append(number)
+    grave = [
+        result.inputs[f.input].job
+        for f in result.findings
+        if f.severity != "info" and f.input < len(result.inputs)
+    ]
+    order = list(dict.fromkeys([*grave, *by_job]))
+    sentences = [
+        f"{result.inputs[by_job[job][0]].path}: {_lower(headline(_of_job(result, job)))}"
+        for job in order[:_MOST_JOBS]
+    ]
+    more = len(order) - _MOST_JOBS
+    return [*sentences, f"{plural(more, 'more job')} in the findings below"] if more > 0 else sentences
+
+
+def _of_job(result: Result, job: int) -> Result:
+    """What of the result is about one job."""
+
+    def own(number: int) -> bool:
+        return number < len(result.inputs) and result.inputs[number].job == job
+
+    inputs = [
+        i if i.job == job else msgspec.structs.replace(i, job=job, start_up_share=None) for i in result.inputs
+    ]
+    return msgspec.structs.replace(
+        result,
+        inputs=inputs,
+        findings=[f for f in result.findings if own(f.input)],
+        time_ledger=[row for row in result.time_ledger if own(row.input)],
+        ownership=[row for row in result.ownership if own(row.input)],
+    )
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
 
 
 def _fault(first: Finding, result: Result) -> str:

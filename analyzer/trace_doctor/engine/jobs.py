@@ -1,0 +1,60 @@
+"""Which captures are of one job: what a verdict is about, and within which findings are one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from trace_doctor.engine.examine import Examination
+from trace_doctor.evidence.rank_summary import ranks_of_jobs
+from trace_doctor.model import Input
+
+MOST_KERNELS = 1.5
+"""a step with so many times more kernels is of another job"""
+
+
+def job_numbers(examinations: Sequence[Examination]) -> list[int]:
+    """The job of each capture, numbered in their order. Ranks that ran at the same time are one; further captures of a folder
+    are too, unless what they record says that it is another program or machine. A folder of its own is another job only where
+    it is unlike."""
+    jobs = [id(rank.job) for rank in ranks_of_jobs([e.summary for e in examinations])]
+    first: dict[int, Examination] = {}
+    numbers: dict[int, int] = {}
+    for job, examination in zip(jobs, examinations, strict=True):
+        if job in numbers:
+            continue
+        alike = (number for known, number in numbers.items() if _alike(first[known], examination))
+        numbers[job] = next(alike, len(set(numbers.values())))
+        first[job] = examination
+    return [numbers[job] for job in jobs]
+
+
+def _alike(a: Examination, b: Examination) -> bool:
+    """Whether nothing recorded speaks against two captures being of one job."""
+    one, other = a.display.inputs[0], b.display.inputs[0]
+    return one.kind != other.kind or not (
+        _other_device(one, other) or _other_work(one, other) or _other_folder(a, b)
+    )
+
+
+def _other_device(a: Input, b: Input) -> bool:
+    return bool(a.device_name and b.device_name and a.device_name != b.device_name)
+
+
+def _other_work(a: Input, b: Input) -> bool:
+    counts = (a.work.kernels, b.work.kernels)
+    several = all(counts) and max(map(float, filter(None, counts))) > MOST_KERNELS * min(
+        map(float, filter(None, counts))
+    )
+    shapes = [set(side.work.shapes) for side in (a, b)]
+    return several or (all(shapes) and not shapes[0] & shapes[1])
+
+
+def _other_folder(a: Examination, b: Examination) -> bool:
+    """Whether the same rank of another folder: ranks may have a folder each."""
+    folders = [PurePosixPath(e.summary.path).parent for e in (a, b)]
+    return folders[0] != folders[1] and a.rank == b.rank and _timed(a) and _timed(b)
+
+
+def _timed(examination: Examination) -> bool:
+    return examination.summary.begin is not None
