@@ -52,6 +52,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "foreach_optimizer",
         "update_together",
         "update_in_place",
+        "newer_torch",
     ),
     "8-bit optimizers and Adafactor": ("less_optimizer_state",),
     "DeepSpeed offload": ("offload",),

@@ -184,7 +184,7 @@ class SingleTensorOptimizer(Rule):
     one. A bound.
 
     Fix
-    `fused=True` where the class has it, else `foreach=True`; by hand `torch._foreach_…` over lists of tensors, or
+    `fused=True` where the class has it in the torch of the capture, else `foreach=True`; by hand `torch._foreach_…` over lists of tensors, or
     `torch.compile` around the loop.
 
     Fix safety
@@ -257,6 +257,7 @@ class SingleTensorOptimizer(Rule):
             codemod="optimizer-args", before=_SCRIPT, after=_PATCHED,
         ),
         Invalid("NAdam has no fused form", lambda: _training(optimizer="NAdam"), codemod="optimizer-args", message="NAdam"),
+        Invalid("Adagrad, of which most GPUs' torch has no fused form", lambda: _training(optimizer="Adagrad"), message="Adagrad", fixes=("foreach=True",)),
         Invalid("one update is skipped", lambda: _training(skipped=3), message="234 operators"),
         Invalid("a queue that stands still", lambda: _training(stall=500), confidence="low"),
         Invalid("with stacks", lambda: _training(stacks=True), file="train.py", confidence="low"),
@@ -320,7 +321,7 @@ class SingleTensorOptimizer(Rule):
                 outcome.table("What if all parameters were updated at once", "fused"),
             ],
             spans=ctx[Moments].longest(list(update.spans), update.who),
-            fixes=_fixes(update, site, on_gpu=on_gpu),
+            fixes=_fixes(update, site, run, on_gpu=on_gpu),
             removal=removal,
             owned=list(update.spans),
             key=update.optimizer or "loop",
@@ -384,9 +385,37 @@ _VERIFY_LOOP = (
 )
 
 
-def _fixes(update: Update, site: Site | None, *, on_gpu: bool) -> list[Fix]:
+_FUSED_SINCE = {"Adam": (2, 0), "AdamW": (2, 0), "SGD": (2, 3), "Adagrad": (2, 12)}
+"""the torch whose GPU form it is; that of CPUs came with 2.4"""
+_TOGETHER_SINCE = (2, 0)
+"""the torch that takes the foreach form by itself"""
+
+
+def _fixes(update: Update, site: Site | None, run: Run, *, on_gpu: bool) -> list[Fix]:
     if update.loop is not None:
         return [techniques.update_together(_VERIFY_LOOP, target(site))]
-    if update.fused:
-        return [techniques.fused_optimizer(update.optimizer, _VERIFY, on_gpu=on_gpu)]
-    return [techniques.foreach_optimizer(update.optimizer, _VERIFY)]
+    newest = _release(run.torch_version.max)
+    older = newest is not None and newest < _TOGETHER_SINCE
+    update_first = [techniques.newer_torch(_VERIFY)] if on_gpu and older else []
+    if update.fused and _has_fused(update.optimizer, run, on_gpu=on_gpu):
+        return [*update_first, techniques.fused_optimizer(update.optimizer, _VERIFY, on_gpu=on_gpu)]
+    return [*update_first, techniques.foreach_optimizer(update.optimizer, _VERIFY)]
+
+
+def _has_fused(optimizer: str, run: Run, *, on_gpu: bool) -> bool:
+    """Whether the torch of the capture may have the fused form of a class; that of Adagrad, which came late, where it has."""
+    if not on_gpu:
+        return True
+    since, newest, oldest = (
+        _FUSED_SINCE.get(optimizer, (0, 0)),
+        _release(run.torch_version.max),
+        _release(run.torch_version.min),
+    )
+    if optimizer == "Adagrad":
+        return oldest is not None and oldest >= since
+    return newest is None or newest >= since
+
+
+def _release(version: str | None) -> tuple[int, ...] | None:
+    parts = (version or "").split("+")[0].split(".")[:2]
+    return tuple(map(int, parts)) if len(parts) == 2 and all(p.isdigit() for p in parts) else None

@@ -80,6 +80,15 @@ def fused_optimizer(name: str | None, verify: str = LOWER_PEAK, *, on_gpu: bool 
     )
 
 
+def newer_torch(verify: str) -> Fix:
+    return advice(
+        "Take PyTorch 2, which updates all parameters at once by itself",
+        "pip install 'torch>=2'   # optimizers take their foreach form on a GPU without being told",
+        LAST_BITS,
+        verify,
+    )
+
+
 def foreach_optimizer(name: str, verify: str) -> Fix:
     """An edit. `name`: the class in torch.optim."""
     return patch(
