@@ -232,9 +232,10 @@ class ExposedCollectives(Rule):
         if guess or own.steps == 1 or (transfer is None and not own.has_gpu):
             confidence = "low"
         kinds = [kind for kind, *_, exposed_ns in own.kinds if exposed_ns]
+        named = ["other collectives" if kind == "collectives" else kind for kind in kinds[1:2]]
         yield Claim(
             message=(
-                f"For {milliseconds(exposed / 1e3)} of a step only {' and '.join(kinds[:2])} "
+                f"For {milliseconds(exposed / 1e3)} of a step only {' and '.join([*kinds[:1], *named])} "
                 f"{'runs' if len(kinds) == 1 and kinds != ['collectives'] else 'run'}, with no compute beside: up to {share:.0%} of the step{doubt}."
             ),
             confidence=confidence,

@@ -76,7 +76,7 @@ class CompileNotUsed(Rule):
     What the compiler really makes of the model is not in the capture: confidence is low, and it stays a hint.
 
     Fix
-    model = torch.compile(model).
+    model = torch.compile(model); where launches take the time mode="reduce-overhead", which records them in CUDA graphs.
 
     Fix safety
     Unsafe: results may differ in the last bits; the first steps compile; changing shapes compile again.
@@ -149,6 +149,7 @@ class CompileNotUsed(Rule):
             "small kernels that wait for launches",
             _small_kernels,
             message="waits for the host",
+            fixes=('mode="reduce-overhead"',),
             thresholds={"min_kernels": 100},
             confidence="low",
         ),
@@ -176,10 +177,18 @@ class CompileNotUsed(Rule):
                 f"{bound.own_share:.0%} of the step: with half the host work, {bound.halved.promise}."
             )
             owned = [(int(s), int(e)) for s, e in bound.owned]
-            yield self._claim(ctx, message, bound.halved.saving(), owned)
+            yield self._claim(ctx, message, bound.halved.saving(), owned, "reduce-overhead")
 
-    def _claim(self, ctx: Context, message: str, saving: Saving, owned: list[tuple[int, int]]) -> Claim:
-        """A hint without a removal: what is only modelled is no part of the combined replay."""
+    def _claim(
+        self,
+        ctx: Context,
+        message: str,
+        saving: Saving,
+        owned: list[tuple[int, int]],
+        mode: str | None = None,
+    ) -> Claim:
+        """A hint without a removal: what is only modelled is no part of the combined replay. Where launches are what takes
+        the time, `mode` is the one that records them in CUDA graphs."""
         chains, moments = ctx[PointwiseRuns], ctx[Moments]
         count = ctx[Steps].count
         elementwise = table(
@@ -201,7 +210,7 @@ class CompileNotUsed(Rule):
             saving=replace(saving, basis="model", how=f"a model of what a compiler fuses: {saving.how}"),
             location=Location(ts_us=moments.ts_us(owned[0][0])),
             evidence=[elementwise],
-            fixes=[techniques.compile_model(_VERIFY)],
+            fixes=[techniques.compile_model(_VERIFY, mode)],
             owned=owned,
             key="compile",
         )

@@ -31,9 +31,10 @@ def _training(
     shapes: bool = True,
     marked: bool = True,
     stall: float = 0,
+    gpu: str = "NVIDIA H100 80GB HBM3",
 ) -> RunBuilder:
     """Steps of ten convolutions of 100 us, each between two conversions of so many us."""
-    b = RunBuilder(shapes=shapes)
+    b = RunBuilder(gpu=gpu, shapes=shapes)
     for _ in range(5):
         with b.step() if marked else nullcontext():
             b.stall(stall)
@@ -153,6 +154,7 @@ class LayoutConversions(Rule):
         Invalid("volumes", lambda: _training(20, image=(2, 64, 16, 32, 32)), fixes=("channels_last_3d",)),
         Invalid("series", lambda: _training(20, image=(32, 64, 56)), fixes=("Conv2d with a kernel of (1, k)",)),
         Invalid("without shapes", lambda: _training(20, shapes=False), codemod="channels-last"),
+        Invalid("on AMD's", lambda: _training(20, to="batched_transpose_32x32_half", back="batched_transpose_32x32_half", gpu="AMD Instinct MI300X"), fixes=("PYTORCH_MIOPEN_SUGGEST_NHWC=1",)),
         Invalid("without marks of steps", lambda: _training(20, marked=False), confidence="medium"),
         Invalid("a queue that stands still", lambda: _training(20, stall=500), confidence="low"),
         Invalid("the host is the limit", lambda: _training(10, us=500), message="hardly be shorter", severity="info"),
@@ -187,7 +189,7 @@ class LayoutConversions(Rule):
                 outcome.table("What if nothing had to be converted", "channels last"),
             ],
             spans=ctx[Moments].longest(when, "layout conversion", device=kernels.device),
-            fixes=[_fix(_images(ctx, kernels, converting))],
+            fixes=[_fix(_images(ctx, kernels, converting), on_amd=kernels.is_amd)],
             removal=removal,
             key="layout",
         )
@@ -217,7 +219,7 @@ def _images(ctx: Context, kernels: Kernels, converting: Bool) -> int | None:
 _VERIFY = "record the same steps again: the conversion kernels are gone and the step is shorter"
 
 
-def _fix(dimensions: int | None) -> Fix:
+def _fix(dimensions: int | None, *, on_amd: bool) -> Fix:
     if dimensions == 5:
         return Fix(
             title="Keep volumes and weights with the channels last",
@@ -236,4 +238,4 @@ def _fix(dimensions: int | None) -> Fix:
             verify=_VERIFY,
             risk="weights of another shape in checkpoints; results differ in the last bits",
         )
-    return techniques.channels_last(_VERIFY)
+    return techniques.channels_last(_VERIFY, on_amd=on_amd)

@@ -39,12 +39,17 @@ def tf32(verify: str) -> Fix:
     )
 
 
-def channels_last(verify: str) -> Fix:
-    """An edit: same values, NHWC in memory, for convolutions on Tensor Cores."""
+def channels_last(verify: str, *, on_amd: bool = False) -> Fix:
+    """An edit: same values, NHWC in memory, for convolutions on Tensor Cores. `on_amd`: MIOpen keeps the format only where it is told to."""
+    told = (
+        "\n# AMD: PYTORCH_MIOPEN_SUGGEST_NHWC=1 in the environment, else MIOpen converts them back"
+        if on_amd
+        else ""
+    )
     return patch(
         "Keep images and weights with the channels last",
         "channels-last",
-        "model.to(memory_format=torch.channels_last)\nx = x.to(device, memory_format=torch.channels_last)",
+        f"model.to(memory_format=torch.channels_last)\nx = x.to(device, memory_format=torch.channels_last){told}",
         f"{LAST_BITS}; layers without such a kernel convert back and forth",
         verify,
     )
