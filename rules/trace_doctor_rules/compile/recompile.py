@@ -249,7 +249,7 @@ class Recompile(Rule):
             before="import torch\nmodel = torch.compile(model)\n",
             after="import torch\nmodel = torch.compile(model, dynamic=True)\n",
         ),
-        Invalid("without numbers", lambda: _unnumbered(3, 5, 7), message="3 times", confidence="medium"),
+        Invalid("without numbers", lambda: _unnumbered(3, 5, 7), message="is compiled after the warm-up 3 times", confidence="medium"),
         Invalid("without numbers, in every step", lambda: _unnumbered(*range(8)), message="8 times"),
         Invalid("past the limit", _looked_up, message="5 calls in 5 steps fit none of its compiled versions, and no other is made: no later call", confidence="high", severity="warning", file="train.py", line=20),
         Invalid("past the limit, no stacks", lambda: _looked_up(stacks=False), message="no later call", confidence="medium", severity="warning"),
@@ -355,12 +355,13 @@ def _message(
         if frame
         else f"The compiled function of region {frame_id}"
         if frame_id is not None
-        else "Some function (this torch does not number them)"
+        else "Code of functions that this torch does not number"
     )
     often = "once" if len(times) == 1 else f"{len(times)} times"
     why = f", first because {because(changed[0])}" if changed else "; what changed was not captured"
     window = f"{steps} step{'s' if steps > 1 else ''}"
-    return f"{what} is recompiled {often} in {window}{why}: {two_figures(ns / 1e3)} of compiling, {share:.0%} of their time."
+    again = "recompiled" if frame_id is not None else "compiled after the warm-up"
+    return f"{what} is {again} {often} in {window}{why}: {two_figures(ns / 1e3)} of compiling, {share:.0%} of their time."
 
 
 def _uncompiled_message(calls: UncompiledCalls, steps: int) -> str:
