@@ -306,8 +306,8 @@ def unexplained(result: Result) -> list[tuple[str, UnownedBlock, int]]:
 def between_words(block: UnownedBlock) -> str:
     """What ran before and behind the longest."""
     ends = [
-        f"after {short_kernel(block.before)}" if block.before else "",
-        f"before {short_kernel(block.behind)}" if block.behind else "",
+        f"after {_last_part(block.before)}" if block.before else "",
+        f"before {_last_part(block.behind)}" if block.behind else "",
     ]
     return ", ".join(e for e in ends if e)
 
@@ -518,6 +518,12 @@ def short_kernel(name: str) -> str:
     head = name.removeprefix("void ").replace("(anonymous namespace)", "{anonymous}")
     cut = min((i for i in (head.find("<"), head.find("(")) if i > 0), default=len(head))
     return head[:cut].strip() or name
+
+
+def _last_part(name: str) -> str:
+    """`at::native::vectorized_elementwise_kernel` -> `vectorized_elementwise_kernel`; operators keep their namespace."""
+    short = short_kernel(name)
+    return short if short.startswith(("aten::", "c10d::")) else short.rsplit("::", 1)[-1] or short
 
 
 def budget_outcome(budget: Budget) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from trace_doctor.model import PART_NAMES, Column, Result, TimeLedgerRow
+from trace_doctor.model import Column, Result, TimeLedgerRow
 from trace_doctor.reporters.html.charts.bars import Bar, stacked
 from trace_doctor.reporters.html.dom import Child, Html, el, join
 from trace_doctor.reporters.html.parts import (
@@ -20,7 +20,7 @@ from trace_doctor.reporters.html.parts import (
     term,
 )
 from trace_doctor.reporters.html.verdict import is_cpu
-from trace_doctor.reporters.labels import IDLE, KINDS, Names, between_words, main_rows
+from trace_doctor.reporters.labels import IDLE, KINDS, Names, between_words, least_explained, main_rows
 from trace_doctor.reporters.units import duration, plural, share
 
 _MOST_BARS = 16
@@ -155,7 +155,7 @@ def _comparison(rows: list[TimeLedgerRow], names: Names) -> Html:
 def _owners(result: Result, names: Names) -> Html | None:
     """Which findings own the time that is no compute, and the largest stretches that none owns."""
     windows = {(r.input, r.device): r for r in result.time_ledger if r.phase == "steady"}
-    known = anchors(result)
+    known, several = anchors(result), len(windows) > 1
     table_rows: list[Row] = []
     for row in sorted(result.ownership, key=lambda r: -r.unowned_ns):
         steady = windows.get((row.input, row.device))
@@ -164,8 +164,8 @@ def _owners(result: Result, names: Names) -> Html | None:
         block = next(iter(row.blocks), None)
         table_rows.append(
             [
-                PART_NAMES.get(row.part, row.part),
-                names.place(row) if names.several else None,
+                _part(row.part),
+                *([names.place(row)] if several else []),
                 row.total_ns / steady.window_ns,
                 el("span", links(row.findings, known)) if row.findings else "none",
                 row.unowned_ns / steady.window_ns,
@@ -178,7 +178,7 @@ def _owners(result: Result, names: Names) -> Html | None:
         return None
     columns: Columns = [
         "Part",
-        "Device",
+        *(["Device"] if several else []),
         Column("Of the step", "share"),
         "Owned by",
         Column("Without owner", "share"),
@@ -187,7 +187,14 @@ def _owners(result: Result, names: Names) -> Html | None:
     table = data_table(
         "Time that is no compute: which finding owns it", columns, table_rows[:_MOST_ROWS], of=len(table_rows)
     )
-    return more("What findings explain of it", table)
+    return table if least_explained(result) else more("What findings explain of it", table)
+
+
+def _part(part: str) -> Html:
+    kind = part.removeprefix("exposed_")
+    if kind not in KINDS:
+        return el("span", part)
+    return el("span", swatch(kind), KINDS[kind].label, class_="key")
 
 
 def _other_phases(rows: list[TimeLedgerRow], names: Names) -> Html:
