@@ -103,7 +103,10 @@ def analyze(
     remaining = merged.without({s.finding.id for s in suppressed})
     numbers = [number for number, _ in with_numbers(examinations)]
     retimed = [retime(c, remaining.removals(number)) for c, number in zip(captures, numbers, strict=True)]
-    owned = [ownership(c, merged.owners(number)) for c, number in zip(captures, numbers, strict=True)]
+    owned = [
+        ownership(c, merged.owners(number, c.rank, c.capture.path))
+        for c, number in zip(captures, numbers, strict=True)
+    ]
     result = conclude(
         examinations, merged, retimed, owned, rules, config, suppressed=suppressed, scope=_scope(read, rank)
     )

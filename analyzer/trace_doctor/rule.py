@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, dataclass_transform
 
 from trace_doctor.errors import NotCaptured
@@ -70,6 +70,8 @@ class Claim:
     """what the fixes take out of the run, for the combined replay; None where no replay applies"""
     owned: Sequence[tuple[int, int]] = ()
     """(start, end) ns of the time this claim owns, to tell whether another rule speaks of the same moments"""
+    owned_on: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    """rank -> the same of the captures of other ranks of its job, whose time it explains"""
     minor: bool = False
     """below the thresholds of its rule: a note, whatever the settings say"""
     key: str = ""

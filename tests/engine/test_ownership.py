@@ -12,7 +12,8 @@ from trace_doctor.config import defaults
 from trace_doctor.engine import diagnose
 from trace_doctor.model import Result
 from trace_doctor.reporters.labels import headline, unexplained, verdict
-from trace_doctor.testing import RunBuilder
+from trace_doctor.testing import RunBuilder, captures_of
+from trace_doctor_rules.comms.straggler import Straggler
 
 
 def diagnosed(builder: RunBuilder, **settings: Any) -> Result:
@@ -132,3 +133,12 @@ def test_a_cost_below_the_threshold_of_its_rule_is_a_note_and_never_more() -> No
 def test_a_threshold_that_was_set_is_kept() -> None:
     result = diagnosed(training(loader_us=300), rules={"TD101": {"min_share": 0.2}})
     assert not [f for f in result.findings if f.code == "TD101"]
+
+
+def test_what_ranks_wait_for_a_late_one_is_owned_by_the_finding_that_names_it() -> None:
+    config = defaults()
+    result = diagnose(captures_of(Straggler.INVALID[0].build()), config.settings.chosen(), config)
+    [late] = [f for f in result.findings if f.code == "TD602"]
+    waiting = [row for row in result.ownership if row.part == "exposed_comm" and row.rank != late.rank]
+    assert waiting
+    assert all(late.id in row.findings and row.unowned_ns < row.total_ns / 2 for row in waiting)

@@ -46,5 +46,8 @@ def diagnose(
     findings = merged_findings(examinations, config)
     numbers = [number for number, _ in with_numbers(examinations)]
     what_ifs = [retime(facts, findings.removals(n)) for facts, n in zip(all_facts, numbers, strict=True)]
-    owned = [ownership(facts, findings.owners(n)) for facts, n in zip(all_facts, numbers, strict=True)]
+    owned = [
+        ownership(facts, findings.owners(n, facts.rank, facts.capture.path))
+        for facts, n in zip(all_facts, numbers, strict=True)
+    ]
     return conclude(examinations, findings, what_ifs, owned, instances, config)

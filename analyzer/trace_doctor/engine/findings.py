@@ -190,15 +190,20 @@ class Merged:
             and any(f.safety != "display" for f in finding.fixes)
         ]
 
-    def owners(self, number: int) -> list[Owner]:
-        """Of one input: the findings that own time, the gravest first."""
+    def owners(self, number: int, rank: int, path: str) -> list[Owner]:
+        """Of one input, its rank and path: the findings that own time of it, the gravest first. A finding on a rank of its
+        folder may explain what others wait for."""
         order = {finding.id: place for place, (finding, _) in enumerate(self.pairs)}
         claims = [*((finding.id, filing) for finding, filing in self.pairs), *self.also]
-        return [
-            Owner(id, filing.claim.location.device, intervals(filing.claim.owned))
-            for id, filing in sorted(claims, key=lambda claim: order[claim[0]])
-            if filing.input == number and filing.claim.owned
-        ]
+        folder = PurePosixPath(path).parent
+        owners = []
+        for id, filing in sorted(claims, key=lambda claim: order[claim[0]]):
+            claim = filing.claim
+            if filing.input == number and claim.owned:
+                owners.append(Owner(id, claim.location.device, intervals(claim.owned)))
+            if rank in claim.owned_on and PurePosixPath(filing.path).parent == folder:
+                owners.append(Owner(id, None, intervals(claim.owned_on[rank])))
+        return owners
 
     def without(self, ids: Collection[str]) -> Merged:
         """Those whose ids are not among the silenced."""

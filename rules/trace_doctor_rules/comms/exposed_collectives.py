@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 from trace_doctor import NOTE_FROM, Claim, Confidence, Context, Fix, Rule, Saving, Table, threshold
 from trace_doctor.evidence.distributed.collectives import RankedCollectives
 from trace_doctor.evidence.durations import milliseconds
+from trace_doctor.evidence.intervals import intervals, subtract
 from trace_doctor.testing import Invalid, RunBuilder, Valid
 from trace_doctor_rules import techniques
-from trace_doctor_rules._shared import table
+from trace_doctor_rules._shared import spans_of, table
 from trace_doctor_rules.comms._exposed_collectives_evidence import CollectiveExposure
 
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
@@ -245,7 +246,7 @@ class ExposedCollectives(Rule):
             spans=own.spans,
             fixes=_fixes(kinds, own),
             removal=own.removal if transfer is None else None,
-            owned=own.intervals,
+            owned=_of_this_rank(ctx, own),
             key=kinds[0],
         )
 
@@ -258,6 +259,15 @@ def _transfer(ctx: Context) -> int | None:
         if ranked_collectives is not None and ctx.rank in ranked_collectives.ranks
         else None
     )
+
+
+def _of_this_rank(ctx: Context, own: CollectiveExposure) -> Sequence[tuple[int, int]]:
+    """The exposed time without waiting for other ranks, where they were recorded: TD602 says who is late."""
+    ranked = ctx.get(RankedCollectives)
+    if ranked is None or ctx.rank not in ranked.ranks:
+        return own.intervals
+    waits = ranked.waits_for(range(len(ranked.ranks)))[ctx.rank]
+    return spans_of(subtract(intervals(own.intervals), waits))
 
 
 def _capped(saving: Saving, us: float, share: float) -> Saving:

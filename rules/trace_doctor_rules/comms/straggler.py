@@ -15,7 +15,7 @@ from trace_doctor.evidence.distributed.ranks import Ranks, listed, named
 from trace_doctor.evidence.durations import milliseconds
 from trace_doctor.evidence.trace.steps import Steps
 from trace_doctor.testing import Invalid, RunBuilder, Valid
-from trace_doctor_rules._shared import table
+from trace_doctor_rules._shared import spans_of, table
 
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 
@@ -210,6 +210,7 @@ class Straggler(Rule):
             ),
             evidence=[_waits(collectives, late), ranks.table()],
             fixes=[_advice(who, causes)],
+            owned_on={rank: spans_of(waits) for rank, waits in collectives.waits_for(late).items()},
             key="straggler",
         )
 

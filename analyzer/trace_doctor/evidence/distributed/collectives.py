@@ -12,7 +12,16 @@ from trace_doctor.arrays import I64, Bool
 from trace_doctor.errors import NotCaptured
 from trace_doctor.evidence.base import Evidence, Facts
 from trace_doctor.evidence.idle.time_ledger import exposed
-from trace_doctor.evidence.intervals import clip, covered, intersect, intervals, pairs, subtract, union
+from trace_doctor.evidence.intervals import (
+    NOTHING,
+    clip,
+    covered,
+    intersect,
+    intervals,
+    pairs,
+    subtract,
+    union,
+)
 from trace_doctor.evidence.names.event_arguments import count
 from trace_doctor.evidence.names.event_names import is_collective_kernel, is_host_collective
 from trace_doctor.evidence.rank_summary import JobEvidence, RankSummary
@@ -187,6 +196,17 @@ class RankedCollectives(JobEvidence, frozen=True):
             caused_ns=_caused(members, matches),
             members=tuple(members),
         )
+
+    def waits_for(self, late: Sequence[int]) -> dict[int, I64]:
+        """When each rank waited in a collective for one of these (positions in `ranks`) to come: sets of intervals, by rank."""
+        spans: dict[int, list[I64]] = {}
+        for match in self.matches:
+            caused = np.isin(match.last, late)
+            for at, i in enumerate(match.members.tolist()):
+                start = match.start[at][caused]
+                spans.setdefault(self.ranks[i], []).append(pairs(start, start + match.wait[at][caused]))
+        nothing = dict.fromkeys(self.ranks, NOTHING)
+        return nothing | {rank: union(np.concatenate(parts)) for rank, parts in spans.items()}
 
 
 def _kinds(members: list[RankSummary]) -> list[Key]:
