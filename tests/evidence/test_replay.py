@@ -392,3 +392,35 @@ def test_a_launch_within_another_call_is_that_call() -> None:
     launched = graph.ops.call
     assert (launched >= 0).all()
     assert {facts.run.text(int(graph.calls.row[c])) for c in launched.tolist()} == {"cudaGraphLaunch"}
+
+
+def limited_by_its_loader(workers: int) -> RunBuilder:
+    """Each step waits 5 ms for its batch, and then 3 ms for the copy of it."""
+    b = RunBuilder()
+    for _ in range(6):
+        with b.step():
+            b.loader(5000, workers=workers)
+            with b.annotation("copy"):
+                b.wait(3000)
+            with b.op("aten::mm", us=10):
+                b.launch(1000)
+            b.sync()
+    return b
+
+
+def without_the_copies(b: RunBuilder) -> ReplayOutcome:
+    facts = facts_of(b)
+    rows = facts.run.named(lambda name: name == "copy", Cat.USER_ANNOTATION).tolist()
+    spans = tuple((int(facts.run.thread[r]), int(facts.run.ts[r]), int(facts.run.end[r])) for r in rows)
+    return facts[Replay].without(Removal(host_spans=spans))
+
+
+def test_a_batch_that_workers_make_comes_no_sooner_when_other_work_gets_shorter() -> None:
+    assert without_the_copies(limited_by_its_loader(workers=4)).saved_us_per_step < 3000 / 5
+    own_process = without_the_copies(limited_by_its_loader(workers=0)).saved_us_per_step
+    assert own_process == pytest.approx(3000, rel=0.01)
+
+
+def test_what_a_faster_loader_gives_is_not_held_by_the_batches_of_the_slow_one() -> None:
+    b = limited_by_its_loader(workers=4)
+    assert without_loading(b).saved_us_per_step == pytest.approx(5000, rel=0.05)

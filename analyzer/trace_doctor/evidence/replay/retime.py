@@ -36,6 +36,9 @@ class LeftOut(Struct, frozen=True):
     views: dict[int, I64] = field(default_factory=dict)
     """thread -> the set of host time in operators that look at memory anew: however many follow each other, no pause"""
     own_share: float = 1.0
+    arrivals: dict[int, I64] = field(default_factory=dict)
+    """thread -> waits for batches of worker processes, (n, 2) ns: they are made when they are made, however early they are
+    asked for, and no wait ends sooner"""
 
     @classmethod
     def of(cls, graph: ReplayGraph, spans: Iterable[tuple[int, int, int]], calls: I64, ops: I64) -> LeftOut:
@@ -53,8 +56,8 @@ class LeftOut(Struct, frozen=True):
 def retime(graph: ReplayGraph, left_out: LeftOut | None = None, *, keep_unexplained: bool = True) -> int:
     """The length of the window (ns) when the calls and operations start as early as their constraints allow.
 
-    Host calls keep their observed distance minus what is left out; a call that lies wholly in time left out does not
-    wait either. A GPU operation that is left out takes no time but keeps its place in the stream.
+    Host calls keep their observed distance minus what is left out, and none comes before the batch that it followed; a call
+    that lies wholly in time left out does not wait either. A GPU operation that is left out takes no time but keeps its place in the stream.
     """
     left_out = left_out or LeftOut()
     ops = graph.ops
@@ -62,7 +65,7 @@ def retime(graph: ReplayGraph, left_out: LeftOut | None = None, *, keep_unexplai
     if left_out.shorter is not None:
         takes = takes - left_out.shorter
     stays = ~left_out.ops if left_out.ops is not None else np.ones(len(ops), dtype=bool)
-    host, device = _run(graph, _host_times(graph, left_out), takes, stays)
+    host, device = _run(graph, (*_host_times(graph, left_out), _not_before(graph, left_out)), takes, stays)
     return max(host, device) - graph.window[0]
 
 
@@ -102,10 +105,27 @@ def _host_times(graph: ReplayGraph, left_out: LeftOut) -> tuple[I64, I64, I64]:
     return gap, length, np.where(removed, -1, calls.waits_for)
 
 
-def _run(graph: ReplayGraph, host_times: tuple[I64, I64, I64], takes: I64, stays: Bool) -> tuple[int, int]:
+def _not_before(graph: ReplayGraph, left_out: LeftOut) -> I64:
+    """For each call the moment before which the batch that it needs is not there: the end of a wait for workers since the
+    call before it, and what of its distance lies behind that."""
+    calls = graph.calls
+    earliest = np.full(len(calls), NONE, dtype=np.int64)
+    for thread, waits in left_out.arrivals.items():
+        own = np.flatnonzero(calls.thread == thread)
+        at = np.searchsorted(calls.start[own], waits[:, 1])
+        waits, own = waits[at < len(own)], own[at[at < len(own)]]
+        behind = pairs(waits[:, 1], calls.start[own])
+        left = covered(behind, left_out.host.get(thread, NOTHING))
+        np.maximum.at(earliest, own, calls.start[own] - left)
+    return earliest
+
+
+def _run(
+    graph: ReplayGraph, host_times: tuple[I64, I64, I64, I64], takes: I64, stays: Bool
+) -> tuple[int, int]:
     """When the host and the device are done. One pass in order of the observed starts."""
     calls, ops, begin = graph.calls, graph.ops, graph.window[0]
-    _, length, waits_for = host_times
+    _, length, waits_for, _ = host_times
     started, returned = array("q", [begin]) * len(calls), array("q", [NONE]) * len(calls)
     ends = array("q", [NONE]) * len(ops)  # an operation not yet computed binds nobody
 
@@ -135,8 +155,8 @@ def _run(graph: ReplayGraph, host_times: tuple[I64, I64, I64], takes: I64, stays
     )
     for is_call in chain.from_iterable(b.tolist() for b in _blocks(order >= 0)):
         if is_call:
-            i, after, gap, length_ns, awaited = next(of_calls)
-            started[i] = start = (end_of(after) if after >= 0 else begin) + gap
+            i, after, gap, length_ns, awaited, earliest = next(of_calls)
+            started[i] = start = max((end_of(after) if after >= 0 else begin) + gap, earliest)
             if awaited < 0:
                 returned[i] = start + length_ns
             continue

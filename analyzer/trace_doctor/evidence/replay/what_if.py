@@ -23,6 +23,7 @@ from trace_doctor.evidence.idle.host_causes import CAUSE, PAUSE_NS, HostCauses
 from trace_doctor.evidence.intervals import (
     NOTHING,
     clip,
+    covered,
     intersect,
     intervals,
     pairs,
@@ -44,6 +45,9 @@ MOST_BASE_ERROR = 0.01
 MOST_UNEXPLAINED = 0.03
 OWN_WORK = ("dispatch", "python", "optimizer")
 """What a host does itself: less of it is what faster launching means."""
+LATE_NS = 3_000_000
+"""A wait for workers from here on is one for a batch that is still being made: to take one that is ready (unpickling, mapping
+shared memory) took up to 2.5 ms in captures whose workers keep up."""
 T = TypeVar("T", bound=Any)
 SKEWED = 1.5
 """A mean step this much longer than the median one says that single steps hold the time."""
@@ -154,6 +158,8 @@ class Replay(Evidence, frozen=True):
     loading: I64
     """the waits for data on the main thread: a set of intervals"""
     causes: HostCauses | None
+    arrivals: I64 = NOTHING
+    """waits on the main thread for worker processes that were behind, (n, 2) ns"""
 
     @classmethod
     def build(cls, facts: Facts) -> Self:
@@ -184,6 +190,7 @@ class Replay(Evidence, frozen=True):
             graph=graph if len(graph.ops) else None,
             loading=intervals(waits.waits([window])) if waits is not None else NOTHING,
             causes=facts.get(HostCauses),
+            arrivals=_arrivals(waits, window) if waits is not None else NOTHING,
         )
 
     @property
@@ -233,6 +240,10 @@ class Replay(Evidence, frozen=True):
             own = {int(t): own_work(self.causes, int(t)) for t in np.unique(graph.calls.thread)}
             views = {t: view_time(self.causes.run, t) for t in own}
             left_out = replace(left_out, own=own, own_share=removal.host_share, views=views)
+        if len(self.arrivals):
+            gone = covered(self.arrivals, left_out.host.get(self.main, NOTHING))
+            waits = self.arrivals[2 * gone < self.arrivals[:, 1] - self.arrivals[:, 0]]
+            left_out = replace(left_out, arrivals={self.main: waits})
         stays = ~np.isin(graph.ops.row, ops)
         ends = graph.ops.end - (left_out.shorter if left_out.shorter is not None else 0)
         work = pairs(graph.ops.start[stays], ends[stays])
@@ -289,6 +300,12 @@ class Replay(Evidence, frozen=True):
             basis=basis,
             how=how,
         )
+
+
+def _arrivals(loading: DataLoading, window: tuple[int, int]) -> I64:
+    run, rows = loading.run, loading.rows[[kind == "workers" for kind in loading.kinds]]
+    rows = rows[(run.dur[rows] >= LATE_NS) & (run.ts[rows] >= window[0]) & (run.end[rows] <= window[1])]
+    return pairs(run.ts[rows], run.end[rows])
 
 
 def own_work(causes: HostCauses, thread: int) -> I64:
